@@ -1,0 +1,99 @@
+"""The values everything else is made of: jobs, nodes, allocations and decisions.
+
+All of them are frozen. Times are seconds, sizes are bytes, work is counted in iterations.
+Every part of Carpool, from the policies to the live service, speaks in these words.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+JobId = str
+GpuId = int
+NodeId = str
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a user asked for. `batch` is samples per GPU per iteration and is never changed."""
+
+    id: JobId
+    submitted: float
+    model: str
+    gpus: int
+    batch: int
+    iterations: int
+    user: str = ""
+    alone_s: float | None = None
+    """Run time alone at the most consolidated placement, where known; otherwise the performance model predicts it."""
+    can_shrink: bool = True
+    """May the scheduler split the batch into smaller micro-batches (gradient accumulation)?"""
+    exclusive: bool = False
+    max_slowdown: float | None = None
+    priority: int = 0
+    after: tuple[JobId, ...] = ()
+    retries: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine: the ids of its GPUs and the memory of each."""
+
+    id: NodeId
+    gpus: tuple[GpuId, ...]
+    memory: int
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """A gang's GPUs and its gradient accumulation: the sub-batch is ceil(batch / accum)."""
+
+    gpus: tuple[GpuId, ...]
+    accum: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A change of desired state: where a job shall run from now on, or None to stop and requeue it.
+
+    Start, preemption, move and re-tune all follow from comparing it with the present. `why` is shown to users.
+    """
+
+    job: JobId
+    allocation: Allocation | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one user may hold at the same time; None means no limit."""
+
+    jobs: int | None = None
+    gpus: int | None = None
+
+
+class Status(StrEnum):
+    """Where a job is in its life."""
+
+    BLOCKED = "blocked"  # waits for the jobs named in `after`
+    PENDING = "pending"
+    STARTING = "starting"  # GPUs reserved, workers not up yet
+    RUNNING = "running"
+    STOPPING = "stopping"  # told to stop; comes back as pending
+    CANCELLING = "cancelling"  # told to stop for good; holds its GPUs until the workers are gone
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+def sub_batch(batch: int, accum: int) -> int:
+    """The largest of the `accum` micro-batches, whose sizes differ by at most one sample."""
+    return -(-batch // accum)
+
+
+def accumulations(batch: int) -> tuple[int, ...]:
+    """The accumulation counts that Algorithm 2 tries: sub-batch B, B/2, B/4, … down to and including 1."""
+    counts, size = [1], batch
+    while size > 1:
+        size = -(-size // 2)
+        counts.append(-(-batch // size))
+    return tuple(counts)

@@ -1,0 +1,191 @@
+"""The paper's performance model: iteration time (eq. 3, 4, 7), memory, and the slow-down of sharing (eq. 5, 6).
+
+A `PerformanceModel` is either what a policy believes or what the simulator takes for true; both are instances of
+`FittedModel`, made from a profile's tasks and one interference table. One model describes one sharing mechanism.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from carpool.core.model import Job, sub_batch
+
+GENERIC = "generic"
+"""The model name of a job about which only its duration is known."""
+
+
+class Placement(NamedTuple):
+    """All that matters of a gang's place for its speed: how many GPUs on how many nodes."""
+
+    gpus: int
+    nodes: int
+
+
+Mate = tuple[Job, int]
+"""A job on the same GPU, with its accumulation."""
+
+
+class PerformanceModel(Protocol):
+    def iteration_time(self, job: Job, accum: int, placement: Placement) -> float:
+        """Seconds of one full-batch iteration, running alone."""
+
+    def fewest_nodes(self, gpus: int) -> int:
+        """How many nodes the most consolidated placement of a gang needs."""
+
+    def memory(self, job: Job, accum: int) -> int:
+        """Bytes the job takes on each of its GPUs."""
+
+    def slowdown(self, job: Job, accum: int, mates: Sequence[Mate]) -> float:
+        """ξ ≥ 1: by how much the job's iterations stretch beside these mates on one GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce:
+    """t_comm of n GPUs: base + per_gpu·(n − 2). Fits the measured data better than eq. 4's term in the message size."""
+
+    base_s: float
+    per_gpu_s: float
+
+    def time(self, gpus: int) -> float:
+        return self.base_s + self.per_gpu_s * (gpus - 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """The fitted constants of one training task."""
+
+    alpha_s: float
+    beta_s: float
+    intra: AllReduce
+    inter: AllReduce
+    delta: float
+    memory_static: int = 0
+    memory_per_sample: float = 0.0
+
+    def compute(self, samples: int) -> float:  # eq. 3
+        return self.alpha_s + self.beta_s * samples
+
+    def communicate(self, placement: Placement) -> float:  # eq. 4
+        if placement.gpus == 1:
+            return 0.0
+        return (self.intra if placement.nodes == 1 else self.inter).time(placement.gpus)
+
+    def iteration(self, batch: int, accum: int, placement: Placement) -> float:  # eq. 7
+        last = self.compute(batch // accum)  # the micro-batch whose backward pass overlaps the all-reduce
+        before = accum * self.alpha_s + self.beta_s * batch - last
+        comm = self.communicate(placement)
+        if comm <= 0.0:
+            return before + last
+        longer, shorter = max(last, comm), min(last, comm)
+        return before + longer * (1.0 + (shorter / longer) ** self.delta) ** (1.0 / self.delta)
+
+    def memory(self, samples: int) -> int:
+        return self.memory_static + round(self.memory_per_sample * samples)
+
+
+NOTHING_KNOWN = Task(1.0, 0.0, AllReduce(0.0, 0.0), AllReduce(0.0, 0.0), 1.0)
+"""Stands for a generic job: its speed comes from its duration alone, its memory need counts as zero."""
+
+
+class Interference(Protocol):
+    def pair(self, model: str, samples: int, mate: str, mate_samples: int) -> float:
+        """ξ of `model` beside one `mate`, each at its sub-batch; 1.0 where they do not disturb each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantInterference:
+    xi: float
+
+    def pair(self, model: str, samples: int, mate: str, mate_samples: int) -> float:
+        return self.xi
+
+
+class UnknownPair(LookupError):
+    """An interference table has no entry for a pair of models."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredPair:
+    """One cell of an interference table: ξ of a model beside a mate at the batches that were measured (0: any)."""
+
+    xi: float
+    samples: int = 0
+    mate_samples: int = 0
+
+
+class TableInterference:
+    """ξ by model and mate; where a pair was measured at several batches, the nearest one (in ratio) counts."""
+
+    def __init__(self, cells: Mapping[tuple[str, str], Sequence[MeasuredPair]]) -> None:
+        self.cells = {pair: tuple(measured) for pair, measured in cells.items()}
+        self.models = {model for pair in self.cells for model in pair}
+
+    def pair(self, model: str, samples: int, mate: str, mate_samples: int) -> float:
+        measured = self.cells.get((model, mate))
+        if not measured:
+            raise UnknownPair(f"no interference is known for {model} beside {mate}")
+        if len(measured) == 1:
+            return max(1.0, measured[0].xi)
+        nearest = min(measured, key=lambda m: _ratio(m.samples, samples) * _ratio(m.mate_samples, mate_samples))
+        return max(1.0, nearest.xi)  # below 1 is measurement noise
+
+
+def _ratio(a: int, b: int) -> float:
+    low, high = sorted((max(a, 1), max(b, 1)))
+    return high / low
+
+
+class FittedModel:
+    """Eq. 3–7 over a set of tasks, on a cluster whose nodes have `node_gpus` GPUs each."""
+
+    def __init__(
+        self,
+        tasks: Mapping[str, Task],
+        interference: Interference,
+        node_gpus: int,
+        *,
+        ignore_placement: bool = False,
+        ignore_memory: bool = False,
+    ) -> None:
+        self.tasks = {GENERIC: NOTHING_KNOWN, **tasks}
+        self.interference = interference
+        self.node_gpus = node_gpus
+        self.ignore_placement = ignore_placement
+        self.ignore_memory = ignore_memory
+        self._iterations: dict[tuple[str, int, int, int, int], float] = {}
+        self._pairs: dict[tuple[str, int, int, str, int, int], float] = {}
+
+    def fewest_nodes(self, gpus: int) -> int:
+        return -(-gpus // self.node_gpus)
+
+    def iteration_time(self, job: Job, accum: int, placement: Placement) -> float:
+        nodes = self.fewest_nodes(placement.gpus) if self.ignore_placement else placement.nodes
+        fitted = self._fitted(job, accum, Placement(placement.gpus, nodes))
+        if job.alone_s is None:
+            return fitted
+        # The given duration says how fast; the fit only says how much slower another sub-batch or placement is.
+        best = self._fitted(job, 1, Placement(job.gpus, self.fewest_nodes(job.gpus)))
+        return job.alone_s / job.iterations * (fitted / best)
+
+    def _fitted(self, job: Job, accum: int, placement: Placement) -> float:
+        key = (job.model, job.batch, accum, placement.gpus, placement.nodes)
+        time = self._iterations.get(key)
+        if time is None:
+            time = self._iterations[key] = self.tasks[job.model].iteration(job.batch, accum, placement)
+        return time
+
+    def memory(self, job: Job, accum: int) -> int:
+        return 0 if self.ignore_memory else self.tasks[job.model].memory(sub_batch(job.batch, accum))
+
+    def slowdown(self, job: Job, accum: int, mates: Sequence[Mate]) -> float:
+        if len(mates) == 1:
+            return self._pair(job, accum, *mates[0])
+        return 1.0 + sum(self._pair(job, accum, mate, mate_accum) - 1.0 for mate, mate_accum in mates)
+
+    def _pair(self, job: Job, accum: int, mate: Job, mate_accum: int) -> float:
+        key = (job.model, job.batch, accum, mate.model, mate.batch, mate_accum)
+        xi = self._pairs.get(key)
+        if xi is None:
+            samples, mate_samples = sub_batch(job.batch, accum), sub_batch(mate.batch, mate_accum)
+            xi = self._pairs[key] = self.interference.pair(job.model, samples, mate.model, mate_samples)
+        return xi
