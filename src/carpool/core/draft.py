@@ -1,0 +1,141 @@
+"""A plan under construction. Policies `start`, `assign` and `stop` jobs in a draft, which shows the cluster as it would
+then be, picks consolidated GPUs, and keeps the decisions.
+
+A draft is an overlay: it copies the free-GPU index when something changes first and remembers the rest as
+differences, so that the state behind it stays untouched.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from carpool.core.model import Allocation, Decision, GpuId
+from carpool.core.queue import Scan
+from carpool.core.record import JobRecord, Size
+from carpool.core.rules import Member, cohabitation
+from carpool.core.state import View
+
+
+class Draft:
+    def __init__(self, view: View) -> None:
+        self.view = view
+        self.decisions: list[Decision] = []
+        self.free = view.free
+        """Free GPUs as they are in the draft."""
+        self.placed: dict[str, tuple[JobRecord, Allocation]] = {}
+        """What this draft has started, by job."""
+        self._touched = False
+        self._arrived: dict[GpuId, list[Member]] = {}
+        self._stopped: set[int] = set()
+        self._held: dict[str, list[int]] = {}
+
+    # ---- what policies look at -------------------------------------------------------------------------------------
+
+    def pending(self, largest: int | None = None) -> Scan:
+        """Pending jobs in the policy's order, without gangs of more than `largest` GPUs."""
+        return self.view.queue.scan(largest)
+
+    def shareable(self) -> int:
+        """The GPUs that hold somebody and have room for one more, one bit each."""
+        view = self.view
+        mask = 0
+        for jobs in range(1, view.jobs_per_gpu):
+            mask |= view.gpus_holding(jobs)
+        for gpu in self._arrived:
+            mask |= 1 << gpu
+            if len(self.members(gpu)) >= view.jobs_per_gpu:
+                mask ^= 1 << gpu
+        return mask
+
+    def members(self, gpu: GpuId) -> list[Member]:
+        """Who is on a GPU, in the draft."""
+        staying = [Member(r, r.accum, r.memory) for r in self.view.residents(gpu) if r.order not in self._stopped]
+        return staying + self._arrived.get(gpu, [])
+
+    def accepts(self, gpu: GpuId, record: JobRecord, size: Size) -> bool:
+        """May this job join, at this size, those who are on the GPU?"""
+        view, topology = self.view, self.view.topology
+        newcomer = Member(record, size.accum, size.memory)
+        memory = topology.nodes[topology.node_of[gpu]].memory
+        return cohabitation([*self.members(gpu), newcomer], view.jobs_per_gpu, memory, view.perf) is None
+
+    @property
+    def entered(self) -> Iterable[GpuId]:
+        """The GPUs on which this draft put somebody."""
+        return self._arrived
+
+    def gpus_of(self, record: JobRecord) -> tuple[GpuId, ...]:
+        """Where a job is, in the draft."""
+        placed = self.placed.get(record.job.id)
+        return record.gpus if placed is None else placed[1].gpus
+
+    def some_free(self, at_most: int, size: Size) -> tuple[GpuId, ...]:
+        """As many free GPUs on which the size fits as there are, most consolidated first."""
+        eligible = self.view.topology.with_memory(size.memory)
+        for count in range(min(at_most, self.free.count), 0, -1):
+            gpus = self.free.pick(count, eligible)
+            if gpus is not None:
+                return gpus
+        return ()
+
+    def may_start(self, record: JobRecord) -> bool:
+        """Do the limits of its user allow one more job?"""
+        user = record.shape.user
+        if user is None:
+            return True
+        limits, held = self.view.limits_of(user), self._held_by(user)
+        within_jobs = limits.jobs is None or held[0] < limits.jobs
+        return within_jobs and (limits.gpus is None or held[1] + record.shape.gpus <= limits.gpus)
+
+    # ---- what policies do ------------------------------------------------------------------------------------------
+
+    def start(self, record: JobRecord, why: str) -> bool:
+        """Start a job alone on the most consolidated free GPUs, at the largest sub-batch that fits; False if it cannot."""
+        shape = record.shape
+        if shape.gpus > self.free.count or not self.may_start(record):
+            return False
+        topology = self.view.topology
+        for size in shape.sizes:
+            gpus = self.free.pick(shape.gpus, topology.with_memory(size.memory))
+            if gpus is not None:
+                self._enter(record, Allocation(gpus, size.accum), size.memory, why)
+                return True
+        return False
+
+    def assign(self, record: JobRecord, gpus: Sequence[GpuId], size: Size, why: str) -> None:
+        """Place a job on GPUs that the policy chose, beside whoever is there."""
+        self._enter(record, Allocation(tuple(gpus), size.accum), size.memory, why)
+
+    def stop(self, record: JobRecord, why: str) -> None:
+        """Preempt a running job; its GPUs can be given away in the same draft."""
+        self._copy_on_write()
+        self._stopped.add(record.order)
+        self.free.give(gpu for gpu in record.gpus if not self.members(gpu))
+        self._count_for_user(record, -1)
+        self.decisions.append(Decision(record.job.id, None, why))
+
+    def _enter(self, record: JobRecord, allocation: Allocation, memory: int, why: str) -> None:
+        self._copy_on_write()
+        member = Member(record, allocation.accum, memory)
+        self.free.take(allocation.gpus)  # a GPU that is lent already stays so
+        for gpu in allocation.gpus:
+            self._arrived.setdefault(gpu, []).append(member)
+        self._count_for_user(record, 1)
+        self.placed[record.job.id] = (record, allocation)
+        self.decisions.append(Decision(record.job.id, allocation, why))
+
+    def _copy_on_write(self) -> None:
+        if not self._touched:
+            self._touched = True
+            self.free = self.free.copy()
+
+    def _held_by(self, user: str) -> list[int]:
+        held = self._held.get(user)
+        if held is None:
+            held = self._held[user] = list(self.view.held_by(user))
+        return held
+
+    def _count_for_user(self, record: JobRecord, sign: int) -> None:
+        if record.shape.user is not None:
+            held = self._held_by(record.shape.user)
+            held[0] += sign
+            held[1] += sign * record.shape.gpus
+

@@ -1,0 +1,71 @@
+"""Running jobs that may take a guest, indexed so that a policy finds the best one without looking at all.
+
+A *lone* host runs at full speed with all its GPUs to itself: the moment at which it would end alone is fixed, so
+lone hosts of one kind stay sorted by the time they have left. All other jobs with room on some GPU (starting up,
+or sharing a part of their GPUs) are few and are kept apart.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from carpool.core.model import Job
+from carpool.core.record import JobRecord
+
+
+class HostKind(NamedTuple):
+    """What matters of a lone host to a guest, besides the time it has left."""
+
+    model: str
+    batch: int
+    accum: int
+    max_slowdown: float | None
+    memory_left: int
+    """On the smallest of its GPUs."""
+
+
+class LoneHosts:
+    """The lone hosts of one kind, by the time at which they end."""
+
+    __slots__ = ("entries", "kind", "sample")
+
+    def __init__(self, kind: HostKind, sample: Job) -> None:
+        self.kind = kind
+        self.sample = sample
+        self.entries: list[tuple[float, int, JobRecord]] = []
+
+    def ending_after(self, time: float) -> Iterator[JobRecord]:
+        entries = self.entries
+        for index in range(bisect_left(entries, (time,)), len(entries)):
+            yield entries[index][2]
+
+
+class Hosts:
+    def __init__(self) -> None:
+        self.lone: dict[HostKind, LoneHosts] = {}
+        self.others: dict[int, JobRecord] = {}  # by order, to be iterated the same way every time
+
+    def add_lone(self, record: JobRecord, kind: HostKind) -> None:
+        group = self.lone.get(kind)
+        if group is None:
+            group = self.lone[kind] = LoneHosts(kind, record.job)
+        entry = (record.end(), record.order, record)
+        insort(group.entries, entry)
+        record.index_entry = (group, entry)
+
+    def add_other(self, record: JobRecord) -> None:
+        self.others[record.order] = record
+        record.index_entry = self
+
+    def discard(self, record: JobRecord) -> None:
+        place = record.index_entry
+        if place is None:
+            return
+        record.index_entry = None
+        if place is self:
+            del self.others[record.order]
+            return
+        group, entry = place  # type: ignore[misc]
+        del group.entries[bisect_left(group.entries, entry)]
+        if not group.entries:
+            del self.lone[group.kind]

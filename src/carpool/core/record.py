@@ -1,0 +1,168 @@
+"""What the scheduler knows about one job, and the shape by which jobs are alike.
+
+`State` is the only writer of a `JobRecord`; policies see it as a `JobView`, whose members are read-only.
+Progress is lazy: iterations done at `since`, plus what the pace gives until now.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from carpool.core.model import GpuId, Job, JobId, Status
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """One way to cut a job's batch: the accumulation, its memory on each GPU, and its iteration time
+    relative to the uncut batch (at the most consolidated placement)."""
+
+    accum: int
+    memory: int
+    pace: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shape:
+    """What decides where a job can go, whatever its length. Jobs of one shape share one object:
+    a policy that finds no place for one of them need not try the longer ones."""
+
+    gpus: int
+    priority: int
+    exclusive: bool
+    max_slowdown: float | None
+    user: str | None
+    """The user, where limits apply to that user."""
+    sizes: tuple[Size, ...]
+    """From the whole batch down to what the job allows."""
+    sample: Job
+    """Any job of this shape, to ask the performance model about."""
+
+
+class JobView(Protocol):
+    """A job as a policy sees it."""
+
+    @property
+    def job(self) -> Job: ...
+    @property
+    def shape(self) -> Shape: ...
+    @property
+    def status(self) -> Status: ...
+    @property
+    def order(self) -> int: ...
+    @property
+    def gpus(self) -> tuple[GpuId, ...]: ...
+    @property
+    def accum(self) -> int: ...
+    @property
+    def attempt(self) -> int: ...
+    @property
+    def slowdown(self) -> float: ...
+    @property
+    def pending_since(self) -> float: ...
+    def iterations_left(self, now: float) -> float: ...
+    def alone_left(self, now: float) -> float: ...
+    def whole_left(self, now: float) -> float: ...
+    def service(self, now: float) -> float: ...
+
+
+class JobRecord:
+    """The mutable truth about one job."""
+
+    __slots__ = (
+        "accum",
+        "alone_iteration_s",
+        "alone_s",
+        "attempt",
+        "checkpoint",
+        "done",
+        "ended",
+        "first_start",
+        "gpus",
+        "held_since",
+        "hosted",
+        "index_entry",
+        "iteration_s",
+        "job",
+        "memory",
+        "order",
+        "pace",
+        "pending_since",
+        "preemptions",
+        "queue_entry",
+        "ran_s",
+        "reason",
+        "retries_left",
+        "served",
+        "shape",
+        "shares",
+        "since",
+        "slowdown",
+        "status",
+        "waited_s",
+        "whole_iteration_s",
+    )
+
+    def __init__(self, job: Job, shape: Shape, order: int, whole_iteration_s: float) -> None:
+        self.job = job
+        self.shape = shape
+        self.order = order  # of submission; breaks ties
+        self.status = Status.PENDING
+        self.attempt = 0
+        self.gpus: tuple[GpuId, ...] = ()
+        self.accum = 1
+        self.memory = 0  # reserved on each GPU
+        self.whole_iteration_s = whole_iteration_s  # the uncut batch, most consolidated
+        self.alone_iteration_s = whole_iteration_s  # where it is placed now, or best could be
+        self.done = 0.0
+        self.checkpoint = 0.0
+        self.since = 0.0
+        self.iteration_s = 0.0  # 0: does not iterate
+        self.slowdown = 1.0
+        self.pace = 0  # counts changes of iteration_s, so that a driver recognises stale predictions
+        self.index_entry: object = None  # owned by Hosts
+        self.queue_entry: object = None  # owned by Queue
+        # the job's story, for receipts and metrics
+        self.retries_left = job.retries
+        self.pending_since = 0.0
+        self.first_start = -1.0
+        self.ended = -1.0
+        self.waited_s = 0.0
+        self.held_since = 0.0
+        self.served = 0.0  # GPU-seconds held, until held_since
+        self.ran_s = 0.0  # iterating
+        self.alone_s = 0.0  # what the same iterations would have taken alone
+        self.preemptions = 0
+        self.shares = 0  # times it joined others
+        self.hosted = 0  # times others joined it
+        self.reason = ""
+
+    def __repr__(self) -> str:
+        return f"<{self.job.id} {self.status} {self.gpus}>"
+
+    def iterations_left(self, now: float) -> float:
+        left = self.job.iterations - self.done
+        if self.iteration_s:
+            left -= (now - self.since) / self.iteration_s
+        return left if left > 0.0 else 0.0
+
+    def alone_left(self, now: float) -> float:
+        """L of the paper: the time left if the job runs alone."""
+        return self.iterations_left(now) * self.alone_iteration_s
+
+    def whole_left(self, now: float) -> float:
+        """The same with the uncut batch at the most consolidated placement; times a `Size.pace` for a cut one."""
+        return self.iterations_left(now) * self.whole_iteration_s
+
+    def service(self, now: float) -> float:
+        """GPU-seconds held so far."""
+        return self.served + len(self.gpus) * (now - self.held_since) if self.gpus else self.served
+
+    def end(self) -> float:
+        """When the job will be done at its present pace."""
+        return self.since + (self.job.iterations - self.done) * self.iteration_s
+
+
+Order = Callable[[JobView, float], tuple[float, ...]]
+"""A policy's sort key for the queue; it stays as it is while a job waits, until a `Rekeyed` event."""
+
+__all__ = ["JobId", "JobRecord", "JobView", "Order", "Shape", "Size"]

@@ -1,0 +1,128 @@
+"""What every plan must obey, whatever the policy: enforced here, once.
+
+Drafts ask `cohabitation` while they look for a place; the scheduler runs `check` on every finished plan before it is
+applied. A policy cannot forget a rule, and one that tries to break it is told which.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from carpool.core.model import Decision, GpuId, Status
+from carpool.core.perf import PerformanceModel
+from carpool.core.record import JobRecord
+from carpool.core.state import State
+
+
+class IllegalPlan(ValueError):
+    """A plan breaks a rule; nothing of it is applied."""
+
+
+class Member(NamedTuple):
+    """A job on a GPU, or about to be."""
+
+    record: JobRecord
+    accum: int
+    memory: int
+
+
+def cohabitation(members: Sequence[Member], jobs_per_gpu: int, memory: int, perf: PerformanceModel) -> str | None:
+    """Why these jobs may not live on one GPU with that much memory, or None."""
+    needed = sum(member.memory for member in members)
+    if needed > memory:
+        return f"{needed / 2**30:.2f} GiB do not fit in {memory / 2**30:.2f} GiB"
+    if len(members) == 1:
+        return None
+    if len(members) > jobs_per_gpu:
+        return f"{len(members)} jobs on one GPU, the limit is {jobs_per_gpu}"
+    for record, accum, _ in members:
+        job = record.job
+        if job.exclusive:
+            return f"job {job.id} asked not to share"
+        if job.max_slowdown is not None:
+            mates = [(mate.job, mate_accum) for mate, mate_accum, _ in members if mate is not record]
+            slowdown = perf.slowdown(job, accum, mates)
+            if slowdown > job.max_slowdown:
+                return f"job {job.id} would run {slowdown:.2f} times slower, its limit is {job.max_slowdown:.2f}"
+    return None
+
+
+def check(state: State, decisions: Sequence[Decision]) -> None:
+    """Raise `IllegalPlan` where the plan breaks a rule."""
+    named: dict[str, JobRecord] = {}
+    for decision in decisions:
+        record = state.jobs.get(decision.job)
+        if record is None:
+            raise IllegalPlan(f"there is no job {decision.job}")
+        if decision.job in named:
+            raise IllegalPlan(f"two decisions on job {decision.job}")
+        if not decision.why:
+            raise IllegalPlan(f"the decision on job {decision.job} gives no reason")
+        named[decision.job] = record
+        _check_gang(state, record, decision)
+    _check_gpus(state, named, decisions)
+    _check_users(state, named, decisions)
+
+
+def _check_gang(state: State, record: JobRecord, decision: Decision) -> None:
+    job, allocation = record.job, decision.allocation
+    if record.status not in (Status.PENDING, Status.STARTING, Status.RUNNING):
+        raise IllegalPlan(f"job {job.id} is {record.status}")
+    if allocation is None:
+        if not record.gpus:
+            raise IllegalPlan(f"job {job.id} does not run and cannot be stopped")
+        return
+    gpus = allocation.gpus
+    if gpus == record.gpus and record.status is Status.STARTING:
+        raise IllegalPlan(f"job {job.id} cannot be re-tuned before it runs")
+    if len(gpus) != job.gpus:
+        raise IllegalPlan(f"job {job.id} is a gang of {job.gpus} GPUs and got {len(gpus)}")
+    if len(gpus) > 1 and len(set(gpus)) != len(gpus):
+        raise IllegalPlan(f"job {job.id} got a GPU twice")
+    for gpu in gpus:
+        if gpu not in state.topology.node_of:
+            raise IllegalPlan(f"job {job.id} got GPU {gpu}, which does not exist")
+    if not 1 <= allocation.accum <= job.batch:
+        raise IllegalPlan(f"job {job.id} cannot cut a batch of {job.batch} into {allocation.accum}")
+    if allocation.accum > 1 and not job.can_shrink:
+        raise IllegalPlan(f"the sub-batch of job {job.id} may not shrink")
+
+
+def _check_gpus(state: State, named: dict[str, JobRecord], decisions: Iterable[Decision]) -> None:
+    """Look at every GPU that gets a job as it will be once the whole plan is applied."""
+    arriving: dict[GpuId, list[Member]] = {}
+    for decision in decisions:
+        allocation = decision.allocation
+        if allocation is not None:
+            record = named[decision.job]
+            # a re-tuned job keeps the larger of both sub-batches until its workers confirm
+            held = record.memory if record.gpus == allocation.gpus else 0
+            member = Member(record, allocation.accum, max(held, state.perf.memory(record.job, allocation.accum)))
+            for gpu in allocation.gpus:
+                arriving.setdefault(gpu, []).append(member)
+    topology = state.topology
+    for gpu, members in arriving.items():
+        for resident in state.residents(gpu):
+            if resident.job.id not in named:
+                members.append(Member(resident, resident.accum, resident.memory))
+        memory = topology.nodes[topology.node_of[gpu]].memory
+        broken = cohabitation(members, state.jobs_per_gpu, memory, state.perf)
+        if broken:
+            raise IllegalPlan(f"GPU {gpu}: {broken}")
+
+
+def _check_users(state: State, named: dict[str, JobRecord], decisions: Iterable[Decision]) -> None:
+    if not state.limits:
+        return
+    change: dict[str, list[int]] = {}
+    for decision in decisions:
+        record = named[decision.job]
+        sign = (decision.allocation is not None) - bool(record.gpus)
+        jobs_gpus = change.setdefault(record.job.user, [0, 0])
+        jobs_gpus[0] += sign
+        jobs_gpus[1] += sign * record.job.gpus
+    for user, (jobs, gpus) in change.items():
+        limits, held = state.limits_of(user), state.held_by(user)
+        if jobs > 0 and limits.jobs is not None and held[0] + jobs > limits.jobs:
+            raise IllegalPlan(f"user {user or '(none)'} may run {limits.jobs} jobs at a time")
+        if gpus > 0 and limits.gpus is not None and held[1] + gpus > limits.gpus:
+            raise IllegalPlan(f"user {user or '(none)'} may hold {limits.gpus} GPUs at a time")

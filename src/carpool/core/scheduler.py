@@ -1,0 +1,69 @@
+"""One scheduling step: events in, plan out. No IO, no clock; a driver supplies both.
+
+The simulator and the live service call `Scheduler.step` in the same way, with the same policy object behind it.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from carpool.core.events import Event, Planned
+from carpool.core.model import Decision
+from carpool.core.perf import PerformanceModel
+from carpool.core.record import JobView
+from carpool.core.rules import IllegalPlan, check
+from carpool.core.state import State, View
+
+
+class Policy(Protocol):
+    """Who decides. Pure: the same view gives the same plan, and the view is left as it was."""
+
+    restart_s: float
+    """What the simulator charges when a preempted job starts again."""
+
+    def key(self, job: JobView, now: float) -> tuple[float, ...]:
+        """The job's place in the queue, smallest first; asked when the job enters the queue and at `Rekeyed`."""
+
+    def decide(self, view: View) -> Sequence[Decision]:
+        """What to change now."""
+
+    def wake(self, view: View) -> float | None:
+        """When to be asked again even if nothing happens; None: not at all."""
+
+
+class Scheduler:
+    def __init__(self, policy: Policy, perf: PerformanceModel, jobs_per_gpu: int = 2, *, strict: bool = True) -> None:
+        self.policy = policy
+        self.state = State(perf, policy.key, jobs_per_gpu)
+        self.strict = strict
+        self.asked = 0
+        """How often the policy was asked."""
+        self.refused: list[IllegalPlan] = []
+        """Plans that broke a rule, where `strict` is off (live): they are refused and the cluster runs on."""
+
+    def step(self, now: float, events: Iterable[Event], *, wake: bool = False) -> Planned | None:
+        """Apply what happened, ask the policy, check its plan, apply it as `Planned`, and return it to be acted upon.
+
+        The policy is asked only if something happened that may change its mind, or if `wake` says so.
+        """
+        state = self.state
+        for event in events:
+            state.apply(event)
+        if not (state.stirred or wake):
+            return None
+        state.stirred = False
+        state.advance(now)
+        self.asked += 1
+        decisions = tuple(self.policy.decide(state))
+        if not decisions:
+            return None
+        try:
+            check(state, decisions)
+        except IllegalPlan as illegal:
+            if self.strict:
+                raise
+            self.refused.append(illegal)
+            return None
+        planned = Planned(now, decisions)
+        state.apply(planned)
+        state.stirred = False  # by the plan itself, which the policy knows
+        return planned

@@ -1,0 +1,553 @@
+"""The state of the cluster and its jobs. `apply(event)` is the only writer; everything else reads.
+
+The scheduler applies what drivers report and what it plans itself; policies read it through `View`. Indexes (queue,
+free GPUs, hosts) are kept up to date event by event, and only jobs whose neighbours changed get a new pace.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from carpool.core import events as ev
+from carpool.core.free import FreeGpus, Topology
+from carpool.core.hosts import HostKind, Hosts
+from carpool.core.model import Allocation, GpuId, Job, JobId, Limits, Status, accumulations
+from carpool.core.perf import PerformanceModel, Placement
+from carpool.core.queue import Queue
+from carpool.core.record import JobRecord, Order, Shape, Size
+
+UNLIMITED = Limits()
+HOLDING = frozenset({Status.STARTING, Status.RUNNING, Status.CANCELLING})
+"""The states in which a job holds GPUs."""
+
+
+class View(Protocol):
+    """The state as a policy sees it: everything readable, nothing writable."""
+
+    @property
+    def now(self) -> float: ...
+    @property
+    def jobs_per_gpu(self) -> int: ...
+    @property
+    def perf(self) -> PerformanceModel: ...
+    @property
+    def topology(self) -> Topology: ...
+    @property
+    def free(self) -> FreeGpus: ...
+    @property
+    def queue(self) -> Queue: ...
+    @property
+    def hosts(self) -> Hosts: ...
+    @property
+    def running(self) -> Iterable[JobRecord]: ...
+    def residents(self, gpu: GpuId) -> Sequence[JobRecord]: ...
+    def memory_used(self, gpu: GpuId) -> int: ...
+    def gpus_holding(self, jobs: int) -> int: ...
+    def limits_of(self, user: str) -> Limits: ...
+    def held_by(self, user: str) -> tuple[int, int]: ...
+
+
+class State:
+    def __init__(self, perf: PerformanceModel, order: Order, jobs_per_gpu: int = 2) -> None:
+        if jobs_per_gpu < 1:
+            raise ValueError("at least one job must fit on a GPU")
+        self.perf = perf
+        self.order = order
+        self.jobs_per_gpu = jobs_per_gpu
+        self.now = 0.0
+        self.jobs: dict[JobId, JobRecord] = {}
+        self.ended: dict[JobId, JobRecord] = {}
+        self.topology = Topology()
+        self.free = FreeGpus(self.topology)
+        self.queue = Queue()
+        self.hosts = Hosts()
+        self.limits: dict[str, Limits] = {}
+        self.stirred = False
+        """Something happened that may open a place for a job or close one; the scheduler lowers it."""
+        self.repaced: list[JobRecord] = []
+        """Jobs whose pace changed, for the driver to drain."""
+        self.busy_gpu_s = 0.0
+        self.shares = 0
+        self.preemptions = 0
+        self._residents: dict[GpuId, tuple[JobRecord, ...]] = {}
+        self._memory: dict[GpuId, int] = {}
+        self._by_load = [0] * (jobs_per_gpu + 1)  # n -> the GPUs that hold n jobs, one bit each
+        self._held: dict[str, list[int]] = {}  # user -> jobs, GPUs
+        self._running: dict[int, JobRecord] = {}  # by order: jobs that hold GPUs
+        self._dependents: dict[JobId, list[JobId]] = {}
+        self._shapes: dict[tuple[object, ...], Shape] = {}
+        self._submissions = 0
+
+    # ---- reading -------------------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> Iterable[JobRecord]:
+        """The jobs that hold GPUs, started or starting."""
+        return self._running.values()
+
+    def residents(self, gpu: GpuId) -> tuple[JobRecord, ...]:
+        return self._residents[gpu]
+
+    def memory_used(self, gpu: GpuId) -> int:
+        return self._memory[gpu]
+
+    def gpus_holding(self, jobs: int) -> int:
+        """The GPUs that hold so many jobs, one bit each."""
+        return self._by_load[jobs]
+
+    def limits_of(self, user: str) -> Limits:
+        return self.limits.get(user) or self.limits.get("", UNLIMITED)
+
+    def held_by(self, user: str) -> tuple[int, int]:
+        """How many jobs and GPUs the user holds now."""
+        jobs, gpus = self._held.get(user, (0, 0))
+        return jobs, gpus
+
+    def refusal(self, job: Job) -> str | None:
+        """Why this job could never run here, or None."""
+        if job.id in self.jobs or job.id in self.ended:
+            return f"job {job.id} exists already"
+        smallest = accumulations(job.batch)[-1] if job.can_shrink else 1
+        needed = self.perf.memory(job, smallest)
+        total, fitting = self.topology.total(), self.topology.total(self.topology.with_memory(needed))
+        if job.gpus > total:
+            return f"job {job.id} asks for {job.gpus} GPUs and the cluster has {total}"
+        if job.gpus > fitting:
+            at = "even at sub-batch 1" if job.can_shrink else f"at batch {job.batch}, which may not be cut"
+            gib = self.topology.largest_memory / 2**30
+            return f"job {job.id} needs {needed / 2**30:.1f} GiB per GPU {at}; the largest GPUs have {gib:.1f} GiB"
+        limit = self.limits_of(job.user).gpus
+        if limit is not None and job.gpus > limit:
+            return f"job {job.id} asks for {job.gpus} GPUs and user {job.user or '(none)'} may hold {limit}"
+        return None
+
+    # ---- writing -------------------------------------------------------------------------------------------------
+
+    def apply(self, event: ev.Event) -> None:
+        self.advance(event.at)
+        _APPLY[type(event)](self, event)
+
+    def advance(self, now: float) -> None:
+        """Let time pass."""
+        if now != self.now:
+            self.busy_gpu_s += (len(self._residents) - self.free.count) * (now - self.now)
+            self.now = now
+
+    def _submitted(self, event: ev.Submitted) -> None:
+        job = event.job
+        if job.id in self.jobs or job.id in self.ended:
+            raise ValueError(f"job {job.id} exists already")
+        shape = self._shape(job)
+        best = Placement(job.gpus, self.perf.fewest_nodes(job.gpus))
+        record = JobRecord(job, shape, self._submissions, self.perf.iteration_time(job, 1, best))
+        record.alone_iteration_s = self._best_iteration_time(record)
+        self._submissions += 1
+        self.jobs[job.id] = record
+        record.pending_since = event.at
+        if job.after and self._blocked(record):
+            return
+        self._enqueue(record)
+
+    def _blocked(self, record: JobRecord) -> bool:
+        """Wait for the jobs named in `after`; where one of them did not succeed, this one is cancelled."""
+        unmet = []
+        for name in record.job.after:
+            earlier = self.ended.get(name)
+            if earlier is None:
+                unmet.append(name)
+            elif earlier.status is not Status.FINISHED:
+                self._end(record, Status.CANCELLED, f"job {name}, which it waits for, {earlier.status}")
+                return True
+        if unmet and record.status is not Status.BLOCKED:
+            record.status = Status.BLOCKED
+            for name in unmet:
+                self._dependents.setdefault(name, []).append(record.job.id)
+        return bool(unmet)
+
+    def _planned(self, event: ev.Planned) -> None:
+        changes = [(self.jobs[d.job], d.allocation) for d in event.decisions]
+        claims = []
+        for record, allocation in changes:
+            if not record.gpus:
+                claims.append((record, allocation))
+            elif allocation is not None and allocation.gpus == record.gpus:
+                self._retune(record, allocation.accum)
+            else:
+                self._leave(record)
+                record.preemptions += 1
+                self.preemptions += 1
+                if allocation is None:
+                    record.status = Status.STOPPING
+                else:  # a move: stop here, start there
+                    claims.append((record, allocation))
+        for record, allocation in claims:
+            if allocation is not None:
+                self._claim(record, allocation)
+
+    def _retune(self, record: JobRecord, accum: int) -> None:
+        self._settle(record)
+        record.accum = accum
+        needed = self.perf.memory(record.job, accum)
+        if needed > record.memory:  # what it holds until the workers confirm is the larger of the two
+            self._reserve(record, needed)
+
+    def _retuned(self, event: ev.Retuned) -> None:
+        record = self._current(event)
+        if record is None or not record.gpus:
+            return
+        self._reserve(record, self.perf.memory(record.job, record.accum))
+        self._place(record)
+        self._repace([record, *self._mates(record)])
+        self.stirred = True
+
+    def _reserve(self, record: JobRecord, memory: int) -> None:
+        for gpu in record.gpus:
+            self._memory[gpu] += memory - record.memory
+        record.memory = memory
+
+    def _started(self, event: ev.Started) -> None:
+        record = self._current(event)
+        if record is None or record.status is not Status.STARTING:
+            return
+        record.status = Status.RUNNING
+        if record.first_start < 0.0:
+            record.first_start = event.at
+        self._repace([record, *self._mates(record)])
+
+    def _progressed(self, event: ev.Progressed) -> None:
+        record = self._current(event)
+        if record is not None and record.iteration_s:
+            self._settle(record)
+            record.done = min(event.done, record.job.iterations)
+            self._index_host(record)
+
+    def _observed(self, event: ev.Observed) -> None:
+        record = self._current(event)
+        if record is None or not record.iteration_s:
+            return
+        self._settle(record)
+        record.done = min(event.done, record.job.iterations)
+        if self._mates(record):
+            record.slowdown = max(1.0, event.iteration_s / record.alone_iteration_s)
+        else:
+            record.alone_iteration_s = event.iteration_s
+        record.iteration_s = event.iteration_s
+        self._index_host(record)
+
+    def _checkpointed(self, event: ev.Checkpointed) -> None:
+        record = self._current(event)
+        if record is not None:
+            record.checkpoint = event.done
+
+    def _stopped(self, event: ev.Stopped) -> None:
+        record = self._current(event)
+        if record is None:
+            return
+        if record.status is Status.CANCELLING:
+            self._leave(record)
+            self._end(record, Status.CANCELLED, record.reason)
+        elif record.status is Status.STOPPING:
+            record.done = record.checkpoint = event.done
+            self._requeue(record)
+
+    def _finished(self, event: ev.Finished) -> None:
+        record = self._current(event)
+        if record is None or record.status not in (Status.RUNNING, Status.STARTING, Status.CANCELLING):
+            return
+        self._leave(record)
+        record.done = record.job.iterations
+        self._end(record, Status.FINISHED, "")
+
+    def _failed(self, event: ev.Failed) -> None:
+        record = self._current(event)
+        if record is None or record.status not in HOLDING and record.status is not Status.STOPPING:
+            return
+        if record.gpus:
+            self._leave(record)
+        if record.status is Status.CANCELLING:
+            self._end(record, Status.CANCELLED, record.reason)
+        elif record.status is Status.STOPPING or record.retries_left > 0:
+            record.retries_left -= record.status is not Status.STOPPING
+            record.done = record.checkpoint
+            self._requeue(record)
+        else:
+            self._end(record, Status.FAILED, event.reason)
+
+    def _cancelled(self, event: ev.Cancelled) -> None:
+        record = self.jobs.get(event.job)
+        if record is None:
+            return
+        record.reason = "cancelled by its owner"
+        if record.gpus:
+            self._settle(record)
+            record.iteration_s = 0.0
+            record.status = Status.CANCELLING
+            self.hosts.discard(record)
+        elif record.status is Status.STOPPING:
+            record.status = Status.CANCELLING
+        else:
+            self._end(record, Status.CANCELLED, record.reason)
+
+    def _rekeyed(self, event: ev.Rekeyed) -> None:
+        record = self.jobs.get(event.job)
+        if record is None:
+            return
+        if event.priority is not None:
+            self._reshape(record, event.priority)
+        elif record.status is Status.PENDING:
+            self._reshape(record, record.shape.priority)
+
+    def _limits_changed(self, event: ev.LimitsChanged) -> None:
+        self.limits[event.user] = event.limits
+        for record in self.jobs.values():
+            if not event.user or record.job.user == event.user:
+                self._reshape(record, record.shape.priority)
+        self.stirred = True
+
+    def _node_joined(self, event: ev.NodeJoined) -> None:
+        node = event.node
+        if node.id in self.topology.present or any(gpu in self._residents for gpu in node.gpus):
+            raise ValueError(f"node {node.id} or one of its GPUs is here already")
+        self.free.add_node(self.topology.add(node))
+        for gpu in node.gpus:
+            self._residents[gpu] = ()
+            self._memory[gpu] = 0
+            self._by_load[0] |= 1 << gpu
+        self.stirred = True
+
+    def _node_lost(self, event: ev.NodeLost) -> None:
+        number = self.topology.present[event.node]
+        gpus = self.topology.nodes[number].gpus
+        victims = {record.order: record for gpu in gpus for record in self._residents[gpu]}
+        for _, record in sorted(victims.items()):
+            self._leave(record)
+            record.done = record.checkpoint
+            if record.status is Status.CANCELLING:
+                self._end(record, Status.CANCELLED, record.reason)
+            else:
+                self._requeue(record)
+        self.free.remove_node(number)
+        self.topology.remove(event.node)
+        for gpu in gpus:
+            del self._residents[gpu], self._memory[gpu]
+            self._by_load[0] ^= 1 << gpu
+        self.stirred = True
+
+    # ---- a job's way through the queue -----------------------------------------------------------------------------
+
+    def _enqueue(self, record: JobRecord) -> None:
+        record.status = Status.PENDING
+        self.queue.add(record, self.order(record, self.now))
+        self.stirred = True
+
+    def _requeue(self, record: JobRecord) -> None:
+        record.pending_since = self.now
+        record.alone_iteration_s = self._best_iteration_time(record)
+        self._enqueue(record)
+
+    def _reshape(self, record: JobRecord, priority: int) -> None:
+        waiting = record.status is Status.PENDING
+        if waiting:
+            self.queue.remove(record)
+        record.shape = self._shape(record.job, priority)
+        if waiting:
+            self._enqueue(record)
+
+    def _end(self, record: JobRecord, status: Status, reason: str) -> None:
+        if record.status is Status.PENDING and record.queue_entry is not None:
+            self.queue.remove(record)
+            record.waited_s += self.now - record.pending_since
+        record.status = status
+        record.reason = reason
+        record.ended = self.now
+        name = record.job.id
+        del self.jobs[name]
+        self.ended[name] = record
+        self.stirred = True
+        for dependent in self._dependents.pop(name, ()):
+            later = self.jobs.get(dependent)
+            if later is not None and not self._blocked(later):
+                later.pending_since = self.now
+                self._enqueue(later)
+
+    def _current(self, event: ev.JobEvent) -> JobRecord | None:
+        """The job an event speaks of, unless it speaks of an earlier launch."""
+        record = self.jobs.get(event.job)
+        return record if record is not None and record.attempt == event.attempt else None
+
+    def _shape(self, job: Job, priority: int | None = None) -> Shape:
+        if priority is None:
+            priority = job.priority
+        user = job.user if self.limits and self.limits_of(job.user) != UNLIMITED else None
+        key = (job.gpus, job.model, job.batch, job.can_shrink, job.exclusive, job.max_slowdown, priority, user)
+        shape = self._shapes.get(key)
+        if shape is None:
+            sizes = self._sizes(job)
+            shape = Shape(job.gpus, priority, job.exclusive, job.max_slowdown, user, sizes, job)
+            self._shapes[key] = shape
+        return shape
+
+    def _sizes(self, job: Job) -> tuple[Size, ...]:
+        best = Placement(job.gpus, self.perf.fewest_nodes(job.gpus))
+        whole = self.perf.iteration_time(job, 1, best)
+        accums = accumulations(job.batch) if job.can_shrink else (1,)
+        return tuple(
+            Size(s, self.perf.memory(job, s), self.perf.iteration_time(job, s, best) / whole) for s in accums
+        )
+
+    def _best_iteration_time(self, record: JobRecord) -> float:
+        """At the most consolidated placement and the largest sub-batch that fits a GPU."""
+        largest = self.topology.largest_memory
+        for size in record.shape.sizes:
+            if size.memory <= largest:
+                break
+        return record.whole_iteration_s * size.pace
+
+    # ---- GPUs ------------------------------------------------------------------------------------------------------
+
+    def _claim(self, record: JobRecord, allocation: Allocation) -> None:
+        gpus = allocation.gpus
+        if record.queue_entry is not None:
+            self.queue.remove(record)
+            record.waited_s += self.now - record.pending_since
+        record.status = Status.STARTING
+        record.attempt += 1
+        record.gpus = gpus
+        record.accum = allocation.accum
+        record.memory = self.perf.memory(record.job, allocation.accum)
+        record.held_since = self.now
+        placement = Placement(len(gpus), self.topology.nodes_spanned(gpus))
+        record.alone_iteration_s = self.perf.iteration_time(record.job, allocation.accum, placement)
+        self._running[record.order] = record
+        self._count_for_user(record, 1)
+        mates: dict[int, JobRecord] = {}
+        unused = []
+        for gpu in gpus:
+            before = self._residents[gpu]
+            self._residents[gpu] = (*before, record)
+            self._memory[gpu] += record.memory
+            bit = 1 << gpu
+            self._by_load[len(before)] ^= bit
+            self._by_load[len(before) + 1] ^= bit
+            if before:
+                mates.update((mate.order, mate) for mate in before)
+            else:
+                unused.append(gpu)
+        self.free.take(unused)
+        if mates:
+            record.shares += 1
+            self.shares += 1
+            for mate in mates.values():
+                mate.hosted += 1
+                self._index_host(mate)
+        self._index_host(record)
+
+    def _leave(self, record: JobRecord) -> None:
+        """Give back all GPUs of a job; its mates speed up."""
+        self._settle(record)
+        record.iteration_s = 0.0
+        record.slowdown = 1.0
+        record.pace += 1
+        self.hosts.discard(record)
+        mates = self._mates(record)
+        unused = []
+        for gpu in record.gpus:
+            after = tuple([other for other in self._residents[gpu] if other is not record])
+            self._residents[gpu] = after
+            self._memory[gpu] -= record.memory
+            bit = 1 << gpu
+            self._by_load[len(after) + 1] ^= bit
+            self._by_load[len(after)] ^= bit
+            if not after:
+                unused.append(gpu)
+        self.free.give(unused)
+        record.served = record.service(self.now)
+        del self._running[record.order]
+        self._count_for_user(record, -1)
+        record.gpus = ()
+        record.memory = 0
+        self._repace(mates)
+        self.stirred = True
+
+    def _count_for_user(self, record: JobRecord, sign: int) -> None:
+        held = self._held.setdefault(record.job.user, [0, 0])
+        held[0] += sign
+        held[1] += sign * len(record.gpus)
+
+    def _mates(self, record: JobRecord) -> list[JobRecord]:
+        """The other jobs on its GPUs, each once."""
+        residents = self._residents
+        if len(record.gpus) == 1:
+            return [mate for mate in residents[record.gpus[0]] if mate is not record]
+        found = {mate.order: mate for gpu in record.gpus for mate in residents[gpu] if mate is not record}
+        return list(found.values())
+
+    # ---- pace ------------------------------------------------------------------------------------------------------
+
+    def _settle(self, record: JobRecord) -> None:
+        """Turn the time since the last settlement into iterations."""
+        if record.iteration_s:
+            ran = self.now - record.since
+            record.done = min(record.done + ran / record.iteration_s, float(record.job.iterations))
+            record.ran_s += ran
+            record.alone_s += ran / record.slowdown
+        record.since = self.now
+
+    def _repace(self, records: Iterable[JobRecord]) -> None:
+        for record in records:
+            if record.status is Status.RUNNING:
+                self._settle(record)
+                record.slowdown = self._slowdown(record)
+                record.iteration_s = record.alone_iteration_s * record.slowdown
+                record.pace += 1
+                self.repaced.append(record)
+            self._index_host(record)
+
+    def _slowdown(self, record: JobRecord) -> float:
+        """The gang waits for its slowest worker: the worst ξ over its GPUs. Mates that do not iterate do not disturb."""
+        worst = 1.0
+        for cell in {self._residents[gpu] for gpu in record.gpus}:
+            mates = [(m.job, m.accum) for m in cell if m is not record and m.status is Status.RUNNING]
+            if mates:
+                worst = max(worst, self.perf.slowdown(record.job, record.accum, mates))
+        return worst
+
+    def _place(self, record: JobRecord) -> None:
+        """Recompute the iteration time alone, after another accumulation."""
+        placement = Placement(len(record.gpus), self.topology.nodes_spanned(record.gpus))
+        record.alone_iteration_s = self.perf.iteration_time(record.job, record.accum, placement)
+
+    def _index_host(self, record: JobRecord) -> None:
+        hosts = self.hosts
+        if record.index_entry is not None:
+            hosts.discard(record)
+        if self.jobs_per_gpu == 1 or record.shape.exclusive or record.status is Status.CANCELLING or not record.gpus:
+            return
+        sizes = [len(self._residents[gpu]) for gpu in record.gpus]
+        if record.status is Status.RUNNING and max(sizes) == 1:
+            nodes, node_of = self.topology.nodes, self.topology.node_of
+            memory = min(nodes[node_of[gpu]].memory for gpu in record.gpus)
+            job = record.job
+            hosts.add_lone(
+                record, HostKind(job.model, job.batch, record.accum, job.max_slowdown, memory - record.memory)
+            )
+        elif min(sizes) < self.jobs_per_gpu:
+            hosts.add_other(record)
+
+
+_APPLY: dict[type[ev.Event], Callable[[State, Any], None]] = {
+    ev.Submitted: State._submitted,
+    ev.Planned: State._planned,
+    ev.Started: State._started,
+    ev.Progressed: State._progressed,
+    ev.Observed: State._observed,
+    ev.Retuned: State._retuned,
+    ev.Checkpointed: State._checkpointed,
+    ev.Stopped: State._stopped,
+    ev.Finished: State._finished,
+    ev.Failed: State._failed,
+    ev.Cancelled: State._cancelled,
+    ev.Rekeyed: State._rekeyed,
+    ev.LimitsChanged: State._limits_changed,
+    ev.NodeJoined: State._node_joined,
+    ev.NodeLost: State._node_lost,
+}

@@ -1,0 +1,36 @@
+"""What the policies have in common: a policy is a small dataclass whose fields are its options."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from carpool.core.model import Decision
+from carpool.core.record import JobView
+from carpool.core.state import View
+
+
+def option(default: Any, help: str) -> Any:
+    """A policy's option with its default and one line on what it does."""
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass
+class BasePolicy:
+    """Sort the queue by `key`, fill a `Draft` in `decide`. The class's docstring is what `carpool policies` shows."""
+
+    name: ClassVar[str]
+    restart_s: ClassVar[float] = 0.0
+
+    def key(self, job: JobView, now: float) -> tuple[float, ...]:
+        raise TypeError(f"{type(self).__name__} must define key()")
+
+    def decide(self, view: View) -> Sequence[Decision]:
+        raise TypeError(f"{type(self).__name__} must define decide()")
+
+    def wake(self, view: View) -> float | None:
+        return None
+
+
+def shortest_first(job: JobView, now: float) -> tuple[float, ...]:
+    """SJF's key: the expected time left alone, L_k (Alg. 1, l. 1)."""
+    return (job.alone_left(now),)

@@ -1,0 +1,84 @@
+"""SJF-BSBF: shortest job first with best sharing benefit first, the paper's policy (Algorithms 1 and 2, corrected)."""
+
+from dataclasses import dataclass
+
+from carpool.core.draft import Draft
+from carpool.core.model import Decision, GpuId
+from carpool.core.record import JobRecord, JobView
+from carpool.core.state import View
+from carpool.policies.base import BasePolicy, shortest_first
+from carpool.policies.candidates import Candidate, Candidates, OptionCache
+
+
+@dataclass
+class SjfBsbf(BasePolicy):
+    """Shortest job first; what finds no free GPUs joins running jobs where Theorem 1 says that sharing beats waiting."""
+
+    name = "sjf-bsbf"
+
+    def __post_init__(self) -> None:
+        self._options = OptionCache()
+
+    def key(self, job: JobView, now: float) -> tuple[float, ...]:
+        return shortest_first(job, now)
+
+    def decide(self, view: View) -> list[Decision]:
+        draft = Draft(view)
+        candidates = Candidates(draft, self._options)
+        pending = draft.pending(draft.free.count + draft.shareable().bit_count())
+        for job in pending:  # Alg. 1, l. 2
+            if draft.start(job, "shortest in the queue that fits"):  # l. 6–7
+                continue
+            if not self._join(draft, job, candidates):
+                # A longer job of this shape gains less from every host: it cannot do better.
+                pending.skip_alike()
+        return draft.decisions
+
+    def _join(self, draft: Draft, job: JobRecord, candidates: Candidates) -> bool:
+        """Share with the hosts that make the best pairs (Alg. 1, l. 9–17), or wait."""
+        shape = job.shape
+        if shape.exclusive or not draft.may_start(job):
+            return False
+        if draft.free.count + draft.shareable().bit_count() < shape.gpus:
+            return False
+        at_least = 1
+        while True:
+            picked = self._gather(draft, job, candidates, at_least)
+            if picked is None:
+                return False
+            gpus, hosts = picked
+            finest = max((host.option.size for host in hosts), key=lambda size: size.accum)
+            if all(host.option.size.accum == finest.accum for host in hosts):
+                draft.assign(job, gpus, finest, _why(hosts))
+                return True
+            at_least = finest.accum  # one sub-batch for the whole gang: every pair is checked again with it
+
+    def _gather(
+        self, draft: Draft, job: JobRecord, candidates: Candidates, at_least: int
+    ) -> tuple[list[GpuId], list[Candidate]] | None:
+        """The best hosts' GPUs until the gang is whole, then free ones."""
+        gpus: list[GpuId] = []
+        hosts: list[Candidate] = []
+        for host in candidates.for_guest(job, at_least):
+            short = job.shape.gpus - len(gpus)
+            hosts.append(host)
+            if len(host.gpus) < short:
+                gpus += host.gpus
+                continue
+            cut = len(host.gpus) > short
+            gpus += draft.view.topology.most_consolidated(host.gpus, short) if cut else host.gpus
+            return gpus, hosts
+        if not hosts:
+            return None
+        finest = max((host.option.size for host in hosts), key=lambda size: size.accum)
+        gpus += draft.some_free(job.shape.gpus - len(gpus), finest)
+        return (gpus, hosts) if len(gpus) == job.shape.gpus else None
+
+
+def _why(hosts: list[Candidate]) -> str:
+    names = [name for host in hosts for name in host.hosts]
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    guest_xi = max(host.option.guest_xi for host in hosts)
+    host_xi = max(host.option.host_xi for host in hosts)
+    cut = f", batch cut in {hosts[0].option.size.accum}" if hosts[0].option.size.accum > 1 else ""
+    return f"shares with {shown}: {guest_xi:.2f} times slower (they {host_xi:.2f}){cut}, yet sooner than by waiting"

@@ -1,0 +1,174 @@
+"""Where could a guest join, best place first? The search behind SJF-BSBF.
+
+Hosts of one kind differ only in the time they have left, and both Theorem 1's verdict and its t_share are monotone in
+it: sharing pays from some time left on, and costs more the more is left. So a kind's hosts, sorted by time left,
+are cut at one point and then come in the right order, and a guest looks at few of them, however many run.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from heapq import merge
+from typing import NamedTuple
+
+from carpool.core.draft import Draft
+from carpool.core.hosts import HostKind
+from carpool.core.model import GpuId, Job
+from carpool.core.perf import PerformanceModel
+from carpool.core.record import JobRecord, Shape
+from carpool.core.rules import Member
+from carpool.policies.pair import Option, best, option_at, options
+
+SLACK = 1.0 - 1e-9
+"""Cut a little early: the exact test on each host has the last word."""
+
+
+class Candidate(NamedTuple):
+    """GPUs on which the guest gains by joining; sorts by the paper's t_share."""
+
+    together: float
+    order: int
+    gpus: tuple[GpuId, ...]
+    hosts: tuple[str, ...]
+    option: Option
+
+
+class Host(NamedTuple):
+    """A job with room beside it; sorts by its time left alone."""
+
+    left: float
+    order: int
+    gpus: tuple[GpuId, ...]
+    job: Job
+
+
+class OptionCache:
+    """Options by guest shape and host kind, for one performance model."""
+
+    def __init__(self) -> None:
+        self._perf: PerformanceModel | None = None
+        self._known: dict[tuple[Shape, HostKind], list[Option]] = {}
+
+    def get(self, perf: PerformanceModel, guest: JobRecord, kind: HostKind, host: Job) -> list[Option]:
+        if perf is not self._perf:
+            self._perf = perf
+            self._known.clear()
+        key = (guest.shape, kind)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = options(perf, guest, host, kind.accum, kind.memory_left)
+        return found
+
+
+class Candidates:
+    """The places to join in one scheduling pass. Sees the draft: who was placed in this pass may be a host too."""
+
+    def __init__(self, draft: Draft, cache: OptionCache) -> None:
+        self.draft = draft
+        self._cache = cache
+        self._as_of = -1
+        self._changed: set[int] = set()
+        self._single: dict[HostKind, list[Host]] = {}
+        self._crowded: list[tuple[list[Member], list[GpuId]]] = []
+
+    def for_guest(self, guest: JobRecord, at_least: int) -> Iterator[Candidate]:
+        """All places at which sharing beats waiting, best first, with an accumulation of at least `at_least`."""
+        self._look_again()
+        guest_left = guest.alone_left(self.draft.view.now)
+        streams = [self._crowded_candidates(guest, guest_left, at_least)] if self._crowded else []
+        for kind, hosts in self._single.items():
+            choices = self._choices(guest, kind, hosts[0].job, at_least)
+            if choices:
+                least = min(choice.needs for choice in choices) * guest_left * SLACK
+                if hosts[-1].left >= least:
+                    longer = hosts[bisect_right(hosts, (least,)) :]
+                    streams.append(_judge(longer, choices, guest_left))
+        streams += self._lone_candidates(guest, guest_left, at_least)
+        return merge(*streams) if len(streams) > 1 else iter(streams[0] if streams else ())
+
+    def _lone_candidates(self, guest: JobRecord, guest_left: float, at_least: int) -> list[Iterator[Candidate]]:
+        streams = []
+        now = self.draft.view.now
+        for kind, group in self.draft.view.hosts.lone.items():
+            choices = self._choices(guest, kind, group.sample, at_least)
+            if choices:
+                least = min(choice.needs for choice in choices) * guest_left * SLACK
+                if group.entries[-1][0] - now >= least:
+                    streams.append(_judge(self._unchanged(group.ending_after(now + least)), choices, guest_left))
+        return streams
+
+    def _unchanged(self, records: Iterable[JobRecord]) -> Iterator[Host]:
+        now = self.draft.view.now
+        for record in records:
+            if record.order not in self._changed:
+                yield Host(record.alone_left(now), record.order, record.gpus, record.job)
+
+    def _choices(self, guest: JobRecord, kind: HostKind, host: Job, at_least: int) -> list[Option]:
+        choices = self._cache.get(self.draft.view.perf, guest, kind, host)
+        return choices if at_least == 1 else [choice for choice in choices if choice.size.accum >= at_least]
+
+    # ---- hosts that are not alone, and those that this draft changed ----------------------------------------------
+
+    def _look_again(self) -> None:
+        """Collect the cells of all jobs that the index of lone hosts does not describe, if the draft went on."""
+        draft = self.draft
+        if self._as_of == len(draft.decisions):
+            return
+        self._as_of = len(draft.decisions)
+        records = dict(draft.view.hosts.others)
+        for gpu in draft.entered:
+            records.update((member.record.order, member.record) for member in draft.members(gpu))
+        self._changed = set(records)
+        cells: dict[tuple[int, ...], tuple[list[Member], list[GpuId]]] = {}
+        for gpu in sorted({gpu for record in records.values() for gpu in draft.gpus_of(record)}):
+            members = draft.members(gpu)
+            if 0 < len(members) < draft.view.jobs_per_gpu and not any(m.record.shape.exclusive for m in members):
+                cells.setdefault(tuple(m.record.order for m in members), (members, []))[1].append(gpu)
+        self._single = {}
+        self._crowded = []
+        for members, gpus in cells.values():
+            if len(members) == 1:
+                self._single.setdefault(self._kind(members[0], gpus), []).append(self._host(members[0], gpus))
+            else:
+                self._crowded.append((members, gpus))
+        for hosts in self._single.values():
+            hosts.sort()
+
+    def _kind(self, member: Member, gpus: list[GpuId]) -> HostKind:
+        topology, job = self.draft.view.topology, member.record.job
+        memory = min(topology.nodes[topology.node_of[gpu]].memory for gpu in gpus)
+        return HostKind(job.model, job.batch, member.accum, job.max_slowdown, memory - member.memory)
+
+    def _host(self, member: Member, gpus: list[GpuId]) -> Host:
+        return Host(self._left(member), member.record.order, tuple(gpus), member.record.job)
+
+    def _left(self, member: Member) -> float:
+        record, now = member.record, self.draft.view.now
+        if record.gpus:
+            return record.alone_left(now)
+        pace = next(size.pace for size in record.shape.sizes if size.accum == member.accum)
+        return record.whole_left(now) * pace
+
+    def _crowded_candidates(self, guest: JobRecord, guest_left: float, at_least: int) -> Iterator[Candidate]:
+        """Cells of several jobs: Theorem 1 must hold against each of them, and the worst pair ranks the cell."""
+        draft, perf = self.draft, self.draft.view.perf
+        found = []
+        for members, gpus in self._crowded:
+            for size in guest.shape.sizes:
+                fitting = [gpu for gpu in gpus if draft.accepts(gpu, guest, size)] if size.accum >= at_least else []
+                if fitting:
+                    pairs = [(m, option_at(perf, guest, size, m.record.job, m.accum)) for m in members]
+                    verdicts = [best([option], self._left(member), guest_left) for member, option in pairs]
+                    if all(verdicts):
+                        worst = max(verdict for verdict in verdicts if verdict)
+                        names = tuple(member.record.job.id for member in members)
+                        order = members[0].record.order
+                        found.append(Candidate(worst.together, order, tuple(fitting), names, worst.option))
+                    break
+        return iter(sorted(found))
+
+
+def _judge(hosts: Iterable[Host], choices: list[Option], guest_left: float) -> Iterator[Candidate]:
+    for left, order, gpus, job in hosts:
+        verdict = best(choices, left, guest_left)
+        if verdict is not None:
+            yield Candidate(verdict.together, order, gpus, (job.id,), verdict.option)

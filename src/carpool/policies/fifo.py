@@ -1,0 +1,37 @@
+"""First in, first out."""
+
+from dataclasses import dataclass
+
+from carpool.core.draft import Draft
+from carpool.core.model import Decision
+from carpool.core.record import JobView
+from carpool.core.state import View
+from carpool.policies.base import BasePolicy, option
+
+
+@dataclass
+class Fifo(BasePolicy):
+    """Jobs start in the order of their submission, each alone on its GPUs."""
+
+    name = "fifo"
+    skip: bool = option(False, "let later jobs pass one that does not fit")
+
+    def key(self, job: JobView, now: float) -> tuple[float, ...]:
+        return (job.job.submitted,)
+
+    def decide(self, view: View) -> list[Decision]:
+        return start_in_order(view, self.skip, "first in the queue that fits" if self.skip else "first in the queue")
+
+
+def start_in_order(view: View, skip: bool, why: str) -> list[Decision]:
+    """Start pending jobs alone, in the queue's order; what does not fit is skipped, or blocks all others."""
+    draft = Draft(view)
+    if not draft.free.count:
+        return draft.decisions
+    pending = draft.pending(draft.free.count if skip else None)
+    for job in pending:
+        if not draft.start(job, why):
+            if not skip:
+                break
+            pending.skip_alike()
+    return draft.decisions

@@ -1,0 +1,168 @@
+"""The simulated world: an event heap and a virtual clock that drive `Scheduler.step`.
+
+Time jumps from event to event; nothing is rounded to a step. What really happens follows the true performance model,
+what the policy sees follows the believed one. The world is itself a `State` under the truth: where belief and truth are
+the same model it is the scheduler's own state, and otherwise a second one that sees the same events.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from time import perf_counter
+
+from carpool.core import events as ev
+from carpool.core.model import Decision, Job, Node, Status
+from carpool.core.perf import PerformanceModel
+from carpool.core.record import JobRecord
+from carpool.core.scheduler import Policy, Scheduler
+from carpool.core.state import State
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Delays of the world, in seconds. A policy's own `restart_s` adds to every restart."""
+
+    launch_s: float = 0.0
+    stop_s: float = 0.0
+
+
+class Impossible(ValueError):
+    """A job that could never run on the cluster."""
+
+
+class Engine:
+    def __init__(
+        self,
+        jobs: Iterable[Job],
+        nodes: Sequence[Node],
+        policy: Policy,
+        *,
+        belief: PerformanceModel,
+        truth: PerformanceModel | None = None,
+        jobs_per_gpu: int = 2,
+        costs: Costs | None = None,
+        log: Callable[[ev.Event], None] | None = None,
+    ) -> None:
+        self.scheduler = Scheduler(policy, belief, jobs_per_gpu)
+        self.belief = self.scheduler.state
+        same = truth is None or truth is belief
+        self.world = self.belief if same else State(truth or belief, policy.key, jobs_per_gpu)
+        self.costs = costs or Costs()
+        self.log = log
+        self.decision_s: list[float] = []
+        """Wall seconds of every step in which the policy was asked."""
+        self._heap: list[tuple[float, int, ev.Event | JobRecord | None, int]] = []
+        self._pushes = 0
+        self._wake_at: float | None = None
+        self._arrivals = sorted(jobs, key=lambda job: job.submitted)
+        start = min(0.0, self._arrivals[0].submitted) if self._arrivals else 0.0
+        self._deliver(start, [ev.NodeJoined(start, node) for node in nodes])
+        self._refuse_the_impossible()
+
+    def run(self) -> State:
+        """Play everything to the end; the returned state tells each job's story."""
+        arrivals, heap = self._arrivals, self._heap
+        following, number = 0, len(arrivals)
+        while following < number or heap:
+            if following < number and (not heap or arrivals[following].submitted <= heap[0][0]):
+                now = arrivals[following].submitted
+            else:
+                now = heap[0][0]
+            batch: list[ev.Event] = []
+            wake = self._pop(now, batch)
+            while following < number and arrivals[following].submitted == now:
+                batch.append(ev.Submitted(now, arrivals[following]))
+                following += 1
+            if batch or wake:
+                self._step(now, batch, wake)
+        if self.world.jobs:
+            names = ", ".join(list(self.world.jobs)[:5])
+            raise Impossible(f"the policy left {len(self.world.jobs)} jobs waiting for ever ({names}, …)")
+        return self.world
+
+    def _refuse_the_impossible(self) -> None:
+        looked_at = set()
+        for job in self._arrivals:
+            alike = (job.gpus, job.model, job.batch, job.can_shrink, job.user)
+            if alike not in looked_at:
+                looked_at.add(alike)
+                refusal = self.belief.refusal(job) or self.world.refusal(job)
+                if refusal:
+                    raise Impossible(refusal)
+
+    def _pop(self, now: float, batch: list[ev.Event]) -> bool:
+        """Take all that happens at this instant from the heap; tell whether the policy asked to be woken now."""
+        heap = self._heap
+        wake = False
+        while heap and heap[0][0] == now:
+            _, _, what, pace = heappop(heap)
+            if what is None:
+                wake = wake or now == self._wake_at  # a call that was superseded is dropped
+            elif isinstance(what, JobRecord):
+                if what.pace == pace:
+                    batch.append(ev.Finished(now, what.job.id, what.attempt))
+            else:
+                batch.append(what)
+        return wake
+
+    def _step(self, now: float, batch: list[ev.Event], wake: bool) -> None:
+        scheduler, repaced = self.scheduler, self.world.repaced
+        while batch or wake:
+            planned = self._deliver(now, batch, wake)
+            batch, wake = self._act(now, planned.decisions) if planned is not None else [], False
+            for record in repaced:  # its end has moved
+                self._push(record.end(), record, record.pace)
+                if self.world is not self.belief:
+                    batch.append(ev.Observed(now, record.job.id, record.attempt, record.done, record.iteration_s))
+            repaced.clear()
+        again = scheduler.policy.wake(scheduler.state)
+        if again != self._wake_at:
+            self._wake_at = again
+            if again is not None:
+                self._push(again, None, 0)
+
+    def _deliver(self, now: float, batch: list[ev.Event], wake: bool = False) -> ev.Planned | None:
+        """Tell the world and the scheduler what happened; the plan, if any, has been told to both on return."""
+        asked = self.scheduler.asked
+        before = perf_counter()
+        planned = self.scheduler.step(now, batch, wake=wake)
+        if self.scheduler.asked != asked:
+            self.decision_s.append(perf_counter() - before)
+        if planned is not None:
+            batch = [*batch, planned]
+        if self.world is not self.belief:
+            for event in batch:
+                self.world.apply(event)
+        if self.log is not None:
+            for event in batch:
+                self.log(event)
+        return planned
+
+    def _act(self, now: float, decisions: Sequence[Decision]) -> list[ev.Event]:
+        """What the executors would do: launch and stop. Returns what happens at once; the rest goes on the heap."""
+        prompt: list[ev.Event] = []
+        jobs, costs = self.world.jobs, self.costs
+        stopping = costs.stop_s and any(decision.allocation is None for decision in decisions)
+        for decision in decisions:
+            record = jobs[decision.job]
+            event: ev.Event
+            if record.status is Status.STARTING:
+                at = now + costs.launch_s
+                if record.attempt > 1:
+                    at += self.scheduler.policy.restart_s
+                if stopping:
+                    at += costs.stop_s  # the GPUs are not empty before
+                event = ev.Started(at, decision.job, record.attempt)
+            elif record.status is Status.STOPPING:
+                event = ev.Stopped(now + costs.stop_s, decision.job, record.attempt, record.done)
+            else:
+                event = ev.Retuned(now, decision.job, record.attempt)
+            if event.at == now:
+                prompt.append(event)
+            else:
+                self._push(event.at, event, 0)
+        return prompt
+
+    def _push(self, at: float, what: ev.Event | JobRecord | None, pace: int) -> None:
+        self._pushes += 1
+        heappush(self._heap, (at, self._pushes, what, pace))
