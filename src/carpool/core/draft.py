@@ -25,6 +25,7 @@ class Draft:
         self._touched = False
         self._arrived: dict[GpuId, list[Member]] = {}
         self._stopped: set[int] = set()
+        self._shareable: int | None = None
         self._held: dict[str, list[int]] = {}
 
     # ---- what policies look at -------------------------------------------------------------------------------------
@@ -35,15 +36,11 @@ class Draft:
 
     def shareable(self) -> int:
         """The GPUs that hold somebody and have room for one more, one bit each."""
-        view = self.view
-        mask = 0
-        for jobs in range(1, view.jobs_per_gpu):
-            mask |= view.gpus_holding(jobs)
-        for gpu in self._arrived:
-            mask |= 1 << gpu
-            if len(self.members(gpu)) >= view.jobs_per_gpu:
-                mask ^= 1 << gpu
-        return mask
+        if self._shareable is None:
+            self._shareable = 0
+            for jobs in range(1, self.view.jobs_per_gpu):
+                self._shareable |= self.view.gpus_holding(jobs)
+        return self._shareable
 
     def members(self, gpu: GpuId) -> list[Member]:
         """Who is on a GPU, in the draft."""
@@ -108,6 +105,8 @@ class Draft:
         """Preempt a running job; its GPUs can be given away in the same draft."""
         self._copy_on_write()
         self._stopped.add(record.order)
+        for gpu in record.gpus:
+            self._note_room(gpu)
         self.free.give(gpu for gpu in record.gpus if not self.members(gpu))
         self._count_for_user(record, -1)
         self.decisions.append(Decision(record.job.id, None, why))
@@ -118,9 +117,16 @@ class Draft:
         self.free.take(allocation.gpus)  # a GPU that is lent already stays so
         for gpu in allocation.gpus:
             self._arrived.setdefault(gpu, []).append(member)
+            self._note_room(gpu)
         self._count_for_user(record, 1)
         self.placed[record.job.id] = (record, allocation)
         self.decisions.append(Decision(record.job.id, allocation, why))
+
+    def _note_room(self, gpu: GpuId) -> None:
+        if self._shareable is not None:
+            bit = 1 << gpu
+            room = 0 < len(self.members(gpu)) < self.view.jobs_per_gpu
+            self._shareable = self._shareable | bit if room else self._shareable & ~bit
 
     def _copy_on_write(self) -> None:
         if not self._touched:

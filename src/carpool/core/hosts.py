@@ -1,15 +1,15 @@
 """Running jobs that may take a guest, indexed so that a policy finds the best one without looking at all.
 
 A *lone* host runs at full speed with all its GPUs to itself: the moment at which it would end alone is fixed, so
-lone hosts of one kind stay sorted by the time they have left. All other jobs with room on some GPU (starting up,
-or sharing a part of their GPUs) are few and are kept apart.
+lone hosts of one kind stay sorted by the time they have left. The others (starting up, or sharing some of their GPUs)
+are few; for each of them the index keeps the GPUs that have room. The state fills it once a policy asks for it.
 """
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from carpool.core.model import Job
+from carpool.core.model import GpuId, Job
 from carpool.core.record import JobRecord
 
 
@@ -40,10 +40,22 @@ class LoneHosts:
             yield entries[index][2]
 
 
+class OtherHost(NamedTuple):
+    """A job with room on some of its GPUs that is not a lone host."""
+
+    record: JobRecord
+    kind: HostKind
+    alone_on: tuple[GpuId, ...]
+    """Its GPUs that hold nobody else."""
+    crowds: tuple[tuple[tuple[JobRecord, ...], tuple[GpuId, ...]], ...]
+    """Its GPUs that hold several jobs and have room for more, by who is there; each such set is listed under the
+    first job in it only."""
+
+
 class Hosts:
     def __init__(self) -> None:
         self.lone: dict[HostKind, LoneHosts] = {}
-        self.others: dict[int, JobRecord] = {}  # by order, to be iterated the same way every time
+        self.others: dict[int, OtherHost] = {}  # by order of submission
 
     def add_lone(self, record: JobRecord, kind: HostKind) -> None:
         group = self.lone.get(kind)
@@ -53,9 +65,9 @@ class Hosts:
         insort(group.entries, entry)
         record.index_entry = (group, entry)
 
-    def add_other(self, record: JobRecord) -> None:
-        self.others[record.order] = record
-        record.index_entry = self
+    def add_other(self, host: OtherHost) -> None:
+        self.others[host.record.order] = host
+        host.record.index_entry = self
 
     def discard(self, record: JobRecord) -> None:
         place = record.index_entry

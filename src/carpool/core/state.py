@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from carpool.core import events as ev
 from carpool.core.free import FreeGpus, Topology
-from carpool.core.hosts import HostKind, Hosts
+from carpool.core.hosts import HostKind, Hosts, OtherHost
 from carpool.core.model import Allocation, GpuId, Job, JobId, Limits, Status, accumulations
 from carpool.core.perf import PerformanceModel, Placement
 from carpool.core.queue import Queue
@@ -59,7 +59,6 @@ class State:
         self.topology = Topology()
         self.free = FreeGpus(self.topology)
         self.queue = Queue()
-        self.hosts = Hosts()
         self.limits: dict[str, Limits] = {}
         self.stirred = False
         """Something happened that may open a place for a job or close one; the scheduler lowers it."""
@@ -75,6 +74,7 @@ class State:
         self._running: dict[int, JobRecord] = {}  # by order: jobs that hold GPUs
         self._dependents: dict[JobId, list[JobId]] = {}
         self._shapes: dict[tuple[object, ...], Shape] = {}
+        self._hosts: Hosts | None = None
         self._submissions = 0
 
     # ---- reading -------------------------------------------------------------------------------------------------
@@ -83,6 +83,16 @@ class State:
     def running(self) -> Iterable[JobRecord]:
         """The jobs that hold GPUs, started or starting."""
         return self._running.values()
+
+    @property
+    def hosts(self) -> Hosts:
+        """Running jobs that may take a guest. Kept from the first time that somebody asks, so that policies that
+        never share do not pay for it."""
+        if self._hosts is None:
+            self._hosts = Hosts()
+            for record in self._running.values():
+                self._index_host(record)
+        return self._hosts
 
     def residents(self, gpu: GpuId) -> tuple[JobRecord, ...]:
         return self._residents[gpu]
@@ -123,14 +133,14 @@ class State:
     # ---- writing -------------------------------------------------------------------------------------------------
 
     def apply(self, event: ev.Event) -> None:
-        self.advance(event.at)
+        if event.at != self.now:
+            self.advance(event.at)
         _APPLY[type(event)](self, event)
 
     def advance(self, now: float) -> None:
         """Let time pass."""
-        if now != self.now:
-            self.busy_gpu_s += (len(self._residents) - self.free.count) * (now - self.now)
-            self.now = now
+        self.busy_gpu_s += (len(self._residents) - self.free.count) * (now - self.now)
+        self.now = now
 
     def _submitted(self, event: ev.Submitted) -> None:
         job = event.job
@@ -281,7 +291,7 @@ class State:
             self._settle(record)
             record.iteration_s = 0.0
             record.status = Status.CANCELLING
-            self.hosts.discard(record)
+            self._index_host(record)
         elif record.status is Status.STOPPING:
             record.status = Status.CANCELLING
         else:
@@ -415,8 +425,7 @@ class State:
         record.accum = allocation.accum
         record.memory = self.perf.memory(record.job, allocation.accum)
         record.held_since = self.now
-        placement = Placement(len(gpus), self.topology.nodes_spanned(gpus))
-        record.alone_iteration_s = self.perf.iteration_time(record.job, allocation.accum, placement)
+        self._place(record)
         self._running[record.order] = record
         self._count_for_user(record, 1)
         mates: dict[int, JobRecord] = {}
@@ -432,7 +441,8 @@ class State:
                 mates.update((mate.order, mate) for mate in before)
             else:
                 unused.append(gpu)
-        self.free.take(unused)
+        if unused:
+            self.free.take(unused)
         if mates:
             record.shares += 1
             self.shares += 1
@@ -447,7 +457,6 @@ class State:
         record.iteration_s = 0.0
         record.slowdown = 1.0
         record.pace += 1
-        self.hosts.discard(record)
         mates = self._mates(record)
         unused = []
         for gpu in record.gpus:
@@ -465,7 +474,9 @@ class State:
         self._count_for_user(record, -1)
         record.gpus = ()
         record.memory = 0
-        self._repace(mates)
+        self._index_host(record)
+        if mates:
+            self._repace(mates)
         self.stirred = True
 
     def _count_for_user(self, record: JobRecord, sign: int) -> None:
@@ -512,26 +523,33 @@ class State:
         return worst
 
     def _place(self, record: JobRecord) -> None:
-        """Recompute the iteration time alone, after another accumulation."""
+        """Compute the iteration time alone on its GPUs at its accumulation."""
         placement = Placement(len(record.gpus), self.topology.nodes_spanned(record.gpus))
         record.alone_iteration_s = self.perf.iteration_time(record.job, record.accum, placement)
 
     def _index_host(self, record: JobRecord) -> None:
-        hosts = self.hosts
-        if record.index_entry is not None:
-            hosts.discard(record)
+        """Enter a job anew in the index of hosts, if anybody uses it."""
+        hosts = self._hosts
+        if hosts is None:
+            return
+        hosts.discard(record)
         if self.jobs_per_gpu == 1 or record.shape.exclusive or record.status is Status.CANCELLING or not record.gpus:
             return
-        sizes = [len(self._residents[gpu]) for gpu in record.gpus]
-        if record.status is Status.RUNNING and max(sizes) == 1:
-            nodes, node_of = self.topology.nodes, self.topology.node_of
-            memory = min(nodes[node_of[gpu]].memory for gpu in record.gpus)
-            job = record.job
-            hosts.add_lone(
-                record, HostKind(job.model, job.batch, record.accum, job.max_slowdown, memory - record.memory)
-            )
-        elif min(sizes) < self.jobs_per_gpu:
-            hosts.add_other(record)
+        nodes, node_of, residents, job = self.topology.nodes, self.topology.node_of, self._residents, record.job
+        memory = min([nodes[node_of[gpu]].memory for gpu in record.gpus])
+        kind = HostKind(job.model, job.batch, record.accum, job.max_slowdown, memory - record.memory)
+        alone_on = tuple([gpu for gpu in record.gpus if len(residents[gpu]) == 1])
+        if len(alone_on) == len(record.gpus) and record.status is Status.RUNNING:
+            hosts.add_lone(record, kind)
+            return
+        crowds: dict[tuple[JobRecord, ...], list[GpuId]] = {}
+        if self.jobs_per_gpu > 2:
+            for gpu in record.gpus:
+                if residents[gpu][0] is record and 1 < len(residents[gpu]) < self.jobs_per_gpu:
+                    crowds.setdefault(residents[gpu], []).append(gpu)
+        if alone_on or crowds:
+            listed = tuple([(members, tuple(gpus)) for members, gpus in crowds.items()])
+            hosts.add_other(OtherHost(record, kind, alone_on, listed))
 
 
 _APPLY: dict[type[ev.Event], Callable[[State, Any], None]] = {

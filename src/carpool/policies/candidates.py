@@ -68,7 +68,7 @@ class Candidates:
         self._as_of = -1
         self._changed: set[int] = set()
         self._single: dict[HostKind, list[Host]] = {}
-        self._crowded: list[tuple[list[Member], list[GpuId]]] = []
+        self._crowded: list[tuple[list[Member], tuple[GpuId, ...]]] = []
 
     def for_guest(self, guest: JobRecord, at_least: int) -> Iterator[Candidate]:
         """All places at which sharing beats waiting, best first, with an accumulation of at least `at_least`."""
@@ -114,24 +114,39 @@ class Candidates:
         if self._as_of == len(draft.decisions):
             return
         self._as_of = len(draft.decisions)
-        records = dict(draft.view.hosts.others)
-        for gpu in draft.entered:
-            records.update((member.record.order, member.record) for member in draft.members(gpu))
-        self._changed = set(records)
-        cells: dict[tuple[int, ...], tuple[list[Member], list[GpuId]]] = {}
-        for gpu in sorted({gpu for record in records.values() for gpu in draft.gpus_of(record)}):
-            members = draft.members(gpu)
-            if 0 < len(members) < draft.view.jobs_per_gpu and not any(m.record.shape.exclusive for m in members):
-                cells.setdefault(tuple(m.record.order for m in members), (members, []))[1].append(gpu)
         self._single = {}
         self._crowded = []
+        changed: dict[int, JobRecord] = {}
+        for gpu in draft.entered:
+            changed.update((member.record.order, member.record) for member in draft.members(gpu))
+        self._changed = set(changed)
+        now = draft.view.now
+        for order, (record, kind, alone_on, crowds) in draft.view.hosts.others.items():
+            if order in changed:
+                continue
+            if alone_on:
+                host = Host(record.alone_left(now), order, alone_on, record.job)
+                self._single.setdefault(kind, []).append(host)
+            for residents, gpus in crowds:
+                if not any(resident.order in changed for resident in residents):
+                    self._crowded.append(([Member(r, r.accum, r.memory) for r in residents], gpus))
+        self._add_changed(changed)
+        for hosts in self._single.values():
+            hosts.sort()
+
+    def _add_changed(self, changed: dict[int, JobRecord]) -> None:
+        """The same for jobs that this draft placed, and for those beside whom it placed somebody."""
+        draft = self.draft
+        cells: dict[tuple[int, ...], tuple[list[Member], list[GpuId]]] = {}
+        for gpu in sorted({gpu for record in changed.values() for gpu in draft.gpus_of(record)}):
+            members = draft.members(gpu)
+            if 0 < len(members) < draft.view.jobs_per_gpu and not any(m.record.shape.exclusive for m in members):
+                cells.setdefault(tuple([m.record.order for m in members]), (members, []))[1].append(gpu)
         for members, gpus in cells.values():
             if len(members) == 1:
                 self._single.setdefault(self._kind(members[0], gpus), []).append(self._host(members[0], gpus))
             else:
-                self._crowded.append((members, gpus))
-        for hosts in self._single.values():
-            hosts.sort()
+                self._crowded.append((members, tuple(gpus)))
 
     def _kind(self, member: Member, gpus: list[GpuId]) -> HostKind:
         topology, job = self.draft.view.topology, member.record.job

@@ -25,9 +25,9 @@ class Fifo(BasePolicy):
 
 def start_in_order(view: View, skip: bool, why: str) -> list[Decision]:
     """Start pending jobs alone, in the queue's order; what does not fit is skipped, or blocks all others."""
+    if not view.free.count:
+        return []
     draft = Draft(view)
-    if not draft.free.count:
-        return draft.decisions
     pending = draft.pending(draft.free.count if skip else None)
     for job in pending:
         if not draft.start(job, why):
