@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from time import perf_counter
 
 from carpool.core import events as ev
-from carpool.core.model import Decision, Job, Node, Status
+from carpool.core.model import Decision, Job, JobId, Node, Status
 from carpool.core.perf import PerformanceModel
 from carpool.core.record import JobRecord
 from carpool.core.scheduler import Policy, Scheduler
@@ -27,7 +27,11 @@ class Costs:
 
 
 class Impossible(ValueError):
-    """A job that could never run on the cluster."""
+    """A job that could never run on the cluster, or that a policy never lets run."""
+
+    def __init__(self, job: JobId | None, problem: str) -> None:
+        super().__init__(problem)
+        self.job = job
 
 
 class Engine:
@@ -77,7 +81,7 @@ class Engine:
                 self._step(now, batch, wake)
         if self.world.jobs:
             names = ", ".join(list(self.world.jobs)[:5])
-            raise Impossible(f"the policy left {len(self.world.jobs)} jobs waiting for ever ({names}, …)")
+            raise Impossible(None, f"the policy left {len(self.world.jobs)} jobs waiting for ever ({names}, …)")
         return self.world
 
     def _refuse_the_impossible(self) -> None:
@@ -88,7 +92,7 @@ class Engine:
                 looked_at.add(alike)
                 refusal = self.belief.refusal(job) or self.world.refusal(job)
                 if refusal:
-                    raise Impossible(refusal)
+                    raise Impossible(job.id, refusal)
 
     def _pop(self, now: float, batch: list[ev.Event]) -> bool:
         """Take all that happens at this instant from the heap; tell whether the policy asked to be woken now."""

@@ -1,0 +1,34 @@
+"""A belief that is wrong on purpose, to see how much a policy depends on being right."""
+
+from collections.abc import Sequence
+from math import exp
+from random import Random
+
+from carpool.core.model import Job
+from carpool.core.perf import Mate, PerformanceModel, Placement
+
+
+class Misjudged:
+    """Another model whose iteration times are off by a lognormal factor, one for each job."""
+
+    def __init__(self, model: PerformanceModel, sigma: float, seed: int) -> None:
+        self.model = model
+        self.sigma = sigma
+        self.seed = seed
+        self._factors: dict[str, float] = {}
+
+    def iteration_time(self, job: Job, accum: int, placement: Placement) -> float:
+        factor = self._factors.get(job.id)
+        if factor is None:
+            # by the job's name, so that an error does not depend on when a policy first asks
+            factor = self._factors[job.id] = exp(Random(f"{self.seed} {job.id}").gauss(0.0, self.sigma))
+        return factor * self.model.iteration_time(job, accum, placement)
+
+    def fewest_nodes(self, gpus: int) -> int:
+        return self.model.fewest_nodes(gpus)
+
+    def memory(self, job: Job, accum: int) -> int:
+        return self.model.memory(job, accum)
+
+    def slowdown(self, job: Job, accum: int, mates: Sequence[Mate]) -> float:
+        return self.model.slowdown(job, accum, mates)

@@ -1,0 +1,175 @@
+"""One simulation from names a person can type: cluster, profile, interference, policy, workload.
+
+`simulate` is the entry point for scripts and notebooks; the command line and the sweeps call it too.
+"""
+
+import gc
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from time import process_time
+
+from carpool import policies
+from carpool.core import events as ev
+from carpool.core.model import Job, Node
+from carpool.core.perf import GENERIC, FittedModel, Interference, PerformanceModel, TableInterference
+from carpool.core.record import JobRecord
+from carpool.core.scheduler import Policy
+from carpool.core.state import State
+from carpool.errors import InputError, nearest
+from carpool.profile.interference import read_interference
+from carpool.profile.schema import Profile, load
+from carpool.sim.engine import Costs, Engine, Impossible
+from carpool.sim.metrics import Summary, finished, summarise
+from carpool.sim.noise import Misjudged
+from carpool.sim.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """The world of a run, apart from its jobs and its policy."""
+
+    cluster: str = "16x4"
+    """Nodes × GPUs per node."""
+    profile: str = "t4"
+    """Where iteration times and memory needs come from: a shipped profile's name or a file."""
+    truth: str = "1.5"
+    """The slow-down of sharing as it is: a number, a CSV matrix, or a shipped table's name."""
+    belief: str | None = None
+    """The slow-down as the policy believes it to be; None: it knows the truth."""
+    duration_error: float = 0.0
+    """Sigma of the lognormal error of believed iteration times."""
+    seed: int = 1
+    """Of that error."""
+    jobs_per_gpu: int = 2
+    gpu_memory: int | None = None
+    """Bytes on each GPU; None: what the profile's GPU has."""
+    memory_limit: bool = True
+    ignore_placement: bool = False
+    """Let every placement be as fast as the most consolidated one."""
+    costs: Costs = Costs()
+    large_above: int = 4
+    """A job with more GPUs than this counts as large."""
+
+
+@dataclass(frozen=True)
+class Result:
+    summary: Summary
+    state: State
+    """The world at the end; its `ended` records tell each job's story."""
+
+    @property
+    def jobs(self) -> list[JobRecord]:
+        """The finished jobs, in the order of their end."""
+        return finished(self.state)
+
+
+def simulate(
+    workload: Workload | Iterable[Job],
+    policy: str | Policy = "sjf-bsbf",
+    setup: Setup | None = None,
+    *,
+    log: Callable[[ev.Event], None] | None = None,
+) -> Result:
+    """Run a workload under a policy to its end. `log` is called with every event, in order."""
+    began = process_time()
+    setup = setup or Setup()
+    if not isinstance(workload, Workload):
+        workload = Workload(tuple(workload))
+    name = policy if isinstance(policy, str) else str(getattr(policy, "name", type(policy).__name__))
+    chosen = policies.make(policy) if isinstance(policy, str) else policy
+    nodes = cluster_nodes(setup)
+    belief, truth = _models(setup, len(nodes[0].gpus), workload)
+    try:
+        engine = Engine(
+            workload.jobs,
+            nodes,
+            chosen,
+            belief=belief,
+            truth=truth,
+            jobs_per_gpu=setup.jobs_per_gpu,
+            costs=setup.costs,
+            log=log,
+        )
+        with _no_garbage_collection():
+            state = engine.run()
+    except Impossible as impossible:
+        where = workload.where(impossible.job) if impossible.job else workload.source
+        raise InputError(f"{where}: {impossible}") from None
+    summary = summarise(
+        state,
+        policy=name,
+        workload=workload.source,
+        decision_s=engine.decision_s,
+        cpu_s=process_time() - began,
+        large_above=setup.large_above,
+    )
+    return Result(summary, state)
+
+
+def cluster_nodes(setup: Setup) -> list[Node]:
+    """The nodes of a cluster such as 16x4."""
+    match = re.fullmatch(r"(\d+)[x×](\d+)", setup.cluster.strip())
+    number, size = (int(part) for part in match.groups()) if match else (0, 0)
+    if not 1 <= number * size <= 1_000_000:
+        raise InputError(f"cluster {setup.cluster!r}: write nodes x GPUs per node, for example 16x4")
+    memory = setup.gpu_memory or _profile(setup.profile).gpu.memory_bytes
+    if memory is None:
+        if setup.memory_limit:
+            raise InputError(f"profile {setup.profile} does not say how much memory a GPU has; give --gpu-memory")
+        memory = 0
+    return [Node(f"node{n}", tuple(range(n * size, (n + 1) * size)), memory) for n in range(number)]
+
+
+def _models(setup: Setup, node_gpus: int, workload: Workload) -> tuple[PerformanceModel, PerformanceModel]:
+    """What the policy believes and what is true; one object where they are the same."""
+    tasks = _profile(setup.profile).core_tasks()
+    for job in workload.jobs:
+        if job.model not in tasks and (job.model != GENERIC or job.alone_s is None):
+            unknown = f"model: {job.model!r} is not in profile {setup.profile}: {nearest(job.model, tasks)}"
+            raise InputError(f"{workload.where(job.id)}: {unknown}")
+
+    def model(interference: str) -> FittedModel:
+        return FittedModel(
+            tasks,
+            _table(interference, setup, workload),
+            node_gpus,
+            ignore_placement=setup.ignore_placement,
+            ignore_memory=not setup.memory_limit,
+        )
+
+    truth = model(setup.truth)
+    belief: PerformanceModel = truth if setup.belief in (None, setup.truth) else model(setup.belief or "")
+    if setup.duration_error:
+        belief = Misjudged(belief, setup.duration_error, setup.seed)
+    return belief, truth
+
+
+def _table(text: str, setup: Setup, workload: Workload) -> Interference:
+    table = read_interference(text)
+    if isinstance(table, TableInterference) and setup.jobs_per_gpu > 1:
+        for job in workload.jobs:
+            if job.model not in table.models:
+                known = ", ".join(sorted(table.models))
+                problem = f"model: interference {text} says nothing about {job.model!r} (only {known}); give a number"
+                raise InputError(f"{workload.where(job.id)}: {problem}")
+    return table
+
+
+@lru_cache(maxsize=8)
+def _profile(name: str) -> Profile:
+    return load(name)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """A run makes no reference cycles that outlive it, and searching for them costs a tenth of its time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
