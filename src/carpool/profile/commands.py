@@ -112,7 +112,7 @@ def _list(as_json: bool) -> None:
         (p.name, p.gpu.name if p.gpu else "–", len(p.tasks), len(p.pairs), ", ".join(p.pair_mechanisms()) or "–")
         for p in known
     ]
-    _print(_table("Profiles", ("name", "GPU", "tasks", "pairs", "mechanisms"), rows))
+    _print("Profiles", ("name", "GPU", "tasks", "pairs", "mechanisms"), rows)
 
 
 def _show(profile: Profile) -> None:
@@ -122,35 +122,37 @@ def _show(profile: Profile) -> None:
     for line in filter(None, (profile.description, profile.noise)):
         click.echo(line)
     if profile.tasks:
-        _print(_constants(profile))
-        _print(_errors(profile))
+        _constants(profile)
+        _errors(profile)
     if any(task.memory for task in profile.tasks.values()):
-        _print(_memory(profile))
+        _memory(profile)
     for mechanism in profile.pair_mechanisms():
         for batches, title in _batch_sets(profile, mechanism):
-            _print(_slowdowns(profile, mechanism, batches, title))
+            _slowdowns(profile, mechanism, batches, title)
     if profile.groups:
-        _print(_groups(profile))
+        _groups(profile)
+    if profile.notes:
+        click.echo("")
     for note in profile.notes:
         click.echo(f"note: {note}")
 
 
-def _constants(profile: Profile) -> Any:
+def _constants(profile: Profile) -> None:
     rows = [
         (
             name,
-            f"{t.alpha_s:.4g}",
-            f"{t.beta_s:.4g}",
+            f"{t.alpha_s:.3g}",
+            f"{t.beta_s:.3g}",
             *(f"{x:.3g}" for x in (t.intra.base_s, t.intra.per_gpu_s, t.inter.base_s, t.inter.per_gpu_s)),
             f"{t.delta:.3g}",
         )
         for name, t in profile.tasks.items()
     ]
     heads = ("task", "α", "β", "A node", "B node", "A nodes", "B nodes", "δ")
-    return _table("Iteration time (s); all-reduce of n GPUs: A + B·(n−2), in one node or across nodes", heads, rows)
+    _print("Iteration time (s); all-reduce of n GPUs: A + B·(n−2), in one node or across nodes", heads, rows)
 
 
-def _errors(profile: Profile) -> Any:
+def _errors(profile: Profile) -> None:
     def percent(value: float | None) -> str:
         return "–" if value is None else f"{100 * value:.1f} %"
 
@@ -164,10 +166,10 @@ def _errors(profile: Profile) -> Any:
         if (e := task.error) is not None
     ]
     heads = ("task", "median", "p90", "one GPU", "one node", "several nodes", "points")
-    return _table("Error of the fit (medians by placement)", heads, rows)
+    _print("Error of the fit (medians by placement)", heads, rows)
 
 
-def _memory(profile: Profile) -> Any:
+def _memory(profile: Profile) -> None:
     rows = []
     for name, task in profile.tasks.items():
         if (m := task.memory) is None:
@@ -176,7 +178,7 @@ def _memory(profile: Profile) -> Any:
         fits = room is not None and m.bytes_per_sample > 0
         largest = f"{max(0, int((room - m.static_bytes) / m.bytes_per_sample)):,}" if fits and room else "–"
         rows.append((name, f"{m.static_bytes / GIB:.2f}", f"{m.bytes_per_sample / 2**20:.4g}", largest))
-    return _table("Memory", ("task", "static GiB", "MiB a sample", "largest batch alone"), rows)
+    _print("Memory", ("task", "static GiB", "MiB a sample", "largest batch alone"), rows)
 
 
 def _batch_sets(profile: Profile, mechanism: str) -> list[tuple[dict[str, int], str]]:
@@ -194,7 +196,7 @@ def _batch_sets(profile: Profile, mechanism: str) -> list[tuple[dict[str, int], 
     return [(s, ", ".join(f"{k} {v}" for k, v in sorted(s.items()) if v) or "any batch") for s in sets]
 
 
-def _slowdowns(profile: Profile, mechanism: str, batches: dict[str, int], title: str) -> Any:
+def _slowdowns(profile: Profile, mechanism: str, batches: dict[str, int], title: str) -> None:
     table, names = profile.interference(mechanism), sorted(batches)
 
     def cell(row: str, column: str) -> str:
@@ -204,29 +206,26 @@ def _slowdowns(profile: Profile, mechanism: str, batches: dict[str, int], title:
             return "–"
 
     rows = [(row, *(cell(row, column) for column in names)) for row in names]
-    return _table(f"ξ, row slowed by column, {mechanism} ({title})", ("", *names), rows)
+    _print(f"ξ, row slowed by column, {mechanism} ({title})", ("", *names), rows)
 
 
-def _groups(profile: Profile) -> Any:
+def _groups(profile: Profile) -> None:
     rows = [
         (group.mechanism, ", ".join(f"{j.task} {j.batch}" for j in group.jobs), ", ".join(f"{x:.2f}" for x in group.xi))
         for group in profile.groups
     ]
-    return _table("Three jobs or more on one GPU", ("mechanism", "jobs", "ξ"), rows)
+    _print("Three jobs or more on one GPU", ("mechanism", "jobs", "ξ"), rows)
 
 
-def _table(title: str, heads: tuple[str, ...], rows: list[Any]) -> Any:
+def _print(title: str, heads: tuple[str, ...], rows: list[Any]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left")
+    table = Table(box=SIMPLE_HEAD, show_edge=False)
     for i, head in enumerate(heads):
         table.add_column(head, justify="left" if i == 0 else "right")
     for row in rows:
         table.add_row(*map(str, row))
-    return table
-
-
-def _print(table: Any) -> None:
-    from rich.console import Console
-
+    click.echo(f"\n{title}")  # not as the table's title, which Rich would wrap to the table's width
     Console().print(table)
