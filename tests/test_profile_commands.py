@@ -70,6 +70,7 @@ def test_fit_takes_pairs_of_several_files_with_a_mechanism_each(tmp_path):
     profile = loads(call(fit, "--name", "m", *options, "--json").output, "stdout")
     assert profile.pair_mechanisms() == ["mps", "time-slicing"]
     assert profile.interference("mps").pair("a", 1, "b", 1) == 2.5556
+    assert profile.interference("mps").pair("b", 1, "a", 1) == 1.25
     assert "ξ, row slowed by column" in call(fit, "--name", "m", *options).output
 
 

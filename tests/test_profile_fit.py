@@ -5,7 +5,7 @@ import json
 import os
 import random
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 
 import pytest
 from hypothesis import given, settings
@@ -84,8 +84,23 @@ def test_any_eq7_table_is_fitted_closely_with_legal_constants(alpha, beta, intra
     assert fitted.delta >= 1
 
 
+def test_delta_stays_at_one_where_the_rows_ask_for_less():
+    slower = Task(0.05, 0.004, AllReduce(0.06, 0.02), AllReduce(0.3, 0.006), 0.6)
+    assert fit_task(table(slower)).delta == 1.0
+
+
 def test_the_fit_is_deterministic():
     assert fit_task(table(TRUE, noise=0.1)) == fit_task(table(TRUE, noise=0.1))
+
+
+def test_the_recorded_errors_are_those_of_the_shipped_constants():
+    runs = table(TRUE, noise=0.3)
+    fitted = fit_task(runs)
+    off = [abs(fitted.core().iteration(r.batch, r.accum, Placement(r.gpus, r.nodes)) / r.seconds - 1) for r in runs]
+    assert fitted.error.median == pytest.approx(median(off), rel=1e-3)
+    assert fitted.error.p90 == pytest.approx(quantiles(off, n=10, method="inclusive")[8], rel=1e-3)
+    alone = [error for error, run in zip(off, runs, strict=True) if run.gpus == 1]
+    assert fitted.error.median_one_gpu == pytest.approx(median(alone), rel=1e-3)
 
 
 def test_what_no_row_tells_stays_at_zero():
@@ -136,6 +151,12 @@ def test_a_bad_row_is_named(tmp_path, row, message):
         fit_throughput(write_csv(tmp_path, "a,1,1,1,4,0.5,0", row))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path):
+    path = write_csv(tmp_path, "a,1,1,1,4,0.5,0", "a,1,1,1,8,0.9,0")
+    path.write_text("\ufeff" + path.read_text())
+    assert list(fit_throughput(path)) == ["a"]
 
 
 def test_a_table_without_rows_or_columns_is_refused(tmp_path):
@@ -208,6 +229,7 @@ def test_every_shipped_task_is_within_seven_percent_of_the_table():
     for name, found in errors.items():
         assert median(found) <= 0.07, name
         assert median(found) == pytest.approx(tasks[name]["error"]["median"], rel=1e-3)
+        assert quantiles(found, n=10, method="inclusive")[8] == pytest.approx(tasks[name]["error"]["p90"], rel=1e-3)
         assert len(found) == tasks[name]["error"]["points"]
 
 

@@ -170,9 +170,9 @@ def fit_memory(
 ) -> dict[str, Memory]:
     """mem(b) = m0 + m1·b from the solo rows of measurement files.
 
-    The line comes from the rows without accumulation. There the gradients are freed before the forward pass, so the
-    peak, at its end, does not hold them; rows with accumulation lie above the line by about the gradients, and that
-    excess (the median, where positive) joins the static part. `activation_scale` multiplies the slope: 2 turns
+    The line comes from the rows without accumulation. There, it seems, the gradients are freed before the forward pass
+    and the peak does not hold them: rows with accumulation lie above the line, for bert by the size of its gradients.
+    That excess (the median, where positive) joins the static part, since jobs are shrunk by accumulation. `activation_scale` multiplies the slope: 2 turns
     activations kept in 16 bits into 32. Weights, gradients and optimizer state are 32 bits wide under autocast already.
     """
     runs = [run for path in paths for run in read_solo(path)]
