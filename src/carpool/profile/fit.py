@@ -172,8 +172,9 @@ def fit_memory(
 
     The line comes from the rows without accumulation. There, it seems, the gradients are freed before the forward pass
     and the peak does not hold them: rows with accumulation lie above the line, for bert by the size of its gradients.
-    That excess (the median, where positive) joins the static part, since jobs are shrunk by accumulation. `activation_scale` multiplies the slope: 2 turns
-    activations kept in 16 bits into 32. Weights, gradients and optimizer state are 32 bits wide under autocast already.
+    That excess (the median, where positive) joins the static part, since jobs are shrunk by accumulation.
+    `activation_scale` multiplies the slope: 2 turns activations kept in 16 bits into 32. Weights, gradients and
+    optimizer state are 32 bits wide under autocast already.
     """
     runs = [run for path in paths for run in read_solo(path)]
     tasks = sorted({run.task for run in runs})
