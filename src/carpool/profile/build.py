@@ -1,0 +1,164 @@
+"""Puts a profile together from measurement files: what `carpool fit` does once its options are read.
+
+It fits tasks and memory, merges repeated pairs, and notes what a reader should know about the data: batches that ran
+faster than smaller ones, communication that no row tells, and batches that ran although the memory line refuses them.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+from carpool.core.model import sub_batch
+from carpool.profile.fields import ProfileError
+from carpool.profile.fit import fit_memory, fit_task
+from carpool.profile.rows import GIB, Run, merge_pairs, read_pairs, read_runs
+from carpool.profile.values import MECHANISMS, Gpu, Group, Memory, Pair, Profile, TaskProfile
+
+UNITS = {"": 1, "B": 1, "MB": 10**6, "GB": 10**9, "MIB": 2**20, "GIB": 2**30}
+FASTER = 0.95
+"""A larger batch on one GPU below this share of a smaller one's time is worth a note."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitRequest:
+    """Everything that `carpool fit` can be told."""
+
+    name: str
+    description: str = ""
+    throughput: tuple[str, ...] = ()
+    memory: tuple[str, ...] = ()
+    activation_scale: float = 2.0
+    context_gib: float = 0.7
+    pairs: tuple[str, ...] = ()
+    mechanism: tuple[str, ...] = ()
+    gpu: str | None = None
+    gpu_memory: str | None = None
+    gpus_per_node: int | None = None
+    driver: str | None = None
+    batch_norm: tuple[str, ...] = ()
+    noise: str | None = None
+    note: tuple[str, ...] = ()
+
+
+def build(request: FitRequest) -> Profile:
+    if not (request.throughput or request.pairs):
+        raise ProfileError("nothing to fit; give --throughput for tasks, --pairs for slow-downs, or both")
+    if request.memory and not request.throughput:
+        raise ProfileError("--memory: memory belongs to tasks; give --throughput as well")
+    gpu = _gpu(request)
+    runs = [run for path in request.throughput for run in read_runs(path)]
+    tasks, notes = _tasks(request, runs, gpu.memory_bytes if gpu else None)
+    pairs, groups = _pairs(request)
+    return Profile(
+        name=request.name,
+        description=request.description,
+        gpu=gpu,
+        noise=request.noise,
+        notes=(*request.note, *notes),
+        tasks=tasks,
+        pairs=tuple(pairs),
+        groups=tuple(groups),
+    )
+
+
+def _gpu(request: FitRequest) -> Gpu | None:
+    if request.gpu is None:
+        if request.gpu_memory or request.driver or request.gpus_per_node:
+            raise ProfileError("--gpu: missing; name the card that the other options describe")
+        return None
+    memory = parse_bytes(request.gpu_memory) if request.gpu_memory else None
+    return Gpu(request.gpu, memory, request.driver, request.gpus_per_node)
+
+
+def parse_bytes(text: str) -> int:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text, re.IGNORECASE)
+    if not match or match[2].upper() not in UNITS or float(match[1]) <= 0:
+        raise ProfileError(f"memory size {text!r}: give a number and a unit, for example 15GiB or 15109MiB")
+    return round(float(match[1]) * UNITS[match[2].upper()])
+
+
+def _tasks(
+    request: FitRequest, runs: Sequence[Run], gpu_memory: int | None
+) -> tuple[dict[str, TaskProfile], list[str]]:
+    names = sorted({run.task for run in runs})
+    memory = fit_memory(request.memory, request.activation_scale, request.context_gib) if request.memory else {}
+    for unknown in set(request.batch_norm) - set(names):
+        raise ProfileError(f"--batch-norm {unknown}: no such task in the rows; they have {', '.join(names) or 'none'}")
+    source = ", ".join(Path(path).name for path in request.throughput)
+    tasks, notes = {}, []
+    for name in names:
+        own = [run for run in runs if run.task == name]
+        norm = name in request.batch_norm if request.batch_norm else None
+        tasks[name] = replace(fit_task(own), memory=memory.get(name), batch_norm=norm, source=source)
+        notes += _odd_speeds(own) + _unfitting(own, memory.get(name), gpu_memory)
+        if request.memory and name not in memory:
+            notes.append(f"{name}: no memory rows, so its memory counts as 0.")
+    if runs and all(run.gpus == 1 for run in runs):
+        notes.append("All rows come from one GPU: the communication constants are unknown and stand at 0.")
+    return tasks, notes
+
+
+def _odd_speeds(runs: Sequence[Run]) -> list[str]:
+    """Batches on one GPU that ran clearly faster than the next smaller one: no straight line can follow them."""
+    times: dict[int, list[float]] = {}
+    for run in runs:
+        if run.gpus == run.accum == 1:
+            times.setdefault(run.batch, []).append(run.seconds)
+    steps = [(batch, median(times[batch])) for batch in sorted(times)]
+    return [
+        f"{runs[0].task}: on one GPU batch {b} ({t:.4g} s) ran faster than batch {smaller} ({longer:.4g} s)."
+        for (smaller, longer), (b, t) in pairwise(steps)
+        if t < FASTER * longer
+    ]
+
+
+def _unfitting(runs: Sequence[Run], memory: Memory | None, gpu_memory: int | None) -> list[str]:
+    if memory is None or gpu_memory is None:
+        return []
+    largest = max(sub_batch(run.batch, run.accum) for run in runs)
+    need = memory.static_bytes + memory.bytes_per_sample * largest
+    if need <= gpu_memory:
+        return []
+    return [
+        f"{runs[0].task}: the rows hold batch {largest} on this GPU, but the memory line asks {need / GIB:.1f} of "
+        f"{gpu_memory / GIB:.1f} GiB for it: the line is too cautious for this task."
+    ]
+
+
+def _pairs(request: FitRequest) -> tuple[list[Pair], list[Group]]:
+    mechanisms = request.mechanism or ("unknown",)
+    if len(mechanisms) == 1:
+        mechanisms = mechanisms * len(request.pairs)
+    if len(mechanisms) != len(request.pairs):
+        raise ProfileError(
+            f"--mechanism: {len(mechanisms)} of them for {len(request.pairs)} --pairs; give it once, or once for each"
+        )
+    pairs: list[Pair] = []
+    groups: list[Group] = []
+    for path, mechanism in zip(request.pairs, mechanisms, strict=True):
+        if mechanism not in MECHANISMS:
+            raise ProfileError(f"--mechanism {mechanism}: unknown; give {', '.join(MECHANISMS)}")
+        some, larger = read_pairs(path, mechanism, source=Path(path).name)
+        if not some and not larger:
+            raise ProfileError(f"{path}: no pair or group rows; give a file that holds some")
+        pairs += some
+        groups += [replace(group, xi=tuple(round(xi, 4) for xi in group.xi)) for group in larger]
+    return [_rounded(pair) for pair in merge_pairs(pairs)], groups
+
+
+def _rounded(pair: Pair) -> Pair:
+    """Four decimals: far finer than two runs of the same pair agree."""
+
+    def interval(ends: tuple[float, float] | None) -> tuple[float, float] | None:
+        return ends and (round(ends[0], 4), round(ends[1], 4))
+
+    return replace(
+        pair,
+        xi_a=round(pair.xi_a, 4),
+        xi_b=round(pair.xi_b, 4),
+        interval_a=interval(pair.interval_a),
+        interval_b=interval(pair.interval_b),
+    )

@@ -1,0 +1,231 @@
+"""The commands `carpool fit` and `carpool profiles`: options in, tables or JSON out.
+
+All work is done by `build.py` and `schema.py`; here it is only asked for and shown. `cli.py` attaches both commands and
+turns input errors into one line. Rich and scipy load on first use, to keep the start of every other command quick.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from carpool.core.perf import UnknownPair
+from carpool.profile.schema import Profile, dumps, load, save, shipped
+
+GIB = 2**30
+
+
+@click.command()
+@click.option("--throughput", multiple=True, metavar="FILE", help="Timed rows: CSV table, or a measurement's JSON.")
+@click.option("--memory", multiple=True, metavar="JSON", help="Measurement file whose solo rows tell memory.")
+@click.option(
+    "--activation-scale", default=2.0, show_default=True, help="Times the memory per sample (2: 16 to 32 bits)."
+)
+@click.option("--context-gib", default=0.7, show_default=True, help="Memory of the CUDA context, added to each job.")
+@click.option("--pairs", multiple=True, metavar="FILE", help="Slow-downs: CSV matrix (row slowed by column) or JSON.")
+@click.option("--mechanism", multiple=True, help="mps, time-slicing or unknown; once, or once for each --pairs.")
+@click.option("--name", required=True, help="Name of the profile.")
+@click.option("--description", default="", help="Where the numbers come from.")
+@click.option("--gpu", help="Name of the card.")
+@click.option("--gpu-memory", metavar="SIZE", help="What jobs can use of it, e.g. 15GiB.")
+@click.option("--gpus-per-node", type=click.IntRange(min=1), help="GPUs in one machine.")
+@click.option("--driver", help="Driver version.")
+@click.option("--batch-norm", multiple=True, metavar="TASK", help="A task with BatchNorm, which accumulation changes.")
+@click.option("--noise", help="How well repeated measurements agree.")
+@click.option("--note", multiple=True, help="A remark to keep in the file.")
+@click.option("--out", metavar="FILE", help="Write the profile here.")
+@click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON.")
+def fit(out: str | None, as_json: bool, **told: Any) -> None:
+    """Fit tasks, memory and slow-downs from measurements, and write them as a profile."""
+    from carpool.profile.build import FitRequest, build
+
+    _check_scales(told)
+    profile = build(FitRequest(**told))
+    if out is not None:
+        save(profile, out)
+    if as_json:
+        click.echo(dumps(profile), nl=False)
+        return
+    _show(profile)
+    if out is not None:
+        click.echo(f"wrote {out}")
+
+
+def _check_scales(told: Mapping[str, Any]) -> None:
+    from math import isfinite
+
+    from carpool.profile.fields import ProfileError
+
+    for option, least in (("activation_scale", "above 0"), ("context_gib", "0 or more")):
+        value = told[option]
+        if not isfinite(value) or value < 0 or (value == 0 and option == "activation_scale"):
+            raise ProfileError(f"--{option.replace('_', '-')} {value}: give a finite number, {least}")
+
+
+@click.group(invoke_without_command=True)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def profiles(context: click.Context, as_json: bool) -> None:
+    """Profiles that come with Carpool: fitted tasks and measured slow-downs."""
+    if context.invoked_subcommand is None:
+        _list(as_json)
+
+
+@profiles.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def list_command(as_json: bool) -> None:
+    """List the shipped profiles."""
+    _list(as_json)
+
+
+@profiles.command("show")
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="Print the file itself.")
+def show_command(name: str, as_json: bool) -> None:
+    """Show one profile: a shipped NAME or a path."""
+    profile = load(name)
+    if as_json:
+        click.echo(dumps(profile), nl=False)
+    else:
+        _show(profile)
+
+
+def _list(as_json: bool) -> None:
+    known = [load(name) for name in shipped()]
+    if as_json:
+        summaries = [
+            {
+                "name": profile.name,
+                "description": profile.description,
+                "gpu": profile.gpu.name if profile.gpu else None,
+                "tasks": sorted(profile.tasks),
+                "pairs": len(profile.pairs),
+                "groups": len(profile.groups),
+                "mechanisms": profile.pair_mechanisms(),
+            }
+            for profile in known
+        ]
+        click.echo(json.dumps(summaries, ensure_ascii=False, indent=1))
+        return
+    rows = [
+        (p.name, p.gpu.name if p.gpu else "–", len(p.tasks), len(p.pairs), ", ".join(p.pair_mechanisms()) or "–")
+        for p in known
+    ]
+    _print("Profiles", ("name", "GPU", "tasks", "pairs", "mechanisms"), rows)
+
+
+def _show(profile: Profile) -> None:
+    gpu = profile.gpu
+    memory = f", {gpu.memory_bytes / GIB:.1f} GiB" if gpu and gpu.memory_bytes else ""
+    click.echo(f"{profile.name}: {gpu.name + memory if gpu else 'no GPU named'}")
+    for line in filter(None, (profile.description, profile.noise)):
+        click.echo(line)
+    if profile.tasks:
+        _constants(profile)
+        _errors(profile)
+    if any(task.memory for task in profile.tasks.values()):
+        _memory(profile)
+    for mechanism in profile.pair_mechanisms():
+        for batches, title in _batch_sets(profile, mechanism):
+            _slowdowns(profile, mechanism, batches, title)
+    if profile.groups:
+        _groups(profile)
+    if profile.notes:
+        click.echo("")
+    for note in profile.notes:
+        click.echo(f"note: {note}")
+
+
+def _constants(profile: Profile) -> None:
+    rows = [
+        (
+            name,
+            f"{t.alpha_s:.3g}",
+            f"{t.beta_s:.3g}",
+            *(f"{x:.3g}" for x in (t.intra.base_s, t.intra.per_gpu_s, t.inter.base_s, t.inter.per_gpu_s)),
+            f"{t.delta:.3g}",
+        )
+        for name, t in profile.tasks.items()
+    ]
+    heads = ("task", "α", "β", "A node", "B node", "A nodes", "B nodes", "δ")
+    _print("Iteration time (s); all-reduce of n GPUs: A + B·(n−2), in one node or across nodes", heads, rows)
+
+
+def _errors(profile: Profile) -> None:
+    def percent(value: float | None) -> str:
+        return "–" if value is None else f"{100 * value:.1f} %"
+
+    rows = [
+        (
+            name,
+            *map(percent, (e.median, e.p90, e.median_one_gpu, e.median_one_node, e.median_several_nodes)),
+            e.points,
+        )
+        for name, task in profile.tasks.items()
+        if (e := task.error) is not None
+    ]
+    heads = ("task", "median", "p90", "one GPU", "one node", "several nodes", "points")
+    _print("Error of the fit (medians by placement)", heads, rows)
+
+
+def _memory(profile: Profile) -> None:
+    rows = []
+    for name, task in profile.tasks.items():
+        if (m := task.memory) is None:
+            continue
+        room = profile.gpu.memory_bytes if profile.gpu else None
+        fits = room is not None and m.bytes_per_sample > 0
+        largest = f"{max(0, int((room - m.static_bytes) / m.bytes_per_sample)):,}" if fits and room else "–"
+        rows.append((name, f"{m.static_bytes / GIB:.2f}", f"{m.bytes_per_sample / 2**20:.4g}", largest))
+    _print("Memory", ("task", "static GiB", "MiB a sample", "largest batch alone"), rows)
+
+
+def _batch_sets(profile: Profile, mechanism: str) -> list[tuple[dict[str, int], str]]:
+    """The sets of batches at which all pairs of a mechanism were measured, in the order of the file."""
+    sets: list[dict[str, int]] = []
+    for pair in (p for p in profile.pairs if p.mechanism == mechanism):
+        wanted = {pair.a: pair.batch_a, pair.b: pair.batch_b}
+        if pair.a == pair.b and pair.batch_a != pair.batch_b:
+            continue  # has no cell of its own in a matrix of one batch for each task
+        home = next((s for s in sets if all(s.get(k, v) == v for k, v in wanted.items())), None)
+        if home is None:
+            sets.append(wanted)
+        else:
+            home.update(wanted)
+    return [(s, ", ".join(f"{k} {v}" for k, v in sorted(s.items()) if v) or "any batch") for s in sets]
+
+
+def _slowdowns(profile: Profile, mechanism: str, batches: dict[str, int], title: str) -> None:
+    table, names = profile.interference(mechanism), sorted(batches)
+
+    def cell(row: str, column: str) -> str:
+        try:
+            return f"{table.pair(row, batches[row], column, batches[column]):.2f}"
+        except UnknownPair:
+            return "–"
+
+    rows = [(row, *(cell(row, column) for column in names)) for row in names]
+    _print(f"ξ, row slowed by column, {mechanism} ({title})", ("", *names), rows)
+
+
+def _groups(profile: Profile) -> None:
+    rows = [
+        (group.mechanism, ", ".join(f"{j.task} {j.batch}" for j in group.jobs), ", ".join(f"{x:.2f}" for x in group.xi))
+        for group in profile.groups
+    ]
+    _print("Three jobs or more on one GPU", ("mechanism", "jobs", "ξ"), rows)
+
+
+def _print(title: str, heads: tuple[str, ...], rows: list[Any]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, show_edge=False)
+    for i, head in enumerate(heads):
+        table.add_column(head, justify="left" if i == 0 else "right")
+    for row in rows:
+        table.add_row(*map(str, row))
+    click.echo(f"\n{title}")  # not as the table's title, which Rich would wrap to the table's width
+    Console().print(table)

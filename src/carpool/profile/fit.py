@@ -1,0 +1,244 @@
+"""Fits the performance model to measured rows: eq. 3, 4 and 7 to iteration times, a straight line to memory.
+
+`carpool fit` calls it; what comes out is the `tasks` part of a profile, with the error of each fit inside. The fit is
+deterministic: fixed starts, no random numbers. scipy is imported on first use, since only fitting needs it.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from carpool.core.model import sub_batch
+from carpool.core.perf import AllReduce, Placement
+from carpool.errors import InputError
+from carpool.profile.fields import ProfileError
+from carpool.profile.rows import GIB, Run, read_runs, read_solo
+from carpool.profile.values import FitError, Memory, TaskProfile
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, np.dtype[np.float64]]
+
+LOG_ERROR_SCALE = 0.05
+"""Above about 5 % a row's error counts linearly instead of squared, so that a few odd rows cannot pull the fit."""
+DELTA_STARTS = (1.1, 2.0, 4.0)
+DELTA_MOST = 10.0
+"""Beyond it eq. 7 is the plain maximum of compute and communication to within 7 %, and δ cannot be told any more."""
+NAMES = ("alpha", "beta", "intra_base", "intra_per_gpu", "inter_base", "inter_per_gpu", "delta")
+ONE_GPU, ONE_NODE, SEVERAL_NODES = range(3)
+
+
+def fit_throughput(path: str | Path) -> dict[str, TaskProfile]:
+    """Every task of a throughput table, fitted."""
+    runs = read_runs(path)
+    return {task: fit_task([run for run in runs if run.task == task]) for task in sorted({run.task for run in runs})}
+
+
+def fit_task(runs: Sequence[Run]) -> TaskProfile:
+    """The constants of one task over all its rows; rounded first, so that the error is that of what is shipped."""
+    name = runs[0].task
+    if len({run.batch / run.accum for run in runs}) < 2:
+        raise ProfileError(f"task {name}: rows of one batch size only; eq. 3 needs at least two")
+    kinds = [_kind(run) for run in runs]
+    solution = _solve(runs, kinds)
+    constants = {key: significant(float(value)) for key, value in zip(NAMES, solution, strict=True)}
+    task = TaskProfile(
+        alpha_s=constants["alpha"],
+        beta_s=constants["beta"],
+        intra=AllReduce(constants["intra_base"], constants["intra_per_gpu"]),
+        inter=AllReduce(constants["inter_base"], constants["inter_per_gpu"]),
+        delta=constants["delta"],
+    )
+    return replace(task, error=_error(task, runs, kinds))
+
+
+def _kind(run: Run) -> int:
+    return ONE_GPU if run.gpus == 1 else ONE_NODE if run.nodes == 1 else SEVERAL_NODES
+
+
+def _solve(runs: Sequence[Run], kinds: Sequence[int]) -> "Array":
+    """The best of a few starts. Only constants that the rows can tell are fitted; the others stay 0 (δ: 1)."""
+    np, least_squares = _scipy()
+    residuals = _residuals(np, runs, kinds)
+    told = np.array(_told(runs, kinds))
+    best = None
+    for delta in DELTA_STARTS:
+        start = _start(runs, delta)
+        unknown = np.array([0.0] * 6 + [1.0])
+
+        def full(x: "Array", base: "Array" = unknown) -> "Array":
+            p = base.copy()
+            p[told] = x
+            return p
+
+        x0 = np.array(start)[told]
+        low, high = np.array([0.0] * 6 + [1.0])[told], np.array([math.inf] * 6 + [DELTA_MOST])[told]
+        found = least_squares(
+            lambda x, full=full: residuals(full(x)),
+            x0,
+            bounds=(low, high),
+            x_scale=x0,
+            ftol=1e-12,
+            xtol=1e-12,
+            gtol=1e-12,
+            max_nfev=1000,
+        )
+        if best is None or found.cost < best[0] * (1 - 1e-9):
+            best = found.cost, full(found.x)
+    assert best is not None
+    solution: Array = best[1]
+    return solution
+
+
+def _residuals(np: Any, runs: Sequence[Run], kinds: Sequence[int]) -> Callable[["Array"], "Array"]:
+    """Robust, weighted log errors of eq. 7.
+
+    One GPU, one node and several nodes weigh the same in all. Tables list hundreds of multi-node placements and a
+    handful of one-GPU rows; unweighted, the fit gives the latter away, though most jobs run there and only they tell α
+    and β, hence the price of accumulation.
+    """
+    batch, accum, gpus, seconds = (
+        np.array([getattr(run, key) for run in runs], dtype=float) for key in ("batch", "accum", "gpus", "seconds")
+    )
+    last = batch // accum  # as in core.perf: the micro-batch whose backward pass overlaps the all-reduce
+    kind = np.array(kinds)
+    share = np.bincount(kind, minlength=3)
+    weight = len(runs) / (np.count_nonzero(share) * share[kind])
+
+    def residuals(p: "Array") -> "Array":
+        alpha, beta, intra, intra_slope, inter, inter_slope, delta = p
+        compute = alpha + beta * last  # eq. 3
+        communicate = np.choose(  # eq. 4
+            kind, [0.0 * gpus, intra + intra_slope * (gpus - 2), inter + inter_slope * (gpus - 2)]
+        )
+        longer = np.maximum(np.maximum(compute, communicate), 1e-300)
+        shorter = np.minimum(compute, communicate)
+        overlapped = longer * (1 + (shorter / longer) ** delta) ** (1 / delta)
+        error = np.log((accum * alpha + beta * batch - compute + overlapped) / seconds)  # eq. 7
+        robust = np.sqrt(2 * (np.sqrt(1 + (error / LOG_ERROR_SCALE) ** 2) - 1))
+        result: Array = np.sign(error) * np.sqrt(weight) * robust * LOG_ERROR_SCALE
+        return result
+
+    return residuals
+
+
+def _told(runs: Sequence[Run], kinds: Sequence[int]) -> list[bool]:
+    """Which of the constants the rows can tell at all."""
+    counts = [{run.gpus for run, kind in zip(runs, kinds, strict=True) if kind == which} for which in range(3)]
+    node, nodes = counts[ONE_NODE], counts[SEVERAL_NODES]
+    return [True, True, bool(node), len(node) > 1, bool(nodes), len(nodes) > 1, bool(node or nodes)]
+
+
+def _start(runs: Sequence[Run], delta: float) -> list[float]:
+    """Rough constants: half of the fastest iteration is fixed cost, the rest of the slowest grows with the batch."""
+    fewest = min(run.gpus for run in runs)
+    alone = [run for run in runs if run.gpus == fewest]
+    per_step = [run.seconds / run.accum for run in alone]
+    alpha = 0.5 * min(per_step)
+    beta = max((s - alpha) / (run.batch / run.accum) for s, run in zip(per_step, alone, strict=True)) / 2
+    typical = median(run.seconds for run in runs)
+    return [alpha, beta, 0.2 * typical, 0.02 * typical, 0.5 * typical, 0.01 * typical, delta]
+
+
+def _error(task: TaskProfile, runs: Sequence[Run], kinds: Sequence[int]) -> FitError:
+    """Relative errors of the core's own eq. 7, over every row."""
+    core = task.core()
+    errors = [
+        abs(core.iteration(run.batch, run.accum, Placement(run.gpus, run.nodes)) / run.seconds - 1) for run in runs
+    ]
+
+    def of(which: int) -> float | None:
+        some = [error for error, kind in zip(errors, kinds, strict=True) if kind == which]
+        return significant(median(some), 4) if some else None
+
+    return FitError(
+        median=significant(median(errors), 4),
+        p90=significant(_quantile(errors, 0.9), 4),
+        points=len(runs),
+        median_one_gpu=of(ONE_GPU),
+        median_one_node=of(ONE_NODE),
+        median_several_nodes=of(SEVERAL_NODES),
+    )
+
+
+def fit_memory(
+    paths: Sequence[str | Path], activation_scale: float = 2.0, context_gib: float = 0.7
+) -> dict[str, Memory]:
+    """mem(b) = m0 + m1·b from the solo rows of measurement files.
+
+    The line comes from the rows without accumulation. There, it seems, the gradients are freed before the forward pass
+    and the peak does not hold them: rows with accumulation lie above the line, for bert by the size of its gradients.
+    That excess (the median, where positive) joins the static part, since jobs are shrunk by accumulation.
+    `activation_scale` multiplies the slope: 2 turns activations kept in 16 bits into 32. Weights, gradients and
+    optimizer state are 32 bits wide under autocast already.
+    """
+    runs = [run for path in paths for run in read_solo(path)]
+    tasks = sorted({run.task for run in runs})
+    return {
+        task: _fit_line([run for run in runs if run.task == task], activation_scale, round(context_gib * GIB))
+        for task in tasks
+    }
+
+
+def _fit_line(runs: Sequence[Run], activation_scale: float, context: int) -> Memory:
+    plain = [(run.batch, run.memory_bytes or 0.0) for run in runs if run.accum == 1]
+    if len({batch for batch, _ in plain}) < 2:
+        raise ProfileError(
+            f"task {runs[0].task}: memory of one batch size only; measure at least two, without accumulation"
+        )
+    intercept, slope = _line(plain)
+    excess = [
+        (run.memory_bytes or 0.0) - intercept - slope * sub_batch(run.batch, run.accum) for run in runs if run.accum > 1
+    ]
+    gradients = max(0, round(median(excess))) if excess else 0
+    source = (
+        f"{len(plain)} rows without accumulation: {intercept / GIB:.3f} GiB + {slope / GIB:.5g} GiB a sample; "
+        f"static part + {gradients / GIB:.3f} GiB gradients kept during accumulation ({len(excess)} rows) "
+        f"+ {context / GIB:.2f} GiB CUDA context; slope × {activation_scale:g} for activations"
+    )
+    return Memory(
+        static_bytes=round(intercept) + gradients + context,
+        bytes_per_sample=significant(slope * activation_scale),
+        source=source,
+        context_bytes=context,
+        gradient_bytes=gradients,
+    )
+
+
+def _line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    """Least squares, with neither part below 0."""
+    mean_x = sum(x for x, _ in points) / len(points)
+    mean_y = sum(y for _, y in points) / len(points)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
+    if slope < 0:
+        return mean_y, 0.0
+    intercept = mean_y - slope * mean_x
+    if intercept < 0:
+        return 0.0, sum(x * y for x, y in points) / sum(x * x for x, _ in points)
+    return intercept, slope
+
+
+def significant(value: float, digits: int = 6) -> float:
+    """Rounded to significant digits; what a bound left just above 0 becomes 0."""
+    return 0.0 if abs(value) < 1e-12 else float(f"{value:.{digits}g}")
+
+
+def _quantile(values: Sequence[float], q: float) -> float:
+    ordered = sorted(values)
+    at = q * (len(ordered) - 1)
+    low = math.floor(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+def _scipy() -> tuple[Any, Any]:
+    try:
+        import numpy as np
+        from scipy.optimize import least_squares
+    except ImportError:
+        raise InputError("fitting needs numpy and scipy; install them with: pip install 'carpool[fit]'") from None
+    return np, least_squares

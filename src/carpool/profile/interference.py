@@ -1,0 +1,51 @@
+"""What a person may write for `--interference`: a number, a CSV matrix, or a shipped table.
+
+The simulator and the comparison call `read_interference` with that text and get the core's table of slow-downs. A
+profile that was measured under several sharing mechanisms is asked for by `name:mechanism`, for example `h200:mps`.
+"""
+
+import math
+
+from carpool.core.perf import ConstantInterference, Interference, MeasuredPair, TableInterference
+from carpool.profile.rows import read_matrix
+from carpool.profile.schema import Profile, ProfileError, load, nearest, shipped
+from carpool.profile.values import MECHANISMS
+
+
+def read_interference(text: str) -> Interference:
+    """ξ for everyone ("1.5"), a matrix ("xi.csv"), or a profile's pairs ("gavel", "h200:mps", "mine.json:mps")."""
+    text = text.strip()
+    constant = _constant(text)
+    if constant is not None:
+        return constant
+    if text.lower().endswith(".csv"):
+        return TableInterference({pair: [MeasuredPair(xi)] for pair, xi in read_matrix(text).items()})
+    name, colon, mechanism = text.rpartition(":")
+    if colon and mechanism in MECHANISMS:
+        return _profile(name).interference(mechanism)
+    if colon and (name in shipped() or name.endswith(".json")):
+        raise ProfileError(f"interference {text!r}: unknown mechanism {mechanism!r}; give {', '.join(MECHANISMS)}")
+    return _profile(text).interference(None)
+
+
+def _constant(text: str) -> ConstantInterference | None:
+    try:
+        xi = float(text)
+    except ValueError:
+        return None
+    if not math.isfinite(xi) or xi < 1:
+        raise ProfileError(f"interference {text}: a slow-down is a finite number of at least 1; give for example 1.5")
+    return ConstantInterference(xi)
+
+
+def _profile(name: str) -> Profile:
+    if not name:
+        raise ProfileError(
+            f"interference: empty; give a number like 1.5, a CSV matrix, or one of {', '.join(shipped())}"
+        )
+    looks_like_file = name.endswith(".json") or "/" in name
+    if name not in shipped() and not looks_like_file:
+        raise ProfileError(
+            f"interference {name!r}: neither a number, a .csv matrix nor a shipped table; " + nearest(name, shipped())
+        )
+    return load(name)

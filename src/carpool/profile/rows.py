@@ -1,0 +1,258 @@
+"""Readers of what `carpool fit` is fed with: throughput tables, measurement files and slow-down matrices.
+
+Each reader checks every field and names file, line and remedy where one is wrong, so that fits can trust their rows.
+A throughput table is CSV with the columns app, nodes, gpus, local_bsz, step_time (and optionally accum). A measurement
+file is JSON with `solo`, `pair` and `group` rows. A matrix is CSV whose row is slowed by its column.
+"""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from carpool.profile.fields import Fields, ProfileError
+from carpool.profile.values import Group, GroupJob, Pair
+
+GIB = 2**30
+COLUMNS = ("app", "nodes", "gpus", "local_bsz", "step_time")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One timed configuration: `batch` samples per GPU and iteration, in `accum` micro-batches."""
+
+    task: str
+    batch: int
+    accum: int
+    gpus: int
+    nodes: int
+    seconds: float
+    memory_bytes: float | None = None
+
+
+def read_runs(path: str | Path) -> list[Run]:
+    """The timed rows of a throughput table (CSV) or of a measurement file (JSON)."""
+    return read_solo(path) if str(path).endswith(".json") else read_throughput(path)
+
+
+def read_throughput(path: str | Path) -> list[Run]:
+    lines = _csv(path)
+    header = lines[0][1]
+    missing = [column for column in COLUMNS if column not in header]
+    if missing:
+        raise ProfileError(f"{path}: line 1: no column {missing[0]}; a throughput table has {', '.join(COLUMNS)}")
+    runs = []
+    for number, cells in lines[1:]:
+        if len(cells) != len(header):
+            raise ProfileError(
+                f"{path}: line {number}: {len(cells)} fields, the header has {len(header)}; mend the row"
+            )
+        row = dict(zip(header, cells, strict=True))
+        where = f"{path}: line {number}"
+        if not row["app"].strip():
+            raise ProfileError(f"{where}: app: empty; name the task")
+        run = Run(
+            task=row["app"].strip(),
+            batch=_whole(row["local_bsz"], f"{where}: local_bsz"),
+            accum=_whole(row.get("accum", "1"), f"{where}: accum"),
+            gpus=_whole(row["gpus"], f"{where}: gpus"),
+            nodes=_whole(row["nodes"], f"{where}: nodes"),
+            seconds=_positive(row["step_time"], f"{where}: step_time"),
+        )
+        if run.nodes > run.gpus:
+            raise ProfileError(f"{where}: nodes: {run.nodes} nodes for {run.gpus} GPUs; each node holds at least one")
+        runs.append(run)
+    if not runs:
+        raise ProfileError(f"{path}: no rows below the header; give a table with at least one task")
+    return runs
+
+
+def read_solo(path: str | Path) -> list[Run]:
+    """The `solo` rows of a measurement file: one GPU, memory included."""
+    return [_solo(row) for row in _measurement(path).children("solo")]
+
+
+def _solo(f: Fields) -> Run:
+    seconds, gib = f.number("iter_s", 0), f.number("mem_gib", 0)
+    if seconds == 0:
+        f.fail("iter_s", "0 s; measure it again")
+    return Run(f.text("model"), f.whole("batch", 1), f.whole("accum", 1, default=1), 1, 1, seconds, gib * GIB)
+
+
+def read_pairs(
+    path: str | Path, mechanism: str = "unknown", batches: Mapping[str, int] | None = None, source: str | None = None
+) -> tuple[list[Pair], list[Group]]:
+    """Pairs and groups of a measurement file (JSON), or the pairs of a matrix (CSV; batch 0, as none is known).
+
+    `batches` says at which batch each task ran beside others. A measurement file that does not say it in its rows says
+    it by its solo rows: the batch whose accumulation was timed as well.
+    """
+    if not str(path).endswith(".json"):
+        return _matrix_pairs(read_matrix(path), mechanism, source), []
+    file = _measurement(path)
+    ran_at = batches if batches is not None else _shared_batches(path)
+
+    def batch(f: Fields, key: str, task: str) -> int:
+        if key in f:
+            return f.whole(key, 0)
+        if task not in ran_at:
+            f.fail(key, f"missing, and no solo rows with accumulation tell the batch of {task}; add it")
+        return ran_at[task]
+
+    pairs = []
+    for f in file.children("pair"):
+        a, b = f.text("a"), f.text("b")
+        xi_a, xi_b = f.number("xi_a", 0.1), f.number("xi_b", 0.1)
+        pairs.append(Pair(a, batch(f, "batch_a", a), b, batch(f, "batch_b", b), mechanism, xi_a, xi_b, source=source))
+    groups = []
+    for f in file.children("group"):
+        tasks, xi = f.texts("jobs"), f.numbers("xi", 0.1)
+        if len(tasks) != len(xi):
+            f.fail("xi", f"{len(xi)} values for {len(tasks)} jobs; give one for each job")
+        jobs = tuple(GroupJob(task, batch(f, "batch", task)) for task in tasks)
+        groups.append(Group(jobs, mechanism, xi, source))
+    return pairs, groups
+
+
+def _shared_batches(path: str | Path) -> dict[str, int]:
+    found: dict[str, set[int]] = {}
+    for run in read_solo(path):
+        if run.accum > 1:
+            found.setdefault(run.task, set()).add(run.batch)
+    return {task: sizes.pop() for task, sizes in found.items() if len(sizes) == 1}
+
+
+def _matrix_pairs(matrix: dict[tuple[str, str], float], mechanism: str, source: str | None) -> list[Pair]:
+    names = sorted({name for name, _ in matrix})
+    return [
+        Pair(a, 0, b, 0, mechanism, matrix[a, b], matrix[b, a], source=source)
+        for i, a in enumerate(names)
+        for b in names[i:]
+    ]
+
+
+def merge_pairs(pairs: Iterable[Pair]) -> list[Pair]:
+    """One pair for all runs of the same jobs, batches and mechanism: the mean, with the range as its interval."""
+    runs: dict[tuple[str, int, str, int, str], list[Pair]] = {}
+    for p in pairs:
+        runs.setdefault((p.a, p.batch_a, p.b, p.batch_b, p.mechanism), []).append(p)
+    return [_merged(same) if len(same) > 1 else same[0] for same in runs.values()]
+
+
+def _merged(same: list[Pair]) -> Pair:
+    first = same[0]
+    xi_a, xi_b = [p.xi_a for p in same], [p.xi_b for p in same]
+    return Pair(
+        *(first.a, first.batch_a, first.b, first.batch_b, first.mechanism),
+        xi_a=sum(xi_a) / len(same),
+        xi_b=sum(xi_b) / len(same),
+        interval_a=(min(xi_a), max(xi_a)),
+        interval_b=(min(xi_b), max(xi_b)),
+        runs=len(same),
+        source=", ".join(dict.fromkeys(p.source for p in same if p.source)) or None,
+    )
+
+
+def read_matrix(path: str | Path) -> dict[tuple[str, str], float]:
+    """ξ by (slowed, by whom) from a CSV matrix: names in the first row and the first column, every cell filled."""
+    lines = _csv(path)
+    columns = lines[0][1][1:]
+    _check_names(f"{path}: line 1", columns)
+    matrix: dict[tuple[str, str], float] = {}
+    seen: list[str] = []
+    for number, cells in lines[1:]:
+        where, row = f"{path}: line {number}", cells[0].strip()
+        if row not in columns:
+            raise ProfileError(
+                f"{where}: field 1: row {row!r} is not in the header; name it there: {', '.join(columns)}"
+            )
+        if row in seen:
+            raise ProfileError(f"{where}: field 1: a second row for {row}; keep one of them")
+        if len(cells) != len(columns) + 1:
+            raise ProfileError(f"{where}: {len(cells) - 1} values for {len(columns)} columns; give one for each")
+        seen.append(row)
+        for column, cell in zip(columns, cells[1:], strict=True):
+            matrix[row, column] = _slowdown(cell, f"{where}: {column}")
+    absent = [name for name in columns if name not in seen]
+    if absent:
+        raise ProfileError(f"{path}: no row for {absent[0]}; the matrix needs a row for each column")
+    return matrix
+
+
+def _check_names(where: str, columns: list[str]) -> None:
+    if not columns:
+        raise ProfileError(f"{where}: no column names; the first row names the tasks after an empty field")
+    for i, name in enumerate(columns):
+        if not name.strip():
+            raise ProfileError(f"{where}: field {i + 2}: empty name; name the task")
+        if name in columns[:i]:
+            raise ProfileError(f"{where}: field {i + 2}: {name} a second time; keep one column for each task")
+
+
+def _slowdown(text: str, where: str) -> float:
+    xi = _number(text, where)
+    if xi < 1:
+        raise ProfileError(
+            f"{where}: {text.strip()} is below 1; give the slow-down (shared time / time alone), 1 for none"
+        )
+    return xi
+
+
+def _csv(path: str | Path) -> list[tuple[int, list[str]]]:
+    """Rows with their line numbers; blank lines are skipped."""
+    reader = csv.reader(io.StringIO(_text(path), newline=""))
+    try:
+        rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(map(str.strip, row))]
+    except csv.Error as error:
+        raise ProfileError(f"{path}: line {reader.line_num}: not CSV ({error}); save it as plain CSV") from None
+    if not rows:
+        raise ProfileError(f"{path}: empty; give a CSV file with a header")
+    return rows
+
+
+def _measurement(path: str | Path) -> Fields:
+    text = _text(path)
+    try:
+        value: Any = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ProfileError(f"{path}: line {error.lineno}: not JSON ({error.msg}); give a measurement file") from None
+    return Fields(value, str(path))
+
+
+def _text(path: str | Path) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise ProfileError(f"{path}: no such file; check the path") from None
+    except UnicodeDecodeError:
+        raise ProfileError(f"{path}: not a text file in UTF-8; save it as such") from None
+    except OSError as error:
+        raise ProfileError(f"{path}: cannot read it ({error.strerror}); check the path") from None
+
+
+def _number(text: str, where: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ProfileError(f"{where}: {text.strip()!r} is not a number; give one") from None
+    if not math.isfinite(value):
+        raise ProfileError(f"{where}: {text.strip()} is not finite; measure it again or leave the row out")
+    return value
+
+
+def _positive(text: str, where: str) -> float:
+    value = _number(text, where)
+    if value <= 0:
+        raise ProfileError(f"{where}: {text.strip()} is not above 0; measure it again")
+    return value
+
+
+def _whole(text: str, where: str) -> int:
+    value = _number(text, where)
+    if value < 1 or value != int(value):
+        raise ProfileError(f"{where}: {text.strip()} is not a whole number of at least 1; mend it")
+    return int(value)

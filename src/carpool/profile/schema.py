@@ -1,0 +1,278 @@
+"""The profile file: what is known about tasks and their sharing on one kind of GPU, as versioned JSON.
+
+A profile holds fitted tasks (eq. 3, 4, 7 and memory), measured pairs and groups per sharing mechanism, or any part of
+that; `carpool fit` and the GPU measurements write it, simulator and service load it. Loading is strict: what does
+not follow the schema is refused with the field's path. `docs/profiles.md` describes every field.
+"""
+
+import difflib
+import json
+import os
+from dataclasses import asdict
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from carpool.core.perf import AllReduce
+from carpool.profile.fields import Fields, ProfileError
+from carpool.profile.values import (
+    MECHANISMS,
+    FitError,
+    Gpu,
+    Group,
+    GroupJob,
+    Interval,
+    Memory,
+    Pair,
+    Point,
+    Profile,
+    TaskProfile,
+)
+
+__all__ = ["SCHEMA", "Profile", "ProfileError", "dumps", "load", "loads", "nearest", "save", "shipped"]
+
+SCHEMA = 1
+
+
+def shipped() -> list[str]:
+    """The names of the profiles that come with Carpool."""
+    library = resources.files("carpool.profile") / "library"
+    return sorted(entry.name.removesuffix(".json") for entry in library.iterdir() if entry.name.endswith(".json"))
+
+
+def load(name_or_path: str | Path) -> Profile:
+    """A shipped profile by its name, or any profile by its path."""
+    wanted = str(name_or_path)
+    names = shipped()
+    if wanted in names:
+        text = (resources.files("carpool.profile") / "library" / f"{wanted}.json").read_text(encoding="utf-8")
+        return loads(text, f"{wanted}.json")
+    path = Path(wanted)
+    try:
+        return loads(path.read_text(encoding="utf-8"), wanted)
+    except FileNotFoundError:
+        raise ProfileError(f"{wanted}: no such profile; {nearest(path.stem, names)}") from None
+    except UnicodeDecodeError:
+        raise ProfileError(f"{wanted}: not a text file; give a profile in JSON") from None
+    except OSError as error:
+        raise ProfileError(f"{wanted}: cannot read it ({error.strerror}); give a profile's file or name") from None
+
+
+def nearest(wanted: str, names: list[str]) -> str:
+    """A remedy for an unknown name."""
+    close = difflib.get_close_matches(wanted.lower(), names, n=1, cutoff=0.4)
+    hint = f"did you mean {close[0]}? " if close else ""
+    return f"{hint}shipped: {', '.join(names) or 'none'}; or give a path"
+
+
+def loads(text: str, file: str) -> Profile:
+    """The profile in `text`; `file` is its name in messages."""
+    try:
+        value = json.loads(text, object_pairs_hook=lambda pairs: _unique(pairs, file))
+    except json.JSONDecodeError as error:
+        problem = f"line {error.lineno}: not JSON ({error.msg}); write it with carpool fit"
+        raise ProfileError(f"{file}: {problem}") from None
+    fields = Fields(value, file)
+    schema = fields.whole("schema", 1)
+    if schema > SCHEMA:
+        fields.fail("schema", f"{schema} is newer than this Carpool reads ({SCHEMA}); upgrade Carpool")
+    profile = Profile(
+        name=fields.text("name"),
+        description=fields.text("description"),
+        gpu=fields.maybe("gpu", lambda key: _gpu(fields.child(key))),
+        mechanisms=fields.named_texts("mechanisms"),
+        noise=fields.maybe("noise", fields.text),
+        notes=fields.texts("notes"),
+        tasks={name: _task(task) for name, task in fields.named("tasks").items()},
+        pairs=tuple(_pair(pair) for pair in fields.children("pairs")),
+        groups=tuple(_group(group) for group in fields.children("groups")),
+        points=tuple(_point(point) for point in fields.children("points")),
+    )
+    fields.done()
+    if not (profile.tasks or profile.pairs or profile.groups or profile.points):
+        raise ProfileError(f"{file}: it holds no tasks, pairs, groups or points; make it with carpool fit")
+    return profile
+
+
+def _unique(pairs: list[tuple[str, Any]], file: str) -> dict[str, Any]:
+    seen: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in seen:
+            raise ProfileError(f"{file}: {key}: given twice in one object; keep one of them")
+        seen[key] = value
+    return seen
+
+
+def _gpu(f: Fields) -> Gpu:
+    gpu = Gpu(
+        name=f.text("name"),
+        memory_bytes=f.maybe("memory_bytes", lambda key: f.whole(key, 1)),
+        driver=f.maybe("driver", f.text),
+        gpus_per_node=f.maybe("gpus_per_node", lambda key: f.whole(key, 1)),
+    )
+    f.done()
+    return gpu
+
+
+def _task(f: Fields) -> TaskProfile:
+    task = TaskProfile(
+        alpha_s=f.number("alpha_s", 0),
+        beta_s=f.number("beta_s", 0),
+        intra=_all_reduce(f.child("intra")),
+        inter=_all_reduce(f.child("inter")),
+        delta=f.number("delta", 1),
+        memory=f.maybe("memory", lambda key: _memory(f.child(key))),
+        batch_norm=f.maybe("batch_norm", f.flag),
+        error=f.maybe("error", lambda key: _error(f.child(key))),
+        source=f.maybe("source", f.text),
+    )
+    f.done()
+    if task.alpha_s == task.beta_s == 0:
+        f.fail("alpha_s", "zero, and beta_s too, so that an iteration takes no time; fit the task again")
+    return task
+
+
+def _all_reduce(f: Fields) -> AllReduce:
+    constants = AllReduce(f.number("base_s", 0), f.number("per_gpu_s", 0))
+    f.done()
+    return constants
+
+
+def _memory(f: Fields) -> Memory:
+    memory = Memory(
+        static_bytes=f.whole("static_bytes", 0),
+        bytes_per_sample=f.number("bytes_per_sample", 0),
+        source=f.text("source"),
+        context_bytes=f.maybe("context_bytes", lambda key: f.whole(key, 0)),
+        gradient_bytes=f.maybe("gradient_bytes", lambda key: f.whole(key, 0)),
+    )
+    f.done()
+    return memory
+
+
+def _error(f: Fields) -> FitError:
+    def share(key: str) -> float | None:
+        return f.maybe(key, lambda name: f.number(name, 0))
+
+    error = FitError(
+        median=f.number("median", 0),
+        p90=f.number("p90", 0),
+        points=f.whole("points", 1),
+        left_out=f.whole("left_out", 0, default=0),
+        why_left_out=f.maybe("why_left_out", f.text),
+        median_one_gpu=share("median_one_gpu"),
+        median_one_node=share("median_one_node"),
+        median_several_nodes=share("median_several_nodes"),
+    )
+    f.done()
+    if error.left_out and not error.why_left_out:
+        f.fail("why_left_out", "missing although points were left out; say why")
+    return error
+
+
+def _pair(f: Fields) -> Pair:
+    pair = Pair(
+        a=f.text("a"),
+        batch_a=f.whole("batch_a", 0, default=0),
+        b=f.text("b"),
+        batch_b=f.whole("batch_b", 0, default=0),
+        mechanism=_mechanism(f),
+        xi_a=_xi(f, "xi_a"),
+        xi_b=_xi(f, "xi_b"),
+        interval_a=f.maybe("interval_a", lambda key: _interval(f, key)),
+        interval_b=f.maybe("interval_b", lambda key: _interval(f, key)),
+        runs=f.whole("runs", 1, default=1),
+        source=f.maybe("source", f.text),
+    )
+    f.done()
+    return pair
+
+
+def _group(f: Fields) -> Group:
+    jobs = tuple(_group_job(job) for job in f.children("jobs"))
+    group = Group(jobs, _mechanism(f), f.numbers("xi", 0), f.maybe("source", f.text))
+    f.done()
+    if len(jobs) < 3:
+        f.fail("jobs", f"{len(jobs)} jobs; a group has three or more, two are a pair")
+    if len(group.xi) != len(jobs):
+        f.fail("xi", f"{len(group.xi)} values for {len(jobs)} jobs; give one for each job")
+    if min(group.xi) <= 0:
+        f.fail("xi", "0 is no slow-down; give 1 for a job that is not disturbed")
+    return group
+
+
+def _group_job(f: Fields) -> GroupJob:
+    job = GroupJob(f.text("task"), f.whole("batch", 0, default=0))
+    f.done()
+    return job
+
+
+def _point(f: Fields) -> Point:
+    point = Point(
+        task=f.text("task"),
+        batch=f.whole("batch", 1),
+        iter_s=f.number("iter_s", 0),
+        accum=f.whole("accum", 1, default=1),
+        gpus=f.whole("gpus", 1, default=1),
+        nodes=f.whole("nodes", 1, default=1),
+        memory_bytes=f.maybe("memory_bytes", lambda key: f.whole(key, 0)),
+        source=f.maybe("source", f.text),
+    )
+    f.done()
+    return point
+
+
+def _mechanism(f: Fields) -> str:
+    mechanism = f.text("mechanism")
+    if mechanism not in MECHANISMS:
+        f.fail("mechanism", f"unknown {mechanism!r}; give {', '.join(MECHANISMS)}")
+    return mechanism
+
+
+def _xi(f: Fields, key: str) -> float:
+    """Measured ξ may lie a little below 1 (noise; the core counts it as 1), but never at 0."""
+    xi = f.number(key, 0)
+    if xi == 0:
+        f.fail(key, "0 is no slow-down; give 1 for a job that is not disturbed")
+    return xi
+
+
+def _interval(f: Fields, key: str) -> Interval:
+    ends = f.numbers(key, 0)
+    if len(ends) != 2 or ends[0] > ends[1]:
+        f.fail(key, "not an interval; give [low, high]")
+    return ends[0], ends[1]
+
+
+def dumps(profile: Profile) -> str:
+    """The file's text: indented for reading, one line for each pair, group and point."""
+    parts = [f' "schema": {SCHEMA}']
+    for key, value in _bare(asdict(profile)).items():
+        if key in ("pairs", "groups", "points"):
+            lines = ",\n  ".join(json.dumps(item, ensure_ascii=False) for item in value)
+            parts.append(f' "{key}": [\n  {lines}\n ]')
+        else:
+            text = json.dumps(value, ensure_ascii=False, indent=1)
+            parts.append(f' "{key}": ' + text.replace("\n", "\n "))
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _bare(value: Any) -> Any:
+    """Without the optional fields that say nothing."""
+    if isinstance(value, dict):
+        return {key: _bare(inner) for key, inner in value.items() if inner is not None and inner not in ({}, [], ())}
+    return [_bare(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def save(profile: Profile, path: str | Path) -> None:
+    """Writes the file whole or not at all."""
+    target = Path(path)
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        try:
+            unfinished.write_text(dumps(profile), encoding="utf-8")
+            os.replace(unfinished, target)
+        finally:
+            unfinished.unlink(missing_ok=True)
+    except OSError as error:
+        raise ProfileError(f"{target}: cannot write it ({error.strerror}); give a file in a folder you own") from None

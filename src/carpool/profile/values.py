@@ -1,0 +1,161 @@
+"""What a profile says, as frozen values: the GPU, fitted tasks, measured pairs and groups, raw points.
+
+`schema.py` reads and writes them as a file, `fit.py` computes them, and `Profile` turns them into what the core works
+with: tasks and one interference table per sharing mechanism.
+"""
+
+from dataclasses import dataclass, field
+
+from carpool.core.perf import AllReduce, MeasuredPair, TableInterference, Task
+from carpool.profile.fields import ProfileError
+
+MECHANISMS = ("mps", "time-slicing", "unknown")
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """The card a profile speaks of; `memory_bytes` is what jobs can use of it."""
+
+    name: str
+    memory_bytes: int | None = None
+    driver: str | None = None
+    gpus_per_node: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FitError:
+    """Relative error of t_iter over all points of a task, and medians by kind of placement."""
+
+    median: float
+    p90: float
+    points: int
+    left_out: int = 0
+    why_left_out: str | None = None
+    median_one_gpu: float | None = None
+    median_one_node: float | None = None
+    median_several_nodes: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """mem(b) = static + per sample · b; the static part includes the context and the gradients named here."""
+
+    static_bytes: int
+    bytes_per_sample: float
+    source: str
+    context_bytes: int | None = None
+    gradient_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskProfile:
+    """One training task: the constants of `core.perf.Task` and what is known about their quality."""
+
+    alpha_s: float
+    beta_s: float
+    intra: AllReduce
+    inter: AllReduce
+    delta: float
+    memory: Memory | None = None
+    batch_norm: bool | None = None
+    error: FitError | None = None
+    source: str | None = None
+
+    def core(self) -> Task:
+        static, slope = (self.memory.static_bytes, self.memory.bytes_per_sample) if self.memory else (0, 0.0)
+        return Task(self.alpha_s, self.beta_s, self.intra, self.inter, self.delta, static, slope)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two jobs on one GPU: ξ of each, at the batches measured (0: any). An interval is the range over all runs."""
+
+    a: str
+    batch_a: int
+    b: str
+    batch_b: int
+    mechanism: str
+    xi_a: float
+    xi_b: float
+    interval_a: Interval | None = None
+    interval_b: Interval | None = None
+    runs: int = 1
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupJob:
+    task: str
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Three jobs or more on one GPU, with the ξ of each."""
+
+    jobs: tuple[GroupJob, ...]
+    mechanism: str
+    xi: tuple[float, ...]
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One raw measurement of a task that runs alone."""
+
+    task: str
+    batch: int
+    iter_s: float
+    accum: int = 1
+    gpus: int = 1
+    nodes: int = 1
+    memory_bytes: int | None = None
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    name: str
+    description: str
+    gpu: Gpu | None = None
+    mechanisms: dict[str, str] = field(default_factory=dict)
+    noise: str | None = None
+    notes: tuple[str, ...] = ()
+    tasks: dict[str, TaskProfile] = field(default_factory=dict)
+    pairs: tuple[Pair, ...] = ()
+    groups: tuple[Group, ...] = ()
+    points: tuple[Point, ...] = ()
+
+    def core_tasks(self) -> dict[str, Task]:
+        return {name: task.core() for name, task in self.tasks.items()}
+
+    def pair_mechanisms(self) -> list[str]:
+        return sorted({pair.mechanism for pair in self.pairs})
+
+    def interference(self, mechanism: str | None = None) -> TableInterference:
+        """The table of one mechanism's pairs; without a name, the only mechanism there is."""
+        known = self.pair_mechanisms()
+        if not known:
+            raise ProfileError(f"profile {self.name}: it holds no pairs; name one that does, or give a number like 1.5")
+        if mechanism is None and len(known) > 1:
+            choices = " or ".join(f"{self.name}:{one}" for one in known)
+            raise ProfileError(f"profile {self.name}: pairs of several mechanisms; choose {choices}")
+        if mechanism is not None and mechanism not in known:
+            raise ProfileError(f"profile {self.name}: no pairs for {mechanism!r}; it has {', '.join(known)}")
+        wanted = mechanism or known[0]
+        return _table([pair for pair in self.pairs if pair.mechanism == wanted])
+
+
+def _table(pairs: list[Pair]) -> TableInterference:
+    """Both directions of every pair. A job beside its like is measured twice in a run: the mean counts."""
+    found: dict[tuple[str, str], dict[tuple[int, int], list[float]]] = {}
+    for p in pairs:
+        found.setdefault((p.a, p.b), {}).setdefault((p.batch_a, p.batch_b), []).append(p.xi_a)
+        found.setdefault((p.b, p.a), {}).setdefault((p.batch_b, p.batch_a), []).append(p.xi_b)
+    return TableInterference(
+        {
+            models: [MeasuredPair(sum(xis) / len(xis), *batches) for batches, xis in cells.items()]
+            for models, cells in found.items()
+        }
+    )
