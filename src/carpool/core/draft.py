@@ -144,4 +144,3 @@ class Draft:
             held = self._held_by(record.shape.user)
             held[0] += sign
             held[1] += sign * record.shape.gpus
-

@@ -162,7 +162,8 @@ class FreeGpus:
         return -1
 
     def _gpus(self, number: int, at_most: int) -> list[GpuId]:
-        gpus, bits, picked = self.topology.nodes[number].gpus, self.of_node[number], []
+        gpus, bits = self.topology.nodes[number].gpus, self.of_node[number]
+        picked: list[GpuId] = []
         while bits and len(picked) < at_most:
             picked.append(gpus[lowest(bits)])
             bits &= bits - 1

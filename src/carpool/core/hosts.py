@@ -40,6 +40,13 @@ class LoneHosts:
             yield entries[index][2]
 
 
+class LonePlace(NamedTuple):
+    """Where a lone host stands in the index."""
+
+    group: LoneHosts
+    entry: tuple[float, int, JobRecord]
+
+
 class OtherHost(NamedTuple):
     """A job with room on some of its GPUs that is not a lone host."""
 
@@ -63,21 +70,19 @@ class Hosts:
             group = self.lone[kind] = LoneHosts(kind, record.job)
         entry = (record.end(), record.order, record)
         insort(group.entries, entry)
-        record.index_entry = (group, entry)
+        record.index_entry = LonePlace(group, entry)
 
     def add_other(self, host: OtherHost) -> None:
         self.others[host.record.order] = host
-        host.record.index_entry = self
+        host.record.index_entry = host
 
     def discard(self, record: JobRecord) -> None:
         place = record.index_entry
-        if place is None:
-            return
         record.index_entry = None
-        if place is self:
+        if isinstance(place, LonePlace):
+            entries = place.group.entries
+            del entries[bisect_left(entries, place.entry)]
+            if not entries:
+                del self.lone[place.group.kind]
+        elif place is not None:
             del self.others[record.order]
-            return
-        group, entry = place  # type: ignore[misc]
-        del group.entries[bisect_left(group.entries, entry)]
-        if not group.entries:
-            del self.lone[group.kind]

@@ -4,6 +4,7 @@ A `PerformanceModel` is either what a policy believes or what the simulator take
 `FittedModel`, made from a profile's tasks and one interference table. One model describes one sharing mechanism.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -77,7 +78,7 @@ class Task:
         if comm <= 0.0:
             return before + last
         longer, shorter = max(last, comm), min(last, comm)
-        return before + longer * (1.0 + (shorter / longer) ** self.delta) ** (1.0 / self.delta)
+        return before + longer * math.pow(1.0 + math.pow(shorter / longer, self.delta), 1.0 / self.delta)
 
     def memory(self, samples: int) -> int:
         return self.memory_static + round(self.memory_per_sample * samples)

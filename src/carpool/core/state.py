@@ -269,7 +269,7 @@ class State:
 
     def _failed(self, event: ev.Failed) -> None:
         record = self._current(event)
-        if record is None or record.status not in HOLDING and record.status is not Status.STOPPING:
+        if record is None or (record.status not in HOLDING and record.status is not Status.STOPPING):
             return
         if record.gpus:
             self._leave(record)
@@ -400,9 +400,7 @@ class State:
         best = Placement(job.gpus, self.perf.fewest_nodes(job.gpus))
         whole = self.perf.iteration_time(job, 1, best)
         accums = accumulations(job.batch) if job.can_shrink else (1,)
-        return tuple(
-            Size(s, self.perf.memory(job, s), self.perf.iteration_time(job, s, best) / whole) for s in accums
-        )
+        return tuple(Size(s, self.perf.memory(job, s), self.perf.iteration_time(job, s, best) / whole) for s in accums)
 
     def _best_iteration_time(self, record: JobRecord) -> float:
         """At the most consolidated placement and the largest sub-batch that fits a GPU."""

@@ -20,4 +20,6 @@ class Sjf(BasePolicy):
         return shortest_first(job, now)
 
     def decide(self, view: View) -> list[Decision]:
-        return start_in_order(view, self.skip, "shortest in the queue that fits" if self.skip else "shortest in the queue")
+        return start_in_order(
+            view, self.skip, "shortest in the queue that fits" if self.skip else "shortest in the queue"
+        )

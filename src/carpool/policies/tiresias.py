@@ -53,9 +53,7 @@ class Tiresias(BasePolicy):
     def _rank(self, job: JobRecord, now: float) -> tuple[int, tuple[float, ...], int]:
         return (-job.shape.priority, self.key(job, now), job.order)
 
-    def _choose(
-        self, view: View, running: list[JobRecord], hopeless: set[Shape]
-    ) -> tuple[set[int], list[JobRecord]]:
+    def _choose(self, view: View, running: list[JobRecord], hopeless: set[Shape]) -> tuple[set[int], list[JobRecord]]:
         """Who keeps running (by order) and who starts, as far as the GPUs go; what does not fit is skipped."""
         left = view.topology.total()
         keep: set[int] = set()

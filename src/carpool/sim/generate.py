@@ -17,8 +17,11 @@ from carpool.sim.workload import Workload
 NAME = "philly-like"
 JOBS_PER_HOUR = 30.0
 """Arrivals at load 1: 240 jobs in eight hours, meant for 64 GPUs."""
+DAY_S = 8 * 3600.0
 HALF_HOURS = (0.95, 0.95, 0.90, 0.70, 0.60, 0.60, 0.80, 1.00, 1.30, 1.30, 1.80, 1.70, 0.90, 0.90, 0.90, 0.70)
 """Arrival rate over an eight-hour day, relative to its mean: a busy period from the fifth to the sixth hour."""
+LONG_S = 10_000.0
+"""Kinds that run longer than this on average come at all hours alike."""
 SPREAD = 0.25
 """Sigma of the lognormal factor on a job's run time."""
 USERS = 12
@@ -55,24 +58,27 @@ KINDS = (
 def philly_like(tasks: Mapping[str, Task], *, jobs: int = 240, load: float = 1.0, seed: int = 1) -> Workload:
     """`jobs` jobs at `load` times 30 an hour. `tasks` turn run times into iterations."""
     random = Random(f"{NAME} {seed}")
-    made = []
-    shares = [kind.share for kind in KINDS]
-    for number, submitted in enumerate(_arrivals(random, jobs, load), start=1):
-        kind = random.choices(KINDS, shares)[0]
+    span = jobs / (load * JOBS_PER_HOUR) * 3600.0
+    drawn = []
+    for kind in random.choices(KINDS, [kind.share for kind in KINDS], k=jobs):
+        submitted = float(round(span * random.random() if kind.mean_s > LONG_S else _busy_time(random, span)))
         duration = kind.mean_s * exp(random.gauss(0.0, SPREAD) - SPREAD**2 / 2)
+        user = f"user{1 + int(USERS * random.random() ** 2)}"  # a few users submit most
+        drawn.append((submitted, kind, duration, user))
+    drawn.sort(key=lambda entry: entry[0])
+    made = []
+    for number, (submitted, kind, duration, user) in enumerate(drawn, start=1):
         placement = Placement(kind.gpus, -(-kind.gpus // NODE_GPUS))
         iterations = max(1, round(duration / tasks[kind.model].iteration(kind.batch, 1, placement)))
-        user = f"user{1 + int(USERS * random.random() ** 2)}"  # a few users submit most
         job = Job(f"{kind.model}-{number}", submitted, kind.model, kind.gpus, kind.batch, iterations, user, duration)
         made.append(job)
     return Workload(tuple(made), f"{NAME} (jobs={jobs}, load={load:g}, seed={seed})")
 
 
-def _arrivals(random: Random, jobs: int, load: float) -> list[float]:
-    """Submission times in whole seconds: a Poisson process, conditioned on its count, whose rate follows the day."""
-    days = jobs / (load * JOBS_PER_HOUR * 0.5 * len(HALF_HOURS))
-    slots = max(1, round(days * len(HALF_HOURS)))
-    rates = [HALF_HOURS[slot % len(HALF_HOURS)] for slot in range(slots)]
-    length = days * len(HALF_HOURS) * 1800.0 / slots
-    chosen = random.choices(range(slots), rates, k=jobs)
-    return sorted(round((slot + random.random()) * length, 0) for slot in chosen)
+def _busy_time(random: Random, span: float) -> float:
+    """A moment within the span, as dense as the time of day is busy; found by rejection."""
+    while True:
+        moment = span * random.random()
+        slot = int(moment % DAY_S / DAY_S * len(HALF_HOURS))
+        if random.random() * max(HALF_HOURS) < HALF_HOURS[slot]:
+            return moment

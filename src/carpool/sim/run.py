@@ -26,6 +26,8 @@ from carpool.sim.metrics import Summary, finished, summarise
 from carpool.sim.noise import Misjudged
 from carpool.sim.workload import Workload
 
+NO_COSTS = Costs()
+
 
 @dataclass(frozen=True, slots=True)
 class Setup:
@@ -49,7 +51,7 @@ class Setup:
     memory_limit: bool = True
     ignore_placement: bool = False
     """Let every placement be as fast as the most consolidated one."""
-    costs: Costs = Costs()
+    costs: Costs = NO_COSTS
     large_above: int = 4
     """A job with more GPUs than this counts as large."""
 
@@ -115,7 +117,8 @@ def cluster_nodes(setup: Setup) -> list[Node]:
     number, size = (int(part) for part in match.groups()) if match else (0, 0)
     if not 1 <= number * size <= 1_000_000:
         raise InputError(f"cluster {setup.cluster!r}: write nodes x GPUs per node, for example 16x4")
-    memory = setup.gpu_memory or _profile(setup.profile).gpu.memory_bytes
+    gpu = _profile(setup.profile).gpu
+    memory = setup.gpu_memory or (gpu.memory_bytes if gpu else None)
     if memory is None:
         if setup.memory_limit:
             raise InputError(f"profile {setup.profile} does not say how much memory a GPU has; give --gpu-memory")

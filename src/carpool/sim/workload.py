@@ -74,7 +74,9 @@ class Row:
         except ValueError:
             self.fail(field, f"{value.strip()!r} is not a number")
         if not isfinite(number) or number < least or (above and number == least):
-            self.fail(field, f"{value.strip()!r} must be a finite number {'above' if above else 'of at least'} {least:g}")
+            self.fail(
+                field, f"{value.strip()!r} must be a finite number {'above' if above else 'of at least'} {least:g}"
+            )
         return number
 
     def count(self, field: str, least: int = 1) -> int:
@@ -110,7 +112,9 @@ def read(path: str | Path, select: Mapping[str, str] | None = None) -> Workload:
         with open(path, newline="", encoding="utf-8-sig") as file:
             return _read(source, file, select or {})
     except FileNotFoundError:
-        raise InputError(f"{source}: no such workload file; `carpool workload generate --out {source}` makes one") from None
+        raise InputError(
+            f"{source}: no such workload file; `carpool workload generate --out {source}` makes one"
+        ) from None
     except (IsADirectoryError, PermissionError) as error:
         raise InputError(f"{source}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -137,7 +141,11 @@ def _read(source: str, file: TextIO, select: Mapping[str, str]) -> Workload:
     for line, job in reader(_rows(source, rows, columns, select)):
         if job.id in lines:
             several = any(name in columns and name not in select for name in ("n", "seed"))
-            remedy = "the file holds several workloads, choose one with --select n=…,seed=…" if several else "ids must differ"
+            remedy = (
+                "the file holds several workloads, choose one with --select n=…,seed=…"
+                if several
+                else "ids must differ"
+            )
             raise InputError(f"{source}:{line}: job {job.id!r} stands already in line {lines[job.id]}; {remedy}")
         lines[job.id] = line
         jobs.append(job)

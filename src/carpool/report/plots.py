@@ -1,0 +1,148 @@
+"""Pictures of a run or a comparison, as PNG files. Matplotlib is imported only here (extra `plots`).
+
+A policy has the same colour in every picture; the colours are Okabe and Ito's, which the colour-blind can tell apart.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from carpool.errors import InputError
+from carpool.report.timeline import Segment
+
+ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
+BLUE, RED, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#777777"
+POLICY_COLOURS = {
+    "fifo": GREY,
+    "sjf": SKY,
+    "tiresias": ORANGE,
+    "pollux": PURPLE,
+    "sjf-ffs": GREEN,
+    "sjf-bsbf": RED,
+    "carpool": BLUE,
+}
+MODEL_COLOURS = {
+    "bert": BLUE,
+    "cifar10": ORANGE,
+    "deepspeech2": GREEN,
+    "imagenet": RED,
+    "ncf": PURPLE,
+    "yolov3": SKY,
+    "generic": GREY,
+}
+SPARE = (YELLOW, SKY, PURPLE, GREEN, ORANGE, BLUE, RED)
+MOST_BARS = 30_000
+
+
+def available() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("matplotlib") is not None
+
+
+def _figure(width: float, height: float) -> tuple[Any, Any]:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise InputError("pictures need matplotlib: pip install 'carpool[plots]'") from None
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def colours(names: Sequence[str], table: Mapping[str, str]) -> dict[str, str]:
+    """A colour for each name: its own (`sjf:skip=false` has that of `sjf`), or a spare one."""
+    chosen: dict[str, str] = {}
+    spare = iter(SPARE * 9)
+    for name in names:
+        own = table.get(name) or table.get(name.partition(":")[0])
+        while own is None or own in chosen.values():
+            own = next(spare)
+        chosen[name] = own
+    return chosen
+
+
+def jct_cdf(path: Path, jcts_s: Mapping[str, Sequence[float]]) -> None:
+    """The share of jobs done within a time, one line per policy."""
+    figure, axes = _figure(6.4, 4.0)
+    palette = colours(list(jcts_s), POLICY_COLOURS)
+    for policy, times in jcts_s.items():
+        ordered = sorted(times)
+        hours = [max(time, 1.0) / 3600 for time in ordered]
+        shares = [100.0 * (rank + 1) / len(ordered) for rank in range(len(ordered))]
+        axes.step(hours, shares, where="post", color=palette[policy], linewidth=1.8, label=policy)
+    axes.set_xscale("log")
+    axes.set_xlabel("job completion time (hours)")
+    axes.set_ylabel("jobs done (%)")
+    axes.set_ylim(0, 100)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, loc="lower right")
+    figure.savefig(path)
+
+
+def queue_by_model(path: Path, queue_s: Mapping[str, Mapping[str, float]]) -> None:
+    """Mean queuing time for each model, one bar per policy."""
+    models = sorted({model for queues in queue_s.values() for model in queues})
+    palette = colours(list(queue_s), POLICY_COLOURS)
+    figure, axes = _figure(max(5.0, 1.1 * len(models) + 1.5), 3.8)
+    width = 0.8 / len(queue_s)
+    for number, (policy, queues) in enumerate(queue_s.items()):
+        positions = [place - 0.4 + width * (number + 0.5) for place in range(len(models))]
+        heights = [queues.get(model, 0.0) / 3600 for model in models]
+        axes.bar(positions, heights, width=width * 0.92, color=palette[policy], label=policy)
+    axes.set_xticks(range(len(models)), models)
+    axes.set_ylabel("mean queuing time (hours)")
+    axes.grid(axis="y", alpha=0.3)
+    axes.set_axisbelow(True)
+    axes.legend(frameon=False, ncols=2 if len(queue_s) > 3 else 1)
+    figure.savefig(path)
+
+
+def gantt(path: Path, segments: Sequence[Segment], model_of: Mapping[str, str], gpus: int, title: str) -> None:
+    """GPUs over time, coloured by model. Where jobs share a GPU its row is split between them."""
+    from matplotlib.collections import PolyCollection
+    from matplotlib.patches import Patch
+
+    shown = segments[:MOST_BARS]
+    if len(shown) < len(segments):
+        title += f" (the first {shown[-1].start / 3600:.0f} hours)"
+    figure, axes = _figure(10.0, min(14.0, max(2.5, 1.2 + 0.11 * gpus)))
+    models = sorted({model_of[job] for segment in shown for job in segment.jobs})
+    palette = colours(models, MODEL_COLOURS)
+    boxes, faces = [], []
+    for segment in shown:
+        height = 0.86 / len(segment.jobs)
+        for lane, job in enumerate(segment.jobs):
+            low, left, right = segment.gpu + 0.07 + lane * height, segment.start / 3600, segment.end / 3600
+            boxes.append([(left, low), (right, low), (right, low + height * 0.94), (left, low + height * 0.94)])
+            faces.append(palette[model_of[job]])
+    axes.add_collection(PolyCollection(boxes, facecolors=faces, edgecolors="white", linewidths=0.15))
+    axes.set_xlim(0, max((segment.end for segment in shown), default=1.0) / 3600)
+    axes.set_ylim(gpus, 0)
+    axes.set_xlabel("time (hours)")
+    axes.set_ylabel("GPU")
+    axes.set_title(title, fontsize=10)
+    legend = [Patch(color=palette[model], label=model) for model in models]
+    figure.legend(handles=legend, frameon=False, loc="outside right upper", title="a split row is\na shared GPU")
+    figure.savefig(path)
+
+
+def mean_jct(path: Path, bars: Mapping[str, Mapping[str, tuple[float, float | None]]]) -> None:
+    """Mean completion time by case and policy: {case: {policy: (seconds, standard error)}}."""
+    policies = list(next(iter(bars.values())))
+    palette = colours(policies, POLICY_COLOURS)
+    figure, axes = _figure(max(5.0, 1.6 * len(bars) + 2.5), 3.8)
+    width = 0.8 / len(policies)
+    for number, policy in enumerate(policies):
+        positions = [place - 0.4 + width * (number + 0.5) for place in range(len(bars))]
+        heights = [case[policy][0] / 3600 for case in bars.values()]
+        errors = [(case[policy][1] or 0.0) / 3600 for case in bars.values()]
+        axes.bar(positions, heights, width=width * 0.92, color=palette[policy], label=policy, yerr=errors, capsize=2)
+    axes.set_xticks(range(len(bars)), list(bars))
+    axes.set_ylabel("mean completion time (hours)")
+    axes.grid(axis="y", alpha=0.3)
+    axes.set_axisbelow(True)
+    axes.set_ylim(0, 1.25 * axes.get_ylim()[1])
+    axes.legend(frameon=False, ncols=3)
+    figure.savefig(path)

@@ -1,0 +1,263 @@
+"""`carpool simulate` and `carpool compare`."""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+import click
+
+from carpool import policies
+from carpool.core import events as ev
+from carpool.errors import InputError
+from carpool.report.output import results_in
+from carpool.sim import generate
+from carpool.sim.engine import Costs
+from carpool.sim.run import Setup
+from carpool.sim.run import simulate as run_simulation
+from carpool.sim.sources import expand_selection, load_workload, parse_numbers
+from carpool.sim.sweep import Case, run_all
+
+PAPER = ("fifo", "sjf", "tiresias", "sjf-ffs", "sjf-bsbf")
+Command = Callable[..., Any]
+
+
+class Positive(click.ParamType[float]):
+    """A finite number above zero, or of at least zero."""
+
+    name = "number"
+
+    def __init__(self, least: float = 0.0, *, above: bool = False) -> None:
+        self.least, self.above = least, above
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            number = float(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a number", param, ctx)
+        if not self.least <= number < float("inf") or (self.above and number == self.least):
+            self.fail(f"{value!r} must be a finite number {'above' if self.above else 'of at least'} {self.least:g}")
+        return number
+
+
+def world_options(command: Command) -> Command:
+    """The options that describe the simulated world."""
+    options = [
+        click.option("--cluster", default="16x4", show_default=True, help="Nodes x GPUs per node."),
+        click.option("--profile", default="t4", show_default=True, help="Speeds and memory: a shipped name or a file."),
+        click.option(
+            "--interference",
+            default="1.5",
+            show_default=True,
+            help="Slow-down of sharing: a number, a CSV matrix (row slowed by column), or a shipped table.",
+        ),
+        click.option("--truth", help="The slow-down as it is, where it differs from --interference."),
+        click.option("--belief", help="The slow-down as the policy believes it to be, where it differs."),
+        click.option(
+            "--duration-error",
+            type=Positive(),
+            default=0.0,
+            help="Sigma of a lognormal error in believed iteration times; --seed draws it.",
+        ),
+        click.option(
+            "--jobs-per-gpu", type=click.IntRange(1), default=2, show_default=True, help="Most jobs on a GPU."
+        ),
+        click.option("--ignore-placement", is_flag=True, help="Every placement is as fast as the most consolidated."),
+        click.option("--no-memory-limit", is_flag=True, help="Let all jobs fit beside each other."),
+        click.option("--gpu-memory", help="Memory of a GPU, such as 24GiB.  [default: the profile's GPU]"),
+        click.option(
+            "--launch-s", type=Positive(), default=0.0, help="Seconds from the decision to the first iteration."
+        ),
+        click.option("--stop-s", type=Positive(), default=0.0, help="Seconds to checkpoint and stop a preempted job."),
+        click.option(
+            "--large-above", type=click.IntRange(0), default=4, show_default=True, help="GPUs of a small job."
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def make_setup(seed: int, world: dict[str, Any]) -> Setup:
+    truth = world["truth"] or world["interference"]
+    belief = world["belief"] or world["interference"]
+    return Setup(
+        cluster=world["cluster"],
+        profile=world["profile"],
+        truth=truth,
+        belief=None if belief == truth else belief,
+        duration_error=world["duration_error"],
+        seed=seed,
+        jobs_per_gpu=world["jobs_per_gpu"],
+        gpu_memory=parse_bytes(world["gpu_memory"]),
+        memory_limit=not world["no_memory_limit"],
+        ignore_placement=world["ignore_placement"],
+        costs=Costs(world["launch_s"], world["stop_s"]),
+        large_above=world["large_above"],
+    )
+
+
+def parse_bytes(text: str | None) -> int | None:
+    if text is None:
+        return None
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(GiB|GB|MiB|MB|B)?\s*", text, re.IGNORECASE)
+    units = {"gib": 2**30, "gb": 10**9, "mib": 2**20, "mb": 10**6, "b": 1}
+    size = round(float(match[1]) * units[(match[2] or "B").lower()]) if match else 0
+    if size <= 0:
+        raise InputError(f"--gpu-memory {text!r}: write a size such as 24GiB")
+    return size
+
+
+@click.command()
+@click.option("--policy", default="sjf-bsbf", show_default=True, help="See `carpool policies`.")
+@click.option(
+    "--workload",
+    "source",
+    default=generate.NAME,
+    show_default=True,
+    help="A CSV file (ours, Pollux's or Philly's columns), or the generator's name.",
+)
+@click.option("--select", help="Rows of a file that holds many workloads, such as n=240,seed=3.")
+@click.option("--jobs", type=click.IntRange(1), help="Jobs to generate.  [default: 240]")
+@click.option("--load", type=Positive(above=True), default=1.0, help="Arrive so many times as fast.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Of all that is random.")
+@world_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for per-job CSV, event log and pictures.")
+def simulate(
+    policy: str,
+    source: str,
+    select: str | None,
+    jobs: int | None,
+    load: float,
+    seed: int,
+    as_json: bool,
+    out: Path | None,
+    **world: Any,
+) -> None:
+    """Run one workload under one policy and show what comes of it."""
+    setup = make_setup(seed, world)
+    policies.make(policy)
+    selection = expand_selection(select)
+    if len(selection) > 1:
+        raise InputError(f"--select {select}: names several workloads; `carpool compare` takes them all")
+    with results_in(out) if out else nullcontext() as folder:
+        workload = load_workload(source, selection[0], jobs, load, seed, setup.profile)
+        events: list[ev.Event] = []
+        with _waiting(f"simulating {len(workload.jobs)} jobs", len(workload.jobs) > 5000 and not as_json):
+            result = run_simulation(workload, policy, setup, log=events.append if folder else None)
+        if folder:
+            from carpool.report.folders import write_run
+
+            write_run(folder, result, events)
+    if as_json:
+        # the whole command so far, imports and reading included
+        click.echo(json.dumps({**asdict(result.summary), "cpu_s": process_time()}))
+        return
+    from carpool.report.tables import run_tables
+
+    run_tables(result.summary, setup)
+    if out:
+        click.echo(f"written to {out}/")
+
+
+@click.command()
+@click.option("--policy", "chosen", multiple=True, help="One or several.  [default: the paper's five]")
+@click.option(
+    "--workload",
+    "source",
+    default=generate.NAME,
+    show_default=True,
+    help="A CSV file (ours, Pollux's or Philly's columns), or the generator's name.",
+)
+@click.option("--select", help="Rows of a file; ranges name several workloads: n=240,seed=1-8.")
+@click.option("--jobs", type=click.IntRange(1), help="Jobs to generate.  [default: 240]")
+@click.option("--loads", default="1", show_default=True, help="Arrive so many times as fast, such as 0.5,1,2.")
+@click.option("--seeds", default="1-4", show_default=True, help="Of the generator, such as 1-8.")
+@world_options
+@click.option("--workers", type=click.IntRange(1), help="Processes.  [default: one per core]")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for tables as CSV and pictures.")
+def compare(
+    chosen: Sequence[str],
+    source: str,
+    select: str | None,
+    jobs: int | None,
+    loads: str,
+    seeds: str,
+    workers: int | None,
+    as_json: bool,
+    out: Path | None,
+    **world: Any,
+) -> None:
+    """Run many policies on many workloads, on all cores, and compare them."""
+    names = list(dict.fromkeys(chosen or PAPER))
+    for name in names:
+        policies.make(name)
+    numbers = [int(seed) for seed in parse_numbers("--seeds", seeds, whole=True)]
+    setup = make_setup(numbers[0], world)
+    with results_in(out) if out else nullcontext() as folder:
+        cases = _cases(source, select, jobs, parse_numbers("--loads", loads), numbers, setup.profile)
+        with _progress(len(cases) * len(names), quiet=as_json) as advance:
+            outcomes = run_all(names, cases, setup, workers=workers, progress=advance)
+        if folder:
+            from carpool.report.folders import write_comparison
+
+            write_comparison(folder, outcomes)
+    from carpool.report.tables import comparison_json, comparison_tables
+
+    if as_json:
+        click.echo(json.dumps(comparison_json(outcomes)))
+        return
+    comparison_tables(outcomes, setup)
+    if out:
+        click.echo(f"written to {out}/")
+
+
+def _cases(
+    source: str, select: str | None, jobs: int | None, loads: list[float], seeds: list[int], profile: str
+) -> list[Case]:
+    cases = []
+    for load in loads:
+        at = f"load {load:g}"
+        if source == generate.NAME:
+            for seed in seeds:
+                workload = load_workload(source, {}, jobs, load, seed, profile)
+                cases.append(Case(f"{len(workload.jobs)} jobs, {at}", str(seed), workload))
+        else:
+            for selection in expand_selection(select):
+                workload = load_workload(source, selection, jobs, load, 1, profile)
+                label = ", ".join(f"{key} {value}" for key, value in selection.items() if key != "seed")
+                cases.append(Case(f"{label or Path(source).name}, {at}", selection.get("seed", "1"), workload))
+    return cases
+
+
+def _waiting(what: str, show: bool) -> Any:
+    if not show:
+        return nullcontext()
+    from rich.console import Console
+
+    return Console(stderr=True).status(f"{what} …")
+
+
+def _progress(total: int, quiet: bool) -> Any:
+    """A progress bar on standard error; yields what to call after each run."""
+    if quiet:
+        return nullcontext(lambda: None)
+    from contextlib import contextmanager
+
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    @contextmanager
+    def bar() -> Any:
+        columns = ("simulating", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task("", total=total)
+            yield lambda: progress.advance(task)
+
+    return bar()

@@ -1,0 +1,114 @@
+"""`carpool workload`: make, look at and convert workloads."""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from carpool.core.perf import Placement, Task
+from carpool.errors import InputError
+from carpool.profile.schema import load as load_profile
+from carpool.report.output import whole_file
+from carpool.sim import generate
+from carpool.sim.metrics import percentile
+from carpool.sim.sources import expand_selection, load_workload
+from carpool.sim.workload import Workload, write
+
+
+@click.group()
+def workload() -> None:
+    """Make, look at and convert workloads."""
+
+
+@workload.command("generate")
+@click.option("--jobs", type=click.IntRange(1), default=240, show_default=True)
+@click.option(
+    "--load", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True, help="Times 30 an hour."
+)
+@click.option("--seed", type=int, default=1, show_default=True)
+@click.option("--profile", default="t4", show_default=True, help="Turns run times into iterations.")
+@click.option("--out", type=click.Path(path_type=Path), help="The CSV file.  [default: standard output]")
+def generate_command(jobs: int, load: float, seed: int, profile: str, out: Path | None) -> None:
+    """Write a philly-like workload as CSV."""
+    _write(load_workload(generate.NAME, {}, jobs, load, seed, profile), out)
+
+
+@workload.command("convert")
+@click.argument("source")
+@click.option("--select", help="Rows of a file that holds many workloads, such as n=240,seed=3.")
+@click.option("--out", type=click.Path(path_type=Path), help="The CSV file.  [default: standard output]")
+def convert(source: str, select: str | None, out: Path | None) -> None:
+    """Turn Pollux's or Philly's CSV into ours."""
+    _write(_read(source, select), out)
+
+
+@workload.command("show")
+@click.argument("source", default=generate.NAME)
+@click.option("--select", help="Rows of a file that holds many workloads, such as n=240,seed=3.")
+@click.option("--profile", default="t4", show_default=True, help="Tells run times of jobs without a duration.")
+@click.option("--gpus", type=click.IntRange(1), default=64, show_default=True, help="Cluster to tell the load of.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def show(source: str, select: str | None, profile: str, gpus: int, as_json: bool) -> None:
+    """Tell what is in a workload: jobs, gangs, models, run times, load."""
+    facts = describe(_read(source, select), load_profile(profile).core_tasks(), gpus)
+    if as_json:
+        click.echo(json.dumps(facts))
+        return
+    from carpool.report.tables import workload_tables
+
+    workload_tables(facts)
+
+
+def _read(source: str, select: str | None) -> Workload:
+    selections = expand_selection(select)
+    if len(selections) > 1:
+        raise InputError(f"--select {select}: names several workloads; choose one")
+    return load_workload(source, selections[0], None, 1.0, 1, "t4")
+
+
+def _write(jobs: Workload, out: Path | None) -> None:
+    if out is None:
+        write(jobs, sys.stdout)
+        return
+    with whole_file(out) as file:
+        write(jobs, file)
+    click.echo(f"{len(jobs.jobs)} jobs written to {out}", err=True)
+
+
+def describe(jobs: Workload, tasks: Mapping[str, Task], gpus: int) -> dict[str, Any]:
+    """The facts about a workload."""
+    runs = []
+    for job in jobs.jobs:
+        if job.alone_s is not None:
+            runs.append(job.alone_s)
+        elif job.model in tasks:
+            placement = Placement(job.gpus, -(-job.gpus // generate.NODE_GPUS))
+            runs.append(job.iterations * tasks[job.model].iteration(job.batch, 1, placement))
+        else:
+            raise InputError(f"{jobs.where(job.id)}: model: {job.model!r} has no duration_s and is not in the profile")
+    span = jobs.jobs[-1].submitted - jobs.jobs[0].submitted
+    work = sum(run * job.gpus for run, job in zip(runs, jobs.jobs, strict=True))
+    ordered = sorted(runs)
+    models: dict[str, list[float]] = {}
+    for run, job in zip(runs, jobs.jobs, strict=True):
+        models.setdefault(job.model, []).append(run)
+    return {
+        "workload": jobs.source,
+        "jobs": len(runs),
+        "span_s": span,
+        "gpu_s": work,
+        "load": work / (span * gpus) if span else None,
+        "load_of_gpus": gpus,
+        "mean_run_s": sum(runs) / len(runs),
+        "p50_run_s": percentile(ordered, 0.5),
+        "p99_run_s": percentile(ordered, 0.99),
+        "gangs": dict(sorted(Counter(job.gpus for job in jobs.jobs).items())),
+        "models": {
+            model: {"jobs": len(times), "mean_run_s": sum(times) / len(times)}
+            for model, times in sorted(models.items())
+        },
+    }
