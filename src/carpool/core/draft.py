@@ -85,7 +85,7 @@ class Draft:
     # ---- what policies do ------------------------------------------------------------------------------------------
 
     def start(self, record: JobRecord, why: str) -> bool:
-        """Start a job alone on the most consolidated free GPUs, at the largest sub-batch that fits; False if it cannot."""
+        """Start a job alone on the most consolidated free GPUs, at the largest sub-batch that fits, if that can be."""
         shape = record.shape
         if shape.gpus > self.free.count or not self.may_start(record):
             return False

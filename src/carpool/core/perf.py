@@ -160,19 +160,25 @@ class FittedModel:
         return -(-gpus // self.node_gpus)
 
     def iteration_time(self, job: Job, accum: int, placement: Placement) -> float:
-        nodes = self.fewest_nodes(placement.gpus) if self.ignore_placement else placement.nodes
-        fitted = self._fitted(job, accum, Placement(placement.gpus, nodes))
+        gpus, nodes = placement
+        fewest = -(-gpus // self.node_gpus)
+        if self.ignore_placement:
+            nodes = fewest
         if job.alone_s is None:
-            return fitted
+            return self._fitted(job, accum, gpus, nodes)
+        given = job.alone_s / job.iterations
+        if accum == 1 and nodes == fewest and gpus == job.gpus:
+            return given
         # The given duration says how fast; the fit only says how much slower another sub-batch or placement is.
-        best = self._fitted(job, 1, Placement(job.gpus, self.fewest_nodes(job.gpus)))
-        return job.alone_s / job.iterations * (fitted / best)
+        best = self._fitted(job, 1, job.gpus, self.fewest_nodes(job.gpus))
+        return given * (self._fitted(job, accum, gpus, nodes) / best)
 
-    def _fitted(self, job: Job, accum: int, placement: Placement) -> float:
-        key = (job.model, job.batch, accum, placement.gpus, placement.nodes)
+    def _fitted(self, job: Job, accum: int, gpus: int, nodes: int) -> float:
+        key = (job.model, job.batch, accum, gpus, nodes)
         time = self._iterations.get(key)
         if time is None:
-            time = self._iterations[key] = self.tasks[job.model].iteration(job.batch, accum, placement)
+            time = self.tasks[job.model].iteration(job.batch, accum, Placement(gpus, nodes))
+            self._iterations[key] = time
         return time
 
     def memory(self, job: Job, accum: int) -> int:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from carpool.core.model import GpuId, Job, JobId, Status
+from carpool.core.model import GpuId, Job, Status
+from carpool.core.perf import Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,8 @@ class Shape:
     """The user, where limits apply to that user."""
     sizes: tuple[Size, ...]
     """From the whole batch down to what the job allows."""
-    sample: Job
-    """Any job of this shape, to ask the performance model about."""
+    placement: Placement
+    """The most consolidated one."""
 
 
 class JobView(Protocol):
@@ -164,5 +165,3 @@ class JobRecord:
 
 Order = Callable[[JobView, float], tuple[float, ...]]
 """A policy's sort key for the queue; it stays as it is while a job waits, until a `Rekeyed` event."""
-
-__all__ = ["JobId", "JobRecord", "JobView", "Order", "Shape", "Size"]

@@ -51,7 +51,8 @@ class Scheduler:
         if not (state.stirred or wake):
             return None
         state.stirred = False
-        state.advance(now)
+        if state.now != now:
+            state.advance(now)
         self.asked += 1
         decisions = tuple(self.policy.decide(state))
         if not decisions:

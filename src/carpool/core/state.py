@@ -108,7 +108,7 @@ class State:
         return self.limits.get(user) or self.limits.get("", UNLIMITED)
 
     def held_by(self, user: str) -> tuple[int, int]:
-        """How many jobs and GPUs the user holds now."""
+        """How many jobs and GPUs the user holds now; counted only where there are limits."""
         jobs, gpus = self._held.get(user, (0, 0))
         return jobs, gpus
 
@@ -147,8 +147,7 @@ class State:
         if job.id in self.jobs or job.id in self.ended:
             raise ValueError(f"job {job.id} exists already")
         shape = self._shape(job)
-        best = Placement(job.gpus, self.perf.fewest_nodes(job.gpus))
-        record = JobRecord(job, shape, self._submissions, self.perf.iteration_time(job, 1, best))
+        record = JobRecord(job, shape, self._submissions, self.perf.iteration_time(job, 1, shape.placement))
         record.alone_iteration_s = self._best_iteration_time(record)
         self._submissions += 1
         self.jobs[job.id] = record
@@ -307,6 +306,9 @@ class State:
             self._reshape(record, record.shape.priority)
 
     def _limits_changed(self, event: ev.LimitsChanged) -> None:
+        if not self.limits:  # nobody counted so far
+            for record in self._running.values():
+                self._count_for_user(record, 1)
         self.limits[event.user] = event.limits
         for record in self.jobs.values():
             if not event.user or record.job.user == event.user:
@@ -391,13 +393,13 @@ class State:
         key = (job.gpus, job.model, job.batch, job.can_shrink, job.exclusive, job.max_slowdown, priority, user)
         shape = self._shapes.get(key)
         if shape is None:
-            sizes = self._sizes(job)
-            shape = Shape(job.gpus, priority, job.exclusive, job.max_slowdown, user, sizes, job)
+            best = Placement(job.gpus, self.perf.fewest_nodes(job.gpus))
+            sizes = self._sizes(job, best)
+            shape = Shape(job.gpus, priority, job.exclusive, job.max_slowdown, user, sizes, best)
             self._shapes[key] = shape
         return shape
 
-    def _sizes(self, job: Job) -> tuple[Size, ...]:
-        best = Placement(job.gpus, self.perf.fewest_nodes(job.gpus))
+    def _sizes(self, job: Job, best: Placement) -> tuple[Size, ...]:
         whole = self.perf.iteration_time(job, 1, best)
         accums = accumulations(job.batch) if job.can_shrink else (1,)
         return tuple(Size(s, self.perf.memory(job, s), self.perf.iteration_time(job, s, best) / whole) for s in accums)
@@ -425,7 +427,8 @@ class State:
         record.held_since = self.now
         self._place(record)
         self._running[record.order] = record
-        self._count_for_user(record, 1)
+        if self.limits:
+            self._count_for_user(record, 1)
         mates: dict[int, JobRecord] = {}
         unused = []
         for gpu in gpus:
@@ -458,7 +461,8 @@ class State:
         mates = self._mates(record)
         unused = []
         for gpu in record.gpus:
-            after = tuple([other for other in self._residents[gpu] if other is not record])
+            before = self._residents[gpu]
+            after = tuple([other for other in before if other is not record]) if len(before) > 1 else ()
             self._residents[gpu] = after
             self._memory[gpu] -= record.memory
             bit = 1 << gpu
@@ -466,10 +470,12 @@ class State:
             self._by_load[len(after)] ^= bit
             if not after:
                 unused.append(gpu)
-        self.free.give(unused)
+        if unused:
+            self.free.give(unused)
         record.served = record.service(self.now)
         del self._running[record.order]
-        self._count_for_user(record, -1)
+        if self.limits:
+            self._count_for_user(record, -1)
         record.gpus = ()
         record.memory = 0
         self._index_host(record)
@@ -512,9 +518,12 @@ class State:
             self._index_host(record)
 
     def _slowdown(self, record: JobRecord) -> float:
-        """The gang waits for its slowest worker: the worst ξ over its GPUs. Mates that do not iterate do not disturb."""
+        """The gang waits for its slowest worker: the worst ξ over its GPUs. Who does not iterate disturbs nobody."""
         worst = 1.0
-        for cell in {self._residents[gpu] for gpu in record.gpus}:
+        residents, gpus = self._residents, record.gpus
+        for cell in {residents[gpu] for gpu in gpus} if len(gpus) > 1 else (residents[gpus[0]],):
+            if len(cell) == 1:
+                continue
             mates = [(m.job, m.accum) for m in cell if m is not record and m.status is Status.RUNNING]
             if mates:
                 worst = max(worst, self.perf.slowdown(record.job, record.accum, mates))

@@ -12,7 +12,7 @@ from carpool.policies.candidates import Candidate, Candidates, OptionCache
 
 @dataclass
 class SjfBsbf(BasePolicy):
-    """Shortest job first; what finds no free GPUs joins running jobs where Theorem 1 says that sharing beats waiting."""
+    """Shortest job first; what finds no free GPUs joins running jobs where, by Theorem 1, sharing beats waiting."""
 
     name = "sjf-bsbf"
 

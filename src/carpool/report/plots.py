@@ -73,6 +73,7 @@ def jct_cdf(path: Path, jcts_s: Mapping[str, Sequence[float]]) -> None:
         shares = [100.0 * (rank + 1) / len(ordered) for rank in range(len(ordered))]
         axes.step(hours, shares, where="post", color=palette[policy], linewidth=1.8, label=policy)
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("job completion time (hours)")
     axes.set_ylabel("jobs done (%)")
     axes.set_ylim(0, 100)
@@ -95,7 +96,7 @@ def queue_by_model(path: Path, queue_s: Mapping[str, Mapping[str, float]]) -> No
     axes.set_ylabel("mean queuing time (hours)")
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
-    axes.legend(frameon=False, ncols=2 if len(queue_s) > 3 else 1)
+    figure.legend(frameon=False, ncols=len(queue_s), loc="outside upper center")
     figure.savefig(path)
 
 
@@ -143,6 +144,5 @@ def mean_jct(path: Path, bars: Mapping[str, Mapping[str, tuple[float, float | No
     axes.set_ylabel("mean completion time (hours)")
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
-    axes.set_ylim(0, 1.25 * axes.get_ylim()[1])
-    axes.legend(frameon=False, ncols=3)
+    figure.legend(frameon=False, ncols=min(5, len(policies)), loc="outside upper center")
     figure.savefig(path)

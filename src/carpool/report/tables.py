@@ -2,25 +2,29 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 from carpool.sim.metrics import Group, Summary
 from carpool.sim.run import Setup
 from carpool.sim.sweep import Mean, Outcome, mean
 
 Value = Callable[[Summary], float]
+PIPED_WIDTH = 140
+NARROW = 126
+"""Below this width a comparison leaves out its less important columns."""
 
 
 def hours(seconds: float) -> str:
     return f"{seconds / 3600:.2f}" if seconds < 360_000 else f"{seconds / 3600:.0f}"
 
 
-def _print(*tables: Any) -> None:
+def _console() -> Any:
     from rich.console import Console
 
     console = Console()
-    for table in tables:
-        console.print(table)
+    if not console.is_terminal:
+        console.width = PIPED_WIDTH  # nobody's window to fit into
+    return console
 
 
 def _table(title: str, *columns: str) -> Any:
@@ -55,14 +59,14 @@ def run_tables(summary: Summary, setup: Setup) -> None:
     for name, part in parts:
         times = (part.mean_jct_s, part.p50_jct_s, part.p95_jct_s, part.p99_jct_s, part.mean_queue_s, part.makespan_s)
         table.add_row(name, str(part.jobs), *(hours(time) for time in times))
-    table.caption_justify = "left"
-    table.caption = (
+    console = _console()
+    console.print(table)
+    console.print(
         f"GPU utilisation {summary.gpu_utilisation:.0%}, {summary.shares} shares, {summary.preemptions} preemptions, "
         f"hosts ran {summary.host_slowdown_mean:.2f} times slower (worst {summary.host_slowdown_max:.2f})\n"
         f"{summary.decisions} decisions, mean {summary.decision_mean_s * 1e3:.3f} ms, "
         f"p99 {summary.decision_p99_s * 1e3:.3f} ms; {summary.cpu_s:.2f} CPU s\n{describe(setup)}"
     )
-    _print(table)
 
 
 def by_case(outcomes: Sequence[Outcome]) -> dict[str, dict[str, list[Outcome]]]:
@@ -75,44 +79,49 @@ def by_case(outcomes: Sequence[Outcome]) -> dict[str, dict[str, list[Outcome]]]:
 
 def comparison_tables(outcomes: Sequence[Outcome], setup: Setup) -> None:
     """Policies side by side, one table per case."""
-    tables = []
+    console = _console()
+    columns = [column for column in COLUMNS if column.important or console.width >= NARROW]
     for case, of_policy in by_case(outcomes).items():
         seeds = len(next(iter(of_policy.values())))
         title = f"{case} ({seeds} seed{'s' if seeds > 1 else ''})"
-        table = _table(
-            title, "policy", "mean JCT h", "vs best", "p95", "large", "small", "queue h", "makespan", "GPU use", "shares",
-            "preempt.", "host slow-down",
-        )  # fmt: skip
+        table = _table(title, "policy", "mean JCT h", "÷ best", *(column.title for column in columns))
         summaries = {policy: [outcome.summary for outcome in some] for policy, some in of_policy.items()}
-        best = min(mean([s.mean_jct_s for s in some]).value for some in summaries.values())
+        jcts = {policy: mean([summary.mean_jct_s for summary in some]) for policy, some in summaries.items()}
+        best = min(jct.value for jct in jcts.values())
         for policy, some in summaries.items():
-            table.add_row(policy, *_cells(some, best))
-        tables.append(table)
-    tables[-1].caption_justify = "left"
-    tables[-1].caption = f"{describe(setup)}; ± is the standard error over seeds"
-    _print(*tables)
+            averages = [column.show(mean([column.value(summary) for summary in some]).value) for column in columns]
+            table.add_row(policy, *_jct_cells(jcts[policy], best), *averages)
+        console.print(table)
+    console.print(f"{describe(setup)}; ± is the standard error over seeds")
 
 
-def _cells(summaries: Sequence[Summary], best: float) -> list[str]:
-    def average(value: Value) -> float:
-        return mean([value(summary) for summary in summaries]).value
+class Column(NamedTuple):
+    """A column of a comparison: an average over seeds."""
 
-    jct = mean([summary.mean_jct_s for summary in summaries])
+    title: str
+    value: Value
+    show: Callable[[float], str] = hours
+    important: bool = True
+
+
+COLUMNS = (
+    Column("p95", lambda s: s.p95_jct_s),
+    Column("large", lambda s: s.large.mean_jct_s),
+    Column("small", lambda s: s.small.mean_jct_s),
+    Column("queue h", lambda s: s.mean_queue_s),
+    Column("makespan", lambda s: s.makespan_s, important=False),
+    Column("GPU use", lambda s: s.gpu_utilisation, "{:.0%}".format, important=False),
+    Column("shares", lambda s: s.shares, "{:.0f}".format),
+    Column("preempted", lambda s: s.preemptions, "{:.0f}".format, important=False),
+    Column("host slow-down", lambda s: s.host_slowdown_mean, "{:.2f}".format, important=False),
+)
+
+
+def _jct_cells(jct: Mean, best: float) -> list[str]:
     spread = "" if jct.error is None else f" ± {jct.error / 3600:.2f}"
-    mark = ("[bold]", "[/bold]") if jct.value == best else ("", "")
-    return [
-        f"{mark[0]}{hours(jct.value)}{spread}{mark[1]}",
-        f"{jct.value / best:.2f}" if best else "-",
-        hours(average(lambda s: s.p95_jct_s)),
-        hours(average(lambda s: s.large.mean_jct_s)),
-        hours(average(lambda s: s.small.mean_jct_s)),
-        hours(average(lambda s: s.mean_queue_s)),
-        hours(average(lambda s: s.makespan_s)),
-        f"{average(lambda s: s.gpu_utilisation):.0%}",
-        f"{average(lambda s: s.shares):.0f}",
-        f"{average(lambda s: s.preemptions):.0f}",
-        f"{average(lambda s: s.host_slowdown_mean):.2f}",
-    ]
+    shown = f"{hours(jct.value)}{spread}"
+    ratio = f"{jct.value / best:.2f}" if best else "-"
+    return [f"[bold]{shown}[/bold]" if jct.value == best else shown, ratio]
 
 
 def comparison_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -147,9 +156,9 @@ def workload_tables(facts: dict[str, Any]) -> None:
     for gpus, jobs in facts["gangs"].items():
         gangs.add_row(str(gpus), str(jobs), f"{jobs / facts['jobs']:.1%}")
     load = "" if facts["load"] is None else f", {facts['load']:.2f} times what {facts['load_of_gpus']} GPUs can do"
-    gangs.caption_justify = "left"
-    gangs.caption = (
+    console = _console()
+    console.print(table, gangs)
+    console.print(
         f"submitted over {hours(facts['span_s'])} h; run time median {hours(facts['p50_run_s'])} h, "
         f"p99 {hours(facts['p99_run_s'])} h; {facts['gpu_s'] / 3600:.0f} GPU-hours{load}"
     )
-    _print(table, gangs)

@@ -17,7 +17,7 @@ from carpool.errors import InputError
 from carpool.report.output import results_in
 from carpool.sim import generate
 from carpool.sim.engine import Costs
-from carpool.sim.run import Setup
+from carpool.sim.run import Setup, no_garbage_collection
 from carpool.sim.run import simulate as run_simulation
 from carpool.sim.sources import expand_selection, load_workload, parse_numbers
 from carpool.sim.sweep import Case, run_all
@@ -145,7 +145,7 @@ def simulate(
     selection = expand_selection(select)
     if len(selection) > 1:
         raise InputError(f"--select {select}: names several workloads; `carpool compare` takes them all")
-    with results_in(out) if out else nullcontext() as folder:
+    with no_garbage_collection(), results_in(out) if out else nullcontext() as folder:
         workload = load_workload(source, selection[0], jobs, load, seed, setup.profile)
         events: list[ev.Event] = []
         with _waiting(f"simulating {len(workload.jobs)} jobs", len(workload.jobs) > 5000 and not as_json):

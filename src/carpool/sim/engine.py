@@ -52,7 +52,10 @@ class Engine:
         same = truth is None or truth is belief
         self.world = self.belief if same else State(truth or belief, policy.key, jobs_per_gpu)
         self.costs = costs or Costs()
-        self.log = log
+        self._witnesses: list[Callable[[ev.Event], None]] = [] if same else [self.world.apply]
+        """Who else hears of every event and plan."""
+        if log is not None:
+            self._witnesses.append(log)
         self.decision_s: list[float] = []
         """Wall seconds of every step in which the policy was asked."""
         self._heap: list[tuple[float, int, ev.Event | JobRecord | None, int]] = []
@@ -132,14 +135,10 @@ class Engine:
         planned = self.scheduler.step(now, batch, wake=wake)
         if self.scheduler.asked != asked:
             self.decision_s.append(perf_counter() - before)
-        if planned is not None:
-            batch = [*batch, planned]
-        if self.world is not self.belief:
-            for event in batch:
-                self.world.apply(event)
-        if self.log is not None:
-            for event in batch:
-                self.log(event)
+        if self._witnesses:
+            for event in batch if planned is None else [*batch, planned]:
+                for witness in self._witnesses:
+                    witness(event)
         return planned
 
     def _act(self, now: float, decisions: Sequence[Decision]) -> list[ev.Event]:

@@ -4,7 +4,7 @@ Computed from the records that a `State` keeps of every job, so that a live hist
 Percentiles interpolate linearly between the two nearest ranks.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -72,20 +72,28 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (rank - low)
 
 
-def group(records: Sequence[JobRecord]) -> Group:
-    if not records:
+Times = tuple[float, float, float, float]
+"""One job's completion time, time in the queue, submission and end."""
+
+
+def times_of(record: JobRecord) -> Times:
+    submitted, ended = record.job.submitted, record.ended
+    return ended - submitted, record.waited_s, submitted, ended
+
+
+def group(jobs: Sequence[Times]) -> Group:
+    if not jobs:
         return Group(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-    times = sorted([record.ended - record.job.submitted for record in records])
-    first = min([record.job.submitted for record in records])
-    last = max([record.ended for record in records])
+    jcts, waited, submitted, ended = zip(*jobs, strict=True)
+    ordered = sorted(jcts)
     return Group(
-        jobs=len(times),
-        mean_jct_s=fmean(times),
-        p50_jct_s=percentile(times, 0.50),
-        p95_jct_s=percentile(times, 0.95),
-        p99_jct_s=percentile(times, 0.99),
-        mean_queue_s=fmean([record.waited_s for record in records]),
-        makespan_s=last - first,
+        jobs=len(jobs),
+        mean_jct_s=fmean(ordered),
+        p50_jct_s=percentile(ordered, 0.50),
+        p95_jct_s=percentile(ordered, 0.95),
+        p99_jct_s=percentile(ordered, 0.99),
+        mean_queue_s=fmean(waited),
+        makespan_s=max(ended) - min(submitted),
     )
 
 
@@ -100,7 +108,13 @@ def summarise(
 ) -> Summary:
     """Measure all jobs that finished."""
     records = finished(state)
-    everything = group(records)
+    times = [times_of(record) for record in records]
+    everything = group(times)
+    sizes: dict[bool, list[Times]] = {True: [], False: []}
+    models: dict[str, list[Times]] = {}
+    for record, own in zip(records, times, strict=True):
+        sizes[record.job.gpus > large_above].append(own)
+        models.setdefault(record.job.model, []).append(own)
     hosts = [record.ran_s / record.alone_s for record in records if record.hosted and record.alone_s > 0.0]
     decisions = sorted(decision_s)
     gpu_time = state.topology.total() * everything.makespan_s
@@ -124,18 +138,11 @@ def summarise(
         decision_mean_s=fmean(decisions) if decisions else 0.0,
         decision_p99_s=percentile(decisions, 0.99),
         cpu_s=cpu_s,
-        large=group([record for record in records if record.job.gpus > large_above]),
-        small=group([record for record in records if record.job.gpus <= large_above]),
-        models=_by(records, lambda record: record.job.model),
+        large=group(sizes[True]),
+        small=group(sizes[False]),
+        models={model: group(part) for model, part in sorted(models.items())},
     )
 
 
 def finished(state: State) -> list[JobRecord]:
     return [record for record in state.ended.values() if record.status is Status.FINISHED]
-
-
-def _by(records: Iterable[JobRecord], name: Callable[[JobRecord], str]) -> dict[str, Group]:
-    parts: dict[str, list[JobRecord]] = {}
-    for record in records:
-        parts.setdefault(name(record), []).append(record)
-    return {key: group(part) for key, part in sorted(parts.items())}

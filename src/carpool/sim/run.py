@@ -84,30 +84,30 @@ def simulate(
     chosen = policies.make(policy) if isinstance(policy, str) else policy
     nodes = cluster_nodes(setup)
     belief, truth = _models(setup, len(nodes[0].gpus), workload)
-    try:
-        engine = Engine(
-            workload.jobs,
-            nodes,
-            chosen,
-            belief=belief,
-            truth=truth,
-            jobs_per_gpu=setup.jobs_per_gpu,
-            costs=setup.costs,
-            log=log,
-        )
-        with _no_garbage_collection():
+    with no_garbage_collection():
+        try:
+            engine = Engine(
+                workload.jobs,
+                nodes,
+                chosen,
+                belief=belief,
+                truth=truth,
+                jobs_per_gpu=setup.jobs_per_gpu,
+                costs=setup.costs,
+                log=log,
+            )
             state = engine.run()
-    except Impossible as impossible:
-        where = workload.where(impossible.job) if impossible.job else workload.source
-        raise InputError(f"{where}: {impossible}") from None
-    summary = summarise(
-        state,
-        policy=name,
-        workload=workload.source,
-        decision_s=engine.decision_s,
-        cpu_s=process_time() - began,
-        large_above=setup.large_above,
-    )
+        except Impossible as impossible:
+            where = workload.where(impossible.job) if impossible.job else workload.source
+            raise InputError(f"{where}: {impossible}") from None
+        summary = summarise(
+            state,
+            policy=name,
+            workload=workload.source,
+            decision_s=engine.decision_s,
+            cpu_s=process_time() - began,
+            large_above=setup.large_above,
+        )
     return Result(summary, state)
 
 
@@ -167,8 +167,8 @@ def _profile(name: str) -> Profile:
 
 
 @contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """A run makes no reference cycles that outlive it, and searching for them costs a tenth of its time."""
+def no_garbage_collection() -> Iterator[None]:
+    """A run makes no reference cycles to speak of, and searching for them costs a tenth of its time."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -7,8 +7,8 @@ is `job, submitted_s, model, gpus, batch, iterations`, with optional columns for
 import csv
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
-from math import isfinite
+from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
 from typing import NoReturn, TextIO
 
@@ -73,7 +73,7 @@ class Row:
             number = float(value)
         except ValueError:
             self.fail(field, f"{value.strip()!r} is not a number")
-        if not isfinite(number) or number < least or (above and number == least):
+        if not least <= number < inf or (above and number == least):
             self.fail(
                 field, f"{value.strip()!r} must be a finite number {'above' if above else 'of at least'} {least:g}"
             )
@@ -171,7 +171,7 @@ def _rows(
         row.values = values
         if len(values) != width:
             raise InputError(f"{source}:{row.line}: has {len(values)} fields, the header has {width}")
-        if all(_same(values[index], value) for index, value in wanted):
+        if not wanted or all(_same(values[index], value) for index, value in wanted):
             yield row
 
 
@@ -243,9 +243,11 @@ def _philly(rows: Iterable[Row]) -> Iterator[tuple[int, Job]]:
     for row in rows:
         stamp = row.text("timestamp")
         try:
-            when = datetime.fromisoformat(stamp).replace(tzinfo=None)
+            when = datetime.fromisoformat(stamp)
         except ValueError:
             row.fail("timestamp", f"{stamp!r} is not a date and time such as 2017-10-09 07:01:55")
+        if when.tzinfo is not None:
+            when = when.astimezone(UTC).replace(tzinfo=None)
         read.append((when, row.line, row.number("duration", above=True), row.count("num_gpus")))
     first = min(entry[0] for entry in read) if read else None
     for when, line, duration, gpus in read:
