@@ -324,6 +324,7 @@ class State:
             self._residents[gpu] = ()
             self._memory[gpu] = 0
             self._by_load[0] |= 1 << gpu
+        self._rethink_sizes()
         self.stirred = True
 
     def _node_lost(self, event: ev.NodeLost) -> None:
@@ -342,7 +343,16 @@ class State:
         for gpu in gpus:
             del self._residents[gpu], self._memory[gpu]
             self._by_load[0] ^= 1 << gpu
+        self._rethink_sizes()
         self.stirred = True
+
+    def _rethink_sizes(self) -> None:
+        """Other nodes may let waiting jobs run at another sub-batch."""
+        for record in list(self.queue):
+            best = self._best_iteration_time(record)
+            if best != record.alone_iteration_s:
+                record.alone_iteration_s = best
+                self._reshape(record, record.shape.priority)
 
     # ---- a job's way through the queue -----------------------------------------------------------------------------
 
@@ -543,9 +553,9 @@ class State:
         if self.jobs_per_gpu == 1 or record.shape.exclusive or record.status is Status.CANCELLING or not record.gpus:
             return
         nodes, node_of, residents, job = self.topology.nodes, self.topology.node_of, self._residents, record.job
-        memory = min([nodes[node_of[gpu]].memory for gpu in record.gpus])
-        kind = HostKind(job.model, job.batch, record.accum, job.max_slowdown, memory - record.memory)
         alone_on = tuple([gpu for gpu in record.gpus if len(residents[gpu]) == 1])
+        memory = min([nodes[node_of[gpu]].memory for gpu in alone_on or record.gpus])
+        kind = HostKind(job.model, job.batch, record.accum, job.max_slowdown, memory - record.memory)
         if len(alone_on) == len(record.gpus) and record.status is Status.RUNNING:
             hosts.add_lone(record, kind)
             return

@@ -16,6 +16,7 @@ from carpool.core.model import GpuId, Job
 from carpool.core.perf import PerformanceModel
 from carpool.core.record import JobRecord, Shape
 from carpool.core.rules import Member
+from carpool.core.state import View
 from carpool.policies.pair import Option, best, option_at, options
 
 SLACK = 1.0 - 1e-9
@@ -23,9 +24,10 @@ SLACK = 1.0 - 1e-9
 
 
 class Candidate(NamedTuple):
-    """GPUs on which the guest gains by joining; sorts by the paper's t_share."""
+    """GPUs on which the guest gains by joining; sorts by the paper's t_share, then by how many are there."""
 
     together: float
+    crowd: int
     order: int
     gpus: tuple[GpuId, ...]
     hosts: tuple[str, ...]
@@ -42,20 +44,22 @@ class Host(NamedTuple):
 
 
 class OptionCache:
-    """Options by guest shape and host kind, for one performance model."""
+    """Options by guest shape and host kind, for one performance model and one size of the largest GPU."""
 
     def __init__(self) -> None:
         self._perf: PerformanceModel | None = None
-        self._known: dict[tuple[Shape, HostKind], list[Option]] = {}
+        self._memory = 0
+        self._known: dict[tuple[Shape, HostKind, int], list[Option]] = {}
 
-    def get(self, perf: PerformanceModel, guest: JobRecord, kind: HostKind, host: Job) -> list[Option]:
-        if perf is not self._perf:
-            self._perf = perf
+    def get(self, view: View, guest: JobRecord, kind: HostKind, host: Job, at_least: int) -> list[Option]:
+        perf, memory = view.perf, view.topology.largest_memory
+        if perf is not self._perf or memory != self._memory:
+            self._perf, self._memory = perf, memory
             self._known.clear()
-        key = (guest.shape, kind)
+        key = (guest.shape, kind, at_least)
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = options(perf, guest, host, kind.accum, kind.memory_left)
+            found = self._known[key] = options(perf, guest, host, kind.accum, kind.memory_left, at_least)
         return found
 
 
@@ -103,8 +107,7 @@ class Candidates:
                 yield Host(record.alone_left(now), record.order, record.gpus, record.job)
 
     def _choices(self, guest: JobRecord, kind: HostKind, host: Job, at_least: int) -> list[Option]:
-        choices = self._cache.get(self.draft.view.perf, guest, kind, host)
-        return choices if at_least == 1 else [choice for choice in choices if choice.size.accum >= at_least]
+        return self._cache.get(self.draft.view, guest, kind, host, at_least)
 
     # ---- hosts that are not alone, and those that this draft changed ----------------------------------------------
 
@@ -177,7 +180,7 @@ class Candidates:
                         worst = max(verdict for verdict in verdicts if verdict)
                         names = tuple(member.record.job.id for member in members)
                         order = members[0].record.order
-                        found.append(Candidate(worst.together, order, tuple(fitting), names, worst.option))
+                        found.append(Candidate(worst.together, len(names), order, tuple(fitting), names, worst.option))
                     break
         return iter(sorted(found))
 
@@ -186,4 +189,4 @@ def _judge(hosts: Iterable[Host], choices: list[Option], guest_left: float) -> I
     for left, order, gpus, job in hosts:
         verdict = best(choices, left, guest_left)
         if verdict is not None:
-            yield Candidate(verdict.together, order, gpus, (job.id,), verdict.option)
+            yield Candidate(verdict.together, 1, order, gpus, (job.id,), verdict.option)

@@ -30,8 +30,9 @@ def start_in_order(view: View, skip: bool, why: str) -> list[Decision]:
     draft = Draft(view)
     pending = draft.pending(draft.free.count if skip else None)
     for job in pending:
-        if not draft.start(job, why):
-            if not skip:
-                break
-            pending.skip_alike()
+        if draft.start(job, why):
+            continue
+        if not skip and draft.may_start(job):  # who is held back by a limit of their user blocks nobody else
+            break
+        pending.skip_alike()
     return draft.decisions

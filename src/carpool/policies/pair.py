@@ -65,12 +65,16 @@ def option_at(perf: PerformanceModel, guest: JobRecord, size: Size, host: Job, h
     return Option(size, host_xi, guest_xi, pace, host_needs(host_xi, guest_xi, pace))
 
 
-def options(perf: PerformanceModel, guest: JobRecord, host: Job, host_accum: int, memory_left: int) -> list[Option]:
-    """The sub-batches at which a guest fits beside a host within both jobs' limits; those that another beats in
-    every respect are left out, so that usually one remains."""
+def options(
+    perf: PerformanceModel, guest: JobRecord, host: Job, host_accum: int, memory_left: int, at_least: int = 1
+) -> list[Option]:
+    """The sub-batches (accumulation `at_least`) at which a guest fits beside a host within both jobs' limits.
+
+    Those that another beats in every respect are left out, so that usually one remains.
+    """
     found: list[Option] = []
     for size in guest.shape.sizes:  # Alg. 2, l. 5: B, B/2, …, 1
-        if size.memory > memory_left:
+        if size.accum < at_least or size.memory > memory_left:
             continue
         new = option_at(perf, guest, size, host, host_accum)
         if _over(new.guest_xi, guest.job.max_slowdown) or _over(new.host_xi, host.max_slowdown):

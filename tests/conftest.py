@@ -1,0 +1,22 @@
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+pytest.register_assert_rewrite("world")
+sys.path.insert(0, str(Path(__file__).parent))
+
+# Derandomised, so that a failure in CI is a failure here; the machine may be slow, so no deadline.
+settings.register_profile("carpool", deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+settings.load_profile("carpool")
+
+
+@pytest.fixture
+def data() -> Path:
+    """The folder of reference data named by CARPOOL_DATA."""
+    folder = os.environ.get("CARPOOL_DATA")
+    if not folder or not Path(folder).is_dir():
+        pytest.skip("CARPOOL_DATA does not name a folder of reference data")
+    return Path(folder)

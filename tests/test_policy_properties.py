@@ -1,0 +1,100 @@
+"""What holds for every policy in every situation."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from naive import naive_bsbf
+from situations import facts, situations, validate
+
+from carpool import policies
+from carpool.core import events as ev
+from carpool.core.model import Status, sub_batch
+
+NAMES = [*policies.BUILT_IN, "fifo:skip=true", "sjf:skip=false", "tiresias:threshold_gpu_s=20"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(situation=situations)
+@settings(max_examples=120)
+def test_every_plan_is_whole_legal_and_repeatable(name, situation):
+    policy = policies.make(name)
+    state = situation.state(policy.key)
+    validate(state)
+    before = facts(state)
+    plan = list(policy.decide(state))
+    assert facts(state) == before, "the view was changed"
+    assert list(policy.decide(state)) == plan, "the same view gave another plan"
+    again = situation.state(policies.make(name).key)
+    assert list(policies.make(name).decide(again)) == plan, "another object decided otherwise"
+    assert_legal(state, plan)
+    if plan:
+        state.apply(ev.Planned(state.now, tuple(plan)))
+        validate(state)
+
+
+def assert_legal(state, plan):
+    """The rules once more, written without the code that enforces them."""
+    assert len({decision.job for decision in plan}) == len(plan)
+    stopped = {d.job for d in plan if d.allocation is None}
+    on = {g: [(r.job, r.accum) for r in state.residents(g) if r.job.id not in stopped] for g in state.topology.node_of}
+    for decision in plan:
+        record = state.jobs[decision.job]
+        assert decision.why
+        if decision.allocation is None:
+            assert record.gpus
+            continue
+        assert record.status is Status.PENDING
+        gpus = decision.allocation.gpus
+        assert len(set(gpus)) == len(gpus) == record.job.gpus, "a gang is whole"
+        assert decision.allocation.accum == 1 or record.job.can_shrink
+        for gpu in gpus:
+            on[gpu].append((record.job, decision.allocation.accum))
+    perf = state.perf
+    for gpu, jobs in on.items():
+        assert len(jobs) <= state.jobs_per_gpu
+        needed = sum(perf.tasks[job.model].memory(sub_batch(job.batch, accum)) for job, accum in jobs)
+        assert needed <= state.topology.nodes[state.topology.node_of[gpu]].memory
+        for index, (job, accum) in enumerate(jobs):
+            mates = jobs[:index] + jobs[index + 1 :]
+            assert not (mates and job.exclusive)
+            if mates and job.max_slowdown is not None:
+                assert perf.slowdown(job, accum, mates) <= job.max_slowdown
+    assert_within_limits(state, on)
+
+
+def assert_within_limits(state, on):
+    holding = {job.id: job for jobs in on.values() for job, _ in jobs}
+    jobs, gpus = Counter(), Counter()
+    for job in holding.values():
+        jobs[job.user] += 1
+        gpus[job.user] += job.gpus
+    for user, limits in state.limits.items():
+        held_before = state.held_by(user)
+        assert limits.jobs is None or jobs[user] <= max(limits.jobs, held_before[0])
+        assert limits.gpus is None or gpus[user] <= max(limits.gpus, held_before[1])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(situation=situations)
+@settings(max_examples=60)
+def test_a_plan_leaves_nothing_to_add(name, situation):
+    """Asked again right after its plan was carried out, a policy that does not preempt has nothing more to do."""
+    policy = policies.make(name)
+    state = situation.state(policy.key)
+    plan = list(policy.decide(state))
+    if any(decision.allocation is None for decision in plan):
+        return
+    if plan:
+        state.apply(ev.Planned(state.now, tuple(plan)))
+    assert list(policy.decide(state)) == []
+
+
+@given(situation=situations)
+@settings(max_examples=3000)
+def test_bsbf_finds_what_a_search_over_everything_finds(situation):
+    """The indexed search against one that looks at every job, host and sub-batch, without any index."""
+    policy = policies.make("sjf-bsbf")
+    state = situation.state(policy.key)
+    found = {d.job: (frozenset(d.allocation.gpus), d.allocation.accum) for d in policy.decide(state)}
+    assert found == naive_bsbf(state)
