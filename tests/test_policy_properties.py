@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from naive import naive_bsbf
-from situations import facts, situations, validate
+from situations import Situation, facts, situations, validate
 
 from carpool import policies
 from carpool.core import events as ev
@@ -90,11 +90,15 @@ def test_a_plan_leaves_nothing_to_add(name, situation):
     assert list(policy.decide(state)) == []
 
 
-@given(situation=situations)
-@settings(max_examples=3000)
-def test_bsbf_finds_what_a_search_over_everything_finds(situation):
+@pytest.mark.parametrize("jobs_per_gpu", [1, 2, 3, 4])
+def test_bsbf_finds_what_a_search_over_everything_finds(jobs_per_gpu):
     """The indexed search against one that looks at every job, host and sub-batch, without any index."""
-    policy = policies.make("sjf-bsbf")
-    state = situation.state(policy.key)
-    found = {d.job: (frozenset(d.allocation.gpus), d.allocation.accum) for d in policy.decide(state)}
-    assert found == naive_bsbf(state)
+    shared = 0
+    for seed in range(1200 if jobs_per_gpu == 2 else 400):
+        policy = policies.make("sjf-bsbf")
+        state = Situation(seed, jobs_per_gpu).state(policy.key)
+        plan = policy.decide(state)
+        found = {d.job: (frozenset(d.allocation.gpus), d.allocation.accum) for d in plan}
+        assert found == naive_bsbf(state), f"seed {seed}"
+        shared += any("shares" in d.why for d in plan)
+    assert (shared > 50) == (jobs_per_gpu > 1), "the situations must be worth the comparison"

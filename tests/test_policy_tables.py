@@ -30,7 +30,11 @@ class TestEveryPolicy:
 
     def test_keeps_a_user_within_limits(self, policy):
         limited = cluster("1x4", limits={"eve": Limits(gpus=2)})
-        jobs = (pending("a", gpus=2, user="eve", left=5), pending("b", gpus=1, user="eve", left=6), pending("c", left=7))
+        jobs = (
+            pending("a", gpus=2, user="eve", left=5),
+            pending("b", gpus=1, user="eve", left=6),
+            pending("c", left=7),
+        )
         given(limited, *jobs).expect(policy, a="starts", b="waits", c="starts")
 
     def test_counts_what_the_user_holds_already(self, policy):

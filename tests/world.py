@@ -1,6 +1,6 @@
 """A small vocabulary for tests: build a cluster with jobs in a few words, ask a policy, and read its plan as sentences.
 
-    given(cluster("1x4"), running("a", gpus=4), pending("b", gpus=2)).expect(SjfBsbf(), b="shares a")
+given(cluster("1x4"), running("a", gpus=4), pending("b", gpus=2)).expect(SjfBsbf(), b="shares a")
 """
 
 from collections.abc import Callable, Sequence

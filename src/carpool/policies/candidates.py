@@ -180,7 +180,9 @@ class Candidates:
                         worst = max(verdict for verdict in verdicts if verdict)
                         names = tuple(member.record.job.id for member in members)
                         order = members[0].record.order
-                        found.append(Candidate(worst.together, len(names), order, tuple(fitting), names, worst.option))
+                        found.append(
+                            Candidate(worst.together, len(names), order, tuple(sorted(fitting)), names, worst.option)
+                        )
                     break
         return iter(sorted(found))
 
