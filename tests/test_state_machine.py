@@ -171,7 +171,7 @@ class Life(RuleBasedStateMachine):
         assert facts(replayed) == facts(self.state)
 
 
-Life.TestCase.settings = settings(max_examples=120, stateful_step_count=40)
+Life.TestCase.settings = settings(max_examples=400, stateful_step_count=50)
 TestLife = Life.TestCase
 
 

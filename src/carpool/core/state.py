@@ -168,7 +168,7 @@ class State:
                 return True
         if unmet and record.status is not Status.BLOCKED:
             record.status = Status.BLOCKED
-            for name in unmet:
+            for name in dict.fromkeys(unmet):
                 self._dependents.setdefault(name, []).append(record.job.id)
         return bool(unmet)
 
@@ -252,7 +252,8 @@ class State:
         if record is None:
             return
         if record.status is Status.CANCELLING:
-            self._leave(record)
+            if record.gpus:
+                self._leave(record)
             self._end(record, Status.CANCELLED, record.reason)
         elif record.status is Status.STOPPING:
             record.done = record.checkpoint = event.done
@@ -290,7 +291,8 @@ class State:
             self._settle(record)
             record.iteration_s = 0.0
             record.status = Status.CANCELLING
-            self._index_host(record)
+            record.pace += 1
+            self._repace([record, *self._mates(record)])
         elif record.status is Status.STOPPING:
             record.status = Status.CANCELLING
         else:

@@ -27,10 +27,13 @@ class Tiresias(BasePolicy):
         """Give the GPUs to the first jobs in order, running or not; stop who runs and is not among them."""
         if not len(view.queue):
             return []
-        running = sorted(view.running, key=lambda job: self._rank(job, view.now))
+        leaving = [job for job in view.running if job.status is Status.CANCELLING]
+        running = [job for job in view.running if job.status is not Status.CANCELLING]
+        running.sort(key=lambda job: self._rank(job, view.now))
+        capacity = view.topology.total() - sum(len(job.gpus) for job in leaving)
         hopeless: set[Shape] = set()  # there are GPUs enough, but none with the memory, or the user is at a limit
         while True:
-            keep, start = self._choose(view, running, hopeless)
+            keep, start = self._choose(view, running, capacity, hopeless)
             if not start:
                 return []
             draft = Draft(view)
@@ -53,9 +56,10 @@ class Tiresias(BasePolicy):
     def _rank(self, job: JobRecord, now: float) -> tuple[int, tuple[float, ...], int]:
         return (-job.shape.priority, self.key(job, now), job.order)
 
-    def _choose(self, view: View, running: list[JobRecord], hopeless: set[Shape]) -> tuple[set[int], list[JobRecord]]:
-        """Who keeps running (by order) and who starts, as far as the GPUs go; what does not fit is skipped."""
-        left = view.topology.total()
+    def _choose(
+        self, view: View, running: list[JobRecord], left: int, hopeless: set[Shape]
+    ) -> tuple[set[int], list[JobRecord]]:
+        """Who keeps running (by order) and who starts, as far as `left` GPUs go; what does not fit is skipped."""
         keep: set[int] = set()
         start: list[JobRecord] = []
         now = view.now
@@ -69,7 +73,7 @@ class Tiresias(BasePolicy):
                 break
             fits = job.shape.gpus <= left
             if job.gpus:
-                if fits or job.status is Status.CANCELLING:
+                if fits:
                     keep.add(job.order)
                     left -= job.shape.gpus
             elif fits and job.shape not in hopeless:
