@@ -3,12 +3,15 @@
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
 from math import sqrt
-from multiprocessing import get_context
-from signal import SIG_IGN, SIGINT, signal
+from multiprocessing import get_context, parent_process
 from statistics import fmean, stdev
+from threading import Thread
 
+from carpool.errors import InputError
+from carpool.report.output import uninterrupted
 from carpool.sim.metrics import Summary, jct
 from carpool.sim.run import Setup, simulate
 from carpool.sim.workload import Workload
@@ -21,6 +24,8 @@ class Case:
     label: str
     seed: str
     workload: Workload
+    draw: int | None = None
+    """The seed of what is random within a run; None: the setup's."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +64,16 @@ def run_all(
             progress()
         return outcomes
     # spawned, not forked: the parent may have threads (a progress bar)
-    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=signal, initargs=(SIGINT, SIG_IGN))
+    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_end_with_parent)
     try:
-        futures = [pool.submit(_run, *task) for task in tasks]
+        with uninterrupted():  # the workers inherit it: only the parent hears an interrupt, and ends them
+            futures = [pool.submit(_run, *task) for task in tasks]
         for future in as_completed(futures):
             future.result()
             progress()
         return [future.result() for future in futures]
+    except BrokenProcessPool:
+        raise InputError("a worker process died, perhaps for lack of memory; try --workers 1") from None
     except BaseException:
         for process in list((pool._processes or {}).values()):
             process.terminate()
@@ -74,7 +82,21 @@ def run_all(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
+def _end_with_parent() -> None:
+    """A worker must not outlive a parent that was killed."""
+
+    def watch() -> None:
+        parent = parent_process()
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
+
+
 def _run(policy: str, case: Case, setup: Setup) -> Outcome:
+    if case.draw is not None:
+        setup = replace(setup, seed=case.draw)
     result = simulate(case.workload, policy, setup)
     return Outcome(policy, case.label, case.seed, result.summary, tuple(sorted(jct(job) for job in result.jobs)))
 
