@@ -72,7 +72,7 @@ def _hue(number: int) -> str:
     return f"#{round(255 * red):02X}{round(255 * green):02X}{round(255 * blue):02X}"
 
 
-def jct_cdf(path: Path, jcts_s: Mapping[str, Sequence[float]]) -> None:
+def jct_cdf(path: Path, jcts_s: Mapping[str, Sequence[float]], title: str = "") -> None:
     """The share of jobs done within a time, one line per policy."""
     figure, axes = _figure(6.4, 4.0)
     palette = colours(list(jcts_s), POLICY_COLOURS)
@@ -86,6 +86,7 @@ def jct_cdf(path: Path, jcts_s: Mapping[str, Sequence[float]]) -> None:
     axes.set_xlabel("job completion time (hours)")
     axes.set_ylabel("jobs done (%)")
     axes.set_ylim(0, 100)
+    axes.set_title(title, fontsize=10)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, loc="lower right")
     figure.savefig(path)
