@@ -82,11 +82,11 @@ def test_so_many_jobs_over_so_long(jobs, load):
 def test_a_load_changes_the_arrivals_and_not_the_work():
     """So that a comparison of loads compares loads."""
     plain = philly_like(TASKS, seed=3)
-    for load in (0.5, 4.0):
-        other = philly_like(TASKS, load=load, seed=3)
+    for factor in (0.5, 4.0):
+        other = philly_like(TASKS, load=factor, seed=3)
         for before, after in zip(plain.jobs, other.jobs, strict=True):
             assert after == replace(before, submitted=after.submitted)
-            assert abs(after.submitted - before.submitted / load) <= 0.5
+            assert abs(after.submitted - before.submitted / factor) <= 0.5
 
 
 # ---- the distributions ---------------------------------------------------------------------------------------------

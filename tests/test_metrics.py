@@ -64,8 +64,8 @@ def test_utilisation_counts_busy_gpus_over_the_makespan():
 
 
 def test_a_guest_slows_its_host():
-    """a runs alone for 40 s, then b joins: both 1.5 times slower. a has 60 s left, b 20: b ends at 70 after 30 s in which
-    a did 20 s of work; a runs its last 40 s alone and ends at 110, having run 110 s for 100 s of work."""
+    """a runs alone for 40 s, then b joins: both 1.5 times slower. a has 60 s left, b 20: b ends at 70 after 30 s
+    in which a did 20 s of work; a runs its last 40 s alone and ends at 110, having run 110 s for 100 s of work."""
     result = simulate([job("a", 0, 1, 100), job("b", 40, 1, 20)], "sjf-ffs", ONE)
     assert ends(result) == {"b": 70, "a": 110}
     summary = result.summary

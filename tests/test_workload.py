@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from calling import csv_file
+from calling import HEADER, csv_file
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +14,7 @@ from carpool.errors import InputError
 from carpool.sim.sources import expand_selection, load_workload, parse_loads, parse_seeds
 from carpool.sim.workload import Workload, check_dependencies, check_ids, read, write
 
-ALL = "job,submitted_s,model,gpus,batch,iterations,duration_s,user,can_shrink,exclusive,max_slowdown,priority,after,retries"
+ALL = f"{HEADER},duration_s,user,can_shrink,exclusive,max_slowdown,priority,after,retries"
 DATA = os.environ.get("CARPOOL_DATA")
 needs_data = pytest.mark.skipif(DATA is None, reason="CARPOOL_DATA is not set")
 
@@ -188,7 +188,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in WRONG for value in values])
 def test_a_wrong_value_is_named_with_file_line_field_and_remedy(tmp_path, field, value):
-    good = dict(job="b", submitted_s="0", model="ncf", gpus="1", batch="8", iterations="9")
+    good = {"job": "b", "submitted_s": "0", "model": "ncf", "gpus": "1", "batch": "8", "iterations": "9"}
     row = {name: good.get(name, "") for name in ALL.split(",")} | {field: f'"{value}"'}
     message = complaint(csv_file(tmp_path, "a,0,ncf,1,8,9,,,,,,,,", ",".join(row.values()), header=ALL))
     last_line = 3 + value.count("\n")
