@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -237,7 +238,7 @@ def _cases(
 
 
 def _waiting(what: str, show: bool) -> Any:
-    if not show:
+    if not show or not sys.stderr.isatty():
         return nullcontext()
     from rich.console import Console
 
@@ -246,7 +247,7 @@ def _waiting(what: str, show: bool) -> Any:
 
 def _progress(total: int, quiet: bool) -> Any:
     """A progress bar on standard error; yields what to call after each run."""
-    if quiet:
+    if quiet or not sys.stderr.isatty():
         return nullcontext(lambda: None)
     from contextlib import contextmanager
 

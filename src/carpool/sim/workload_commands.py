@@ -87,10 +87,8 @@ def describe(jobs: Workload, profile: str, gpus: int) -> dict[str, Any]:
             placement = Placement(job.gpus, -(-job.gpus // generate.NODE_GPUS))
             runs.append(job.iterations * tasks[job.model].iteration(job.batch, 1, placement))
         else:
-            hint = f"{nearest(job.model, tasks)}, or add a column duration_s"
-            raise InputError(
-                f"{jobs.where(job.id)}: model: {job.model!r} has no duration_s and is not in profile {profile}: {hint}"
-            )
+            problem = f"model: {job.model!r} is not in profile {profile}: {nearest(job.model, tasks)}"
+            raise InputError(f"{jobs.where(job.id)}: {problem} (or add a column duration_s)")
     span = jobs.jobs[-1].submitted - jobs.jobs[0].submitted
     work = sum(run * job.gpus for run, job in zip(runs, jobs.jobs, strict=True))
     ordered = sorted(runs)
