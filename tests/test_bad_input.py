@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -255,8 +256,12 @@ def test_an_error_in_a_worker_is_one_line_too(tmp_path):
 
 LONG = {
     "compare": ("compare", "--jobs", "1000", "--loads", "3", "--seeds", "1-60", "--workers", "2"),
+    "compare few": ("compare", "--jobs", "50000", "--seeds", "1-2", "--policy", "sjf-bsbf", "--cluster", "4x4"),
     "simulate": ("simulate", "--policy", "sjf-bsbf", "--jobs", "400000", "--cluster", "4x4"),
 }
+
+
+LONG_WAITS = [("compare", 0.0), ("compare", 1.0), ("compare few", 1.5), ("simulate", 1.0)]
 
 
 def processes_of(marker: str) -> list[int]:
@@ -272,6 +277,27 @@ def processes_of(marker: str) -> list[int]:
     return found
 
 
+@pytest.fixture
+def start():
+    """Starts a command in a group of its own, of which nothing outlives the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(*arguments: str, **more: str) -> "subprocess.Popen[str]":
+        pipe = subprocess.PIPE
+        command = [*COMMAND, *arguments]
+        running = subprocess.Popen(
+            command, env=environment(**more), stdout=pipe, stderr=pipe, text=True, start_new_session=True
+        )
+        started.append(running)
+        return running
+
+    yield begin
+    for running in started:
+        with suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGKILL)
+        running.communicate()
+
+
 def gone(marker: str) -> bool:
     deadline = time.monotonic() + 10
     while processes_of(marker) and time.monotonic() < deadline:
@@ -281,29 +307,22 @@ def gone(marker: str) -> bool:
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="there is no /proc to look for workers in")
 @pytest.mark.parametrize("whom", ["process", "group"])
-@pytest.mark.parametrize(("command", "wait_s"), [("compare", 0.0), ("compare", 1.0), ("simulate", 1.0)])
-def test_an_interrupt_leaves_nothing(tmp_path, command, wait_s, whom):
+@pytest.mark.parametrize(("command", "wait_s"), LONG_WAITS)
+def test_an_interrupt_leaves_nothing(tmp_path, start, command, wait_s, whom):
     """Of the command alone, or of the whole group as a terminal does; early, while workers start, or later."""
     marker = f"CARPOOL_TEST_MARKER={tmp_path}"
-    arguments = [*COMMAND, *LONG[command], "--out", str(tmp_path / "deep" / "out")]
-    running = subprocess.Popen(
-        arguments,
-        env=environment(CARPOOL_TEST_MARKER=str(tmp_path), TMPDIR=str(tmp_path)),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    out_option = ("--out", str(tmp_path / "deep" / "out"))
+    running = start(*LONG[command], *out_option, CARPOOL_TEST_MARKER=str(tmp_path), TMPDIR=str(tmp_path))
     deadline = time.monotonic() + 30
     while not (tmp_path / "deep" / "out").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
-    if command == "compare":  # until there are workers
+    if "compare" in command:  # until there are workers
         while len(processes_of(marker)) < 2 and time.monotonic() < deadline:
             time.sleep(0.02)
     time.sleep(wait_s)
     assert running.poll() is None, "it must still run"
     (os.kill if whom == "process" else os.killpg)(running.pid, signal.SIGINT)
-    out, err = running.communicate(timeout=20)
+    out, err = running.communicate(timeout=6)  # far less than a run takes
     assert running.returncode == 130, err
     assert "Traceback" not in err
     assert err.strip().splitlines()[-1] == "interrupted; nothing was written"
@@ -314,14 +333,10 @@ def test_an_interrupt_leaves_nothing(tmp_path, command, wait_s, whom):
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="there is no /proc to look for workers in")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 143), (signal.SIGKILL, -9)])
-def test_whoever_ends_the_command_ends_its_workers(tmp_path, number, code):
+def test_whoever_ends_the_command_ends_its_workers(tmp_path, start, number, code):
     marker = f"CARPOOL_TEST_MARKER={tmp_path}"
-    running = subprocess.Popen(
-        [*COMMAND, *LONG["compare"], "--json", "--out", str(tmp_path / "out")],
-        env=environment(CARPOOL_TEST_MARKER=str(tmp_path)),
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
+    out_option = ("--out", str(tmp_path / "out"))
+    running = start(*LONG["compare"], "--json", *out_option, CARPOOL_TEST_MARKER=str(tmp_path))
     deadline = time.monotonic() + 30
     while len(processes_of(marker)) < 4 and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -329,7 +344,7 @@ def test_whoever_ends_the_command_ends_its_workers(tmp_path, number, code):
     running.send_signal(number)
     _, err = running.communicate(timeout=20)
     assert running.returncode == code, err
-    assert b"Traceback" not in err
+    assert "Traceback" not in err
     assert gone(marker), "a worker lives on"
     if code > 0:
         assert everything_in(tmp_path) == set()

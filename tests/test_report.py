@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import struct
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -267,12 +268,24 @@ def test_a_folder_is_no_file_to_write(tmp_path):
     assert everything_in(tmp_path) == set()
 
 
-def test_an_interrupt_waits_for_the_end_of_short_steps():
+@pytest.mark.parametrize("other_threads", [0, 1])
+def test_an_interrupt_waits_for_the_end_of_short_steps(other_threads):
+    """Also where another thread, such as that of a progress bar, takes the signal."""
+    done = threading.Event()
+    threads = [threading.Thread(target=done.wait, args=(20,)) for _ in range(other_threads)]
+    for thread in threads:
+        thread.start()
     steps = []
-    with pytest.raises(KeyboardInterrupt), uninterrupted():  # noqa: PT012
-        os.kill(os.getpid(), signal.SIGINT)
-        steps.append("done")
+    try:
+        with pytest.raises(KeyboardInterrupt), uninterrupted():  # noqa: PT012
+            os.kill(os.getpid(), signal.SIGINT)
+            sum(range(10_000))
+            steps.append("done")
+    finally:
+        done.set()
     assert steps == ["done"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, set())
 
 
 def test_csv_and_json_files(tmp_path):
