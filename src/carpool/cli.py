@@ -1,13 +1,16 @@
 """The command `carpool`. Subcommands live beside what they command and are imported when they are called, so that
 starting is quick. Bad input becomes one line on standard error and exit code 2, never a traceback."""
 
+import os
+import signal
 import sys
 from importlib import import_module
+from types import FrameType
 
 import click
 
 from carpool import __version__
-from carpool.errors import InputError
+from carpool.errors import InputError, nearest
 
 COMMANDS = {
     "simulate": "carpool.sim.commands:simulate",
@@ -19,13 +22,17 @@ COMMANDS = {
 }
 
 
+class Terminated(BaseException):
+    """Somebody asked the process to end (SIGTERM, or the terminal went away)."""
+
+
 class LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
-            return None
+            raise click.UsageError(f"No such command {name!r}: {nearest(name, COMMANDS)}", ctx)
         module, _, attribute = COMMANDS[name].partition(":")
         command = getattr(import_module(module), attribute)
         assert isinstance(command, click.Command)
@@ -39,10 +46,12 @@ def cli() -> None:
 
 
 def main() -> None:
+    _prepare()
     try:
         code = cli.main(standalone_mode=False)
+        sys.stdout.flush()
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         code = 2
     except click.ClickException as error:
         error.show()
@@ -50,10 +59,27 @@ def main() -> None:
     except (KeyboardInterrupt, click.Abort):
         print("interrupted; nothing was written", file=sys.stderr)
         code = 130
+    except Terminated:
+        print("terminated; nothing was written", file=sys.stderr)
+        code = 143
     except BrokenPipeError:  # the reader of our output went away
-        sys.stderr.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left has nowhere to go
         code = 141
     sys.exit(code)
+
+
+def _prepare() -> None:
+    """Being terminated cleans up as an interrupt does; a terminal without ξ or ± shows a question mark."""
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    for name in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, name) and signal.getsignal(getattr(signal, name)) == signal.SIG_DFL:
+            signal.signal(getattr(signal, name), terminate)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
 
 
 if __name__ == "__main__":

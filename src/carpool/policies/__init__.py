@@ -3,8 +3,10 @@
 A package adds policies of its own through the entry-point group `carpool.policies` (name = module:Class).
 """
 
+import re
+import sys
 from dataclasses import MISSING, Field, dataclass, fields
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,10 @@ from carpool.policies.tiresias import Tiresias
 
 BUILT_IN: dict[str, type[BasePolicy]] = {cls.name: cls for cls in (Fifo, Sjf, Tiresias, SjfFfs, SjfBsbf)}
 ENTRY_POINTS = "carpool.policies"
+REQUIRED = object()
+"""The default of an option that has none."""
+MOST = 1e12
+"""The largest number an option may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +37,31 @@ class Option:
     help: str
 
 
-def known() -> dict[str, type[Any]]:
-    """All policies that can be named, built in or added by installed packages."""
-    found: dict[str, type[Any]] = dict(BUILT_IN)
-    for point in entry_points(group=ENTRY_POINTS):
+def known() -> dict[str, type[Any] | InputError]:
+    """All policies that can be named, built in or added by installed packages; the error of one that does not load."""
+    found: dict[str, type[Any] | InputError] = dict(BUILT_IN)
+    for name, point in _added().items():
         try:
-            found.setdefault(point.name, point.load())
-        except Exception as error:
-            raise InputError(f"policy {point.name} of entry point {point.value} does not load: {error}") from error
+            found[name] = _from_entry_point(point)
+        except InputError as error:
+            found[name] = error
     return found
+
+
+def _added() -> dict[str, EntryPoint]:
+    """What installed packages offer, not yet loaded. The names of built-in policies are taken."""
+    return {point.name: point for point in entry_points(group=ENTRY_POINTS) if point.name not in BUILT_IN}
+
+
+def _from_entry_point(point: EntryPoint) -> type[Any]:
+    try:
+        cls = point.load()
+    except Exception as error:
+        problem = f"does not load: {type(error).__name__}: {error}; mend or remove its package"
+        raise InputError(f"policy {point.name} (entry point {point.value}) {problem}") from error
+    if not isinstance(cls, type):
+        raise InputError(f"policy {point.name} (entry point {point.value}) is not a class; mend or remove its package")
+    return cls
 
 
 def summary(cls: type[Any]) -> str:
@@ -52,51 +74,66 @@ def options(cls: type[Any]) -> list[Option]:
         own = fields(cls)
     except TypeError:
         return []
-    return [Option(f.name, _default(f), f.metadata.get("help", "")) for f in own if not f.name.startswith("_")]
+    shown = [field for field in own if field.init and not field.name.startswith("_")]
+    return [Option(field.name, _default(field), field.metadata.get("help", "")) for field in shown]
 
 
 def _default(field: Field[Any]) -> Any:
     if field.default is not MISSING:
         return field.default
-    return field.default_factory() if field.default_factory is not MISSING else None
+    return field.default_factory() if field.default_factory is not MISSING else REQUIRED
 
 
 def make(text: str) -> Policy:
     """A policy from its specification."""
-    name, _, rest = text.strip().partition(":")
-    if name.endswith(".py"):
-        class_name, _, rest = rest.partition(":")
-        cls = _from_file(Path(name), class_name)
-    elif name in BUILT_IN:
-        cls = BUILT_IN[name]
+    cls: type[Any]
+    file = re.match(r"(?P<path>[^=]*?\.py)(?:$|:(?P<cls>[^:]*):?(?P<rest>.*))", text.strip(), re.DOTALL)
+    if file:
+        name, rest = file["path"], file["rest"] or ""
+        cls = _from_file(Path(name), file["cls"] or "")
     else:
-        names = known()
-        if name not in names:
-            raise InputError(f"unknown policy {name!r}: {nearest(name, names)}")
-        cls = names[name]
-    policy = cls(**_parse(name, rest, options(cls)))
+        name, _, rest = text.strip().partition(":")
+        cls = _named(name)
+    try:
+        policy = cls(**_parse(name, rest, options(cls)))
+    except TypeError as error:
+        raise InputError(f"policy {text!r} cannot be made: {error}; its options need defaults") from error
     for method in ("key", "decide", "wake"):
         if not callable(getattr(policy, method, None)):
-            raise InputError(f"policy {text!r} has no method {method}(): see docs/policies.md")
+            raise InputError(
+                f"policy {text!r} has no method {method}(); derive it from carpool.policies.base.BasePolicy"
+            )
+    if not isinstance(getattr(policy, "restart_s", None), int | float):
+        raise InputError(f"policy {text!r} has no number restart_s; derive it from carpool.policies.base.BasePolicy")
     return policy  # type: ignore[no-any-return]
+
+
+def _named(name: str) -> type[Any]:
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    added = _added()
+    if name not in added:
+        raise InputError(f"unknown policy {name!r}: {nearest(name, [*BUILT_IN, *added])}")
+    return _from_entry_point(added[name])
 
 
 def _from_file(path: Path, class_name: str) -> type[Any]:
     if not path.is_file():
-        raise InputError(f"policy file {path} does not exist")
+        raise InputError(f"policy file {path} does not exist; give path/to/file.py:Class")
     if not class_name:
         raise InputError(f"name the class too: {path}:ClassName")
     spec = spec_from_file_location(f"carpool_policy_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for the meaning of annotations
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise InputError(f"policy file {path} does not load: {type(error).__name__}: {error}") from error
+        raise InputError(f"policy file {path} does not load: {type(error).__name__}: {error}; mend it") from error
     cls = getattr(module, class_name, None)
     if not isinstance(cls, type):
-        classes = [name for name, value in vars(module).items() if isinstance(value, type)]
+        classes = [n for n, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
         raise InputError(f"{path} has no class {class_name!r}: {nearest(class_name, classes)}")
     return cls
 
@@ -105,12 +142,14 @@ def _parse(policy: str, text: str, allowed: list[Option]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     by_name = {option.name: option for option in allowed}
     for part in filter(None, (piece.strip() for piece in text.split(","))):
-        key, equals, value = part.partition("=")
+        key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals:
             raise InputError(f"option {part!r} of policy {policy}: write it as key=value")
         if key not in by_name:
             hint = nearest(key, by_name) if by_name else "it has none"
             raise InputError(f"unknown option {key!r} of policy {policy}: {hint}")
+        if key in values:
+            raise InputError(f"option {key!r} of policy {policy} is given twice; give it once")
         values[key] = _convert(policy, key, value, by_name[key].default)
     return values
 
@@ -121,13 +160,14 @@ def _convert(policy: str, key: str, value: str, default: Any) -> Any:
             return True
         if value.lower() in ("false", "no", "0"):
             return False
-        raise InputError(f"option {key} of policy {policy}: {value!r} is neither true nor false")
+        raise InputError(f"option {key} of policy {policy}: {value!r} must be true or false")
     if isinstance(default, int | float):
         try:
             number = type(default)(value)
         except ValueError:
             number = -1
-        if not 0 <= number < float("inf"):
-            raise InputError(f"option {key} of policy {policy}: {value!r} is not a number ≥ 0")
+        if not 0 <= number <= MOST:
+            kind = "whole number" if isinstance(default, int) else "number"
+            raise InputError(f"option {key} of policy {policy}: {value!r} must be a {kind} from 0 to {MOST:g}")
         return number
     return value

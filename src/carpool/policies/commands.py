@@ -1,10 +1,12 @@
 """`carpool policies`: what there is to choose from."""
 
 import json
+from typing import Any
 
 import click
 
 from carpool import policies as registry
+from carpool.errors import InputError
 
 
 @click.command()
@@ -12,27 +14,49 @@ from carpool import policies as registry
 def policies(as_json: bool) -> None:
     """List the policies with their options and defaults.
 
-    Write options as name:key=value,… and a policy of your own as path/to/file.py:Class.
+    Write options as name:key=value,… and a policy of your own as path/to/file.py:Class, with options as
+    path/to/file.py:Class:key=value,….
     """
     known = registry.known()
     if as_json:
-        entries = {
-            name: {
-                "summary": registry.summary(cls),
-                "options": {o.name: {"default": o.default, "help": o.help} for o in registry.options(cls)},
-            }
-            for name, cls in known.items()
-        }
-        click.echo(json.dumps(entries, indent=1))
+        click.echo(json.dumps({name: _facts(cls) for name, cls in known.items()}, indent=1))
         return
-    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table("policy", "what it does and its options", show_lines=True)
+    from carpool.report.tables import new_console
+
+    table = Table("policy", "what it does, and its options with their defaults", show_lines=True)
     for name, cls in known.items():
-        lines = [registry.summary(cls)]
+        if isinstance(cls, InputError):
+            table.add_row(Text(name, "bold"), Text(str(cls), "red"))
+            continue
+        lines = [Text(registry.summary(cls))]
         for option in registry.options(cls):
-            default = str(option.default).lower() if isinstance(option.default, bool) else f"{option.default:g}"
-            lines.append(f"[bold]{option.name}[/bold]={default}  {option.help}")
-        table.add_row(f"[bold]{name}[/bold]", "\n".join(lines))
-    Console().print(table)
+            lines.append(Text.assemble((option.name, "bold"), f"={_shown(option.default)}  {option.help}"))
+        table.add_row(Text(name, "bold"), Text("\n").join(lines))
+    new_console().print(table)
+
+
+def _facts(cls: type[Any] | InputError) -> dict[str, Any]:
+    if isinstance(cls, InputError):
+        return {"error": str(cls)}
+    return {
+        "summary": registry.summary(cls),
+        "options": {o.name: {"default": _plain(o.default), "help": o.help} for o in registry.options(cls)},
+    }
+
+
+def _plain(default: Any) -> Any:
+    """A default as JSON knows it."""
+    if default is registry.REQUIRED or isinstance(default, bool | int | float | str | None):
+        return None if default is registry.REQUIRED else default
+    return str(default)
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, bool):
+        return str(default).lower()
+    if isinstance(default, int | float):
+        return f"{default:g}"
+    return "…" if default is registry.REQUIRED else str(default)

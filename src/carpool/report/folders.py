@@ -71,9 +71,8 @@ def write_comparison(folder: Path, outcomes: Sequence[Outcome]) -> None:
         return
     cases = by_case(outcomes)
     policies = list(dict.fromkeys(outcome.policy for outcome in outcomes))
-    plots.jct_cdf(
-        folder / "jct_cdf.png", {p: [t for o in outcomes if o.policy == p for t in o.jcts_s] for p in policies}
-    )
+    jcts = {p: [t for o in outcomes if o.policy == p for t in o.jcts_s] for p in policies}
+    plots.jct_cdf(folder / "jct_cdf.png", jcts, f"all {len(cases)} cases together" if len(cases) > 1 else "")
     queues = {p: _mean_queues([o.summary for o in outcomes if o.policy == p]) for p in policies}
     plots.queue_by_model(folder / "queue_by_model.png", queues)
     bars = {}

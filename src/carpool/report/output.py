@@ -1,12 +1,14 @@
-"""A folder of results that appears whole or not at all: files are written aside and moved in place at the end."""
+"""Results that appear whole or not at all: files are written aside and moved in place at the end."""
 
 import csv
 import json
 import os
 import shutil
+import signal
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,39 +17,103 @@ from carpool.errors import InputError
 
 @contextmanager
 def results_in(folder: str | Path) -> Iterator[Path]:
-    """Yields an empty folder to write into; on success its files replace those of the same name in `folder`."""
+    """Yields an empty folder to write into; on success its files replace those of the same name in `folder`.
+
+    On failure everything is as it was before, folders that had to be made included.
+    """
     target = Path(folder)
+    made: list[Path] = []
     try:
-        target.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=target))
-    except OSError as error:
-        raise InputError(f"{target}: cannot write there: {error.strerror}") from None
-    try:
-        yield aside
-        for path in sorted(aside.iterdir()):
-            os.replace(path, target / path.name)
+        try:
+            _make(target, made)
+            aside = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=target))
+        except OSError as error:
+            raise _unwritable(target, error) from None
+        try:
+            yield aside
+            with uninterrupted():
+                _move_in(aside, target)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:  # a full disk, say
+        raise _unwritable(target, error) from None
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
-        if not any(target.iterdir()):
-            target.rmdir()  # nothing came of it
+        for path in reversed(made):
+            with suppress(OSError):
+                path.rmdir()  # where nothing came of it, it is empty
+
+
+def _make(folder: Path, made: list[Path]) -> None:
+    """The folder and its parents; `made` lists those that were not there."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(exist_ok=True)
+        made.append(path)
+    if not folder.is_dir():
+        raise NotADirectoryError(0, "it is not a folder")
+
+
+def _move_in(aside: Path, target: Path) -> None:
+    files = sorted(aside.iterdir())
+    for path in files:
+        if (target / path.name).is_dir():
+            raise InputError(f"{target / path.name}: is a folder and in the way of a result; move it")
+    for path in files:
+        os.replace(path, target / path.name)
 
 
 @contextmanager
 def whole_file(path: str | Path) -> Iterator[Any]:
-    """A text file that replaces `path` once it is complete."""
-    target = Path(path)
+    """A text file that replaces `path` once it is complete; a pipe or a device is written to as it is."""
+    target = Path(os.path.realpath(path))
+    if os.path.exists(target) and not os.path.isfile(target):
+        try:
+            with open(target, "w", encoding="utf-8", newline="") as file:
+                yield file
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise _unwritable(path, error) from None
+        return
     try:
         descriptor, aside = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent, text=True)
     except OSError as error:
-        raise InputError(f"{target}: cannot write there: {error.strerror}") from None
+        raise _unwritable(path, error) from None
     try:
         with open(descriptor, "w", encoding="utf-8", newline="") as file:
             yield file
         os.chmod(aside, 0o666 & ~_umask())
         os.replace(aside, target)
-    except BaseException:
+    except BaseException as error:
         os.unlink(aside)
+        if isinstance(error, OSError):
+            raise _unwritable(path, error) from None
         raise
+
+
+def _unwritable(path: str | Path, error: OSError) -> InputError:
+    return InputError(f"{path}: cannot write there: {error.strerror}; choose another place")
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Lets Ctrl-C wait until the end of a few short steps; child processes started meanwhile never hear it."""
+    heard: list[int] = []
+    masks = hasattr(signal, "pthread_sigmask")  # what children inherit; here other threads may still take the signal
+    main = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number)) if main else None
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if masks else set()
+    try:
+        yield
+    finally:
+        if masks:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if main:
+            signal.signal(signal.SIGINT, handler)
+        if heard:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _umask() -> int:

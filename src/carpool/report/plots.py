@@ -4,6 +4,8 @@ A policy has the same colour in every picture; the colours are Okabe and Ito's, 
 """
 
 from collections.abc import Mapping, Sequence
+from colorsys import hls_to_rgb
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ MODEL_COLOURS = {
     "yolov3": SKY,
     "generic": GREY,
 }
-SPARE = (YELLOW, SKY, PURPLE, GREEN, ORANGE, BLUE, RED)
+SPARE = (BLUE, PURPLE, GREEN, ORANGE, SKY, RED, GREY, YELLOW)
 MOST_BARS = 30_000
 
 
@@ -52,18 +54,25 @@ def _figure(width: float, height: float) -> tuple[Any, Any]:
 
 
 def colours(names: Sequence[str], table: Mapping[str, str]) -> dict[str, str]:
-    """A colour for each name: its own (`sjf:skip=false` has that of `sjf`), or a spare one."""
-    chosen: dict[str, str] = {}
-    spare = iter(SPARE * 9)
+    """A colour for each name, no two alike: its own, its family's (`sjf` for `sjf:skip=false`), or a spare one."""
+    chosen = {name: table[name] for name in names if name in table}
+    spare = chain(SPARE, (_hue(number) for number in count()))
     for name in names:
-        own = table.get(name) or table.get(name.partition(":")[0])
-        while own is None or own in chosen.values():
-            own = next(spare)
-        chosen[name] = own
-    return chosen
+        if name not in chosen:
+            own = table.get(name.partition(":")[0])
+            while own is None or own in chosen.values():
+                own = next(spare)
+            chosen[name] = own
+    return {name: chosen[name] for name in names}
 
 
-def jct_cdf(path: Path, jcts_s: Mapping[str, Sequence[float]]) -> None:
+def _hue(number: int) -> str:
+    """One of endlessly many colours, each far from those just before."""
+    red, green, blue = hls_to_rgb(number * 0.618 % 1.0, (0.35, 0.6)[number % 2], 0.6 + 0.4 / (1 + number // 20))
+    return f"#{round(255 * red):02X}{round(255 * green):02X}{round(255 * blue):02X}"
+
+
+def jct_cdf(path: Path, jcts_s: Mapping[str, Sequence[float]], title: str = "") -> None:
     """The share of jobs done within a time, one line per policy."""
     figure, axes = _figure(6.4, 4.0)
     palette = colours(list(jcts_s), POLICY_COLOURS)
@@ -77,6 +86,7 @@ def jct_cdf(path: Path, jcts_s: Mapping[str, Sequence[float]]) -> None:
     axes.set_xlabel("job completion time (hours)")
     axes.set_ylabel("jobs done (%)")
     axes.set_ylim(0, 100)
+    axes.set_title(title, fontsize=10)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, loc="lower right")
     figure.savefig(path)
@@ -96,7 +106,7 @@ def queue_by_model(path: Path, queue_s: Mapping[str, Mapping[str, float]]) -> No
     axes.set_ylabel("mean queuing time (hours)")
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
-    figure.legend(frameon=False, ncols=len(queue_s), loc="outside upper center")
+    figure.legend(frameon=False, ncols=min(5, len(queue_s)), loc="outside upper center")
     figure.savefig(path)
 
 
@@ -119,7 +129,7 @@ def gantt(path: Path, segments: Sequence[Segment], model_of: Mapping[str, str], 
             boxes.append([(left, low), (right, low), (right, low + height * 0.94), (left, low + height * 0.94)])
             faces.append(palette[model_of[job]])
     axes.add_collection(PolyCollection(boxes, facecolors=faces, edgecolors="white", linewidths=0.15))
-    axes.set_xlim(0, max((segment.end for segment in shown), default=1.0) / 3600)
+    axes.set_xlim(*_span(shown, cut=len(shown) < len(segments)))
     axes.set_ylim(gpus, 0)
     axes.set_xlabel("time (hours)")
     axes.set_ylabel("GPU")
@@ -127,6 +137,14 @@ def gantt(path: Path, segments: Sequence[Segment], model_of: Mapping[str, str], 
     legend = [Patch(color=palette[model], label=model) for model in models]
     figure.legend(handles=legend, frameon=False, loc="outside right upper", title="a split row is\na shared GPU")
     figure.savefig(path)
+
+
+def _span(shown: Sequence[Segment], cut: bool) -> tuple[float, float]:
+    """Hours from the first start, or from 0 where that is near, to where the picture is complete."""
+    if not shown:
+        return 0.0, 1.0
+    first, last = shown[0].start / 3600, shown[-1].start / 3600 if cut else max(s.end for s in shown) / 3600
+    return (first if first > 0.1 * last else min(0.0, first)), max(last, first + 1e-6)
 
 
 def mean_jct(path: Path, bars: Mapping[str, Mapping[str, tuple[float, float | None]]]) -> None:

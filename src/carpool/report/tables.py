@@ -18,38 +18,48 @@ def hours(seconds: float) -> str:
     return f"{seconds / 3600:.2f}" if seconds < 360_000 else f"{seconds / 3600:.0f}"
 
 
-def _console() -> Any:
+def new_console() -> Any:
+    """Where tables are printed. Names come from people's files, so nothing in a text is taken for markup."""
     from rich.console import Console
 
-    console = Console()
+    console = Console(markup=False, emoji=False, highlight=False)
     if not console.is_terminal:
         console.width = PIPED_WIDTH  # nobody's window to fit into
     return console
 
 
-def _table(title: str, *columns: str) -> Any:
+def _table(*columns: str) -> Any:
     from rich import box
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, title_style="bold")
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column(columns[0], overflow="fold")
+    for column in columns[1:]:
+        table.add_column(column, justify="right", no_wrap=True)
     return table
 
 
+def _print(console: Any, title: str, table: Any) -> None:
+    console.print(title, style="bold", overflow="fold")  # not as the table's title, which wraps to the table's width
+    console.print(table)
+    console.print()
+
+
 def describe(setup: Setup) -> str:
-    belief = "" if setup.belief is None else f", believed {setup.belief}"
+    belief = "" if setup.belief is None else f" (believed {setup.belief})"
     share = f"up to {setup.jobs_per_gpu} jobs per GPU" if setup.jobs_per_gpu > 1 else "no sharing"
-    extras = [", placement ignored"] if setup.ignore_placement else []
-    extras += [] if setup.memory_limit else [", no memory limit"]
-    return f"{setup.cluster} GPUs, profile {setup.profile}, ξ {setup.truth}{belief}, {share}{''.join(extras)}"
+    parts = [f"{setup.cluster} GPUs", f"profile {setup.profile}", f"ξ {setup.truth}{belief}", share]
+    parts += [f"durations misjudged by σ {setup.duration_error:g}"] if setup.duration_error else []
+    parts += ["placement ignored"] if setup.ignore_placement else []
+    parts += [] if setup.memory_limit else ["no memory limit"]
+    parts += [f"launch {setup.costs.launch_s:g} s"] if setup.costs.launch_s else []
+    parts += [f"stop {setup.costs.stop_s:g} s"] if setup.costs.stop_s else []
+    return ", ".join(parts)
 
 
 def run_tables(summary: Summary, setup: Setup) -> None:
     """One simulation."""
-    table = _table(
-        f"{summary.policy} on {summary.workload}", "jobs", "", "JCT h", "p50", "p95", "p99", "queue h", "makespan h"
-    )
+    table = _table("hours", "jobs", "mean JCT", "p50", "p95", "p99", "queue", "makespan")
     parts: list[tuple[str, Summary | Group]] = [
         ("all", summary),
         (f"large (> {setup.large_above} GPUs)", summary.large),
@@ -58,13 +68,14 @@ def run_tables(summary: Summary, setup: Setup) -> None:
     ]
     for name, part in parts:
         times = (part.mean_jct_s, part.p50_jct_s, part.p95_jct_s, part.p99_jct_s, part.mean_queue_s, part.makespan_s)
-        table.add_row(name, str(part.jobs), *(hours(time) for time in times))
-    console = _console()
-    console.print(table)
+        table.add_row(name, str(part.jobs), *(hours(time) if part.jobs else "-" for time in times))
+    console = new_console()
+    _print(console, f"{summary.policy} on {summary.workload}", table)
+    slowdowns = f"{summary.host_slowdown_mean:.2f} times as long as alone (worst {summary.host_slowdown_max:.2f})"
     console.print(
-        f"GPU utilisation {summary.gpu_utilisation:.0%}, {summary.shares} shares, {summary.preemptions} preemptions, "
-        f"hosts ran {summary.host_slowdown_mean:.2f} times slower (worst {summary.host_slowdown_max:.2f})\n"
-        f"{summary.decisions} decisions, mean {summary.decision_mean_s * 1e3:.3f} ms, "
+        f"GPU utilisation {summary.gpu_utilisation:.0%}, {summary.shares} shares, {summary.preemptions} preemptions"
+        + (f"\nthe {summary.hosts} jobs that others joined took {slowdowns}" if summary.hosts else "")
+        + f"\n{summary.decisions} decisions, mean {summary.decision_mean_s * 1e3:.3f} ms, "
         f"p99 {summary.decision_p99_s * 1e3:.3f} ms; {summary.cpu_s:.2f} CPU s\n{describe(setup)}"
     )
 
@@ -79,20 +90,21 @@ def by_case(outcomes: Sequence[Outcome]) -> dict[str, dict[str, list[Outcome]]]:
 
 def comparison_tables(outcomes: Sequence[Outcome], setup: Setup) -> None:
     """Policies side by side, one table per case."""
-    console = _console()
+    console = new_console()
     columns = [column for column in COLUMNS if column.important or console.width >= NARROW]
     for case, of_policy in by_case(outcomes).items():
         seeds = len(next(iter(of_policy.values())))
         title = f"{case} ({seeds} seed{'s' if seeds > 1 else ''})"
-        table = _table(title, "policy", "mean JCT h", "÷ best", *(column.title for column in columns))
+        table = _table("hours", "mean JCT", "÷ best", *(column.title for column in columns))
         summaries = {policy: [outcome.summary for outcome in some] for policy, some in of_policy.items()}
         jcts = {policy: mean([summary.mean_jct_s for summary in some]) for policy, some in summaries.items()}
         best = min(jct.value for jct in jcts.values())
         for policy, some in summaries.items():
             averages = [column.show(mean([column.value(summary) for summary in some]).value) for column in columns]
             table.add_row(policy, *_jct_cells(jcts[policy], best), *averages)
-        console.print(table)
-    console.print(f"{describe(setup)}; ± is the standard error over seeds")
+        _print(console, title, table)
+    several = any(len(some) > 1 for of_policy in by_case(outcomes).values() for some in of_policy.values())
+    console.print(describe(setup) + ("; ± is the standard error over seeds" if several else ""))
 
 
 class Column(NamedTuple):
@@ -108,7 +120,7 @@ COLUMNS = (
     Column("p95", lambda s: s.p95_jct_s),
     Column("large", lambda s: s.large.mean_jct_s),
     Column("small", lambda s: s.small.mean_jct_s),
-    Column("queue h", lambda s: s.mean_queue_s),
+    Column("queue", lambda s: s.mean_queue_s),
     Column("makespan", lambda s: s.makespan_s, important=False),
     Column("GPU use", lambda s: s.gpu_utilisation, "{:.0%}".format, important=False),
     Column("shares", lambda s: s.shares, "{:.0f}".format),
@@ -117,11 +129,13 @@ COLUMNS = (
 )
 
 
-def _jct_cells(jct: Mean, best: float) -> list[str]:
+def _jct_cells(jct: Mean, best: float) -> list[Any]:
+    from rich.text import Text
+
     spread = "" if jct.error is None else f" ± {jct.error / 3600:.2f}"
     shown = f"{hours(jct.value)}{spread}"
     ratio = f"{jct.value / best:.2f}" if best else "-"
-    return [f"[bold]{shown}[/bold]" if jct.value == best else shown, ratio]
+    return [Text(shown, "bold" if jct.value == best else ""), ratio]
 
 
 def comparison_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -147,17 +161,19 @@ def comparison_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def workload_tables(facts: dict[str, Any]) -> None:
-    table = _table(facts["workload"], "model", "jobs", "share", "mean run h")
+    table = _table("model", "jobs", "share", "mean run h")
     for model, part in facts["models"].items():
         table.add_row(model, str(part["jobs"]), f"{part['jobs'] / facts['jobs']:.1%}", hours(part["mean_run_s"]))
     table.add_section()
     table.add_row("all", str(facts["jobs"]), "100.0%", hours(facts["mean_run_s"]))
-    gangs = _table("gangs", "GPUs", "jobs", "share")
+    gangs = _table("GPUs of a job", "jobs", "share")
     for gpus, jobs in facts["gangs"].items():
         gangs.add_row(str(gpus), str(jobs), f"{jobs / facts['jobs']:.1%}")
     load = "" if facts["load"] is None else f", {facts['load']:.2f} times what {facts['load_of_gpus']} GPUs can do"
-    console = _console()
-    console.print(table, gangs)
+    console = new_console()
+    _print(console, facts["workload"], table)
+    console.print(gangs)
+    console.print()
     console.print(
         f"submitted over {hours(facts['span_s'])} h; run time median {hours(facts['p50_run_s'])} h, "
         f"p99 {hours(facts['p99_run_s'])} h; {facts['gpu_s'] / 3600:.0f} GPU-hours{load}"

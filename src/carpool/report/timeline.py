@@ -1,10 +1,10 @@
 """Who was on which GPU when, read from a run's events: the stuff of Gantt charts."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from carpool.core import events as ev
-from carpool.core.model import GpuId, JobId
+from carpool.core.model import GpuId, JobId, NodeId
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,30 +19,49 @@ class Segment:
 
 def segments(events: Iterable[ev.Event]) -> list[Segment]:
     """All stretches of time in which a GPU held somebody."""
-    found: list[Segment] = []
-    where: dict[JobId, tuple[GpuId, ...]] = {}
-    now_on: dict[GpuId, tuple[JobId, ...]] = {}
-    since: dict[GpuId, float] = {}
-
-    def change(gpu: GpuId, at: float, jobs: tuple[JobId, ...]) -> None:
-        before = now_on.get(gpu, ())
-        if before and since[gpu] < at:
-            found.append(Segment(gpu, since[gpu], at, before))
-        now_on[gpu], since[gpu] = jobs, at
-
-    def leave(job: JobId, at: float) -> None:
-        for gpu in where.pop(job, ()):
-            change(gpu, at, tuple(other for other in now_on[gpu] if other != job))
-
+    account = _Account()
     for event in events:
         if isinstance(event, ev.Planned):
-            for decision in event.decisions:
-                leave(decision.job, event.at)
-            for decision in event.decisions:
-                if decision.allocation is not None:
-                    where[decision.job] = decision.allocation.gpus
-                    for gpu in decision.allocation.gpus:
-                        change(gpu, event.at, (*now_on.get(gpu, ()), decision.job))
+            account.move(event.at, {d.job: d.allocation.gpus if d.allocation else () for d in event.decisions})
         elif isinstance(event, ev.Finished | ev.Failed | ev.Stopped):
-            leave(event.job, event.at)
-    return sorted(found, key=lambda segment: (segment.start, segment.gpu))
+            if event.attempt == account.attempts.get(event.job):  # or it speaks of an earlier launch
+                account.move(event.at, {event.job: ()})
+        elif isinstance(event, ev.NodeJoined):
+            account.nodes[event.node.id] = event.node.gpus
+        elif isinstance(event, ev.NodeLost):
+            lost = set(account.nodes.pop(event.node, ()))
+            account.move(event.at, {job: () for job, gpus in account.where.items() if not lost.isdisjoint(gpus)})
+    return sorted(account.found, key=lambda segment: (segment.start, segment.gpu))
+
+
+class _Account:
+    """Who is where now, and the stretches that are over."""
+
+    def __init__(self) -> None:
+        self.found: list[Segment] = []
+        self.where: dict[JobId, tuple[GpuId, ...]] = {}
+        self.attempts: dict[JobId, int] = {}
+        self.nodes: dict[NodeId, tuple[GpuId, ...]] = {}
+        self._on: dict[GpuId, tuple[JobId, ...]] = {}
+        self._since: dict[GpuId, float] = {}
+
+    def move(self, at: float, places: Mapping[JobId, tuple[GpuId, ...]]) -> None:
+        """All releases, then all claims. Where a job stays on a GPU, nothing changes there."""
+        touched: dict[GpuId, list[JobId]] = {}
+        for job, gpus in places.items():
+            held = self.where.pop(job, ())
+            if gpus:
+                self.where[job] = gpus
+                self.attempts[job] = self.attempts.get(job, 0) + (gpus != held)
+            for gpu in (*held, *gpus):
+                touched.setdefault(gpu, [])
+            for gpu in gpus:
+                touched[gpu].append(job)
+        for gpu, claimed in touched.items():
+            before = self._on.get(gpu, ())
+            staying = [job for job in before if job not in places or job in claimed]
+            after = (*staying, *(job for job in claimed if job not in staying))
+            if after != before:
+                if before and self._since[gpu] < at:
+                    self.found.append(Segment(gpu, self._since[gpu], at, before))
+                self._on[gpu], self._since[gpu] = after, at

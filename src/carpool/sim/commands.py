@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -19,29 +20,19 @@ from carpool.sim import generate
 from carpool.sim.engine import Costs
 from carpool.sim.run import Setup, no_garbage_collection
 from carpool.sim.run import simulate as run_simulation
-from carpool.sim.sources import expand_selection, load_workload, parse_numbers
+from carpool.sim.sources import (
+    LOADS,
+    MOST_JOBS,
+    expand_selection,
+    load_workload,
+    number,
+    parse_loads,
+    parse_seeds,
+)
 from carpool.sim.sweep import Case, run_all
 
 PAPER = ("fifo", "sjf", "tiresias", "sjf-ffs", "sjf-bsbf")
 Command = Callable[..., Any]
-
-
-class Positive(click.ParamType[float]):
-    """A finite number above zero, or of at least zero."""
-
-    name = "number"
-
-    def __init__(self, least: float = 0.0, *, above: bool = False) -> None:
-        self.least, self.above = least, above
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
-            number = float(value)
-        except ValueError:
-            self.fail(f"{value!r} is not a number", param, ctx)
-        if not self.least <= number < float("inf") or (self.above and number == self.least):
-            self.fail(f"{value!r} must be a finite number {'above' if self.above else 'of at least'} {self.least:g}")
-        return number
 
 
 def world_options(command: Command) -> Command:
@@ -59,22 +50,26 @@ def world_options(command: Command) -> Command:
         click.option("--belief", help="The slow-down as the policy believes it to be, where it differs."),
         click.option(
             "--duration-error",
-            type=Positive(),
+            type=number(0.0, 10.0),
             default=0.0,
-            help="Sigma of a lognormal error in believed iteration times; --seed draws it.",
+            help="Sigma of a lognormal error in believed iteration times; the seed draws it.",
         ),
         click.option(
-            "--jobs-per-gpu", type=click.IntRange(1), default=2, show_default=True, help="Most jobs on a GPU."
+            "--jobs-per-gpu", type=click.IntRange(1, 100), default=2, show_default=True, help="Most jobs on a GPU."
         ),
         click.option("--ignore-placement", is_flag=True, help="Every placement is as fast as the most consolidated."),
         click.option("--no-memory-limit", is_flag=True, help="Let all jobs fit beside each other."),
         click.option("--gpu-memory", help="Memory of a GPU, such as 24GiB.  [default: the profile's GPU]"),
         click.option(
-            "--launch-s", type=Positive(), default=0.0, help="Seconds from the decision to the first iteration."
+            "--launch-s", type=number(), default=0.0, help="Seconds from the decision to the first iteration."
         ),
-        click.option("--stop-s", type=Positive(), default=0.0, help="Seconds to checkpoint and stop a preempted job."),
+        click.option("--stop-s", type=number(), default=0.0, help="Seconds to checkpoint and stop a preempted job."),
         click.option(
-            "--large-above", type=click.IntRange(0), default=4, show_default=True, help="GPUs of a small job."
+            "--large-above",
+            type=click.IntRange(0),
+            default=4,
+            show_default=True,
+            help="A job on more GPUs than this counts as large.",
         ),
     ]
     for option in reversed(options):
@@ -104,11 +99,11 @@ def make_setup(seed: int, world: dict[str, Any]) -> Setup:
 def parse_bytes(text: str | None) -> int | None:
     if text is None:
         return None
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(GiB|GB|MiB|MB|B)?\s*", text, re.IGNORECASE)
+    match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*(GiB|GB|MiB|MB|B)\s*", text, re.IGNORECASE)
     units = {"gib": 2**30, "gb": 10**9, "mib": 2**20, "mb": 10**6, "b": 1}
-    size = round(float(match[1]) * units[(match[2] or "B").lower()]) if match else 0
+    size = round(float(match[1]) * units[match[2].lower()]) if match else 0
     if size <= 0:
-        raise InputError(f"--gpu-memory {text!r}: write a size such as 24GiB")
+        raise InputError(f"--gpu-memory {text!r}: write a size with its unit, such as 24GiB")
     return size
 
 
@@ -122,8 +117,8 @@ def parse_bytes(text: str | None) -> int | None:
     help="A CSV file (ours, Pollux's or Philly's columns), or the generator's name.",
 )
 @click.option("--select", help="Rows of a file that holds many workloads, such as n=240,seed=3.")
-@click.option("--jobs", type=click.IntRange(1), help="Jobs to generate.  [default: 240]")
-@click.option("--load", type=Positive(above=True), default=1.0, help="Arrive so many times as fast.")
+@click.option("--jobs", type=click.IntRange(1, MOST_JOBS), help="Jobs to generate.  [default: 240]")
+@click.option("--load", type=number(*LOADS), default=1.0, show_default=True, help="Arrive so many times as fast.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Of all that is random.")
 @world_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -175,9 +170,9 @@ def simulate(
     help="A CSV file (ours, Pollux's or Philly's columns), or the generator's name.",
 )
 @click.option("--select", help="Rows of a file; ranges name several workloads: n=240,seed=1-8.")
-@click.option("--jobs", type=click.IntRange(1), help="Jobs to generate.  [default: 240]")
+@click.option("--jobs", type=click.IntRange(1, MOST_JOBS), help="Jobs to generate.  [default: 240]")
 @click.option("--loads", default="1", show_default=True, help="Arrive so many times as fast, such as 0.5,1,2.")
-@click.option("--seeds", default="1-4", show_default=True, help="Of the generator, such as 1-8.")
+@click.option("--seeds", help="Of the generator, such as 1-8.  [default: 1-4]")
 @world_options
 @click.option("--workers", type=click.IntRange(1), help="Processes.  [default: one per core]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -188,20 +183,20 @@ def compare(
     select: str | None,
     jobs: int | None,
     loads: str,
-    seeds: str,
+    seeds: str | None,
     workers: int | None,
     as_json: bool,
     out: Path | None,
     **world: Any,
 ) -> None:
-    """Run many policies on many workloads, on all cores, and compare them."""
+    """Compare policies on many workloads, using all cores."""
     names = list(dict.fromkeys(chosen or PAPER))
     for name in names:
         policies.make(name)
-    numbers = [int(seed) for seed in parse_numbers("--seeds", seeds, whole=True)]
+    numbers = parse_seeds(seeds or ("1-4" if source == generate.NAME else "1"))
     setup = make_setup(numbers[0], world)
     with results_in(out) if out else nullcontext() as folder:
-        cases = _cases(source, select, jobs, parse_numbers("--loads", loads), numbers, setup.profile)
+        cases = _cases(source, select, jobs, parse_loads(loads), numbers, setup.profile)
         with _progress(len(cases) * len(names), quiet=as_json) as advance:
             outcomes = run_all(names, cases, setup, workers=workers, progress=advance)
         if folder:
@@ -221,23 +216,29 @@ def compare(
 def _cases(
     source: str, select: str | None, jobs: int | None, loads: list[float], seeds: list[int], profile: str
 ) -> list[Case]:
+    selections = expand_selection(select)
+    if source == generate.NAME:
+        cases = []
+        for load in loads:
+            for seed in seeds:
+                workload = load_workload(source, selections[0], jobs, load, seed, profile)
+                cases.append(Case(f"{len(workload.jobs)} jobs, load {load:g}", str(seed), workload, seed))
+        return cases
+    if len(seeds) > 1:
+        raise InputError(f"--seeds belongs to the generator; choose workloads of {source} with --select, as seed=1-8")
+    # a file is read once for each selection, whatever the loads
+    workloads = [(selection, load_workload(source, selection, jobs, 1.0, 1, profile)) for selection in selections]
     cases = []
     for load in loads:
-        at = f"load {load:g}"
-        if source == generate.NAME:
-            for seed in seeds:
-                workload = load_workload(source, {}, jobs, load, seed, profile)
-                cases.append(Case(f"{len(workload.jobs)} jobs, {at}", str(seed), workload))
-        else:
-            for selection in expand_selection(select):
-                workload = load_workload(source, selection, jobs, load, 1, profile)
-                label = ", ".join(f"{key} {value}" for key, value in selection.items() if key != "seed")
-                cases.append(Case(f"{label or Path(source).name}, {at}", selection.get("seed", "1"), workload))
+        for selection, workload in workloads:
+            label = ", ".join(f"{key} {value}" for key, value in selection.items() if key != "seed")
+            label = f"{label or Path(source).name}, load {load:g}"
+            cases.append(Case(label, selection.get("seed", "1"), workload.at_load(load), seeds[0]))
     return cases
 
 
 def _waiting(what: str, show: bool) -> Any:
-    if not show:
+    if not show or not sys.stderr.isatty():
         return nullcontext()
     from rich.console import Console
 
@@ -246,7 +247,7 @@ def _waiting(what: str, show: bool) -> Any:
 
 def _progress(total: int, quiet: bool) -> Any:
     """A progress bar on standard error; yields what to call after each run."""
-    if quiet:
+    if quiet or not sys.stderr.isatty():
         return nullcontext(lambda: None)
     from contextlib import contextmanager
 

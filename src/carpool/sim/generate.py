@@ -19,7 +19,7 @@ JOBS_PER_HOUR = 30.0
 """Arrivals at load 1: 240 jobs in eight hours, meant for 64 GPUs."""
 DAY_S = 8 * 3600.0
 HALF_HOURS = (0.95, 0.95, 0.90, 0.70, 0.60, 0.60, 0.80, 1.00, 1.30, 1.30, 1.80, 1.70, 0.90, 0.90, 0.90, 0.70)
-"""Arrival rate over an eight-hour day, relative to its mean: a busy period from the fifth to the sixth hour."""
+"""Arrival rate over an eight-hour day at load 1, relative to its mean: busy in the fifth and sixth hour."""
 LONG_S = 10_000.0
 """Kinds that run longer than this on average come at all hours alike."""
 SPREAD = 0.25
@@ -56,9 +56,12 @@ KINDS = (
 
 
 def philly_like(tasks: Mapping[str, Task], *, jobs: int = 240, load: float = 1.0, seed: int = 1) -> Workload:
-    """`jobs` jobs at `load` times 30 an hour. `tasks` turn run times into iterations."""
+    """`jobs` jobs at `load` times 30 an hour. `tasks` turn run times into iterations.
+
+    Another load is the same jobs arriving so many times as fast, busy hours and all, so that loads can be compared.
+    """
     random = Random(f"{NAME} {seed}")
-    span = jobs / (load * JOBS_PER_HOUR) * 3600.0
+    span = jobs / JOBS_PER_HOUR * 3600.0
     drawn = []
     for kind in random.choices(KINDS, [kind.share for kind in KINDS], k=jobs):
         submitted = float(round(span * random.random() if kind.mean_s > LONG_S else _busy_time(random, span)))
@@ -70,8 +73,8 @@ def philly_like(tasks: Mapping[str, Task], *, jobs: int = 240, load: float = 1.0
     for number, (submitted, kind, duration, user) in enumerate(drawn, start=1):
         placement = Placement(kind.gpus, -(-kind.gpus // NODE_GPUS))
         iterations = max(1, round(duration / tasks[kind.model].iteration(kind.batch, 1, placement)))
-        job = Job(f"{kind.model}-{number}", submitted, kind.model, kind.gpus, kind.batch, iterations, user, duration)
-        made.append(job)
+        name, at = f"{kind.model}-{number}", float(round(submitted / load))
+        made.append(Job(name, at, kind.model, kind.gpus, kind.batch, iterations, user, duration))
     return Workload(tuple(made), f"{NAME} (jobs={jobs}, load={load:g}, seed={seed})")
 
 

@@ -9,13 +9,22 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from time import process_time
 
 from carpool import policies
 from carpool.core import events as ev
 from carpool.core.model import Job, Node
-from carpool.core.perf import GENERIC, FittedModel, Interference, PerformanceModel, TableInterference
+from carpool.core.perf import (
+    GENERIC,
+    ConstantInterference,
+    FittedModel,
+    Interference,
+    PerformanceModel,
+    TableInterference,
+)
 from carpool.core.record import JobRecord
+from carpool.core.rules import IllegalPlan
 from carpool.core.scheduler import Policy
 from carpool.core.state import State
 from carpool.errors import InputError, nearest
@@ -24,9 +33,10 @@ from carpool.profile.schema import Profile, load
 from carpool.sim.engine import Costs, Engine, Impossible
 from carpool.sim.metrics import Summary, finished, summarise
 from carpool.sim.noise import Misjudged
-from carpool.sim.workload import Workload
+from carpool.sim.workload import Workload, check_dependencies, check_ids
 
 NO_COSTS = Costs()
+MOST_SLOWDOWN = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +89,9 @@ def simulate(
     began = process_time()
     setup = setup or Setup()
     if not isinstance(workload, Workload):
-        workload = Workload(tuple(workload))
+        workload = Workload(tuple(sorted(workload, key=lambda job: job.submitted)))
+        check_ids(workload)
+        check_dependencies(workload)
     name = policy if isinstance(policy, str) else str(getattr(policy, "name", type(policy).__name__))
     chosen = policies.make(policy) if isinstance(policy, str) else policy
     nodes = cluster_nodes(setup)
@@ -100,6 +112,10 @@ def simulate(
         except Impossible as impossible:
             where = workload.where(impossible.job) if impossible.job else workload.source
             raise InputError(f"{where}: {impossible}") from None
+        except IllegalPlan as illegal:
+            if not isinstance(policy, str):
+                raise
+            raise InputError(f"policy {name}: {illegal}; mend its decide()") from illegal
         summary = summarise(
             state,
             policy=name,
@@ -113,7 +129,7 @@ def simulate(
 
 def cluster_nodes(setup: Setup) -> list[Node]:
     """The nodes of a cluster such as 16x4."""
-    match = re.fullmatch(r"(\d+)[x×](\d+)", setup.cluster.strip())
+    match = re.fullmatch(r"(\d{1,7})[x×](\d{1,7})", setup.cluster.strip())
     number, size = (int(part) for part in match.groups()) if match else (0, 0)
     if not 1 <= number * size <= 1_000_000:
         raise InputError(f"cluster {setup.cluster!r}: write nodes x GPUs per node, for example 16x4")
@@ -131,8 +147,12 @@ def _models(setup: Setup, node_gpus: int, workload: Workload) -> tuple[Performan
     tasks = _profile(setup.profile).core_tasks()
     for job in workload.jobs:
         if job.model not in tasks and (job.model != GENERIC or job.alone_s is None):
-            unknown = f"model: {job.model!r} is not in profile {setup.profile}: {nearest(job.model, tasks)}"
-            raise InputError(f"{workload.where(job.id)}: {unknown}")
+            if job.model == GENERIC:
+                problem = f"duration_s: a job of model {GENERIC} needs one; give the seconds it runs alone"
+            else:
+                problem = f"model: {job.model!r} is not in profile {setup.profile}: {nearest(job.model, tasks)}"
+                problem += f" (or {GENERIC}, with a duration_s)"
+            raise InputError(f"{workload.where(job.id)}: {problem}")
 
     def model(interference: str) -> FittedModel:
         return FittedModel(
@@ -151,13 +171,22 @@ def _models(setup: Setup, node_gpus: int, workload: Workload) -> tuple[Performan
 
 
 def _table(text: str, setup: Setup, workload: Workload) -> Interference:
+    """What `text` stands for, if it says something sensible about every two jobs that may meet."""
     table = read_interference(text)
+    if isinstance(table, TableInterference):
+        xis = [cell.xi for cells in table.cells.values() for cell in cells]
+    else:
+        xis = [table.xi] if isinstance(table, ConstantInterference) else []
+    if max(xis, default=1.0) > MOST_SLOWDOWN:
+        raise InputError(f"interference {text}: {max(xis):g} is too large; give a slow-down of at most {MOST_SLOWDOWN}")
     if isinstance(table, TableInterference) and setup.jobs_per_gpu > 1:
-        for job in workload.jobs:
-            if job.model not in table.models:
-                known = ", ".join(sorted(table.models))
-                problem = f"model: interference {text} says nothing about {job.model!r} (only {known}); give a number"
-                raise InputError(f"{workload.where(job.id)}: {problem}")
+        first = {job.model: job for job in reversed(workload.jobs)}
+        for model, mate in product(sorted(first), repeat=2):
+            if (model, mate) not in table.cells:
+                beside = "" if model not in table.models else f" beside {mate!r}"
+                problem = f"model: interference {text} says nothing about {model!r}{beside}; it knows "
+                problem += f"{', '.join(sorted(table.models))}; add the pair or give a number such as 1.5"
+                raise InputError(f"{workload.where(first[model].id)}: {problem}")
     return table
 
 

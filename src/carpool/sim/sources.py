@@ -1,9 +1,11 @@
-"""From what a person types to workloads: the generator's name or a file, a selection of rows, lists of numbers."""
+"""From what a person types to workloads: the generator's name or a file, a selection of rows, numbers and lists."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from itertools import product
-from math import isfinite
-from pathlib import Path
+from math import prod
+
+import click
 
 from carpool.errors import InputError, nearest
 from carpool.profile.schema import load as load_profile
@@ -11,6 +13,25 @@ from carpool.sim import generate
 from carpool.sim.workload import Workload, read
 
 MOST_VALUES = 1000
+MOST_JOBS = 10_000_000
+LOADS = (1e-6, 1e6)
+"""The least and the most."""
+
+
+def number(least: float = 0.0, most: float = 1e9) -> Callable[[str], float]:
+    """The type of an option that takes a number from `least` to `most`."""
+
+    def convert(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise click.BadParameter(f"{text!r} is not a number") from None
+        if not least <= value <= most:
+            raise click.BadParameter(f"{text!r} must be a number from {least:g} to {most:g}")
+        return value
+
+    convert.__name__ = "number"  # what the help shows
+    return convert
 
 
 def load_workload(
@@ -26,7 +47,7 @@ def load_workload(
         return generate.philly_like(tasks, jobs=jobs or 240, load=load, seed=seed)
     if jobs is not None:
         raise InputError(f"--jobs belongs to the generator; {source} holds the jobs it holds")
-    if not Path(source).exists() and "." not in source and "/" not in source:
+    if not os.path.exists(source) and "." not in source and "/" not in source:
         raise InputError(f"unknown workload {source!r}: give a CSV file or {nearest(source, [generate.NAME])}")
     return read(source, selection).at_load(load)
 
@@ -38,28 +59,47 @@ def expand_selection(text: str | None) -> list[dict[str, str]]:
         column, equals, values = (piece.strip() for piece in part.partition("="))
         if not equals or not column or not values:
             raise InputError(f"--select {part!r}: write it as column=value, such as n=240,seed=3 or seed=1-8")
+        if column in choices:
+            raise InputError(f"--select {text!r}: column {column} stands twice; give it once, such as seed=1-8")
         choices[column] = _range(values)
+    if prod(len(values) for values in choices.values()) > MOST_VALUES:
+        raise InputError(f"--select {text!r}: names more than {MOST_VALUES} workloads; choose fewer")
     return [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
 
 
-def parse_numbers(option: str, text: str, *, whole: bool = False) -> list[float]:
-    """`0.5,1,2` or `1-8`."""
-    numbers = []
-    for part in (piece.strip() for piece in text.split(",")):
-        for value in _range(part):
-            try:
-                number = float(value)
-            except ValueError:
-                number = float("nan")
-            if not isfinite(number) or number < 0 or (whole and not number.is_integer()) or (not whole and number == 0):
-                kind = "whole numbers such as 1-8" if whole else "numbers above 0 such as 0.5,1,2"
-                raise InputError(f"{option} {text!r}: {value!r} will not do; write {kind}")
-            numbers.append(number)
-    return list(dict.fromkeys(numbers))
+def parse_seeds(text: str) -> list[int]:
+    """`1,2,5` or `1-8`."""
+    seeds = _list(text)
+    for value in seeds:
+        if not (value.isdecimal() and len(value) <= 18):
+            problem = f"{value!r} will not do; write whole numbers such as 1-8 (at most {MOST_VALUES})"
+            raise InputError(f"--seeds {text!r}: {problem}")
+    return list(dict.fromkeys(int(value) for value in seeds))
+
+
+def parse_loads(text: str) -> list[float]:
+    """`0.5,1,2`."""
+    loads = []
+    for value in _list(text):
+        try:
+            load = float(value)
+        except ValueError:
+            load = 0.0
+        if not LOADS[0] <= load <= LOADS[1]:
+            between = f"from {LOADS[0]:g} to {LOADS[1]:g} such as 0.5,1,2"
+            raise InputError(f"--loads {text!r}: {value!r} will not do; write numbers {between}")
+        loads.append(load)
+    return list(dict.fromkeys(loads))
+
+
+def _list(text: str) -> list[str]:
+    return [value for part in text.split(",") for value in _range(part.strip())]
 
 
 def _range(text: str) -> list[str]:
     first, dash, last = text.partition("-")
-    if dash and first.isdigit() and last.isdigit() and int(first) <= int(last) < int(first) + MOST_VALUES:
-        return [str(value) for value in range(int(first), int(last) + 1)]
+    if dash and first.isdecimal() and last.isdecimal() and max(len(first), len(last)) <= 18:
+        low, high = int(first), int(last)
+        if low <= high < low + MOST_VALUES:
+            return [str(value) for value in range(low, high + 1)]
     return [text]

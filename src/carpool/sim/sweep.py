@@ -1,14 +1,19 @@
 """Many simulations on all cores: policies × workloads, and what they amount to over the seeds."""
 
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
 from math import sqrt
 from multiprocessing import get_context
-from signal import SIG_IGN, SIGINT, signal
+from multiprocessing.connection import wait
+from multiprocessing.resource_tracker import ensure_running
 from statistics import fmean, stdev
+from traceback import format_exc
+from typing import Any
 
+from carpool.errors import InputError
+from carpool.report.output import uninterrupted
 from carpool.sim.metrics import Summary, jct
 from carpool.sim.run import Setup, simulate
 from carpool.sim.workload import Workload
@@ -21,6 +26,8 @@ class Case:
     label: str
     seed: str
     workload: Workload
+    draw: int | None = None
+    """The seed of what is random within a run; None: the setup's."""
 
 
 @dataclass(frozen=True)
@@ -58,23 +65,89 @@ def run_all(
             outcomes.append(_run(*task))
             progress()
         return outcomes
-    # spawned, not forked: the parent may have threads (a progress bar)
-    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=signal, initargs=(SIGINT, SIG_IGN))
-    try:
-        futures = [pool.submit(_run, *task) for task in tasks]
-        for future in as_completed(futures):
-            future.result()
+    done: dict[int, Outcome] = {}
+    with closing(_in_parallel(tasks, workers)) as results:
+        for number, outcome in results:
+            done[number] = outcome
             progress()
-        return [future.result() for future in futures]
-    except BaseException:
-        for process in list((pool._processes or {}).values()):
-            process.terminate()
-        raise
+    return [done[number] for number in range(len(tasks))]
+
+
+Task = tuple[str, Case, Setup]
+
+
+def _in_parallel(tasks: Sequence[Task], workers: int) -> Generator[tuple[int, Outcome], None, None]:
+    """The number and the outcome of each task, as they get done.
+
+    Each worker has a pipe of its own. Unlike an executor's queues it cannot block us when we end a worker in the
+    middle of a message, and a worker whose parent was killed finds it closed.
+    """
+    waiting = iter(enumerate(tasks))
+    at_work: dict[Any, int] = {}
+
+    def give(pipe: Any) -> None:
+        for number, task in waiting:
+            pipe.send(task)
+            at_work[pipe] = number
+            return
+
+    with _started(workers) as pipes:
+        try:
+            for pipe in pipes:
+                give(pipe)
+            while at_work:
+                ready: list[Any] = wait(list(at_work))
+                for pipe in ready:
+                    outcome = pipe.recv()
+                    if isinstance(outcome, Exception):
+                        raise outcome
+                    yield at_work.pop(pipe), outcome
+                    give(pipe)
+        except (EOFError, ConnectionError):
+            raise InputError("a worker process died, perhaps for lack of memory; try --workers 1") from None
+
+
+@contextmanager
+def _started(workers: int) -> Iterator[list[Any]]:
+    """Worker processes, by the pipes that lead to them; none is left afterwards."""
+    context = get_context("spawn")  # not forked: the parent may have threads (a progress bar)
+    if os.name == "posix":
+        ensure_running()  # Python's own watcher; its start would lift what holds interrupts back
+    started = []
+    try:
+        with uninterrupted():  # the workers inherit it: only the parent hears an interrupt, and ends them
+            for _ in range(workers):
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_work, args=(theirs,), daemon=True)
+                process.start()
+                theirs.close()
+                started.append((process, ours))
+        yield [ours for _, ours in started]
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        for process, ours in started:
+            process.terminate()
+            ours.close()
+        for process, _ in started:
+            process.join()
+
+
+def _work(pipe: Any) -> None:
+    """A worker's life: tasks in, outcomes or errors out, until nobody is there."""
+    with suppress(EOFError, ConnectionError):
+        while True:
+            task = pipe.recv()
+            try:
+                outcome: object = _run(*task)
+            except InputError as error:
+                outcome = error
+            except Exception:
+                outcome = RuntimeError(f"in a worker process:\n{format_exc()}")
+            pipe.send(outcome)
 
 
 def _run(policy: str, case: Case, setup: Setup) -> Outcome:
+    if case.draw is not None:
+        setup = replace(setup, seed=case.draw)
     result = simulate(case.workload, policy, setup)
     return Outcome(policy, case.label, case.seed, result.summary, tuple(sorted(jct(job) for job in result.jobs)))
 

@@ -3,19 +3,18 @@
 import json
 import sys
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from carpool.core.perf import Placement, Task
-from carpool.errors import InputError
+from carpool.core.perf import Placement
+from carpool.errors import InputError, nearest
 from carpool.profile.schema import load as load_profile
 from carpool.report.output import whole_file
 from carpool.sim import generate
 from carpool.sim.metrics import percentile
-from carpool.sim.sources import expand_selection, load_workload
+from carpool.sim.sources import LOADS, MOST_JOBS, expand_selection, load_workload, number
 from carpool.sim.workload import Workload, write
 
 
@@ -25,11 +24,9 @@ def workload() -> None:
 
 
 @workload.command("generate")
-@click.option("--jobs", type=click.IntRange(1), default=240, show_default=True)
-@click.option(
-    "--load", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True, help="Times 30 an hour."
-)
-@click.option("--seed", type=int, default=1, show_default=True)
+@click.option("--jobs", type=click.IntRange(1, MOST_JOBS), default=240, show_default=True, help="How many.")
+@click.option("--load", type=number(*LOADS), default=1.0, show_default=True, help="Arrivals: so many times 30 an hour.")
+@click.option("--seed", type=int, default=1, show_default=True, help="The same seed gives the same jobs.")
 @click.option("--profile", default="t4", show_default=True, help="Turns run times into iterations.")
 @click.option("--out", type=click.Path(path_type=Path), help="The CSV file.  [default: standard output]")
 def generate_command(jobs: int, load: float, seed: int, profile: str, out: Path | None) -> None:
@@ -43,7 +40,7 @@ def generate_command(jobs: int, load: float, seed: int, profile: str, out: Path 
 @click.option("--out", type=click.Path(path_type=Path), help="The CSV file.  [default: standard output]")
 def convert(source: str, select: str | None, out: Path | None) -> None:
     """Turn Pollux's or Philly's CSV into ours."""
-    _write(_read(source, select), out)
+    _write(_read(source, select, "t4"), out)
 
 
 @workload.command("show")
@@ -54,7 +51,7 @@ def convert(source: str, select: str | None, out: Path | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show(source: str, select: str | None, profile: str, gpus: int, as_json: bool) -> None:
     """Tell what is in a workload: jobs, gangs, models, run times, load."""
-    facts = describe(_read(source, select), load_profile(profile).core_tasks(), gpus)
+    facts = describe(_read(source, select, profile), profile, gpus)
     if as_json:
         click.echo(json.dumps(facts))
         return
@@ -63,11 +60,11 @@ def show(source: str, select: str | None, profile: str, gpus: int, as_json: bool
     workload_tables(facts)
 
 
-def _read(source: str, select: str | None) -> Workload:
+def _read(source: str, select: str | None, profile: str) -> Workload:
     selections = expand_selection(select)
     if len(selections) > 1:
         raise InputError(f"--select {select}: names several workloads; choose one")
-    return load_workload(source, selections[0], None, 1.0, 1, "t4")
+    return load_workload(source, selections[0], None, 1.0, 1, profile)
 
 
 def _write(jobs: Workload, out: Path | None) -> None:
@@ -79,8 +76,9 @@ def _write(jobs: Workload, out: Path | None) -> None:
     click.echo(f"{len(jobs.jobs)} jobs written to {out}", err=True)
 
 
-def describe(jobs: Workload, tasks: Mapping[str, Task], gpus: int) -> dict[str, Any]:
+def describe(jobs: Workload, profile: str, gpus: int) -> dict[str, Any]:
     """The facts about a workload."""
+    tasks = load_profile(profile).core_tasks()
     runs = []
     for job in jobs.jobs:
         if job.alone_s is not None:
@@ -89,7 +87,8 @@ def describe(jobs: Workload, tasks: Mapping[str, Task], gpus: int) -> dict[str, 
             placement = Placement(job.gpus, -(-job.gpus // generate.NODE_GPUS))
             runs.append(job.iterations * tasks[job.model].iteration(job.batch, 1, placement))
         else:
-            raise InputError(f"{jobs.where(job.id)}: model: {job.model!r} has no duration_s and is not in the profile")
+            problem = f"model: {job.model!r} is not in profile {profile}: {nearest(job.model, tasks)}"
+            raise InputError(f"{jobs.where(job.id)}: {problem} (or add a column duration_s)")
     span = jobs.jobs[-1].submitted - jobs.jobs[0].submitted
     work = sum(run * job.gpus for run, job in zip(runs, jobs.jobs, strict=True))
     ordered = sorted(runs)
