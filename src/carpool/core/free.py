@@ -31,19 +31,17 @@ class Topology:
         for index, gpu in enumerate(node.gpus):
             self.node_of[gpu] = number
             self.bit_of[gpu] = 1 << index
-        self._changed()
+        self.largest_memory = max(self.largest_memory, node.memory)
+        self._eligible.clear()
         return number
 
     def remove(self, node_id: str) -> int:
         number = self.present.pop(node_id)
         for gpu in self.nodes[number].gpus:
             del self.node_of[gpu], self.bit_of[gpu]
-        self._changed()
-        return number
-
-    def _changed(self) -> None:
         self._eligible.clear()
         self.largest_memory = max((self.nodes[number].memory for number in self.present.values()), default=0)
+        return number
 
     def with_memory(self, needed: int) -> int:
         """The nodes whose GPUs have at least this much memory."""

@@ -8,6 +8,7 @@ are cut at one point and then come in the right order, and a guest looks at few 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from heapq import merge
+from math import inf
 from typing import NamedTuple
 
 from carpool.core.draft import Draft
@@ -43,24 +44,32 @@ class Host(NamedTuple):
     job: Job
 
 
+class Choices(NamedTuple):
+    """The sub-batches at which guests of a shape fit beside hosts of a kind."""
+
+    options: list[Option]
+    needs: float
+    """Sharing pays with no host that has less than this times the guest's time left."""
+
+
 class OptionCache:
-    """Options by guest shape and host kind, for one performance model and one size of the largest GPU."""
+    """Choices by guest shape and host kind, for one performance model and one size of the largest GPU."""
 
     def __init__(self) -> None:
         self._perf: PerformanceModel | None = None
         self._memory = 0
-        self._known: dict[tuple[Shape, HostKind, int], list[Option]] = {}
+        self._known: dict[tuple[Shape, int], dict[HostKind, Choices]] = {}
 
-    def get(self, view: View, guest: JobRecord, kind: HostKind, host: Job, at_least: int) -> list[Option]:
+    def beside(self, view: View, guest: JobRecord, at_least: int) -> dict[HostKind, Choices]:
+        """What is known for guests of this shape and an accumulation of at least so much."""
         perf, memory = view.perf, view.topology.largest_memory
         if perf is not self._perf or memory != self._memory:
             self._perf, self._memory = perf, memory
             self._known.clear()
-        key = (guest.shape, kind, at_least)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = options(perf, guest, host, kind.accum, kind.memory_left, at_least)
-        return found
+        known = self._known.get((guest.shape, at_least))
+        if known is None:
+            known = self._known[guest.shape, at_least] = {}
+        return known
 
 
 class Candidates:
@@ -77,37 +86,35 @@ class Candidates:
     def for_guest(self, guest: JobRecord, at_least: int) -> Iterator[Candidate]:
         """All places at which sharing beats waiting, best first, with an accumulation of at least `at_least`."""
         self._look_again()
-        guest_left = guest.alone_left(self.draft.view.now)
+        view = self.draft.view
+        now = view.now
+        guest_left = guest.alone_left(now)
+        known = self._cache.beside(view, guest, at_least)
         streams = [self._crowded_candidates(guest, guest_left, at_least)] if self._crowded else []
         for kind, hosts in self._single.items():
-            choices = self._choices(guest, kind, hosts[0].job, at_least)
-            if choices:
-                least = min(choice.needs for choice in choices) * guest_left * SLACK
-                if hosts[-1].left >= least:
-                    longer = hosts[bisect_right(hosts, (least,)) :]
-                    streams.append(_judge(longer, choices, guest_left))
-        streams += self._lone_candidates(guest, guest_left, at_least)
+            fitting, needs = known.get(kind) or self._learn(known, guest, kind, hosts[0].job, at_least)
+            least = needs * guest_left * SLACK
+            if hosts[-1].left >= least:
+                streams.append(_judge(hosts[bisect_right(hosts, (least,)) :], fitting, guest_left))
+        for kind, group in view.hosts.lone.items():
+            fitting, needs = known.get(kind) or self._learn(known, guest, kind, group.sample, at_least)
+            least = needs * guest_left * SLACK
+            if group.entries[-1][0] - now >= least:
+                streams.append(_judge(self._unchanged(group.ending_after(now + least)), fitting, guest_left))
         return merge(*streams) if len(streams) > 1 else iter(streams[0] if streams else ())
 
-    def _lone_candidates(self, guest: JobRecord, guest_left: float, at_least: int) -> list[Iterator[Candidate]]:
-        streams = []
-        now = self.draft.view.now
-        for kind, group in self.draft.view.hosts.lone.items():
-            choices = self._choices(guest, kind, group.sample, at_least)
-            if choices:
-                least = min(choice.needs for choice in choices) * guest_left * SLACK
-                if group.entries[-1][0] - now >= least:
-                    streams.append(_judge(self._unchanged(group.ending_after(now + least)), choices, guest_left))
-        return streams
+    def _learn(
+        self, known: dict[HostKind, Choices], guest: JobRecord, kind: HostKind, host: Job, at_least: int
+    ) -> Choices:
+        found = options(self.draft.view.perf, guest, host, kind.accum, kind.memory_left, at_least)
+        choices = known[kind] = Choices(found, min((option.needs for option in found), default=inf))
+        return choices
 
     def _unchanged(self, records: Iterable[JobRecord]) -> Iterator[Host]:
         now = self.draft.view.now
         for record in records:
             if record.order not in self._changed:
                 yield Host(record.alone_left(now), record.order, record.gpus, record.job)
-
-    def _choices(self, guest: JobRecord, kind: HostKind, host: Job, at_least: int) -> list[Option]:
-        return self._cache.get(self.draft.view, guest, kind, host, at_least)
 
     # ---- hosts that are not alone, and those that this draft changed ----------------------------------------------
 

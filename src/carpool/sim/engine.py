@@ -52,10 +52,7 @@ class Engine:
         same = truth is None or truth is belief
         self.world = self.belief if same else State(truth or belief, policy.key, jobs_per_gpu)
         self.costs = costs or Costs()
-        self._witnesses: list[Callable[[ev.Event], None]] = [] if same else [self.world.apply]
-        """Who else hears of every event and plan."""
-        if log is not None:
-            self._witnesses.append(log)
+        self.log = log
         self.decision_s: list[float] = []
         """Wall seconds of every step in which the policy was asked."""
         self._heap: list[tuple[float, int, ev.Event | JobRecord | None, int]] = []
@@ -119,14 +116,22 @@ class Engine:
             batch, wake = self._act(now, planned.decisions) if planned is not None else [], False
             for record in repaced:  # its end has moved
                 self._push(record.end(), record, record.pace)
-                if self.world is not self.belief:
-                    batch.append(ev.Observed(now, record.job.id, record.attempt, record.done, record.iteration_s))
+            if self.world is not self.belief:
+                self._report(now, repaced)
             repaced.clear()
         again = scheduler.policy.wake(scheduler.state)
         if again != self._wake_at:
             self._wake_at = again
             if again is not None:
                 self._push(again, None, 0)
+
+    def _report(self, now: float, repaced: list[JobRecord]) -> None:
+        """Tell those who believe how fast jobs really run, as live workers would; the world knows."""
+        for record in repaced:
+            event = ev.Observed(now, record.job.id, record.attempt, record.done, record.iteration_s)
+            self.belief.apply(event)
+            if self.log is not None:
+                self.log(event)
 
     def _deliver(self, now: float, batch: list[ev.Event], wake: bool = False) -> ev.Planned | None:
         """Tell the world and the scheduler what happened; the plan, if any, has been told to both on return."""
@@ -135,10 +140,14 @@ class Engine:
         planned = self.scheduler.step(now, batch, wake=wake)
         if self.scheduler.asked != asked:
             self.decision_s.append(perf_counter() - before)
-        if self._witnesses:
-            for event in batch if planned is None else [*batch, planned]:
-                for witness in self._witnesses:
-                    witness(event)
+        if planned is not None:
+            batch = [*batch, planned]
+        if self.world is not self.belief:
+            for event in batch:
+                self.world.apply(event)
+        if self.log is not None:
+            for event in batch:
+                self.log(event)
         return planned
 
     def _act(self, now: float, decisions: Sequence[Decision]) -> list[ev.Event]:
