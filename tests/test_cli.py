@@ -143,7 +143,6 @@ def test_options_change_the_world(three):
     assert run("--cluster", "3x1")["shares"] == 0
 
 
-@pytest.mark.xfail(reason="the engine tells the world of a pace that is out of date: see Engine._step", strict=False)
 def test_what_is_believed_does_not_change_what_is_true(three):
     """First fit shares whatever it believes, so its runs are the same; b's place is taken at the moment b ends."""
     same = ("simulate", "--policy", "sjf-ffs", "--workload", three, "--cluster", "1x1", "--json", "--truth", 2)

@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from carpool.errors import InputError
-from carpool.profile.build import parse_bytes
 from carpool.profile.commands import fit, profiles
 from carpool.profile.schema import load, loads
+from carpool.units import parse_bytes
 
 DATA = os.environ.get("CARPOOL_DATA")
 ROWS = ["x,1,1,8,0.5", "x,1,1,16,0.9", "x,1,1,32,1.7", "x,1,2,8,0.6", "x,1,2,16,1.0", "x,2,4,8,0.9", "x,2,4,32,2.0"]
@@ -81,7 +81,10 @@ def test_fit_takes_pairs_of_several_files_with_a_mechanism_each(tmp_path):
         (("--pairs", "p.csv", "--memory", "m.json"), "--memory: memory belongs to tasks"),
         (("--throughput", "none.csv"), "none.csv: no such file"),
         (("--throughput", "{table}", "--gpu-memory", "16GiB"), "--gpu: missing"),
-        (("--throughput", "{table}", "--gpu", "X", "--gpu-memory", "lots"), "memory size 'lots': give a number"),
+        (
+            ("--throughput", "{table}", "--gpu", "X", "--gpu-memory", "lots"),
+            "--gpu-memory 'lots': write a size with its unit",
+        ),
         (("--throughput", "{table}", "--batch-norm", "y"), "--batch-norm y: no such task in the rows; they have x"),
         (("--throughput", "{table}", "--activation-scale", "0"), "--activation-scale 0.0: give a finite number"),
         (("--throughput", "{table}", "--context-gib", "nan"), "--context-gib nan: give a finite number"),
@@ -97,9 +100,7 @@ def test_bad_options_are_input_errors_and_write_nothing(tmp_path, table, options
     assert not out.exists()
 
 
-@pytest.mark.parametrize(
-    ("text", "size"), [("15GiB", 15 * 2**30), ("80 GB", 80 * 10**9), ("15109mib", 15109 * 2**20), ("7", 7)]
-)
+@pytest.mark.parametrize(("text", "size"), [("15GiB", 15 * 2**30), ("80 GB", 80 * 10**9), ("15109mib", 15109 * 2**20)])
 def test_sizes(text, size):
     assert parse_bytes(text) == size
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from carpool.core.model import Job
 from carpool.core.perf import AllReduce, FittedModel, Placement, UnknownPair
+from carpool.errors import InputError
 from carpool.profile.schema import ProfileError, dumps, load, loads, save, shipped
 from carpool.profile.values import FitError, Gpu, Group, GroupJob, Memory, Pair, Point, Profile, TaskProfile
 
@@ -128,7 +129,9 @@ def test_text_that_is_no_profile_is_refused():
 
 
 def test_a_missing_profile_names_the_nearest(tmp_path):
-    with pytest.raises(ProfileError, match=r"gavell: no such profile; did you mean gavel\? shipped: gavel, h200, t4"):
+    with pytest.raises(
+        ProfileError, match=r"gavell: no such profile; give a path or a shipped name, did you mean gavel\?"
+    ):
         load("gavell")
     with pytest.raises(ProfileError, match="cannot read it"):
         load(tmp_path)
@@ -145,11 +148,11 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("os.replace", refuse)
-    with pytest.raises(ProfileError, match=r"p.json: cannot write it \(Permission denied\)"):
+    with pytest.raises(InputError, match=r"p.json: cannot write there: Permission denied"):
         save(full(), target)
     assert target.read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["p.json"]
-    with pytest.raises(ProfileError, match="cannot write it"):
+    with pytest.raises(InputError, match="cannot write there"):
         save(full(), tmp_path / "no" / "p.json")
 
 

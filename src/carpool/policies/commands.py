@@ -24,7 +24,7 @@ def policies(as_json: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from carpool.report.tables import new_console
+    from carpool.report.console import new_console
 
     table = Table("policy", "what it does, and its options with their defaults", show_lines=True)
     for name, cls in known.items():

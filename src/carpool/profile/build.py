@@ -4,7 +4,6 @@ It fits tasks and memory, merges repeated pairs, and notes what a reader should 
 faster than smaller ones, communication that no row tells, and batches that ran although the memory line refuses them.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -16,8 +15,8 @@ from carpool.profile.fields import ProfileError
 from carpool.profile.fit import fit_memory, fit_task
 from carpool.profile.rows import GIB, Run, merge_pairs, read_pairs, read_runs
 from carpool.profile.values import MECHANISMS, Gpu, Group, Memory, Pair, Profile, TaskProfile
+from carpool.units import parse_bytes
 
-UNITS = {"": 1, "B": 1, "MB": 10**6, "GB": 10**9, "MIB": 2**20, "GIB": 2**30}
 FASTER = 0.95
 """A larger batch on one GPU below this share of a smaller one's time is worth a note."""
 
@@ -69,15 +68,8 @@ def _gpu(request: FitRequest) -> Gpu | None:
         if request.gpu_memory or request.driver or request.gpus_per_node:
             raise ProfileError("--gpu: missing; name the card that the other options describe")
         return None
-    memory = parse_bytes(request.gpu_memory) if request.gpu_memory else None
+    memory = parse_bytes(request.gpu_memory) if request.gpu_memory is not None else None
     return Gpu(request.gpu, memory, request.driver, request.gpus_per_node)
-
-
-def parse_bytes(text: str) -> int:
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text, re.IGNORECASE)
-    if not match or match[2].upper() not in UNITS or float(match[1]) <= 0:
-        raise ProfileError(f"memory size {text!r}: give a number and a unit, for example 15GiB or 15109MiB")
-    return round(float(match[1]) * UNITS[match[2].upper()])
 
 
 def _tasks(

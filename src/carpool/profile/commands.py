@@ -219,8 +219,9 @@ def _groups(profile: Profile) -> None:
 
 def _print(title: str, heads: tuple[str, ...], rows: list[Any]) -> None:
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
+
+    from carpool.report.console import new_console
 
     table = Table(box=SIMPLE_HEAD, show_edge=False)
     for i, head in enumerate(heads):
@@ -228,4 +229,4 @@ def _print(title: str, heads: tuple[str, ...], rows: list[Any]) -> None:
     for row in rows:
         table.add_row(*map(str, row))
     click.echo(f"\n{title}")  # not as the table's title, which Rich would wrap to the table's width
-    Console().print(table)
+    new_console().print(table)

@@ -7,8 +7,9 @@ profile that was measured under several sharing mechanisms is asked for by `name
 import math
 
 from carpool.core.perf import ConstantInterference, Interference, MeasuredPair, TableInterference
+from carpool.errors import nearest
 from carpool.profile.rows import read_matrix
-from carpool.profile.schema import Profile, ProfileError, load, nearest, shipped
+from carpool.profile.schema import Profile, ProfileError, load, shipped
 from carpool.profile.values import MECHANISMS
 
 

@@ -5,15 +5,14 @@ that; `carpool fit` and the GPU measurements write it, simulator and service loa
 not follow the schema is refused with the field's path. `docs/profiles.md` describes every field.
 """
 
-import difflib
 import json
-import os
 from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from carpool.core.perf import AllReduce
+from carpool.errors import nearest
 from carpool.profile.fields import Fields, ProfileError
 from carpool.profile.values import (
     MECHANISMS,
@@ -28,8 +27,9 @@ from carpool.profile.values import (
     Profile,
     TaskProfile,
 )
+from carpool.report.output import whole_file
 
-__all__ = ["SCHEMA", "Profile", "ProfileError", "dumps", "load", "loads", "nearest", "save", "shipped"]
+__all__ = ["SCHEMA", "Profile", "ProfileError", "dumps", "load", "loads", "save", "shipped"]
 
 SCHEMA = 1
 
@@ -51,18 +51,13 @@ def load(name_or_path: str | Path) -> Profile:
     try:
         return loads(path.read_text(encoding="utf-8"), wanted)
     except FileNotFoundError:
-        raise ProfileError(f"{wanted}: no such profile; {nearest(path.stem, names)}") from None
+        raise ProfileError(
+            f"{wanted}: no such profile; give a path or a shipped name, {nearest(path.stem, names)}"
+        ) from None
     except UnicodeDecodeError:
         raise ProfileError(f"{wanted}: not a text file; give a profile in JSON") from None
     except OSError as error:
         raise ProfileError(f"{wanted}: cannot read it ({error.strerror}); give a profile's file or name") from None
-
-
-def nearest(wanted: str, names: list[str]) -> str:
-    """A remedy for an unknown name."""
-    close = difflib.get_close_matches(wanted.lower(), names, n=1, cutoff=0.4)
-    hint = f"did you mean {close[0]}? " if close else ""
-    return f"{hint}shipped: {', '.join(names) or 'none'}; or give a path"
 
 
 def loads(text: str, file: str) -> Profile:
@@ -266,13 +261,5 @@ def _bare(value: Any) -> Any:
 
 def save(profile: Profile, path: str | Path) -> None:
     """Writes the file whole or not at all."""
-    target = Path(path)
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        try:
-            unfinished.write_text(dumps(profile), encoding="utf-8")
-            os.replace(unfinished, target)
-        finally:
-            unfinished.unlink(missing_ok=True)
-    except OSError as error:
-        raise ProfileError(f"{target}: cannot write it ({error.strerror}); give a file in a folder you own") from None
+    with whole_file(path) as file:
+        file.write(dumps(profile))

@@ -4,28 +4,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
+from carpool.report.console import new_console
 from carpool.sim.metrics import Group, Summary
 from carpool.sim.run import Setup
 from carpool.sim.sweep import Mean, Outcome, mean
 
 Value = Callable[[Summary], float]
-PIPED_WIDTH = 140
 NARROW = 126
 """Below this width a comparison leaves out its less important columns."""
 
 
 def hours(seconds: float) -> str:
     return f"{seconds / 3600:.2f}" if seconds < 360_000 else f"{seconds / 3600:.0f}"
-
-
-def new_console() -> Any:
-    """Where tables are printed. Names come from people's files, so nothing in a text is taken for markup."""
-    from rich.console import Console
-
-    console = Console(markup=False, emoji=False, highlight=False)
-    if not console.is_terminal:
-        console.width = PIPED_WIDTH  # nobody's window to fit into
-    return console
 
 
 def _table(*columns: str) -> Any:

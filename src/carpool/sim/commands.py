@@ -1,7 +1,6 @@
 """`carpool simulate` and `carpool compare`."""
 
 import json
-import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -30,6 +29,7 @@ from carpool.sim.sources import (
     parse_seeds,
 )
 from carpool.sim.sweep import Case, run_all
+from carpool.units import parse_bytes
 
 PAPER = ("fifo", "sjf", "tiresias", "sjf-ffs", "sjf-bsbf")
 Command = Callable[..., Any]
@@ -88,23 +88,12 @@ def make_setup(seed: int, world: dict[str, Any]) -> Setup:
         duration_error=world["duration_error"],
         seed=seed,
         jobs_per_gpu=world["jobs_per_gpu"],
-        gpu_memory=parse_bytes(world["gpu_memory"]),
+        gpu_memory=parse_bytes(world["gpu_memory"]) if world["gpu_memory"] is not None else None,
         memory_limit=not world["no_memory_limit"],
         ignore_placement=world["ignore_placement"],
         costs=Costs(world["launch_s"], world["stop_s"]),
         large_above=world["large_above"],
     )
-
-
-def parse_bytes(text: str | None) -> int | None:
-    if text is None:
-        return None
-    match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*(GiB|GB|MiB|MB|B)\s*", text, re.IGNORECASE)
-    units = {"gib": 2**30, "gb": 10**9, "mib": 2**20, "mb": 10**6, "b": 1}
-    size = round(float(match[1]) * units[match[2].lower()]) if match else 0
-    if size <= 0:
-        raise InputError(f"--gpu-memory {text!r}: write a size with its unit, such as 24GiB")
-    return size
 
 
 @click.command()
