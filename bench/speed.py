@@ -124,7 +124,10 @@ def main() -> None:
 
 def report(what: str, figures: dict[str, float]) -> None:
     speed = figures["jobs"] / figures["cpu_s"]
-    print(f"| {what} | {figures['jobs']:,} | {figures['cpu_s']:.2f} | {speed:,.0f} | {figures['rss_mb']:.0f} |", flush=True)
+    print(
+        f"| {what} | {figures['jobs']:,} | {figures['cpu_s']:.2f} | {speed:,.0f} | {figures['rss_mb']:.0f} |",
+        flush=True,
+    )
 
 
 def show(what: str, times: list[float]) -> None:

@@ -83,7 +83,7 @@ def test_fit_takes_pairs_of_several_files_with_a_mechanism_each(tmp_path):
         (("--throughput", "{table}", "--gpu-memory", "16GiB"), "--gpu: missing"),
         (
             ("--throughput", "{table}", "--gpu", "X", "--gpu-memory", "lots"),
-            "--gpu-memory 'lots': write a size with its unit",
+            "--gpu-memory 'lots': write a size",
         ),
         (("--throughput", "{table}", "--batch-norm", "y"), "--batch-norm y: no such task in the rows; they have x"),
         (("--throughput", "{table}", "--activation-scale", "0"), "--activation-scale 0.0: give a finite number"),

@@ -129,9 +129,7 @@ def test_text_that_is_no_profile_is_refused():
 
 
 def test_a_missing_profile_names_the_nearest(tmp_path):
-    with pytest.raises(
-        ProfileError, match=r"gavell: no such profile; give a path or a shipped name, did you mean gavel\?"
-    ):
+    with pytest.raises(ProfileError, match=r"gavell: no such profile \(did you mean gavel\?\)"):
         load("gavell")
     with pytest.raises(ProfileError, match="cannot read it"):
         load(tmp_path)

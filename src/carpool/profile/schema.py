@@ -51,9 +51,7 @@ def load(name_or_path: str | Path) -> Profile:
     try:
         return loads(path.read_text(encoding="utf-8"), wanted)
     except FileNotFoundError:
-        raise ProfileError(
-            f"{wanted}: no such profile; give a path or a shipped name, {nearest(path.stem, names)}"
-        ) from None
+        raise ProfileError(f"{wanted}: no such profile ({nearest(path.stem, names)}); give a name or a path") from None
     except UnicodeDecodeError:
         raise ProfileError(f"{wanted}: not a text file; give a profile in JSON") from None
     except OSError as error:

@@ -91,10 +91,16 @@ def comparison_tables(outcomes: Sequence[Outcome], setup: Setup) -> None:
         best = min(jct.value for jct in jcts.values())
         for policy, some in summaries.items():
             averages = [column.show(mean([column.value(summary) for summary in some]).value) for column in columns]
-            table.add_row(policy, *_jct_cells(jcts[policy], best), *averages)
+            table.add_row(_short(policy), *_jct_cells(jcts[policy], best), *averages)
         _print(console, title, table)
     several = any(len(some) > 1 for of_policy in by_case(outcomes).values() for some in of_policy.values())
     console.print(describe(setup) + ("; ± is the standard error over seeds" if several else ""))
+
+
+def _short(policy: str) -> str:
+    """A policy from a file without its path."""
+    name, _, rest = policy.partition(":")
+    return rest if name.endswith(".py") else policy
 
 
 class Column(NamedTuple):

@@ -1,0 +1,40 @@
+# Everything a user or a contributor runs. Needs Python 3.11 or later, make, and a package index for the first install.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# An environment variable, so that pip also pins what it builds with.
+PIP := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pip
+
+.PHONY: install demo test lint types bench clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --editable '.[plots,fit]'
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) install --quiet --editable '.[dev]'
+	touch $@
+
+demo: install
+	$(BIN)/carpool compare --seeds 1-8 --loads 1,2 --jobs 240 --out out/demo
+	$(BIN)/carpool simulate --policy sjf-bsbf --cluster 4x4 --jobs 60 --load 0.3 --out out/demo-run
+	@echo "Pictures: out/demo/mean_jct.png, out/demo/jct_cdf.png, out/demo-run/gantt.png"
+
+test: lint types
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+bench: install
+	$(BIN)/python bench/speed.py
+
+clean:
+	rm -rf $(VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

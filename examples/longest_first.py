@@ -1,0 +1,27 @@
+"""A policy of one's own, complete: see docs/policies.md."""
+
+from dataclasses import dataclass
+
+from carpool.core.draft import Draft
+from carpool.policies.base import BasePolicy, option
+
+
+@dataclass
+class LongestFirst(BasePolicy):
+    """The job with the most time left starts first."""
+
+    name = "longest-first"
+    skip: bool = option(True, "let shorter jobs pass one that does not fit")
+
+    def key(self, job, now):  # the place in the queue, smallest first
+        return (-job.alone_left(now),)
+
+    def decide(self, view):  # what to change now: a list of decisions
+        draft = Draft(view)
+        pending = draft.pending()
+        for job in pending:
+            if not draft.start(job, "longest in the queue that fits"):
+                if not self.skip:
+                    break
+                pending.skip_alike()  # jobs of the same shape do not fit either
+        return draft.decisions
