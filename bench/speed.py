@@ -58,7 +58,7 @@ def philly(folder: Path) -> tuple[Path, str]:
 def four_times(trace: Path, folder: Path) -> Path:
     """The same jobs four times, one span after the other: four times the jobs at the same load."""
     with open(trace, newline="") as file:
-        rows = [row for row in csv.DictReader(file)]
+        rows = list(csv.DictReader(file))
     times = [datetime.fromisoformat(row["timestamp"]) for row in rows]
     span = max(times) - min(times) + timedelta(seconds=60)
     longer = folder / "four-times.csv"
