@@ -77,7 +77,7 @@ def test_a_job_that_fits_no_gpu_even_at_sub_batch_1(tmp_path):
     [
         (("simulate", "--policy", "sjf-bsfb"), ("unknown policy 'sjf-bsfb': did you mean sjf-bsbf?",)),
         (("simulate", "--policy", "sjf:skpi=true"), ("unknown option 'skpi' of policy sjf: did you mean skip?",)),
-        (("simulate", "--profile", "t5"), ("t5: no such profile; did you mean t4?",)),
+        (("simulate", "--profile", "t5"), ("t5: no such profile (did you mean t4?)",)),
         (("simulate", "--interference", "gavle"), ("interference 'gavle'", "did you mean gavel?")),
         (("simulate", "--workload", "nowhere.csv"), ("nowhere.csv: no such workload file",)),
         (("simulate", "--workload", "philly-liek"), ("unknown workload 'philly-liek'", "did you mean philly-like?")),
@@ -86,7 +86,7 @@ def test_a_job_that_fits_no_gpu_even_at_sub_batch_1(tmp_path):
         (("compare", "--seeds", "8-1"), ("--seeds '8-1'", "write whole numbers such as 1-8")),
         (("workload", "show", "nowhere.csv"), ("nowhere.csv: no such workload file",)),
         (("workload", "convert", "nowhere.csv", "--out", "x.csv"), ("nowhere.csv: no such workload file",)),
-        (("profiles", "show", "t5"), ("t5: no such profile; did you mean t4?",)),
+        (("profiles", "show", "t5"), ("t5: no such profile (did you mean t4?)",)),
     ],
 )
 def test_a_wrong_name(tmp_path, arguments, parts):
