@@ -1,0 +1,187 @@
+"""What becomes of a job when things go wrong or change under way."""
+
+import pytest
+from world import GIB, cluster, job, model, nodes, pending, running
+from world import given as situation
+
+from carpool import policies
+from carpool.core import events as ev
+from carpool.core.model import Allocation, Decision, Limits, Node, Status
+from carpool.core.scheduler import Scheduler
+from carpool.policies.tiresias import Tiresias
+from carpool.sim.engine import Engine
+
+FOUR = cluster("1x4")
+
+
+def first_come(record, now):
+    return (record.job.submitted,)
+
+
+def state_of(*parts, where=FOUR, xi=1.5):
+    return situation(where, *parts, xi=xi).state(first_come)
+
+
+def plan(state, *decisions):
+    state.apply(ev.Planned(state.now, tuple(decisions)))
+
+
+def put(name, *gpus, accum=1):
+    return Decision(name, Allocation(gpus, accum), "because")
+
+
+class TestFailure:
+    def test_a_retry_resumes_at_the_last_checkpoint_and_the_last_failure_is_final(self):
+        state = state_of(running("a", left=100.0, retries=1))
+        state.apply(ev.Checkpointed(30.0, "a", 1, 25.0))
+        state.apply(ev.Failed(40.0, "a", 1, "out of memory"))
+        record = state.jobs["a"]
+        assert (record.status, record.done, record.waited_s) == (Status.PENDING, 25.0, 0.0)
+        assert state.free.count == 4
+        plan(state, put("a", 3))
+        state.apply(ev.Started(50.0, "a", 2))
+        assert record.first_start == 0.0, "the first start stays the first"
+        assert record.end() == pytest.approx(50.0 + 75.0)
+        state.apply(ev.Failed(60.0, "a", 2, "out of memory"))
+        assert state.ended["a"].status is Status.FAILED
+        assert state.ended["a"].reason == "out of memory"
+
+    def test_who_waits_for_a_job_that_failed_is_cancelled_and_so_on_down_the_line(self):
+        parts = (running("a"), pending("b", after=("a",)), pending("c", after=("b",)), pending("d"))
+        state = state_of(*parts)
+        state.apply(ev.Failed(5.0, "a", 1, "bug"))
+        assert {name: record.status for name, record in state.ended.items()} == {
+            "a": Status.FAILED,
+            "b": Status.CANCELLED,
+            "c": Status.CANCELLED,
+        }
+        assert "a, which it waits for, failed" in state.ended["b"].reason
+        late = job("e", after=("a",))
+        state.apply(ev.Submitted(6.0, late))
+        assert state.ended["e"].status is Status.CANCELLED
+
+    def test_a_lost_node_sends_its_jobs_back_to_the_queue_and_spends_no_retry(self):
+        state = state_of(running("a", on=[0, 4], left=100.0), running("b", on=[1]), where=cluster("2x4"))
+        state.apply(ev.Checkpointed(10.0, "a", 1, 9.0))
+        state.apply(ev.NodeLost(20.0, "n1"))
+        assert (state.jobs["a"].status, state.jobs["a"].done) == (Status.PENDING, 9.0)
+        assert state.jobs["b"].status is Status.RUNNING
+        assert state.free.count == 3
+
+    def test_a_job_that_dies_while_it_is_being_stopped_goes_back_to_its_checkpoint(self):
+        state = state_of(running("a", left=100.0))
+        plan(state, Decision("a", None, "make room"))
+        state.apply(ev.Failed(10.0, "a", 1, "killed"))
+        assert (state.jobs["a"].status, state.jobs["a"].done) == (Status.PENDING, 0.0)
+
+
+class TestReports:
+    def test_a_pace_measured_alone_is_the_jobs_own(self):
+        state = state_of(running("a", left=100.0))
+        state.apply(ev.Observed(10.0, "a", 1, 5.0, 2.0))
+        record = state.jobs["a"]
+        assert record.alone_left(10.0) == pytest.approx(95 * 2.0)
+        assert (record.end(), record.slowdown) == (pytest.approx(10.0 + 190.0), 1.0)
+
+    def test_a_pace_measured_beside_a_mate_is_a_slow_down(self):
+        state = state_of(running("a", on=[0], left=100.0), running("b", on=[0], left=100.0))
+        state.apply(ev.Observed(10.0, "a", 1, 5.0, 2.5))
+        record = state.jobs["a"]
+        assert record.alone_left(10.0) == pytest.approx(95.0)
+        assert (record.end(), record.slowdown) == (pytest.approx(10.0 + 95 * 2.5), 2.5)
+
+    def test_progress_corrects_the_account_and_keeps_the_pace(self):
+        state = state_of(running("a", left=100.0))
+        state.apply(ev.Progressed(10.0, "a", 1, 50.0))
+        assert state.jobs["a"].end() == pytest.approx(60.0)
+
+
+class TestRetune:
+    def test_a_job_that_grows_holds_the_larger_memory_at_once(self):
+        state = state_of(running("a", model="fat", batch=64, accum=8))
+        small = state.memory_used(0)
+        plan(state, put("a", 0, accum=1))
+        assert state.memory_used(0) == round(12.4 * GIB) > small
+
+    def test_a_job_that_shrinks_keeps_the_larger_memory_until_it_confirms(self):
+        state = state_of(running("a", model="fat", batch=64))
+        plan(state, put("a", 0, accum=8))
+        assert state.memory_used(0) == round(12.4 * GIB)
+        state.apply(ev.Retuned(1.0, "a", 1))
+        assert state.memory_used(0) == round(6.8 * GIB)
+
+
+class TestChangingClusters:
+    def test_a_larger_gpu_lets_waiting_jobs_run_at_a_larger_sub_batch(self):
+        fat = pending("a", model="fat", batch=128, left=100.0, iterations=100)
+        state = state_of(fat)
+        cut = state.jobs["a"].alone_left(0.0)
+        state.apply(ev.NodeJoined(0.0, Node("big", (8, 9), 32 * GIB)))
+        assert cut > 101.0
+        assert state.jobs["a"].alone_left(0.0) == pytest.approx(100.0)
+
+    def test_the_rule_for_sharing_follows(self):
+        """Alone on the larger GPU the guest need not cut its batch, so waiting is worth more."""
+        host = running("a", gpus=4, left=132.0, model="thin")
+        guest = pending("b", model="fat", batch=128, left=100.0, iterations=100)
+        policy = policies.make("sjf-bsbf")
+        state = situation(FOUR, host, guest, xi=1.6).state(policy.key)
+        assert [decision.job for decision in policy.decide(state)] == ["b"]
+        state.apply(ev.NodeJoined(0.0, Node("big", (8,), 32 * GIB)))
+        blocker = job("c", left=5000.0, exclusive=True)
+        state.apply(ev.Submitted(0.0, blocker))
+        plan(state, put("c", 8))
+        assert policy.decide(state) == [], "what was remembered does not outlive the old cluster"
+
+
+class TestLimits:
+    def test_who_is_stopped_no_longer_counts_for_its_user(self):
+        limited = cluster("1x4", limits={"eve": Limits(jobs=1)})
+        parts = (running("a", gpus=4, left=9999.0, user="eve"), pending("b", left=10.0, user="eve"))
+        policy = Tiresias(threshold_gpu_s=10.0)
+        state = situation(limited, *parts).state(policy.key)
+        state.advance(100.0)
+        stop, start = policy.decide(state)
+        assert (stop.job, stop.allocation, start.job) == ("a", None, "b")
+
+
+class TestAsking:
+    def test_what_the_policy_did_itself_is_no_news(self):
+        scheduler = Scheduler(Tiresias(threshold_gpu_s=10.0), model())
+        scheduler.step(0.0, [ev.NodeJoined(0.0, node) for node in nodes("1x4")])
+        scheduler.step(0.0, [ev.Submitted(0.0, job("a", gpus=4, left=999.0))])
+        scheduler.step(0.0, [ev.Started(0.0, "a", 1)])
+        scheduler.step(50.0, [ev.Submitted(50.0, job("b", gpus=4, left=5.0, submitted=50.0))])
+        asked = scheduler.asked
+        scheduler.step(50.0, [ev.Started(50.0, "b", 1)])
+        scheduler.step(51.0, [ev.Progressed(51.0, "b", 1, 1.0)])
+        assert scheduler.asked == asked
+        scheduler.step(52.0, [ev.Stopped(52.0, "a", 1, 50.0)])
+        assert scheduler.asked == asked + 1
+
+    def test_tiresias_sleeps_while_nobody_waits(self):
+        policy = Tiresias()
+        assert policy.wake(situation(FOUR, running("a")).state(policy.key)) is None
+        assert policy.wake(situation(FOUR, running("a", gpus=4), pending("b")).state(policy.key)) == 900.0
+
+    def test_a_call_that_was_superseded_is_not_made(self):
+        class Fickle:
+            restart_s = 0.0
+
+            def __init__(self):
+                self.asked = []
+
+            def key(self, record, now):
+                return (0.0,)
+
+            def decide(self, view):
+                self.asked.append(view.now)
+                return [put(r.job.id, 0) for r in view.queue][:1] if view.free.count else []
+
+            def wake(self, view):
+                return 10.0 if view.now < 5.0 else 20.0 if view.now < 20.0 else None
+
+        policy = Fickle()
+        jobs = [job("a", left=50.0), job("b", left=50.0, submitted=5.0)]
+        Engine(jobs, nodes("1x1"), policy, belief=model(node_gpus=1)).run()
+        assert policy.asked == [0.0, 0.0, 5.0, 20.0, 50.0, 100.0]
