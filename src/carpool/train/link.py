@@ -1,0 +1,121 @@
+"""The worker's end of the channel: reads what the scheduler wants, reports what the training does.
+
+Without Carpool (no `CARPOOL_WORKER_DIR`) every call is a cheap no-op. No call waits, and none raises: a scheduler that
+is away, or a directory that cannot be written, costs the reports and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+
+from carpool.channel import ENV_ATTEMPT, ENV_DIRECTORY, Control, ControlReader, Report, ReportWriter, Shrinking, State
+
+_SMOOTHING = 0.1
+_MEMORY_EVERY_S = 1.0
+
+
+class Link:
+    def __init__(self, directory: str | None = None, memory: Callable[[], tuple[int, int]] = lambda: (0, 0)) -> None:
+        directory = directory if directory is not None else os.environ.get(ENV_DIRECTORY)
+        self.control = Control()
+        self._memory = memory
+        self._reader = ControlReader(directory) if directory else None
+        self._writer: ReportWriter | None = None
+        self._state = Report(attempt=_number(os.environ.get(ENV_ATTEMPT)))
+        self._last = 0.0
+        self._memory_due = 0.0
+        self._warm = False
+        if directory:
+            try:
+                self._writer = ReportWriter(directory)
+            except (OSError, ValueError) as error:
+                warnings.warn(f"Carpool: no reports, the worker's directory is unusable ({error})", stacklevel=3)
+        self.poll()
+
+    @property
+    def connected(self) -> bool:
+        """Does somebody tell this training what to do?"""
+        return self._reader is not None
+
+    @property
+    def report(self) -> Report:
+        return self._state
+
+    def poll(self) -> Control:
+        """What the scheduler wants now."""
+        if self._reader is not None:
+            self.control = self._reader.read() or self.control
+        return self.control
+
+    def begin(self) -> None:
+        """A step starts after a pause that is none of its business (setup, evaluation, a checkpoint)."""
+        self._last = time.perf_counter()
+
+    def stepped(self, iteration: int, samples: int) -> None:
+        """A full batch was done: about 5 µs."""
+        now = time.perf_counter()
+        seconds, self._last = (now - self._last if self._last else 0.0), now
+        before = self._state
+        if self._warm and before.seconds:
+            seconds = before.seconds + _SMOOTHING * (seconds - before.seconds)
+        elif not self._warm:
+            self._warm = True  # the first step warms caches up: show it, but let the second replace it
+            before = replace(before, seconds=0.0)
+        peak, reserved = before.peak_memory, before.reserved_memory
+        if now >= self._memory_due or iteration <= 2:
+            peak, reserved = self._memory()
+            self._memory_due = now + _MEMORY_EVERY_S
+        self._state = Report(
+            before.attempt,
+            iteration,
+            seconds,
+            samples / seconds if seconds > 0 else 0.0,
+            before.accumulation,
+            peak,
+            reserved,
+            before.checkpoint,
+            before.checkpoints_taken,
+            before.control,
+            time.time(),
+            before.out_of_memory,
+            before.state,
+            before.shrinking,
+            before.needs_alone,
+            before.note,
+        )
+        self._write()
+
+    def retuned(self, accumulation: int) -> None:
+        """From now on another accumulation: times and memory start afresh."""
+        self._warm = False
+        self._memory_due = 0.0
+        self.say(accumulation=accumulation, seconds=0.0, samples_per_second=0.0)
+
+    def say(self, **changes: object) -> None:
+        """Change some fields of the report and write it at once."""
+        self._state = replace(self._state, time=time.time(), **changes)  # type: ignore[arg-type]
+        self._write()
+
+    def verdict(self, shrinking: Shrinking, note: str) -> None:
+        self.say(shrinking=shrinking, note=note)
+
+    def done(self) -> None:
+        peak, reserved = self._memory()
+        self.say(state=State.DONE, peak_memory=peak, reserved_memory=reserved)
+
+    def _write(self) -> None:
+        if self._writer is None:
+            return
+        try:
+            self._writer.write(self._state)
+        except Exception as error:  # whatever it is, training goes on
+            self._writer = None
+            warnings.warn(f"Carpool: reports end here ({error})", stacklevel=3)
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text and text.isdigit() else 0
