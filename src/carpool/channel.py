@@ -29,6 +29,10 @@ ENV_CHECKPOINTS = "CARPOOL_CHECKPOINT_DIR"
 """The job's directory for checkpoints, the same for every worker of the gang and for every attempt."""
 ENV_CHECK = "CARPOOL_CHECK"
 """Set by `carpool check` only: the file into which the verdict goes; the script ends at its first step."""
+ENV_CHECK_OPTIONS = "CARPOOL_CHECK_OPTIONS"
+"""With it: a JSON object with `accumulation` and `steps`."""
+ENV_VERDICT = "CARPOOL_VERDICT"
+"""The file with the verdict that an earlier check gave this job."""
 
 EXIT_STOPPED = 75
 """Exit status of a worker that stopped on request and wants to be run again (EX_TEMPFAIL)."""

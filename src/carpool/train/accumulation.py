@@ -6,6 +6,7 @@ twice as many pieces when memory runs out: gradients cleared, random state and r
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,9 +14,10 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 
-from carpool.channel import Control, Shrinking, State
+from carpool.channel import ENV_VERDICT, Control, Shrinking, State
 from carpool.train import batch as batches
 from carpool.train import memory, randomness
+from carpool.train.certify import Split, examine
 from carpool.train.gang import Gang
 from carpool.train.link import Link
 from carpool.train.memory import OutOfMemoryError
@@ -40,7 +42,6 @@ class Orders(NamedTuple):
     stop: bool
 
 
-Split = Callable[[Any, int], Sequence[Any]]
 Work = Callable[[Iterator[Micro]], T]
 Weigh = Callable[[Sequence[Any], int], Sequence[float]]
 """The shares of the pieces of a batch; the second argument is the number of samples in the batch."""
@@ -54,20 +55,19 @@ class Accumulation:
         *,
         split: Split | int = 0,
         requested: int | None = None,
-        may_shrink: bool | None = None,
-        verdict: Verdict | None = None,
+        may_shrink: bool | Verdict | None = None,
     ) -> None:
         if requested is not None and requested < 1:
             raise ValueError("accumulation must be at least 1")
         self.link = link
         self.gang = Gang()
-        self.verdict = verdict or Verdict()
+        self.verdict = may_shrink if isinstance(may_shrink, Verdict) else _given_verdict() or examine(*modules)
         self._device = next((p.device for m in modules for p in m.parameters()), None)
         self.splitter = split
         self._dim = split if isinstance(split, int) else 0
         self._split = split if callable(split) else None
         self._requested = requested
-        self._allowed = may_shrink
+        self._allowed = may_shrink if isinstance(may_shrink, bool) else None
         self._floor = 1  # after running out of memory: no fewer than these, until the scheduler says otherwise
         self._sequence = -1
         self._rehearsals = 2  # before and after the optimizer's state exists
@@ -140,10 +140,20 @@ class Accumulation:
         except batches.BatchError:
             return len(self._split(data, 1 << 30))
 
-    def run(self, data: Any, work: Work[T], clear: Callable[[], None], weigh: Weigh) -> T:
-        """Do one step's forward and backward passes, in as many pieces as it takes."""
+    def _by_samples(self, pieces: Sequence[Any], samples: int) -> list[float]:
+        """Shares for a loss that is a mean over samples."""
+        return [1.0] if len(pieces) == 1 else [self.size(piece) / samples for piece in pieces]
+
+    def run(
+        self, data: Any, work: Work[T], clear: Callable[[], None], weigh: Weigh | None = None, repeatable: bool = True
+    ) -> T:
+        """Do one step's forward and backward passes, in as many pieces as it takes.
+
+        `clear` drops the gradients made so far. A step that starts with gradients to keep is not `repeatable`.
+        """
+        weigh = weigh or self._by_samples
         self.samples = self.size(data)
-        if not self.may_shrink:
+        if not self.may_shrink or not repeatable:
             return self._run_fixed(data, work, weigh)
         random = randomness.capture()
         self._buffers.keep()
@@ -186,6 +196,12 @@ class Accumulation:
             return work(self._micros(data, weigh))
         except Exception as error:
             words = _words(error)
+        if self.may_shrink:
+            self._give_up(
+                "out of memory in the middle of the framework's own gradient accumulation, whose earlier gradients "
+                "would be lost; set that accumulation to 1 and let Carpool split the batch",
+                words,
+            )
         self.link.say(needs_alone=True)
         return self._give_up(
             f"out of memory, and this job may not split its batch further ({self.verdict.sentence}); it asks to run "
@@ -237,10 +253,13 @@ def _words(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def by_samples(size: Callable[[Any], int]) -> Weigh:
-    """Shares for a loss that is a mean over samples."""
-
-    def weigh(pieces: Sequence[Any], samples: int) -> list[float]:
-        return [1.0] if len(pieces) == 1 else [size(piece) / samples for piece in pieces]
-
-    return weigh
+def _given_verdict() -> Verdict | None:
+    """The verdict of an earlier `carpool check`, which travels with the job."""
+    path = os.environ.get(ENV_VERDICT)
+    if not path:
+        return None
+    try:
+        return Verdict.load(path)
+    except (OSError, ValueError, TypeError) as error:
+        warnings.warn(f"Carpool: the verdict in {path} cannot be read ({error})", stacklevel=4)
+        return None

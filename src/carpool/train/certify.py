@@ -8,9 +8,11 @@ trains a few steps both ways. It leaves the model, the optimizers and the random
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +20,14 @@ from torch.nn import functional
 from torch.nn.modules import module as hooks
 from torch.overrides import TorchFunctionMode
 
+from carpool.channel import ENV_CHECK, ENV_CHECK_OPTIONS
 from carpool.train import batch as batches
 from carpool.train import randomness
 from carpool.train.verdict import Finding, Measurement, Verdict
 
-if TYPE_CHECKING:
-    from carpool.train.accumulation import Split
-    from carpool.train.training import Average, Loss
+Loss = Callable[[Any], "Tensor | Mapping[str, Tensor]"]
+Average = Literal["samples", "sum"] | Callable[[Any], "int | float | Tensor"]
+Split = Callable[[Any, int], Sequence[Any]]
 
 _SAME = 1e-9
 _BATCH_NORM = "it normalises by the statistics of the micro-batch, so a split batch trains another model"
@@ -92,6 +95,18 @@ def check(
         words = f"the weights differ by {measurement.difference:.1e} and no single module was found to be the reason"
         findings.append(Finding("refuse", "the training step", words))
     return Verdict(tuple(findings), measurement)
+
+
+def being_checked() -> bool:
+    """Was the script started by `carpool check`? Then it ends at its first step."""
+    return ENV_CHECK in os.environ
+
+
+def check_and_exit(models: Sequence[nn.Module], loss_fn: Loss, batch: Any, **how: Any) -> NoReturn:
+    """Check what the script would have trained, leave the verdict where `carpool check` waits for it, and end."""
+    options = json.loads(os.environ.get(ENV_CHECK_OPTIONS, "{}"))
+    check(models, loss_fn, batch, **how, **options).save(os.environ[ENV_CHECK])
+    raise SystemExit(0)
 
 
 @contextlib.contextmanager

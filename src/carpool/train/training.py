@@ -11,20 +11,18 @@ import os
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from carpool.channel import ENV_CHECK, EXIT_STOPPED, State
+from carpool.channel import EXIT_STOPPED, State
 from carpool.train import memory, randomness
-from carpool.train.accumulation import Accumulation, Micro, Split
+from carpool.train.accumulation import Accumulation, Micro
+from carpool.train.certify import Average, Loss, Split, being_checked, check_and_exit
 from carpool.train.checkpoint import Checkpoints
 from carpool.train.link import Link
 from carpool.train.verdict import Verdict
-
-Loss = Callable[[Any], "Tensor | Mapping[str, Tensor]"]
-Average = Literal["samples", "sum"] | Callable[[Any], "int | float | Tensor"]
 
 
 class Stopped(SystemExit):
@@ -65,8 +63,6 @@ class Training:
     ) -> None:
         if average not in ("samples", "sum") and not callable(average):
             raise ValueError('average must be "samples", "sum" or a function that weighs a micro-batch')
-        from carpool.train.certify import examine
-
         self.models: tuple[nn.Module, ...] = tuple(_several(model))
         self.optimizers = _several(optimizer)
         self.schedules = _several(schedule)
@@ -82,14 +78,8 @@ class Training:
         self._parameters = [p for o in self.optimizers for group in o.param_groups for p in group["params"]]
         place = self._parameters[0].device if self._parameters else None
         self.link = Link(memory=lambda: memory.peak(place))
-        verdict = may_shrink if isinstance(may_shrink, Verdict) else examine(*self.models)
         self.accumulation = Accumulation(
-            self.link,
-            self.models,
-            split=split,
-            requested=accumulation,
-            may_shrink=may_shrink if isinstance(may_shrink, bool) else None,
-            verdict=verdict,
+            self.link, self.models, split=split, requested=accumulation, may_shrink=may_shrink
         )
         self.checkpoints = checkpoints if isinstance(checkpoints, Checkpoints) else Checkpoints(checkpoints)
         self._looping = False
@@ -111,8 +101,14 @@ class Training:
 
         Clears the gradients of `optimizers` (all, by default) first. Call `advance` once the full batch is done.
         """
-        if (destination := os.environ.get(ENV_CHECK)) is not None:
-            self._check_and_exit(batch, loss_fn, destination)
+        if being_checked():
+            data = batch if self.device is None else _moved(batch, self.device)
+            check_and_exit(
+                *(self.models, loss_fn, data),
+                optimizer=self.optimizers,
+                average=self.average,
+                split=self.accumulation.splitter,
+            )
         if not self._ready:
             self._first()
         chosen = self.optimizers if optimizers is None else _several(optimizers)
@@ -327,7 +323,7 @@ class Training:
 
     def _resume(self) -> None:
         found = self.checkpoints.latest()
-        if found is None or os.environ.get(ENV_CHECK) is not None:
+        if found is None or being_checked():
             return
         _, path = found
         (self.checkpoints.custom_load or self._load_all)(path)
@@ -340,24 +336,6 @@ class Training:
         if self._random is not None:
             randomness.restore(self._random)
             self._random = None
-
-    def _check_and_exit(self, batch: Any, loss_fn: Loss, destination: str) -> None:
-        from carpool.train.certify import check
-
-        data = batch if self.device is None else _moved(batch, self.device)
-        accumulation = int(os.environ.get("CARPOOL_CHECK_ACCUMULATION", "4"))
-        steps = int(os.environ.get("CARPOOL_CHECK_STEPS", "5"))
-        check(
-            self.models,
-            loss_fn,
-            data,
-            optimizer=self.optimizers,
-            average=self.average,
-            split=self.accumulation.splitter,
-            accumulation=accumulation,
-            steps=steps,
-        ).save(destination)
-        raise SystemExit(0)
 
 
 _END = object()
