@@ -28,7 +28,7 @@ class Link:
         self._state = Report(attempt=_number(os.environ.get(ENV_ATTEMPT)))
         self._last = 0.0
         self._memory_due = 0.0
-        self._warm = False
+        self._timed = 0
         if directory:
             try:
                 self._writer = ReportWriter(directory)
@@ -60,11 +60,9 @@ class Link:
         now = time.perf_counter()
         seconds, self._last = (now - self._last if self._last else 0.0), now
         before = self._state
-        if self._warm and before.seconds:
-            seconds = before.seconds + _SMOOTHING * (seconds - before.seconds)
-        elif not self._warm:
-            self._warm = True  # the first step warms caches up: show it, but let the second replace it
-            before = replace(before, seconds=0.0)
+        if self._timed > 1:  # a mean at first, a moving average later
+            seconds = before.seconds + max(_SMOOTHING, 1 / self._timed) * (seconds - before.seconds)
+        self._timed += 1  # the very first step warms caches up: it is shown, and replaced by the second
         peak, reserved = before.peak_memory, before.reserved_memory
         if now >= self._memory_due or iteration <= 2:
             peak, reserved = self._memory()
@@ -91,7 +89,7 @@ class Link:
 
     def retuned(self, accumulation: int) -> None:
         """From now on another accumulation: times and memory start afresh."""
-        self._warm = False
+        self._timed = 0
         self._memory_due = 0.0
         self.say(accumulation=accumulation, seconds=0.0, samples_per_second=0.0)
 

@@ -1,0 +1,62 @@
+"""What the tests of the training library share: one thread, a clean environment, third-party warnings let through."""
+
+import os
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the training library needs PyTorch: pip install 'carpool[train]'")
+
+from carpool import channel  # noqa: E402
+
+torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# Warnings of other people's code, each by its words and its module; ours stay errors.
+THIRD_PARTY = (
+    "ignore:.*does not have many workers:UserWarning",
+    "ignore:.*is smaller than the logging interval:UserWarning",
+    "ignore:.*pin_memory.*:UserWarning:torch.utils.data",
+    "ignore:Starting from v1.9.0, `tensorboardX`.*:UserWarning",
+    "ignore:.*treespec, LeafSpec.*:DeprecationWarning",
+)
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.parent.name == "train":
+            for words in THIRD_PARTY:
+                item.add_marker(pytest.mark.filterwarnings(words))
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch):
+    """No test sees another's seed or environment."""
+    for name in list(os.environ):
+        if name.startswith("CARPOOL_"):
+            monkeypatch.delenv(name)
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def worker(tmp_path, monkeypatch):
+    """A worker's directory with its control file, as an executor would make it."""
+    directory = tmp_path / "worker"
+    directory.mkdir()
+    monkeypatch.setenv(channel.ENV_DIRECTORY, str(directory))
+    monkeypatch.setenv(channel.ENV_ATTEMPT, "3")
+    return Worker(directory)
+
+
+class Worker:
+    def __init__(self, directory):
+        self.directory = directory
+        self.sequence = 0
+
+    def control(self, **wishes):
+        self.sequence += 1
+        channel.write_control(self.directory, channel.Control(sequence=self.sequence, **wishes))
+
+    @property
+    def report(self):
+        return channel.read_report(self.directory)
