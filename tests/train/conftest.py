@@ -18,7 +18,7 @@ THIRD_PARTY = (
     "ignore:.*is smaller than the logging interval:UserWarning",
     "ignore:.*pin_memory.*:UserWarning:torch.utils.data",
     "ignore:Starting from v1.9.0, `tensorboardX`.*:UserWarning",
-    "ignore:.*treespec, LeafSpec.*:DeprecationWarning",
+    "ignore:.*treespec, LeafSpec.*:FutureWarning",
 )
 
 

@@ -25,3 +25,10 @@ def test_a_gang_of_two(tmp_path):
         assert stop["difference"] == 0.0
     assert "start the gang again with accumulation" in results[1]["late"]["words"]
     assert len({result["stop_and_resume"]["stopped"] for result in results}) == 1
+
+
+def test_the_adapters_in_a_gang(tmp_path):
+    for name in ("lightning", "accelerate", "transformers"):
+        pytest.importorskip(name, reason=f"{name} is not installed: pip install 'carpool[adapters]'")
+    for result in gang.launch(2, gang.adapters, tmp_path):
+        assert result == {name: pytest.approx(0, abs=1e-12) for name in ("lightning", "trainer", "accelerated")}

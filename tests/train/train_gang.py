@@ -28,7 +28,9 @@ def launch(world, scenario, directory):
 def _enter(rank, world, scenario, directory):
     torch.set_num_threads(1)
     warnings.simplefilter("error")
-    os.environ["OMP_NUM_THREADS"] = "1"
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+    os.environ.update({name: str(value) for name, value in place.items()})
+    os.environ.update(OMP_NUM_THREADS="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0", HF_HUB_OFFLINE="1")
     rendezvous = f"file://{directory}/rendezvous-{scenario}"
     dist.init_process_group("gloo", rendezvous, timedelta(seconds=60), world, rank)
     try:
@@ -222,3 +224,50 @@ def stop_and_resume(rank, world, directory):
 def several(rank, world, directory):
     scenarios = (plain_ddp, synchronisations, memory, late, stop_and_resume)
     return {scenario.__name__: scenario(rank, world, directory) for scenario in scenarios}
+
+
+def adapters(rank, world, directory):
+    """The frameworks' own DistributedDataParallel, with and without Carpool."""
+    import accelerate
+    import train_frameworks as frameworks
+    from lightning.pytorch.plugins.environments import TorchElasticEnvironment
+    from lightning.pytorch.strategies import DDPStrategy
+
+    from carpool.train.lightning import Carpool as LightningCarpool
+    from carpool.train.transformers import Carpool as TrainerCarpool
+
+    warnings.simplefilter("ignore")
+    result = {}
+
+    def difference(run):
+        """Without, then with three micro-batches."""
+        ends = []
+        for accumulation in (None, 3):
+            accelerate.state.PartialState._reset_state()
+            ends.append(weights(run(accumulation)))
+        return float((ends[1] - ends[0]).abs().max())
+
+    def lightning(accumulation):
+        strategy = DDPStrategy(process_group_backend="gloo", cluster_environment=TorchElasticEnvironment())
+        callbacks = [LightningCarpool(accumulation=accumulation)] if accumulation else []
+        model, trainer = frameworks.lightning_fit(directory, callbacks, devices=world, strategy=strategy)
+        assert trainer.world_size == world
+        return model
+
+    def trainer(accumulation):
+        model, data = frameworks.language_model(), frameworks.Sentences()
+        made = frameworks.hf_trainer(directory, model, data, per_device_train_batch_size=4)
+        assert made.args.world_size == world
+        if accumulation:
+            TrainerCarpool(made, accumulation=accumulation)
+        made.train()
+        return model
+
+    def accelerated(accumulation):
+        _, training, _ = frameworks.accelerated(directory / f"a{accumulation}", accumulation or 1)
+        assert training.accumulation.gang.size == world
+        return training.models[0]
+
+    for run in (lightning, trainer, accelerated):
+        result[run.__name__] = difference(run)
+    return result

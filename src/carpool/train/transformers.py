@@ -22,7 +22,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from carpool.channel import State
-from carpool.train import memory
+from carpool.train import memory, randomness
 from carpool.train.accumulation import Accumulation, Micro
 from carpool.train.certify import being_checked, check_and_exit
 from carpool.train.link import Link
@@ -40,6 +40,7 @@ class Carpool(TrainerCallback):
         self._requested, self._may_shrink = accumulation, may_shrink
         self._step, self._loss = trainer.training_step, trainer.compute_loss
         self._share = 1.0
+        self._scaled: bool | None = None
         self._samples = 0
         self._stopping = False
         trainer.training_step = self._training_step  # type: ignore[method-assign]
@@ -62,7 +63,9 @@ class Carpool(TrainerCallback):
         if being_checked():
             self._check(model, inputs)
         inputs = trainer._prepare_inputs(inputs)
-        scaled = self._already_scaled(num_items_in_batch)
+        if self.accumulation.count > 1 or self.accumulation.may_shrink:
+            self._learn_scaling(inputs, num_items_in_batch)
+        scaled = self._scaled and num_items_in_batch is not None
 
         def passes(micros: Iterator[Micro]) -> torch.Tensor:
             total: Any = None
@@ -90,15 +93,27 @@ class Carpool(TrainerCallback):
             return (result[0] * self._share, *result[1:])
         return result * self._share
 
-    def _already_scaled(self, num_items_in_batch: Any) -> bool:
-        """Does the loss divide by the items of the whole batch by itself? Then the pieces simply add up."""
-        trainer = self._trainer
-        declared = getattr(trainer, "loss_is_scaled_for_ga", None)
-        if declared is not None:
-            return bool(declared)
-        return num_items_in_batch is not None and (
-            trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
-        )
+    def _learn_scaling(self, inputs: Any, items: Any) -> None:
+        """Does the loss divide by the items of the whole batch by itself? Then the pieces simply add up.
+
+        Many models accept `num_items_in_batch` and pay no heed to it, so it is tried: twice the items, half the loss.
+        """
+        if self._scaled is not None:
+            return
+        if items is None:
+            self._scaled = False
+            return
+        piece = self.accumulation.split(inputs)[0]
+        model = self._trainer.accelerator.unwrap_model(self._trainer.model_wrapped)
+        random = randomness.capture()
+        model.eval()  # neither dropout nor running statistics may see this
+        try:
+            with torch.no_grad(), self._trainer.compute_loss_context_manager():
+                one, half = (_first(self._loss(model, dict(piece), num_items_in_batch=n)) for n in (items, 2 * items))
+        finally:
+            model.train()
+            randomness.restore(random)
+        self._scaled = bool(torch.isclose(half * 2, one, rtol=1e-3)) and not bool(torch.isclose(half, one, rtol=1e-3))
 
     def _check(self, model: Any, inputs: Any) -> None:
         trainer = self._trainer
@@ -107,10 +122,10 @@ class Carpool(TrainerCallback):
         model.train()
 
         def loss(batch: Any) -> torch.Tensor:
-            result = self._loss(model, dict(batch), num_items_in_batch=items)
-            return result[0] if isinstance(result, tuple) else result
+            return _first(self._loss(model, dict(batch), num_items_in_batch=items))
 
-        average = "sum" if self._already_scaled(items) else "samples"
+        self._learn_scaling(inputs, items)
+        average = "sum" if self._scaled else "samples"
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
         check_and_exit((model,), loss, dict(inputs), optimizer=optimizer, average=average)
 
@@ -147,3 +162,8 @@ class Carpool(TrainerCallback):
             self.link.say(state=State.STOPPED)
             raise Stopped
         self.link.done()
+
+
+def _first(result: Any) -> torch.Tensor:
+    loss: torch.Tensor = result[0] if isinstance(result, tuple) else result
+    return loss
