@@ -85,13 +85,18 @@ def check(
         if trial.samples < 2:
             raise batches.BatchError("a check needs a batch of at least two samples")
         known = {finding.where for finding in findings}
-        observed = trial.observe()
-        findings += [found for found in observed if found.where not in known]
-        if not any(found.level == "refuse" for found in findings):
-            findings += trial.try_loss()
-        accumulation = min(max(accumulation, 2), trial.samples)
-        measurement = trial.measure(accumulation, steps)
-    if not measurement.same and not any(found.level == "refuse" for found in findings):
+        whole = trial.run_whole()  # what fails here fails without Carpool, too
+        try:
+            observed = trial.observe(whole)
+            findings += [found for found in observed if found.where not in known]
+            if not any(found.level == "refuse" for found in findings):
+                findings += trial.try_loss()
+            measurement = trial.measure(min(max(accumulation, 2), trial.samples), steps)
+        except Exception as error:
+            words = f"it fails on a part of the batch, {type(error).__name__}: {error}"
+            findings.append(Finding("refuse", trial.loss_name, words))
+            measurement = None
+    if measurement is not None and not measurement.same and not any(found.level == "refuse" for found in findings):
         words = f"the weights differ by {measurement.difference:.1e} and no single module was found to be the reason"
         findings.append(Finding("refuse", "the training step", words))
     return Verdict(tuple(findings), measurement)
@@ -256,14 +261,19 @@ class _Trial:
 
     # Which module mixes samples?
 
-    def observe(self) -> list[Finding]:
-        """Run the batch whole and in two pieces, and name the first module whose outputs then differ."""
+    def run_whole(self) -> tuple[Trace, list[Finding]]:
+        """What every module makes of the whole batch, and what was noticed on the way."""
         findings: dict[tuple[str, str], Finding] = {}
+        with torch.no_grad():
+            trace = self._trace(self.batch, findings)
+        return trace, list(findings.values())
+
+    def observe(self, seen: tuple[Trace, list[Finding]]) -> list[Finding]:
+        """Run the batch in two pieces, and name the first module whose outputs then differ from the whole's."""
+        whole, found = seen
         counts = batches.sizes(self.samples, 2)
         with torch.no_grad():
-            whole = self._trace(self.batch, findings)
             parts = [self._trace(piece, {}) for piece in self.pieces(2)]
-        found = list(findings.values())
         if all(len(part) == len(whole) for part in parts):
             for at, (name, module, inputs, outputs) in enumerate(whole):
                 there = [part[at] for part in parts]
@@ -287,7 +297,7 @@ class _Trial:
             trace.append((name, module, _tensors(inputs), _tensors(output)))
 
         def notice(level: Any, words: str) -> None:
-            where = _label(*stack[-1]) if stack else self._loss_name()
+            where = _label(*stack[-1]) if stack else self.loss_name
             findings.setdefault((where, words), Finding(level, where, words))
 
         mode = _NoDropout.active
@@ -302,7 +312,8 @@ class _Trial:
                 handle.remove()
         return trace
 
-    def _loss_name(self) -> str:
+    @property
+    def loss_name(self) -> str:
         return f"the loss ({getattr(self.loss_fn, '__qualname__', type(self.loss_fn).__name__)})"
 
     # Is the loss the mean that the script says it is?
@@ -331,7 +342,7 @@ class _Trial:
             )
         else:
             words = "it compares the samples of a batch with each other (an in-batch loss): splitting changes it"
-        return [Finding("refuse", self._loss_name(), words)]
+        return [Finding("refuse", self.loss_name, words)]
 
     def _weighted_mean(self) -> bool:
         """Is the loss a mean with some weight per sample? For a, b, c the ratios of weights must then be consistent.

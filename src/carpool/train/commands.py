@@ -19,6 +19,7 @@ from carpool.train.verdict import Verdict
 
 EXIT_REFUSED = 1
 EXIT_UNCHECKED = 3
+STDERR = 2
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -39,7 +40,7 @@ def check(accumulation: int, steps: int, output: Path | None, as_json: bool, com
         environment = {**os.environ, ENV_CHECK: str(found), ENV_CHECK_OPTIONS: options}
         try:
             # The script's own words go to stderr, so that stdout holds the verdict and nothing else.
-            status = subprocess.run(command, env=environment, stdout=sys.stderr.fileno(), check=False).returncode
+            status = subprocess.run(command, env=environment, stdout=STDERR, check=False).returncode
         except OSError as error:
             click.echo(f"carpool check: cannot run {command[0]}: {error.strerror}", err=True)
             sys.exit(EXIT_UNCHECKED)
