@@ -105,11 +105,18 @@ class Report:
 VERSION = 1
 _MAGIC = b"CPR1"
 _NOTE_BYTES = 240
-_BODY = struct.Struct(f"<4sHHQ IQddI QQqIIdI BBBx {_NOTE_BYTES}s")  # magic, version, note length, serial, then Report
-_NUMBERS = tuple(field.name for field in fields(Report))[:-4]
+_HEAD = struct.Struct("<4sHH")  # magic, version, length of the note
+_HOT = struct.Struct("<QQddd")  # serial, then what changes with every step
+_REST = struct.Struct(f"<II QQqIII BBBx {_NOTE_BYTES}s")
 _SEAL = struct.Struct("<I")
+_BODY_BYTES = _HEAD.size + _HOT.size + _REST.size
 _SLOT = 512
-assert _BODY.size + _SEAL.size <= _SLOT
+assert _BODY_BYTES + _SEAL.size <= _SLOT
+_HOT_FIELDS = ("iteration", "seconds", "samples_per_second", "time")
+_REST_FIELDS = (
+    *("attempt", "accumulation", "peak_memory", "reserved_memory", "checkpoint", "checkpoints_taken"),
+    *("control", "out_of_memory"),
+)
 
 
 def write_control(directory: str | os.PathLike[str], control: Control) -> None:
@@ -167,31 +174,39 @@ class ControlReader:
         return self._control
 
 
-def pack(report: Report, serial: int) -> bytes:
+def pack(report: Report, serial: int) -> bytearray:
     note = report.note.encode("utf-8", "replace")
     if len(note) > _NOTE_BYTES:
         note = note[: _NOTE_BYTES - 3].decode("utf-8", "ignore").encode() + "…".encode()
-    body = _BODY.pack(
-        *(_MAGIC, VERSION, len(note), serial),
-        *(report.attempt, report.iteration, report.seconds, report.samples_per_second, report.accumulation),
-        *(report.peak_memory, report.reserved_memory, report.checkpoint, report.checkpoints_taken, report.control),
-        *(report.time, report.out_of_memory, report.state, report.shrinking, report.needs_alone, note),
-    )
-    return body + _SEAL.pack(zlib.crc32(body))
+    record = bytearray(_BODY_BYTES + _SEAL.size)
+    _HEAD.pack_into(record, 0, _MAGIC, VERSION, len(note))
+    _HOT.pack_into(record, _HEAD.size, serial, *(getattr(report, name) for name in _HOT_FIELDS))
+    rest = (getattr(report, name) for name in _REST_FIELDS)
+    _REST.pack_into(record, _HEAD.size + _HOT.size, *rest, report.state, report.shrinking, report.needs_alone, note)
+    _seal(record)
+    return record
+
+
+def _seal(record: bytearray) -> None:
+    _SEAL.pack_into(record, _BODY_BYTES, zlib.crc32(memoryview(record)[:_BODY_BYTES]))
 
 
 def _unpack(slot: bytes) -> tuple[int, Report] | None:
-    body, seal = slot[: _BODY.size], slot[_BODY.size : _BODY.size + _SEAL.size]
+    body, seal = slot[:_BODY_BYTES], slot[_BODY_BYTES : _BODY_BYTES + _SEAL.size]
     if len(seal) < _SEAL.size or _SEAL.unpack(seal)[0] != zlib.crc32(body):
         return None
-    magic, version, length, serial, *values = _BODY.unpack(body)
+    magic, version, length = _HEAD.unpack_from(body)
     if magic != _MAGIC or version != VERSION:
         return None
-    state, shrinking, needs_alone, note = values[-4:]
-    text = note[:length].decode("utf-8", "replace")
-    named = dict(zip(_NUMBERS, values, strict=False))
+    serial, *hot = _HOT.unpack_from(body, _HEAD.size)
+    *rest, state, shrinking, needs_alone, note = _REST.unpack_from(body, _HEAD.size + _HOT.size)
     report = Report(
-        **named, state=State(state), shrinking=Shrinking(shrinking), needs_alone=bool(needs_alone), note=text
+        **dict(zip(_HOT_FIELDS, hot, strict=True)),
+        **dict(zip(_REST_FIELDS, rest, strict=True)),
+        state=State(state),
+        shrinking=Shrinking(shrinking),
+        needs_alone=bool(needs_alone),
+        note=note[:length].decode("utf-8", "replace"),
     )
     return serial, report
 
@@ -211,12 +226,23 @@ class ReportWriter:
         # A restart in the same directory goes on counting, so that its first record beats the old ones.
         latest = _latest(self._map[:])
         self._serial = latest[0] if latest else 0
+        self._record = pack(Report(), 0)
 
     def write(self, report: Report) -> None:
+        """A whole new record."""
+        self._record = pack(report, self._serial + 1)
+        self._publish()
+
+    def progress(self, iteration: int, seconds: float, samples_per_second: float, time: float) -> None:
+        """The last record again, one step further: a third of the cost of a whole one."""
+        _HOT.pack_into(self._record, _HEAD.size, self._serial + 1, iteration, seconds, samples_per_second, time)
+        _seal(self._record)
+        self._publish()
+
+    def _publish(self) -> None:
         self._serial += 1
-        record = pack(report, self._serial)
         start = _SLOT * (self._serial % 2)
-        self._map[start : start + len(record)] = record
+        self._map[start : start + len(self._record)] = self._record
 
     def close(self) -> None:
         self._map.close()

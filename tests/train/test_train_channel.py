@@ -129,7 +129,7 @@ def test_a_reader_never_sees_half_a_record(tmp_path):
                 assert report.note == str(report.iteration)
                 seen.append(report.iteration)
         assert seen == sorted(seen)
-        assert len(set(seen)) > 100
+        assert len(set(seen)) > 5, "the writer must have gone on meanwhile"
     finally:
         stop.set()
         process.join(10)

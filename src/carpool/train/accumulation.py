@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
@@ -26,8 +25,7 @@ from carpool.train.verdict import Verdict
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Micro:
+class Micro(NamedTuple):
     """One micro-batch: its data, the factor for its loss, and whether its backward pass may synchronise the gang."""
 
     data: Any
@@ -70,6 +68,8 @@ class Accumulation:
         self._allowed = may_shrink if isinstance(may_shrink, bool) else None
         self._floor = 1  # after running out of memory: no fewer than these, until the scheduler says otherwise
         self._sequence = -1
+        self._control: Control | None = None
+        self._orders = Orders(0, False)
         self._rehearsals = 2  # before and after the optimizer's state exists
         self._synchronising = False
         self._buffers = randomness.Buffers(modules)
@@ -97,8 +97,11 @@ class Accumulation:
         """Between two steps: take up what the scheduler wants, together with the rest of the gang."""
         control = self.link.poll()
         if self.gang.size == 1:
+            if control is self._control:
+                return self._orders
+            self._control, self._orders = control, Orders(control.checkpoint, control.stop)
             self._take_up(self._wanted_by(control), self._allowed_by(control), control.sequence)
-            return Orders(control.checkpoint, control.stop)
+            return self._orders
         if not self.gang.due():
             return Orders(0, False)
         count, forbidden, checkpoint, stop, seconds = self.gang.largest(

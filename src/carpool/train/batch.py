@@ -31,6 +31,13 @@ def sizes(samples: int, parts: int) -> list[int]:
 
 def batch_size(batch: Any, dim: int = 0) -> int:
     """The number of samples: the length of the first tensor, or else of the first list of samples."""
+    first = batch
+    if type(batch) is tuple and batch:  # the usual batches, on the shortest way
+        first = batch[0]
+    elif type(batch) is dict and batch:
+        first = next(iter(batch.values()))
+    if getattr(first, "ndim", 0) > dim:
+        return int(first.shape[dim])
     return _measure(batch, dim)[0]
 
 

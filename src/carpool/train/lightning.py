@@ -154,7 +154,7 @@ class Carpool(Callback):
         orders = self.accumulation.obey()
         ending = self._steps >= trainer.max_steps > 0
         stop = orders.stop and not ending
-        if self._directory is not None and (stop or orders.checkpoint > self.link.report.checkpoints_taken):
+        if self._directory is not None and (stop or orders.checkpoint > self.link.checkpoints_taken):
             trainer.save_checkpoint(self._directory / _CHECKPOINT)
             self.link.say(checkpoint=self._steps, checkpoints_taken=orders.checkpoint)
             self.link.begin()

@@ -25,10 +25,10 @@ class Link:
         self._memory = memory
         self._reader = ControlReader(directory) if directory else None
         self._writer: ReportWriter | None = None
-        self._state = Report(attempt=_number(os.environ.get(ENV_ATTEMPT)))
-        self._last = 0.0
-        self._memory_due = 0.0
-        self._timed = 0
+        self._rest = Report(attempt=_number(os.environ.get(ENV_ATTEMPT)))
+        self._iteration = self._samples = self._timed = 0
+        self._seconds = self._memory_due = 0.0
+        self._last = time.perf_counter()
         if directory:
             try:
                 self._writer = ReportWriter(directory)
@@ -43,7 +43,19 @@ class Link:
 
     @property
     def report(self) -> Report:
-        return self._state
+        seconds = self._seconds
+        rate = self._samples / seconds if seconds > 0 else 0.0
+        return replace(
+            self._rest, iteration=self._iteration, seconds=seconds, samples_per_second=rate, time=time.time()
+        )
+
+    @property
+    def checkpoint(self) -> int:
+        return self._rest.checkpoint
+
+    @property
+    def checkpoints_taken(self) -> int:
+        return self._rest.checkpoints_taken
 
     def poll(self) -> Control:
         """What the scheduler wants now."""
@@ -56,47 +68,38 @@ class Link:
         self._last = time.perf_counter()
 
     def stepped(self, iteration: int, samples: int) -> None:
-        """A full batch was done: about 5 µs."""
+        """A full batch was done."""
         now = time.perf_counter()
-        seconds, self._last = (now - self._last if self._last else 0.0), now
-        before = self._state
+        seconds, self._last = now - self._last, now
         if self._timed > 1:  # a mean at first, a moving average later
-            seconds = before.seconds + max(_SMOOTHING, 1 / self._timed) * (seconds - before.seconds)
+            seconds = self._seconds + max(_SMOOTHING, 1 / self._timed) * (seconds - self._seconds)
         self._timed += 1  # the very first step warms caches up: it is shown, and replaced by the second
-        peak, reserved = before.peak_memory, before.reserved_memory
-        if now >= self._memory_due or iteration <= 2:
+        self._iteration, self._seconds, self._samples = iteration, seconds, samples
+        if now >= self._memory_due:
+            self._memory_due = now + _MEMORY_EVERY_S if self._timed > 2 else 0.0
             peak, reserved = self._memory()
-            self._memory_due = now + _MEMORY_EVERY_S
-        self._state = Report(
-            before.attempt,
-            iteration,
-            seconds,
-            samples / seconds if seconds > 0 else 0.0,
-            before.accumulation,
-            peak,
-            reserved,
-            before.checkpoint,
-            before.checkpoints_taken,
-            before.control,
-            time.time(),
-            before.out_of_memory,
-            before.state,
-            before.shrinking,
-            before.needs_alone,
-            before.note,
-        )
-        self._write()
+            self.say(peak_memory=peak, reserved_memory=reserved)
+        elif self._writer is not None:
+            try:
+                self._writer.progress(iteration, seconds, samples / seconds if seconds > 0 else 0.0, time.time())
+            except Exception as error:
+                self._fail(error)
 
     def retuned(self, accumulation: int) -> None:
         """From now on another accumulation: times and memory start afresh."""
         self._timed = 0
-        self._memory_due = 0.0
-        self.say(accumulation=accumulation, seconds=0.0, samples_per_second=0.0)
+        self._seconds = self._memory_due = 0.0
+        self.say(accumulation=accumulation)
 
     def say(self, **changes: object) -> None:
         """Change some fields of the report and write it at once."""
-        self._state = replace(self._state, time=time.time(), **changes)  # type: ignore[arg-type]
-        self._write()
+        self._iteration = changes.pop("iteration", self._iteration)  # type: ignore[assignment]
+        self._rest = replace(self._rest, **changes)  # type: ignore[arg-type]
+        if self._writer is not None:
+            try:
+                self._writer.write(self.report)
+            except Exception as error:
+                self._fail(error)
 
     def verdict(self, shrinking: Shrinking, note: str) -> None:
         self.say(shrinking=shrinking, note=note)
@@ -105,14 +108,10 @@ class Link:
         peak, reserved = self._memory()
         self.say(state=State.DONE, peak_memory=peak, reserved_memory=reserved)
 
-    def _write(self) -> None:
-        if self._writer is None:
-            return
-        try:
-            self._writer.write(self._state)
-        except Exception as error:  # whatever it is, training goes on
-            self._writer = None
-            warnings.warn(f"Carpool: reports end here ({error})", stacklevel=3)
+    def _fail(self, error: Exception) -> None:
+        """Whatever it is, training goes on."""
+        self._writer = None
+        warnings.warn(f"Carpool: reports end here ({error})", stacklevel=4)
 
 
 def _number(text: str | None) -> int:

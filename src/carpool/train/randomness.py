@@ -5,6 +5,7 @@ A repeated step and a resumed training must draw what the uninterrupted one woul
 
 from __future__ import annotations
 
+import ctypes
 import random
 import sys
 from typing import Any
@@ -12,10 +13,36 @@ from typing import Any
 import torch
 
 
+class _NumPy:
+    """NumPy's global state, which takes 35 µs to read: while its raw bits stand still, the last reading holds.
+
+    The bits do not show the second half of a pair of normal numbers kept in store, so a state that has one in store
+    is always read anew.
+    """
+
+    _BYTES = 624 * 4 + 4  # MT19937: its key and its position
+
+    def __init__(self) -> None:
+        self._bits = b""
+        self._state: Any = None
+
+    def capture(self, numpy: Any) -> Any:
+        generator = numpy.random.get_bit_generator()
+        if type(generator).__name__ != "MT19937":
+            return numpy.random.get_state(legacy=False)
+        bits = ctypes.string_at(generator.ctypes.state_address, self._BYTES)
+        if bits != self._bits or self._state[3]:
+            self._bits, self._state = bits, numpy.random.get_state()
+        return self._state
+
+
+_numpy = _NumPy()
+
+
 def capture() -> dict[str, Any]:
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if (numpy := sys.modules.get("numpy")) is not None and hasattr(numpy, "random"):
-        state["numpy"] = numpy.random.get_state()
+        state["numpy"] = _numpy.capture(numpy)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = torch.cuda.get_rng_state()
     return state

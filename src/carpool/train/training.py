@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,7 @@ class Training:
             self.link, self.models, split=split, requested=accumulation, may_shrink=may_shrink
         )
         self.checkpoints = checkpoints if isinstance(checkpoints, Checkpoints) else Checkpoints(checkpoints)
+        self._being_checked = being_checked()
         self._looping = False
         self._ready = False
         self._place: dict[str, Any] = {}
@@ -101,7 +102,7 @@ class Training:
 
         Clears the gradients of `optimizers` (all, by default) first. Call `advance` once the full batch is done.
         """
-        if being_checked():
+        if self._being_checked:
             data = batch if self.device is None else _moved(batch, self.device)
             check_and_exit(
                 *(self.models, loss_fn, data),
@@ -193,7 +194,10 @@ class Training:
         self._begin()
         self._restore_random()
         while self.iteration < iterations:
-            yield from self._one(lambda: self.iteration)
+            self._boundary()
+            before = self.iteration
+            yield before
+            self._expect(before)
         self.finish()
 
     def batches(
@@ -210,8 +214,13 @@ class Training:
         while (epochs is None or epoch < epochs) and (iterations is None or self.iteration < iterations):
             iterator = self._epoch(loader, epoch)
             while iterations is None or self.iteration < iterations:
-                if not (yield from self._one(lambda iterator=iterator: next(iterator, _END))):  # type: ignore[misc]
+                self._boundary()  # before the data are drawn: a resumed training draws them again
+                batch = next(iterator, _END)
+                if batch is _END:
                     break
+                before = self.iteration
+                yield batch
+                self._expect(before)
                 self._place["taken"] += 1
             if not self._place["taken"]:
                 raise ValueError("the loader yields no batches")
@@ -230,16 +239,9 @@ class Training:
         self._looping = self._ready = True
         self.link.begin()
 
-    def _one(self, produce: Callable[[], Any]) -> Generator[Any, None, bool]:
-        """One turn of the loop; false if there is nothing left to hand out."""
-        self._boundary()  # before the data are drawn: a resumed training draws them again
-        before = self.iteration
-        if (item := produce()) is _END:
-            return False
-        yield item
+    def _expect(self, before: int) -> None:
         if self.iteration != before + 1:
             raise RuntimeError("call step(), or advance(), exactly once for every batch")
-        return True
 
     def _epoch(self, loader: Iterable[Any], epoch: int) -> Iterator[Any]:
         """Start an epoch, or come back to the middle of one: same order, same place."""
@@ -274,17 +276,16 @@ class Training:
         self._boundary()
 
     def _boundary(self) -> None:
-        orders = self.accumulation.obey()
-        every = self.checkpoints.every
-        asked = orders.checkpoint > self.link.report.checkpoints_taken
-        if orders.stop:
+        checkpoint, stop = self.accumulation.obey()
+        if stop:
             if self.checkpoints.directory is not None:
-                self.save(orders.checkpoint)
+                self.save(checkpoint)
             self.link.say(state=State.STOPPED)
             raise Stopped
-        own = every is not None and self.iteration % every == 0 and self.iteration > self.link.report.checkpoint
-        if self.iteration and (asked or own):
-            self._try_save(orders.checkpoint)
+        every = self.checkpoints.every
+        own = every is not None and self.iteration % every == 0 and self.iteration > self.link.checkpoint
+        if self.iteration and (own or checkpoint > self.link.checkpoints_taken):
+            self._try_save(checkpoint)
 
     def _try_save(self, asked: int) -> None:
         """A checkpoint that fails is no reason to lose the training."""
@@ -299,7 +300,7 @@ class Training:
         private = {"iteration": self.iteration, "random": randomness.capture(), "place": self._place}
         write = self.checkpoints.custom_save or self._save_all
         path = self.checkpoints.save(self.iteration, write, private, self.accumulation.gang)
-        taken = max(asked, self.link.report.checkpoints_taken)
+        taken = max(asked, self.link.checkpoints_taken)
         self.link.say(checkpoint=self.iteration, checkpoints_taken=taken)
         self.link.begin()
         return path
@@ -323,7 +324,7 @@ class Training:
 
     def _resume(self) -> None:
         found = self.checkpoints.latest()
-        if found is None or being_checked():
+        if found is None or self._being_checked:
             return
         _, path = found
         (self.checkpoints.custom_load or self._load_all)(path)

@@ -148,7 +148,7 @@ class Carpool(TrainerCallback):
         orders = self.accumulation.obey()
         if orders.stop and state.global_step < state.max_steps:
             control.should_save = control.should_training_stop = self._stopping = True
-        if orders.checkpoint > self.link.report.checkpoints_taken:
+        if orders.checkpoint > self.link.checkpoints_taken:
             control.should_save = True
             self.link.say(checkpoints_taken=orders.checkpoint)
         return control
