@@ -95,8 +95,8 @@ def rows(scale=1.0):
     channel.write_control(directory, channel.Control(sequence=1))
     with environment(directory):
         found = {"report and control alone": {"extra_us": report_cost(int(20_000 * scale))}}
-        small = {"width": 32, "samples": 32, "steps": int(200 * scale), "pairs": 25}
-        large = {"width": 512, "samples": 256, "steps": max(int(20 * scale), 2), "pairs": 25}
+        small = {"width": 32, "samples": 32, "steps": max(int(50 * scale), 2), "pairs": 100}
+        large = {"width": 512, "samples": 256, "steps": max(int(10 * scale), 2), "pairs": 100}
         found["small network"] = measure(**small, may_shrink=False)
         found["small network, may shrink"] = measure(**small, may_shrink=True)
         found["larger network"] = measure(**large, may_shrink=False)

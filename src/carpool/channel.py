@@ -183,12 +183,8 @@ def pack(report: Report, serial: int) -> bytearray:
     _HOT.pack_into(record, _HEAD.size, serial, *(getattr(report, name) for name in _HOT_FIELDS))
     rest = (getattr(report, name) for name in _REST_FIELDS)
     _REST.pack_into(record, _HEAD.size + _HOT.size, *rest, report.state, report.shrinking, report.needs_alone, note)
-    _seal(record)
-    return record
-
-
-def _seal(record: bytearray) -> None:
     _SEAL.pack_into(record, _BODY_BYTES, zlib.crc32(memoryview(record)[:_BODY_BYTES]))
+    return record
 
 
 def _unpack(slot: bytes) -> tuple[int, Report] | None:
@@ -227,22 +223,23 @@ class ReportWriter:
         latest = _latest(self._map[:])
         self._serial = latest[0] if latest else 0
         self._record = pack(Report(), 0)
+        self._body = memoryview(self._record)[:_BODY_BYTES]
 
     def write(self, report: Report) -> None:
         """A whole new record."""
-        self._record = pack(report, self._serial + 1)
+        self._record[:] = pack(report, self._serial + 1)
         self._publish()
 
     def progress(self, iteration: int, seconds: float, samples_per_second: float, time: float) -> None:
         """The last record again, one step further: a third of the cost of a whole one."""
         _HOT.pack_into(self._record, _HEAD.size, self._serial + 1, iteration, seconds, samples_per_second, time)
-        _seal(self._record)
+        _SEAL.pack_into(self._record, _BODY_BYTES, zlib.crc32(self._body))
         self._publish()
 
     def _publish(self) -> None:
         self._serial += 1
         start = _SLOT * (self._serial % 2)
-        self._map[start : start + len(self._record)] = self._record
+        self._map[start : start + _BODY_BYTES + _SEAL.size] = self._record
 
     def close(self) -> None:
         self._map.close()

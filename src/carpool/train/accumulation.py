@@ -72,7 +72,7 @@ class Accumulation:
         self._orders = Orders(0, False)
         self._rehearsals = 2  # before and after the optimizer's state exists
         self._synchronising = False
-        self._buffers = randomness.Buffers(modules)
+        self._rewind = randomness.Rewind(modules, self._device)
         self.may_shrink = self._allowed_by(link.control)
         self.count = 1
         self.samples = 0
@@ -158,13 +158,11 @@ class Accumulation:
         self.samples = self.size(data)
         if not self.may_shrink or not repeatable:
             return self._run_fixed(data, work, weigh)
-        random = randomness.capture()
-        self._buffers.keep()
+        self._rewind.keep()
 
         def rewind() -> None:
             clear()
-            randomness.restore(random)
-            self._buffers.restore()
+            self._rewind.restore()
 
         if self.gang.size > 1 and self._rehearsals > 0:
             self._rehearse(data, work, rewind, weigh)
@@ -187,6 +185,10 @@ class Accumulation:
         self._synchronising = False
         pieces = self.split(data)
         shares = weigh(pieces, self.samples)
+        if len(pieces) == 1:
+            self._synchronising = sync
+            yield Micro(data, shares[0], sync)
+            return
         # A piece without weight (no tokens) has no mean: leave it out, unless nothing else is there.
         kept = [i for i, share in enumerate(shares) if share] or [0]
         for i in kept:

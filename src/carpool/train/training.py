@@ -147,14 +147,20 @@ class Training:
 
     def _passes(self, micros: Iterator[Micro], loss_fn: Loss) -> Any:
         result: Any = None
-        for micro in micros:
-            with contextlib.nullcontext() if micro.sync else self._no_sync():
-                data = micro.data if self.device is None else _moved(micro.data, self.device)
-                output = loss_fn(data)
-                loss = output["loss"] if isinstance(output, Mapping) else output
-                self._backward(loss if micro.share == 1.0 else loss * micro.share)
-            result = _weighted(output, micro.share, result)
+        for data, share, sync in micros:
+            if sync:
+                output = self._pass(data, share, loss_fn)
+            else:
+                with self._no_sync():
+                    output = self._pass(data, share, loss_fn)
+            result = _weighted(output, share, result)
         return result
+
+    def _pass(self, data: Any, share: float, loss_fn: Loss) -> Any:
+        output = loss_fn(data if self.device is None else _moved(data, self.device))
+        loss = output if isinstance(output, Tensor) else output["loss"]
+        self._backward(loss if share == 1.0 else loss * share)
+        return output
 
     @contextlib.contextmanager
     def _no_sync(self) -> Iterator[None]:
@@ -353,10 +359,13 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 
 
 def _weighted(output: Any, share: float, so_far: Any) -> Any:
-    if isinstance(output, Mapping):
+    if isinstance(output, Tensor):
+        value: Any = output.detach()
+    elif isinstance(output, Mapping):
         so_far = so_far or dict.fromkeys(output)
         return {name: _weighted(value, share, so_far[name]) for name, value in output.items()}
-    value = output.detach() if isinstance(output, Tensor) else output
+    else:
+        value = output
     if share != 1.0:
         value = value * share
     return value if so_far is None else so_far + value
