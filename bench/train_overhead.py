@@ -1,8 +1,9 @@
 """What `carpool.train` costs per step when it has nothing to do (accumulation 1), against the same loop without it.
 
-Both loops run in turn, in many short blocks of one process, so that whatever else the machine does hits both alike;
-the figure is the median over pairs of blocks. Also timed: the report alone, and a step that may be repeated (a job
-that may shrink keeps its random state). Prints a table, or JSON with --json; fails if a bound is broken.
+Both loops run in turn, in many short blocks of one process, so that whatever else the machine does hits both alike; the
+figure is the difference of the lower quartiles of the blocks; the noise is what the plain loop shows against itself.
+Also timed: the report alone, and a step that may be repeated (a job that may shrink keeps its random state). Prints a
+table, or JSON with --json; fails if a bound is broken.
 """
 
 import argparse
@@ -57,10 +58,10 @@ def seconds(run, steps):
     return (time.perf_counter() - began) / steps
 
 
-def measure(width, samples, steps, pairs, may_shrink):
-    """Median seconds per step without and with, and the median of the pairwise differences."""
+def measure(width, samples, steps, pairs, may_shrink=False, wraps=(plain_loop, carpool_loop)):
+    """Seconds per step without and with, undisturbed: what disturbs a block only ever makes it longer."""
     loops = []
-    for wrap in (plain_loop, carpool_loop):
+    for wrap in wraps:
         model, optimizer = network(width)
         batch = (torch.randn(samples, width), torch.randint(0, 10, (samples,)))
 
@@ -76,9 +77,8 @@ def measure(width, samples, steps, pairs, may_shrink):
         order = loops if pair % 2 == 0 else loops[::-1]
         measured = {id(loop): seconds(loop, steps) for loop in order}
         times.append((measured[id(loops[0])], measured[id(loops[1])]))
-    plain = statistics.median(p for p, _ in times)
-    extra = statistics.median(c - p for p, c in times)
-    return {"plain_us": plain * 1e6, "extra_us": extra * 1e6, "ratio": extra / plain}
+    plain, with_carpool = (statistics.quantiles(column, n=4)[0] for column in zip(*times, strict=True))
+    return {"plain_us": plain * 1e6, "extra_us": (with_carpool - plain) * 1e6, "ratio": with_carpool / plain - 1}
 
 
 def report_cost(steps):
@@ -96,9 +96,11 @@ def rows(scale=1.0):
     with environment(directory):
         found = {"report and control alone": {"extra_us": report_cost(int(20_000 * scale))}}
         small = {"width": 32, "samples": 32, "steps": max(int(50 * scale), 2), "pairs": 100}
-        large = {"width": 512, "samples": 256, "steps": max(int(10 * scale), 2), "pairs": 100}
+        large = {"width": 1024, "samples": 256, "steps": max(int(3 * scale), 1), "pairs": 80}
+        found["noise: small, plain twice"] = measure(**small, wraps=(plain_loop, plain_loop))
         found["small network"] = measure(**small, may_shrink=False)
         found["small network, may shrink"] = measure(**small, may_shrink=True)
+        found["noise: larger, plain twice"] = measure(**large, wraps=(plain_loop, plain_loop))
         found["larger network"] = measure(**large, may_shrink=False)
         found["larger network, may shrink"] = measure(**large, may_shrink=True)
     return found
