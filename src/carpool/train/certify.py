@@ -126,7 +126,7 @@ def _sandbox(models: Sequence[nn.Module], optimizers: Sequence[Any]) -> Iterator
         for tensor in tensors:
             tensor.grad = None
             tensor.data = tensor.data.clone().double() if tensor.is_floating_point() else tensor.data.clone()
-        with _NoDropout():
+        with _Exact():
             yield
     finally:
         torch.set_default_dtype(dtype)
@@ -168,25 +168,38 @@ _RANDOM: set[Callable[..., Any]] = {
 }
 
 
-class _NoDropout(TorchFunctionMode):
-    """Sees every PyTorch function a script calls: passes dropout by, and notes what would change with the batch."""
+_CASTS: set[Callable[..., Any]] = {Tensor.float, Tensor.half, Tensor.bfloat16}
+_NARROW = {torch.float32, torch.float16, torch.bfloat16}
 
-    active: _NoDropout | None = None
+
+def _is_narrow(value: Any) -> bool:
+    return isinstance(value, torch.dtype) and value in _NARROW
+
+
+class _Exact(TorchFunctionMode):
+    """Sees every PyTorch function a script calls: keeps it in float64 even where the script casts, passes dropout by,
+    and notes what would change with the batch.
+    """
+
+    active: _Exact | None = None
 
     def __init__(self) -> None:
         super().__init__()
         self.notice: Callable[[str, str], None] = lambda level, words: None
 
     def __enter__(self) -> Any:
-        _NoDropout.active = self
+        _Exact.active = self
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
-        _NoDropout.active = None
+        _Exact.active = None
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
+        if func in _CASTS:
+            return args[0].double()
+        args = tuple(torch.float64 if _is_narrow(arg) else arg for arg in args)
+        kwargs = {key: torch.float64 if _is_narrow(value) else value for key, value in (kwargs or {}).items()}
         if func in _DROPOUTS:
             rate = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
             training = kwargs.get("training", kwargs.get("train", args[2] if len(args) > 2 else True))
@@ -300,7 +313,7 @@ class _Trial:
             where = _label(*stack[-1]) if stack else self.loss_name
             findings.setdefault((where, words), Finding(level, where, words))
 
-        mode = _NoDropout.active
+        mode = _Exact.active
         assert mode is not None
         mode.notice = notice
         handles = [hooks.register_module_forward_pre_hook(enter), hooks.register_module_forward_hook(leave)]
