@@ -71,7 +71,7 @@ def test_the_verdict_on_an_example(name, tmp_path, monkeypatch):
     monkeypatch.setenv(channel.ENV_CHECK, str(destination))
     monkeypatch.setenv(channel.ENV_CHECK_OPTIONS, json.dumps({"accumulation": 2, "steps": 2}))
     with pytest.raises(SystemExit):
-        run(name, monkeypatch, "--batch-size", "4")
+        run(name, monkeypatch, "--batch-size", "4", *(["--frames", "32"] if name == "deepspeech2" else []))
     verdict = json.loads(destination.read_text())
     expected, where = PAPER.get(name, ("warned" if name == "with_transformers" else "certified", ""))
     assert verdict["shrinking"] == expected

@@ -75,7 +75,7 @@ def equality(rank, world, directory):
             start = sum(sizes[:rank])
             make = vectors if kind == "mlp" else sentences
             data = [make(sum(sizes), seed=i) for i in range(STEPS)]
-            for optimizer in OPTIMIZERS:
+            for optimizer in OPTIMIZERS if world == 2 or not unequal else ["adam"]:  # four processes are slow
                 expected = full_batch(kind, optimizer, data)
                 for accumulation in (1, 2, 4, 8):
                     model = DistributedDataParallel(mlp() if kind == "mlp" else transformer())
@@ -197,7 +197,7 @@ def _resumable(rank, directory, iterations):
     for _ in training.steps(iterations):
         x, y = vectors(6, seed=0)
         training.step((x + torch.randn(6, 6), y), vector_loss(model))  # every worker draws its own noise
-        if rank == 1 and training.iteration == 5 and not started:
+        if rank == 1 and training.iteration == 5 and training.link.connected:
             channel.write_control(os.environ[channel.ENV_DIRECTORY], channel.Control(sequence=9, stop=True))
     return weights(model), started
 
