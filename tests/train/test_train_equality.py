@@ -116,17 +116,27 @@ def test_sum_losses_add_up():
 
 
 def test_micro_batch_without_tokens_is_left_out():
-    """Its mean would be 0/0 and poison the gradients."""
+    """Its mean would be 0/0 and poison the loss and the gradients."""
     batch = sentences(4)
     batch["labels"][1:3] = -100
-    model = transformer()
-    expected, _ = reference(model, OPTIMIZERS["sgd"](model.parameters()), token_loss(model), [batch])
-    model = transformer()
-    got, _ = pooled(
-        model, OPTIMIZERS["sgd"](model.parameters()), token_loss(model), [batch], accumulation=4, average=tokens
-    )
+
+    def run(accumulation):
+        model = transformer()
+
+        def loss(part):
+            each = nn.functional.cross_entropy(
+                model(part["tokens"]).flatten(0, 1), part["labels"].flatten(), reduction="sum"
+            )
+            return each / tokens(part)
+
+        optimizer = OPTIMIZERS["sgd"](model.parameters())
+        training = Training(model, optimizer, accumulation=accumulation, average=tokens)
+        return training.step(batch, loss), weights(model)
+
+    (expected, straight), (loss, got) = run(1), run(4)
     assert torch.isfinite(got).all()
-    assert (got - expected).abs().max() <= 1e-14
+    assert (got - straight).abs().max() <= 1e-14
+    assert loss == pytest.approx(float(expected), rel=1e-14)
 
 
 def test_batch_norm_is_shown_to_differ():
@@ -208,11 +218,11 @@ def test_several_optimizers_and_own_order():
 def test_autocast_and_grad_scaler():
     """The scaler sees one step per full batch; bfloat16 rounds, so the bound is bfloat16's."""
 
-    def run(accumulation, mixed=True):
+    def run(accumulation, mixed=True, scaled=True):
         model = mlp(torch.float32)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
-        training = Training(model, optimizer, scaler=scaler, clip_norm=1.0, accumulation=accumulation)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3, enabled=scaled)
+        training = Training(model, optimizer, scaler=scaler, clip_norm=0.3, accumulation=accumulation)
 
         def loss(batch):
             with torch.autocast("cpu", torch.bfloat16) if mixed else contextlib.nullcontext():
@@ -228,6 +238,8 @@ def test_autocast_and_grad_scaler():
     exact, _ = run(1, mixed=False)
     exact4, _ = run(4, mixed=False)
     assert (exact - exact4).abs().max() <= 1e-6
+    unscaled, _ = run(1, mixed=False, scaled=False)
+    assert (exact - unscaled).abs().max() <= 1e-6, "clipping must see the gradients, not their scaled copies"
 
 
 def test_overflow_skips_the_optimizer_once():

@@ -65,6 +65,36 @@ def test_the_step_is_repeated_with_the_same_data_and_ends_like_the_full_batch(wo
 
 
 @pytest.mark.filterwarnings("ignore:Carpool. out of memory:UserWarning")
+@pytest.mark.parametrize("piece", [0, 1, 2])
+def test_gradients_of_the_pieces_that_fitted_are_cleared(piece):
+    """It may be a later piece that does not fit, or the backward pass."""
+
+    def run(failing):
+        model = mlp()
+        training = Training(model, OPTIMIZERS["sgd"](model.parameters()), may_shrink=True, accumulation=3)
+        calls = []
+
+        class Fails(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx, slope):
+                calls.append(1)
+                if len(calls) == failing:
+                    raise torch.OutOfMemoryError("injected")
+                return slope
+
+        training.step(vectors(12), lambda batch: vector_loss(lambda x: Fails.apply(model(x)))(batch))
+        return weights(model), training.accumulation.count
+
+    (expected, count), (got, shrunk) = run(None), run(piece + 1)
+    assert (count, shrunk) == (3, 6)
+    assert (got - expected).abs().max() <= 1e-14
+
+
+@pytest.mark.filterwarnings("ignore:Carpool. out of memory:UserWarning")
 def test_random_state_and_running_statistics_are_those_of_an_unbroken_step():
     def run(shortage):
         random.seed(5)
