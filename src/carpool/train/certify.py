@@ -7,7 +7,6 @@ trains a few steps both ways. It leaves the model, the optimizers and the random
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections import defaultdict
@@ -16,13 +15,12 @@ from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.modules import module as hooks
-from torch.overrides import TorchFunctionMode
 
 from carpool.channel import ENV_CHECK, ENV_CHECK_OPTIONS
 from carpool.train import batch as batches
 from carpool.train import randomness
+from carpool.train.sandbox import BATCH_NORM, DROPOUT, Exact, doubled, sandbox
 from carpool.train.verdict import Finding, Measurement, Verdict
 
 Loss = Callable[[Any], "Tensor | Mapping[str, Tensor]"]
@@ -30,8 +28,6 @@ Average = Literal["samples", "sum"] | Callable[[Any], "int | float | Tensor"]
 Split = Callable[[Any, int], Sequence[Any]]
 
 _SAME = 1e-9
-_BATCH_NORM = "it normalises by the statistics of the micro-batch, so a split batch trains another model"
-_DROPOUT = "dropout draws other random numbers for micro-batches: the same in distribution, not bit by bit"
 
 
 def examine(*models: nn.Module) -> Verdict:
@@ -49,14 +45,14 @@ def _finding(name: str, module: nn.Module) -> Finding | None:
     where = _label(name, module)
     if isinstance(module, nn.modules.batchnorm._BatchNorm):
         if module.training or module.running_mean is None:
-            return Finding("refuse", where, _BATCH_NORM)
+            return Finding("refuse", where, BATCH_NORM)
         return Finding("note", where, "frozen in eval mode: splitting does not matter while it stays there")
     if isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats:
         return Finding("warn", where, "its running statistics move once per micro-batch; training itself is the same")
     rate = getattr(module, "p", None) if isinstance(module, nn.modules.dropout._DropoutNd) else None
     if isinstance(module, nn.MultiheadAttention) or (isinstance(module, nn.RNNBase) and module.num_layers > 1):
         rate = module.dropout
-    return Finding("warn", where, _DROPOUT) if rate and module.training else None
+    return Finding("warn", where, DROPOUT) if rate and module.training else None
 
 
 def _label(name: str, module: nn.Module) -> str:
@@ -80,8 +76,8 @@ def check(
     if not optimizers:
         optimizers = [torch.optim.SGD([p for m in models for p in m.parameters()], lr=0.01)]
     findings = list(examine(*models).findings)
-    with _sandbox(models, optimizers):
-        trial = _Trial(models, loss_fn, _doubled(batch), optimizers, average, split)
+    with sandbox(models, optimizers):
+        trial = _Trial(models, loss_fn, doubled(batch), optimizers, average, split)
         if trial.samples < 2:
             raise batches.BatchError("a check needs a batch of at least two samples")
         known = {finding.where for finding in findings}
@@ -112,119 +108,6 @@ def check_and_exit(models: Sequence[nn.Module], loss_fn: Loss, batch: Any, **how
     options = json.loads(os.environ.get(ENV_CHECK_OPTIONS, "{}"))
     check(models, loss_fn, batch, **how, **options).save(os.environ[ENV_CHECK])
     raise SystemExit(0)
-
-
-@contextlib.contextmanager
-def _sandbox(models: Sequence[nn.Module], optimizers: Sequence[Any]) -> Iterator[None]:
-    """float64 throughout and no dropout; afterwards everything is as before."""
-    tensors = list({id(t): t for m in models for t in (*m.parameters(), *m.buffers())}.values())
-    data, gradients = [t.data for t in tensors], [t.grad for t in tensors]
-    states = [optimizer.state for optimizer in optimizers]
-    random, dtype = randomness.capture(), torch.get_default_dtype()
-    try:
-        torch.set_default_dtype(torch.float64)
-        for tensor in tensors:
-            tensor.grad = None
-            tensor.data = tensor.data.clone().double() if tensor.is_floating_point() else tensor.data.clone()
-        with _Exact():
-            yield
-    finally:
-        torch.set_default_dtype(dtype)
-        for tensor, before, gradient in zip(tensors, data, gradients, strict=True):
-            tensor.grad = None
-            tensor.data = before
-            tensor.grad = gradient
-        for optimizer, state in zip(optimizers, states, strict=True):
-            optimizer.state = state
-        randomness.restore(random)
-
-
-def _doubled(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.double() if value.is_floating_point() else value
-    if isinstance(value, Mapping):
-        doubled = {key: _doubled(item) for key, item in value.items()}
-        return doubled if type(value) is dict else type(value)(doubled)  # type: ignore[call-arg]
-    if isinstance(value, tuple) and hasattr(value, "_make"):
-        return type(value)._make(_doubled(item) for item in value)
-    if isinstance(value, list | tuple):
-        return type(value)(_doubled(item) for item in value)
-    return value
-
-
-_DROPOUTS: set[Callable[..., Any]] = {
-    functional.dropout,
-    functional.dropout1d,
-    functional.dropout2d,
-    functional.dropout3d,
-    functional.alpha_dropout,
-    functional.feature_alpha_dropout,
-    torch.dropout,
-}
-_RANDOM: set[Callable[..., Any]] = {
-    *(torch.rand, torch.randn, torch.randint, torch.randperm, torch.bernoulli, torch.normal, torch.multinomial),
-    *(torch.rand_like, torch.randn_like, torch.randint_like),
-    *(Tensor.bernoulli_, Tensor.normal_, Tensor.uniform_, Tensor.bernoulli, Tensor.multinomial),
-}
-
-
-_CASTS: set[Callable[..., Any]] = {Tensor.float, Tensor.half, Tensor.bfloat16}
-_NARROW = {torch.float32, torch.float16, torch.bfloat16}
-
-
-def _is_narrow(value: Any) -> bool:
-    return isinstance(value, torch.dtype) and value in _NARROW
-
-
-class _Exact(TorchFunctionMode):
-    """Sees every PyTorch function a script calls: keeps it in float64 even where the script casts, passes dropout by,
-    and notes what would change with the batch.
-    """
-
-    active: _Exact | None = None
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.notice: Callable[[str, str], None] = lambda level, words: None
-
-    def __enter__(self) -> Any:
-        _Exact.active = self
-        return super().__enter__()  # type: ignore[no-untyped-call]
-
-    def __exit__(self, *error: Any) -> None:
-        _Exact.active = None
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _CASTS:
-            return args[0].double()
-        args = tuple(torch.float64 if _is_narrow(arg) else arg for arg in args)
-        kwargs = {key: torch.float64 if _is_narrow(value) else value for key, value in (kwargs or {}).items()}
-        if func in _DROPOUTS:
-            rate = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
-            training = kwargs.get("training", kwargs.get("train", args[2] if len(args) > 2 else True))
-            if rate and training:
-                self.notice("warn", _DROPOUT)
-            return kwargs.get("input", args[0] if args else None)
-        if func is functional.scaled_dot_product_attention or func is functional.multi_head_attention_forward:
-            args, kwargs = self._without_rate(func, args, kwargs)
-        elif func is functional.batch_norm and kwargs.get("training", args[5] if len(args) > 5 else False):
-            self.notice("refuse", _BATCH_NORM)
-        elif func in _RANDOM:
-            self.notice(
-                "warn",
-                f"it draws random numbers ({getattr(func, '__name__', func)}): the same in distribution at best",
-            )
-        return func(*args, **kwargs)
-
-    def _without_rate(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        place = 4 if func is functional.scaled_dot_product_attention else 10
-        rate = args[place] if len(args) > place else kwargs.get("dropout_p", 0.0)
-        if rate and kwargs.get("training", True):
-            self.notice("warn", _DROPOUT)
-        if len(args) > place:
-            return (*args[:place], 0.0, *args[place + 1 :]), kwargs
-        return args, {**kwargs, "dropout_p": 0.0}
 
 
 Trace = list[tuple[str, nn.Module, list[Tensor], list[Tensor]]]
@@ -313,7 +196,7 @@ class _Trial:
             where = _label(*stack[-1]) if stack else self.loss_name
             findings.setdefault((where, words), Finding(level, where, words))
 
-        mode = _Exact.active
+        mode = Exact.active
         assert mode is not None
         mode.notice = notice
         handles = [hooks.register_module_forward_pre_hook(enter), hooks.register_module_forward_hook(leave)]
