@@ -8,6 +8,7 @@ a worker killed in mid-write loses that record only. Both sides import this modu
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
@@ -151,27 +152,45 @@ def _parse(raw: Any) -> Control:
 
 
 class ControlReader:
-    """The worker's eye on `control.json`: one `stat` a step, a parse only when the file was replaced."""
+    """The worker's eye on `control.json`: one `fstat` a step, a parse only when the file was replaced.
+
+    It keeps the file open; a file that was replaced has no name left, which `fstat` tells without looking up a path.
+    """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self._directory = directory
         self._path = os.path.join(directory, CONTROL)
-        self._seen: tuple[int, int] | None = None
+        self._descriptor = -1
+        self._written = 0
         self._control: Control | None = None
 
     def read(self) -> Control | None:
         """The latest control that could be read; an unreadable one leaves the previous in force."""
         try:
-            stat = os.stat(self._path)
+            if self._descriptor >= 0:
+                stat = os.fstat(self._descriptor)
+                if stat.st_nlink and stat.st_mtime_ns == self._written:
+                    return self._control
+            self._open()
         except OSError:
-            return self._control
-        seen = (stat.st_ino, stat.st_mtime_ns)
-        if seen != self._seen:
-            control = read_control(self._directory)
-            if control is not None:
-                self._control = control
-            self._seen = seen
+            pass  # not there (yet, or any more)
         return self._control
+
+    def _open(self) -> None:
+        descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        self.close()
+        self._descriptor = descriptor
+        stat = os.fstat(descriptor)
+        self._written = stat.st_mtime_ns
+        with contextlib.suppress(ValueError):
+            self._control = _parse(json.loads(os.pread(descriptor, stat.st_size, 0)))
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __del__(self) -> None:
+        self.close()
 
 
 def pack(report: Report, serial: int) -> bytearray:
