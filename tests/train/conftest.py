@@ -4,13 +4,26 @@ import os
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="the training library needs PyTorch: pip install 'carpool[train]'")
+from carpool import channel
 
-from carpool import channel  # noqa: E402
-
-torch.set_num_threads(1)
+try:
+    import torch
+except ModuleNotFoundError:
+    torch = None
+else:
+    torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+class WithoutTorch(pytest.Module):
+    def collect(self):
+        pytest.skip("PyTorch is not installed: pip install 'carpool[train]'", allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path, parent):
+    return None if torch is not None else WithoutTorch.from_parent(parent, path=module_path)
+
 
 # Warnings of other people's code, each by its words and its module; ours stay errors.
 THIRD_PARTY = (

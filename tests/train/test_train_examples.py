@@ -1,6 +1,5 @@
 """Every example runs at its small size, follows a scheduler, and gets the verdict that its model deserves."""
 
-import importlib.util
 import json
 import runpy
 import sys
@@ -40,9 +39,8 @@ def in_process(monkeypatch, tmp_path):
 
 
 def run(name, monkeypatch, *options):
-    needed = ADAPTERS.get(name)
-    if needed and importlib.util.find_spec(needed) is None:
-        pytest.skip(f"{needed} is not installed: pip install 'carpool[adapters]'")
+    if needed := ADAPTERS.get(name):
+        pytest.importorskip(needed, reason=f"{needed} is not installed: pip install 'carpool[adapters]'")
     monkeypatch.setattr(sys, "argv", [name, "--device", "cpu", "--size", "small", *options])
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
 
