@@ -19,6 +19,7 @@ COMMANDS = {
     "policies": "carpool.policies.commands:policies",
     "profiles": "carpool.profile.commands:profiles",
     "fit": "carpool.profile.commands:fit",
+    "check": "carpool.train.commands:check",
 }
 
 
