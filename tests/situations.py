@@ -128,6 +128,9 @@ def validate(state: State) -> None:
     for record in state.jobs.values():
         for gpu in record.gpus:
             holding[gpu].append(record)
+    for record in state.jobs.values():
+        assert set(record.leaving) <= set(state.topology.node_of)
+        assert not record.leaving or record.status in (Status.STOPPING, Status.STARTING, Status.CANCELLING)
     for gpu, records in holding.items():
         assert set(state.residents(gpu)) == set(records)
         assert len(state.residents(gpu)) == len(records) <= state.jobs_per_gpu

@@ -248,7 +248,7 @@ def test_a_bad_run_leaves_an_earlier_result_alone(tmp_path):
 def test_an_error_in_a_worker_is_one_line_too(tmp_path):
     path = csv_file(tmp_path, "a,0,ncf,1,8,9", "big,5,ncf,99,8,9")
     said = process("compare", "--workload", path, "--workers", 2, "--out", tmp_path / "o")
-    refused(said, f"{path}:3: job big asks for 99 GPUs")
+    refused(said, f"{path}:3: gpus: job big asks for 99 GPUs")
     assert everything_in(tmp_path) == {"jobs.csv"}
 
 

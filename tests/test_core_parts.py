@@ -175,7 +175,7 @@ class TestRules:
         state.apply(ev.Planned(0.0, (retune,)))
         with pytest.raises(IllegalPlan, match="do not fit"):
             check(state, [put("b", 0)])
-        state.apply(ev.Retuned(0.0, "a", 1))
+        state.apply(ev.Retuned(0.0, "a", 1, 8))
         check(state, [put("b", 0)])
         assert state.jobs["a"].iteration_s == pytest.approx(state.perf.iteration_time(host.job, 8, (1, 1)))
 

@@ -7,9 +7,10 @@ from world import given as situation
 from carpool import policies
 from carpool.core import events as ev
 from carpool.core.model import Allocation, Decision, Limits, Node, Status
+from carpool.core.perf import MeasuredPair, TableInterference
 from carpool.core.scheduler import Scheduler
 from carpool.policies.tiresias import Tiresias
-from carpool.sim.engine import Engine
+from carpool.sim.engine import Costs, Engine, Impossible
 
 FOUR = cluster("1x4")
 
@@ -64,9 +65,42 @@ class TestFailure:
         state = state_of(running("a", on=[0, 4], left=100.0), running("b", on=[1]), where=cluster("2x4"))
         state.apply(ev.Checkpointed(10.0, "a", 1, 9.0))
         state.apply(ev.NodeLost(20.0, "n1"))
-        assert (state.jobs["a"].status, state.jobs["a"].done) == (Status.PENDING, 9.0)
+        record = state.jobs["a"]
+        assert (record.status, record.leaving) == (Status.STOPPING, (0,)), "its other worker must go first"
+        assert state.leaving([0, 1]) == [record]
         assert state.jobs["b"].status is Status.RUNNING
         assert state.free.count == 3
+        state.apply(ev.Stopped(21.0, "a", 1, 9.0))
+        assert (record.status, record.done, record.retries_left) == (Status.PENDING, 9.0, 0)
+        state.apply(ev.NodeLost(22.0, "n1"))
+        state.apply(ev.NodeLost(22.0, "nobody"))
+        assert state.free.count == 3, "old news are harmless"
+
+    def test_a_node_that_takes_the_whole_gang_requeues_at_once(self):
+        state = state_of(running("a", on=[4, 5]), running("b", on=[6]), where=cluster("2x4"))
+        plan(state, Decision("b", None, "make room"))
+        state.apply(ev.NodeLost(20.0, "n1"))
+        assert {name: record.status for name, record in state.jobs.items()} == {
+            "a": Status.PENDING,
+            "b": Status.PENDING,
+        }
+
+    def test_a_long_line_of_dependents_falls_together(self):
+        state = state_of(running("j0"))
+        for number in range(1, 3000):
+            state.apply(ev.Submitted(0.0, job(f"j{number}", after=(f"j{number - 1}",))))
+        state.apply(ev.Failed(1.0, "j0", 1, "bug"))
+        assert not state.jobs
+        assert len(state.ended) == 3000
+
+    def test_who_ends_just_as_it_is_told_to_stop_has_ended(self):
+        for cancelled in (False, True):
+            state = state_of(running("a", left=100.0))
+            plan(state, Decision("a", None, "make room"))
+            if cancelled:
+                state.apply(ev.Cancelled(1.0, "a"))
+            state.apply(ev.Finished(2.0, "a", 1))
+            assert (state.ended["a"].status, state.ended["a"].done) == (Status.FINISHED, 100.0)
 
     def test_a_job_that_dies_while_it_is_being_stopped_goes_back_to_its_checkpoint(self):
         state = state_of(running("a", left=100.0))
@@ -107,11 +141,53 @@ class TestRetune:
         state = state_of(running("a", model="fat", batch=64))
         plan(state, put("a", 0, accum=8))
         assert state.memory_used(0) == round(12.4 * GIB)
-        state.apply(ev.Retuned(1.0, "a", 1))
+        state.apply(ev.Retuned(1.0, "a", 1, 8))
         assert state.memory_used(0) == round(6.8 * GIB)
+
+    def test_hosts_are_judged_by_the_larger_memory(self):
+        policy = policies.make("sjf-bsbf")
+        parts = (
+            running("a", gpus=4, model="fat", batch=64, accum=8),
+            pending("b", left=10.0, batch=64, can_shrink=False),
+        )
+        state = situation(FOUR, *parts).state(policy.key)
+        assert [decision.job for decision in policy.decide(state)] == ["b"]
+        plan(state, put("a", 0, 1, 2, 3, accum=1))
+        assert policy.decide(state) == []
+
+    def test_a_confirmation_of_an_earlier_retune_releases_nothing(self):
+        state = state_of(running("a", model="fat", batch=64))
+        plan(state, put("a", 0, accum=64))
+        plan(state, put("a", 0, accum=2))
+        state.apply(ev.Retuned(1.0, "a", 1, 64))
+        assert state.memory_used(0) == round(12.4 * GIB)
+        state.apply(ev.Retuned(2.0, "a", 1, 2))
+        assert state.memory_used(0) == round(9.2 * GIB)
+
+    def test_mates_feel_the_other_sub_batch(self):
+        table = TableInterference({("plain", "plain"): [MeasuredPair(2.0, 8, 64), MeasuredPair(1.1, 8, 4)]})
+        state = state_of(running("a", on=[0]), running("b", on=[0], batch=64), xi=table)
+        assert state.jobs["a"].slowdown == 2.0
+        plan(state, put("b", 0, accum=16))
+        state.apply(ev.Retuned(1.0, "b", 1, 16))
+        assert state.jobs["a"].slowdown == 1.1
 
 
 class TestChangingClusters:
+    def test_a_blocked_job_rethinks_too(self):
+        state = state_of(running("a"), pending("b", model="fat", batch=128, left=100.0, iterations=100, after=("a",)))
+        state.apply(ev.NodeJoined(0.0, Node("big", (8, 9), 32 * GIB)))
+        state.apply(ev.Finished(1.0, "a", 1))
+        assert state.jobs["b"].alone_left(1.0) == pytest.approx(100.0)
+
+    def test_a_clock_that_was_set_back_undoes_nothing(self):
+        state = state_of(running("a", left=100.0))
+        state.advance(50.0)
+        state.apply(ev.Submitted(20.0, job("b", submitted=20.0)))
+        assert (state.now, state.jobs["b"].pending_since) == (50.0, 50.0)
+        assert state.jobs["a"].iterations_left(50.0) == pytest.approx(50.0)
+        assert state.busy_gpu_s == pytest.approx(50.0)
+
     def test_a_larger_gpu_lets_waiting_jobs_run_at_a_larger_sub_batch(self):
         fat = pending("a", model="fat", batch=128, left=100.0, iterations=100)
         state = state_of(fat)
@@ -145,7 +221,86 @@ class TestLimits:
         assert (stop.job, stop.allocation, start.job) == ("a", None, "b")
 
 
+class TestPreemption:
+    """A job that was told to stop is still there for a while."""
+
+    def test_nobody_starts_on_gpus_that_are_not_empty_yet(self):
+        jobs = [
+            job("a", gpus=2, left=9000.0),
+            job("b", gpus=1, left=10.0, submitted=4000.0),
+            job("c", gpus=1, left=10.0, submitted=4003.0),
+        ]
+        ended = self.run(jobs, "1x2")
+        assert ended["b"].first_start == 4010.0
+        assert ended["c"].first_start == 4010.0
+
+    def test_but_on_others_they_do(self):
+        jobs = [
+            job("a", gpus=2, left=9000.0),
+            job("b", gpus=2, left=10.0, submitted=4000.0),
+            job("c", gpus=1, left=10.0, submitted=4000.0),
+        ]
+        ended = self.run(jobs, "1x3")
+        starts = sorted(record.first_start for name, record in ended.items() if name != "a")
+        assert starts == [4000.0, 4010.0]
+
+    def run(self, jobs, shape):
+        policy, costs = Tiresias(threshold_gpu_s=100.0, restart_s=0.0), Costs(stop_s=10.0)
+        return Engine(jobs, nodes(shape), policy, belief=model(node_gpus=3), costs=costs).run().ended
+
+    @pytest.mark.parametrize("gpus", [1, 24, 48, 112])
+    def test_demotions_happen_at_any_time_of_the_clock(self, gpus):
+        for epoch in (0.0, 1_700_714_824.45, 1_763_200_000.123):
+            jobs = [
+                job("a", gpus=gpus, left=99_999.0, submitted=epoch),
+                job("b", gpus=gpus, left=10.0, submitted=epoch + 1.0),
+            ]
+            policy = Tiresias(restart_s=0.0)
+            ended = Engine(jobs, nodes(f"1x{gpus}", 999.0), policy, belief=model(node_gpus=gpus)).run().ended
+            assert ended["b"].ended - epoch == pytest.approx(max(1.0, 3600.0 / gpus) + 10.0, abs=0.01)
+
+
 class TestAsking:
+    def test_a_policy_with_rounds_comes_to_an_end(self):
+        class Rounds(Tiresias):
+            def wake(self, view):
+                return (view.now // 60 + 1) * 60
+
+        jobs = [job("a", left=100.0), job("b", left=500.0)]
+        assert Engine(jobs, nodes("1x1"), Rounds(), belief=model()).run().now == 600.0
+
+    @pytest.mark.parametrize("time", [0.0, -5.0, float("nan"), float("inf")])
+    def test_a_call_must_lie_ahead(self, time):
+        class Confused(Tiresias):
+            def wake(self, view):
+                return time
+
+        with pytest.raises(Impossible, match="must name a later time"):
+            Engine([job("a")], nodes("1x1"), Confused(), belief=model()).run()
+
+    def test_a_policy_that_is_woken_in_vain_is_given_up(self, monkeypatch):
+        class Sleepy(Tiresias):
+            def decide(self, view):
+                return []
+
+            def wake(self, view):
+                return view.now + 1.0
+
+        monkeypatch.setattr("carpool.sim.engine.MOST_IDLE_CALLS", 50)
+        with pytest.raises(Impossible, match="waiting for ever"):
+            Engine([job("a")], nodes("1x1"), Sleepy(), belief=model()).run()
+
+    def test_one_bad_decision_does_not_starve_the_others(self):
+        class Rogue(Tiresias):
+            def decide(self, view):
+                return [put("a", 99), put("b", 1)] if len(view.queue) == 2 else []
+
+        scheduler = Scheduler(Rogue(), model(), strict=False)
+        scheduler.step(0.0, [ev.NodeJoined(0.0, node) for node in nodes("1x4")])
+        planned = scheduler.step(0.0, [ev.Submitted(0.0, job("a")), ev.Submitted(0.0, job("b"))])
+        assert [decision.job for decision in planned.decisions] == ["b"]
+        assert len(scheduler.refused) == 1
+
     def test_what_the_policy_did_itself_is_no_news(self):
         scheduler = Scheduler(Tiresias(threshold_gpu_s=10.0), model())
         scheduler.step(0.0, [ev.NodeJoined(0.0, node) for node in nodes("1x4")])

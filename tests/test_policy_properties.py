@@ -6,10 +6,13 @@ import pytest
 from hypothesis import given, settings
 from naive import naive_bsbf
 from situations import Situation, facts, situations, validate
+from world import GIB
 
 from carpool import policies
 from carpool.core import events as ev
-from carpool.core.model import Status, sub_batch
+from carpool.core.model import Job, Node, Status, sub_batch
+from carpool.core.perf import AllReduce, FittedModel, MeasuredPair, TableInterference, Task
+from carpool.core.scheduler import Scheduler
 
 NAMES = [*policies.BUILT_IN, "fifo:skip=true", "sjf:skip=false", "tiresias:threshold_gpu_s=20"]
 
@@ -102,3 +105,29 @@ def test_bsbf_finds_what_a_search_over_everything_finds(jobs_per_gpu):
         assert found == naive_bsbf(state), f"seed {seed}"
         shared += any("shares" in d.why for d in plan)
     assert (shared > 50) == (jobs_per_gpu > 1), "the situations must be worth the comparison"
+
+
+def test_a_longer_job_may_share_where_a_shorter_one_of_its_shape_cannot():
+    """The shorter guest prefers a host that forces it to cut its batch, and with the cut batch the other host gains no
+    more; the longer guest does not want that host, and shares uncut with the two others."""
+    none = AllReduce(0.0, 0.0)
+    tasks = {
+        "guest": Task(1.0, 0.0, none, none, 1.0, 0, GIB),
+        "tight": Task(1.0, 0.0, none, none, 1.0, 15 * GIB, 0.0),
+        "roomy": Task(1.0, 0.0, none, none, 1.0, GIB, 0.0),
+    }
+    cells = {(a, b): [MeasuredPair(9.0)] for a in tasks for b in tasks}
+    cells["guest", "tight"] = cells["tight", "guest"] = [MeasuredPair(1.0)]
+    cells["guest", "roomy"] = cells["roomy", "guest"] = [MeasuredPair(1.5)]
+    policy = policies.make("sjf-bsbf")
+    scheduler = Scheduler(policy, FittedModel(tasks, TableInterference(cells), 8))
+    state = scheduler.state
+    scheduler.step(0.0, [ev.NodeJoined(0.0, Node("n", (0, 1, 2), 16 * GIB))])
+    hosts = [Job("h1", 0.0, "tight", 1, 1, 60), Job("h2", 0.0, "roomy", 1, 1, 120), Job("h3", 0.0, "roomy", 1, 1, 121)]
+    scheduler.step(0.0, [ev.Submitted(0.0, host) for host in hosts])
+    scheduler.step(0.0, [ev.Started(0.0, host.id, 1) for host in hosts])
+    for guest in (Job("short", 0.0, "guest", 2, 2, 50), Job("long", 0.0, "guest", 2, 2, 61)):
+        state.apply(ev.Submitted(0.0, guest))
+    found = {d.job: (frozenset(d.allocation.gpus), d.allocation.accum) for d in policy.decide(state)}
+    assert found == naive_bsbf(state)
+    assert set(found) == {"long"}

@@ -20,7 +20,7 @@ from carpool.errors import InputError
 from carpool.report import plots
 from carpool.report.folders import write_comparison, write_run
 from carpool.report.output import results_in, uninterrupted, whole_file, write_csv, write_json
-from carpool.report.tables import comparison_json, comparison_tables, hours, run_tables
+from carpool.report.tables import HOURS, comparison_json, comparison_tables, run_tables
 from carpool.report.timeline import Segment, segments
 from carpool.sim import Setup, simulate
 from carpool.sim.sweep import Case, run_all
@@ -466,6 +466,6 @@ def test_names_are_never_taken_for_markup(capsys):
 
 
 def test_hours():
-    assert hours(0) == "0.00"
-    assert hours(5400) == "1.50"
-    assert hours(3_600_000) == "1000"
+    assert HOURS.show(0) == "0.00"
+    assert HOURS.show(5400) == "1.50"
+    assert HOURS.show(3_600_000) == "1000"

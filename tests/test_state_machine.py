@@ -20,6 +20,7 @@ from carpool.core.state import State
 
 MODEL = FittedModel(TASKS, ConstantInterference(1.4), 2)
 HOLDING = (Status.STARTING, Status.RUNNING)
+ALIVE = (*HOLDING, Status.STOPPING, Status.CANCELLING)
 
 
 class Life(RuleBasedStateMachine):
@@ -31,6 +32,7 @@ class Life(RuleBasedStateMachine):
         self.state = self.scheduler.state
         _ = self.state.hosts  # from the start, so that every event is reflected in it
         self.journal = []
+        self.retunes = []
         self.count = 0
         for number in range(2):
             self.tell(ev.NodeJoined(0.0, Node(f"n{number}", (2 * number, 2 * number + 1), 16 * GIB)))
@@ -68,7 +70,7 @@ class Life(RuleBasedStateMachine):
     def a_stale_message_arrives(self, data):
         if record := self.some(data, *Status):
             before = facts(self.state)
-            kind = data.draw(st.sampled_from([ev.Started, ev.Finished, ev.Retuned]))
+            kind = data.draw(st.sampled_from([ev.Started, ev.Finished]))
             self.tell(kind(self.state.now, record.job.id, record.attempt + data.draw(st.sampled_from([-1, 1]))))
             after = facts(self.state)
             assert after["jobs"] == before["jobs"] or before["queue"], "only the policy may have acted"
@@ -94,12 +96,12 @@ class Life(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def a_job_finishes(self, data):
-        if record := self.some(data, Status.RUNNING):
+        if record := self.some(data, *ALIVE):
             self.tell(ev.Finished(self.state.now, record.job.id, record.attempt))
 
     @rule(data=st.data())
     def a_job_fails(self, data):
-        if record := self.some(data, *HOLDING):
+        if record := self.some(data, *ALIVE):
             self.tell(ev.Failed(self.state.now, record.job.id, record.attempt, "out of luck"))
 
     @rule(data=st.data())
@@ -142,12 +144,21 @@ class Life(RuleBasedStateMachine):
             self.state.apply(planned)
             self.journal.append(planned)
             if record.status is Status.RUNNING:
-                self.tell(ev.Retuned(self.state.now, record.job.id, record.attempt))
+                self.retunes.append((record.job.id, record.attempt, record.accum))
 
-    @precondition(lambda self: len(self.state.topology.present) > 1)
-    @rule()
-    def a_node_is_lost(self):
-        self.tell(ev.NodeLost(self.state.now, max(self.state.topology.present)))
+    @precondition(lambda self: getattr(self, "retunes", None))
+    @rule(data=st.data())
+    def a_retune_is_confirmed(self, data):
+        """Late, twice or not at all."""
+        self.tell(ev.Retuned(self.state.now, *data.draw(st.sampled_from(self.retunes))))
+
+    @rule(data=st.data())
+    def a_node_is_lost(self, data):
+        """Or news of it come again."""
+        if len(self.state.topology.present) > 1:
+            self.tell(
+                ev.NodeLost(self.state.now, data.draw(st.sampled_from(["n0", "n1", max(self.state.topology.present)])))
+            )
 
     @precondition(lambda self: len(self.state.topology.present) < 2)
     @rule(gib=st.sampled_from([8, 16]))
@@ -183,7 +194,7 @@ def test_every_event_survives_encoding():
         ev.Started(3.0, "j", 1),
         ev.Progressed(3.0, "j", 1, 5.5),
         ev.Observed(3.0, "j", 1, 5.5, 0.25),
-        ev.Retuned(3.0, "j", 1),
+        ev.Retuned(3.0, "j", 1, 4),
         ev.Checkpointed(3.0, "j", 1, 7.0),
         ev.Stopped(3.0, "j", 1, 7.0),
         ev.Finished(3.0, "j", 1),

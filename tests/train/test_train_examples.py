@@ -11,7 +11,7 @@ import torch
 from carpool import channel
 from carpool.channel import State
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "training"
 PAPER = {
     "bert": ("warned", "dropout (Dropout)"),
     "cifar10": ("refused", "stem.0.1 (BatchNorm2d)"),

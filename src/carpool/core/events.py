@@ -35,7 +35,9 @@ class JobEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class Started(JobEvent):
-    """The whole gang is up and iterates."""
+    """The whole gang is up and iterates, from `done` iterations on where it had to fall back to a checkpoint."""
+
+    done: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,9 @@ class Observed(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class Retuned(JobEvent):
-    """The workers now run with the accumulation that was planned."""
+    """The workers now run with this accumulation."""
+
+    accum: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,6 @@ class NodeJoined(Event):
 
 @dataclass(frozen=True, slots=True)
 class NodeLost(Event):
-    """The machine is gone with all that ran on it; the jobs go back to the queue."""
+    """The machine is gone with all that ran on it. Its jobs go back to the queue, once their other workers are gone."""
 
     node: NodeId

@@ -84,6 +84,7 @@ class JobRecord:
         "index_entry",
         "iteration_s",
         "job",
+        "leaving",
         "memory",
         "order",
         "pace",
@@ -110,6 +111,7 @@ class JobRecord:
         self.status = Status.PENDING
         self.attempt = 0
         self.gpus: tuple[GpuId, ...] = ()
+        self.leaving: tuple[GpuId, ...] = ()  # where its workers may still be, though the GPUs are no longer its own
         self.accum = 1
         self.memory = 0  # reserved on each GPU
         self.whole_iteration_s = whole_iteration_s  # the uncut batch, most consolidated

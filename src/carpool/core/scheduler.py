@@ -3,6 +3,7 @@
 The simulator and the live service call `Scheduler.step` in the same way, with the same policy object behind it.
 """
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -37,8 +38,8 @@ class Scheduler:
         self.strict = strict
         self.asked = 0
         """How often the policy was asked."""
-        self.refused: list[IllegalPlan] = []
-        """Plans that broke a rule, where `strict` is off (live): they are refused and the cluster runs on."""
+        self.refused: deque[IllegalPlan] = deque(maxlen=100)
+        """The latest decisions that broke a rule, where `strict` is off (live): they are refused, the rest goes on."""
 
     def step(self, now: float, events: Iterable[Event], *, wake: bool = False) -> Planned | None:
         """Apply what happened, ask the policy, check its plan, apply it as `Planned`, and return it to be acted upon.
@@ -59,12 +60,24 @@ class Scheduler:
             return None
         try:
             check(state, decisions)
-        except IllegalPlan as illegal:
+        except IllegalPlan:
             if self.strict:
                 raise
-            self.refused.append(illegal)
-            return None
+            decisions = self._legal_part(decisions)
+            if not decisions:
+                return None
         planned = Planned(now, decisions)
         state.apply(planned)
         state.stirred = False  # by the plan itself, which the policy knows
         return planned
+
+    def _legal_part(self, decisions: Sequence[Decision]) -> tuple[Decision, ...]:
+        """The plan without the decisions that break a rule, so that one bad decision does not starve the cluster."""
+        kept: tuple[Decision, ...] = ()
+        for decision in decisions:
+            try:
+                check(self.state, (*kept, decision))
+                kept = (*kept, decision)
+            except IllegalPlan as illegal:
+                self.refused.append(illegal)
+        return kept

@@ -17,7 +17,9 @@ from carpool.core.record import JobRecord, Order, Shape, Size
 
 UNLIMITED = Limits()
 HOLDING = frozenset({Status.STARTING, Status.RUNNING, Status.CANCELLING})
-"""The states in which a job holds GPUs."""
+"""The states in which a job may hold GPUs."""
+ALIVE = HOLDING | {Status.STOPPING}
+"""The states in which a job may have workers."""
 
 
 class View(Protocol):
@@ -112,6 +114,12 @@ class State:
         jobs, gpus = self._held.get(user, (0, 0))
         return jobs, gpus
 
+    def leaving(self, gpus: Iterable[GpuId]) -> list[JobRecord]:
+        """The jobs whose workers may still be on these GPUs though they are no longer theirs. Nobody is to be launched
+        there before `Stopped` or `Failed` has come for each of them."""
+        wanted = set(gpus)
+        return [record for record in self.jobs.values() if not wanted.isdisjoint(record.leaving)]
+
     def refusal(self, job: Job) -> str | None:
         """Why this job could never run here, or None."""
         if job.id in self.jobs or job.id in self.ended:
@@ -120,14 +128,16 @@ class State:
         needed = self.perf.memory(job, smallest)
         total, fitting = self.topology.total(), self.topology.total(self.topology.with_memory(needed))
         if job.gpus > total:
-            return f"job {job.id} asks for {job.gpus} GPUs and the cluster has {total}"
+            return f"gpus: job {job.id} asks for {job.gpus} GPUs and the cluster has {total}"
         if job.gpus > fitting:
             at = "even at sub-batch 1" if job.can_shrink else f"at batch {job.batch}, which may not be cut"
             gib = self.topology.largest_memory / 2**30
-            return f"job {job.id} needs {needed / 2**30:.1f} GiB per GPU {at}; the largest GPUs have {gib:.1f} GiB"
+            return (
+                f"batch: job {job.id} needs {needed / 2**30:.1f} GiB per GPU {at}; the largest GPUs have {gib:.1f} GiB"
+            )
         limit = self.limits_of(job.user).gpus
         if limit is not None and job.gpus > limit:
-            return f"job {job.id} asks for {job.gpus} GPUs and user {job.user or '(none)'} may hold {limit}"
+            return f"gpus: job {job.id} asks for {job.gpus} GPUs and user {job.user or '(none)'} may hold {limit}"
         return None
 
     # ---- writing -------------------------------------------------------------------------------------------------
@@ -138,7 +148,9 @@ class State:
         _APPLY[type(event)](self, event)
 
     def advance(self, now: float) -> None:
-        """Let time pass."""
+        """Let time pass. A clock that was set back stands still until it catches up."""
+        if now <= self.now:
+            return
         self.busy_gpu_s += (len(self._residents) - self.free.count) * (now - self.now)
         self.now = now
 
@@ -148,49 +160,49 @@ class State:
             raise ValueError(f"job {job.id} exists already")
         shape = self._shape(job)
         record = JobRecord(job, shape, self._submissions, self.perf.iteration_time(job, 1, shape.placement))
-        record.alone_iteration_s = self._best_iteration_time(record)
         self._submissions += 1
         self.jobs[job.id] = record
-        record.pending_since = event.at
-        if job.after and self._blocked(record):
-            return
+        record.pending_since = self.now
+        if job.after:
+            unmet = [name for name in dict.fromkeys(job.after) if not self._succeeded(name)]
+            for name in unmet:
+                self._dependents.setdefault(name, []).append(job.id)
+            record.status = Status.BLOCKED if unmet else Status.PENDING
+            failed = self._failed_forerunner(record)
+            if failed is not None:
+                self._end(record, Status.CANCELLED, failed)
+            if unmet:
+                return
         self._enqueue(record)
 
-    def _blocked(self, record: JobRecord) -> bool:
-        """Wait for the jobs named in `after`; where one of them did not succeed, this one is cancelled."""
-        unmet = []
+    def _succeeded(self, name: JobId) -> bool:
+        return name in self.ended and self.ended[name].status is Status.FINISHED
+
+    def _failed_forerunner(self, record: JobRecord) -> str | None:
+        """Why a job that waits for others will never run, or None."""
         for name in record.job.after:
             earlier = self.ended.get(name)
-            if earlier is None:
-                unmet.append(name)
-            elif earlier.status is not Status.FINISHED:
-                self._end(record, Status.CANCELLED, f"job {name}, which it waits for, {earlier.status}")
-                return True
-        if unmet and record.status is not Status.BLOCKED:
-            record.status = Status.BLOCKED
-            for name in dict.fromkeys(unmet):
-                self._dependents.setdefault(name, []).append(record.job.id)
-        return bool(unmet)
+            if earlier is not None and earlier.status is not Status.FINISHED:
+                return f"job {name}, which it waits for, {earlier.status}"
+        return None
 
     def _planned(self, event: ev.Planned) -> None:
-        changes = [(self.jobs[d.job], d.allocation) for d in event.decisions]
-        claims = []
-        for record, allocation in changes:
-            if not record.gpus:
-                claims.append((record, allocation))
-            elif allocation is not None and allocation.gpus == record.gpus:
-                self._retune(record, allocation.accum)
-            else:
+        claims: list[tuple[JobRecord, Allocation]] = []
+        for decision in event.decisions:
+            record, allocation = self.jobs[decision.job], decision.allocation
+            if record.gpus:
+                if allocation is not None and allocation.gpus == record.gpus:
+                    self._retune(record, allocation.accum)
+                    continue
+                record.leaving = record.gpus
                 self._leave(record)
+                record.status = Status.STOPPING
                 record.preemptions += 1
                 self.preemptions += 1
-                if allocation is None:
-                    record.status = Status.STOPPING
-                else:  # a move: stop here, start there
-                    claims.append((record, allocation))
+            if allocation is not None:  # a start, or a move: stop there, start here
+                claims.append((record, allocation))
         for record, allocation in claims:
-            if allocation is not None:
-                self._claim(record, allocation)
+            self._claim(record, allocation)
 
     def _retune(self, record: JobRecord, accum: int) -> None:
         self._settle(record)
@@ -198,10 +210,11 @@ class State:
         needed = self.perf.memory(record.job, accum)
         if needed > record.memory:  # what it holds until the workers confirm is the larger of the two
             self._reserve(record, needed)
+        self._index_host(record)
 
     def _retuned(self, event: ev.Retuned) -> None:
         record = self._current(event)
-        if record is None or not record.gpus:
+        if record is None or not record.gpus or event.accum != record.accum:  # or another re-tune is under way
             return
         self._reserve(record, self.perf.memory(record.job, record.accum))
         self._place(record)
@@ -218,8 +231,11 @@ class State:
         if record is None or record.status is not Status.STARTING:
             return
         record.status = Status.RUNNING
+        record.leaving = ()
+        if event.done is not None:
+            record.done = min(event.done, float(record.job.iterations))
         if record.first_start < 0.0:
-            record.first_start = event.at
+            record.first_start = self.now
         self._repace([record, *self._mates(record)])
 
     def _progressed(self, event: ev.Progressed) -> None:
@@ -249,38 +265,41 @@ class State:
 
     def _stopped(self, event: ev.Stopped) -> None:
         record = self._current(event)
-        if record is None:
+        if record is None or record.status not in (Status.STOPPING, Status.CANCELLING):
             return
-        if record.status is Status.CANCELLING:
-            if record.gpus:
-                self._leave(record)
-            self._end(record, Status.CANCELLED, record.reason)
-        elif record.status is Status.STOPPING:
-            record.done = record.checkpoint = event.done
-            self._requeue(record)
+        record.checkpoint = min(event.done, float(record.job.iterations))
+        self._gone(record)
 
     def _finished(self, event: ev.Finished) -> None:
         record = self._current(event)
-        if record is None or record.status not in (Status.RUNNING, Status.STARTING, Status.CANCELLING):
+        if record is None or record.status not in ALIVE:
             return
-        self._leave(record)
-        record.done = record.job.iterations
+        if record.gpus:
+            self._leave(record)
+        record.done = float(record.job.iterations)
         self._end(record, Status.FINISHED, "")
 
     def _failed(self, event: ev.Failed) -> None:
         record = self._current(event)
-        if record is None or (record.status not in HOLDING and record.status is not Status.STOPPING):
+        if record is None or record.status not in ALIVE:
             return
+        if record.status in HOLDING and record.status is not Status.CANCELLING and not record.retries_left:
+            self._leave(record)
+            self._end(record, Status.FAILED, event.reason)
+            return
+        record.retries_left -= record.status in (Status.STARTING, Status.RUNNING)
+        self._gone(record)
+
+    def _gone(self, record: JobRecord) -> None:
+        """All workers of a job are gone: it goes back to the queue with what it saved, unless it was cancelled."""
         if record.gpus:
             self._leave(record)
+        record.leaving = ()
+        record.done = record.checkpoint
         if record.status is Status.CANCELLING:
             self._end(record, Status.CANCELLED, record.reason)
-        elif record.status is Status.STOPPING or record.retries_left > 0:
-            record.retries_left -= record.status is not Status.STOPPING
-            record.done = record.checkpoint
-            self._requeue(record)
         else:
-            self._end(record, Status.FAILED, event.reason)
+            self._requeue(record)
 
     def _cancelled(self, event: ev.Cancelled) -> None:
         record = self.jobs.get(event.job)
@@ -330,19 +349,24 @@ class State:
         self.stirred = True
 
     def _node_lost(self, event: ev.NodeLost) -> None:
-        number = self.topology.present[event.node]
-        gpus = self.topology.nodes[number].gpus
-        victims = {record.order: record for gpu in gpus for record in self._residents[gpu]}
-        for _, record in sorted(victims.items()):
-            self._leave(record)
-            record.done = record.checkpoint
-            if record.status is Status.CANCELLING:
-                self._end(record, Status.CANCELLED, record.reason)
-            else:
-                self._requeue(record)
+        number = self.topology.present.get(event.node)
+        if number is None:
+            return
+        lost = self.topology.nodes[number].gpus
+        for record in list(self.jobs.values()):
+            if any(gpu in lost for gpu in record.gpus):
+                record.leaving = record.gpus
+                self._leave(record)
+                record.done = record.checkpoint
+                if record.status is not Status.CANCELLING:
+                    record.status = Status.STOPPING
+            if record.leaving:
+                record.leaving = tuple([gpu for gpu in record.leaving if gpu not in lost])
+                if not record.leaving and record.status in (Status.STOPPING, Status.CANCELLING):
+                    self._gone(record)
         self.free.remove_node(number)
         self.topology.remove(event.node)
-        for gpu in gpus:
+        for gpu in lost:
             del self._residents[gpu], self._memory[gpu]
             self._by_load[0] ^= 1 << gpu
         self._rethink_sizes()
@@ -351,21 +375,19 @@ class State:
     def _rethink_sizes(self) -> None:
         """Other nodes may let waiting jobs run at another sub-batch."""
         for record in list(self.queue):
-            best = self._best_iteration_time(record)
-            if best != record.alone_iteration_s:
-                record.alone_iteration_s = best
+            if self._best_iteration_time(record) != record.alone_iteration_s:
                 self._reshape(record, record.shape.priority)
 
     # ---- a job's way through the queue -----------------------------------------------------------------------------
 
     def _enqueue(self, record: JobRecord) -> None:
         record.status = Status.PENDING
+        record.alone_iteration_s = self._best_iteration_time(record)
         self.queue.add(record, self.order(record, self.now))
         self.stirred = True
 
     def _requeue(self, record: JobRecord) -> None:
         record.pending_since = self.now
-        record.alone_iteration_s = self._best_iteration_time(record)
         self._enqueue(record)
 
     def _reshape(self, record: JobRecord, priority: int) -> None:
@@ -377,21 +399,29 @@ class State:
             self._enqueue(record)
 
     def _end(self, record: JobRecord, status: Status, reason: str) -> None:
-        if record.status is Status.PENDING and record.queue_entry is not None:
-            self.queue.remove(record)
-            record.waited_s += self.now - record.pending_since
-        record.status = status
-        record.reason = reason
-        record.ended = self.now
-        name = record.job.id
-        del self.jobs[name]
-        self.ended[name] = record
+        """A job's end, and that of all who waited for it in vain."""
+        ending = [(record, status, reason)]
+        while ending:
+            record, status, reason = ending.pop()
+            if record.queue_entry is not None:
+                self.queue.remove(record)
+                record.waited_s += self.now - record.pending_since
+            record.status = status
+            record.reason = reason
+            record.ended = self.now
+            record.leaving = ()
+            self.ended[record.job.id] = self.jobs.pop(record.job.id)
+            for name in self._dependents.pop(record.job.id, ()):
+                later = self.jobs.get(name)
+                if later is None or later.status is not Status.BLOCKED:
+                    continue
+                failed = self._failed_forerunner(later)
+                if failed is not None:
+                    ending.append((later, Status.CANCELLED, failed))
+                elif all(self._succeeded(other) for other in later.job.after):
+                    later.pending_since = self.now
+                    self._enqueue(later)
         self.stirred = True
-        for dependent in self._dependents.pop(name, ()):
-            later = self.jobs.get(dependent)
-            if later is not None and not self._blocked(later):
-                later.pending_since = self.now
-                self._enqueue(later)
 
     def _current(self, event: ev.JobEvent) -> JobRecord | None:
         """The job an event speaks of, unless it speaks of an earlier launch."""

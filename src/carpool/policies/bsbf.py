@@ -1,6 +1,7 @@
 """SJF-BSBF: shortest job first with best sharing benefit first, the paper's policy (Algorithms 1 and 2, corrected)."""
 
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from carpool.core.draft import Draft
 from carpool.core.model import Decision, GpuId
@@ -8,6 +9,16 @@ from carpool.core.record import JobRecord, JobView
 from carpool.core.state import View
 from carpool.policies.base import BasePolicy, shortest_first
 from carpool.policies.candidates import Candidate, Candidates, OptionCache
+
+
+class Outcome(Enum):
+    """What became of a job that finds no free GPUs."""
+
+    JOINED = auto()
+    WAITS = auto()
+    """Its hosts cannot agree on a sub-batch; a longer job may find others."""
+    HOPELESS = auto()
+    """Too few hosts gain. A longer job of this shape gains with fewer still: it need not be tried."""
 
 
 @dataclass
@@ -29,50 +40,46 @@ class SjfBsbf(BasePolicy):
         for job in pending:  # Alg. 1, l. 2
             if draft.start(job, "shortest in the queue that fits"):  # l. 6–7
                 continue
-            if not self._join(draft, job, candidates):
-                # A longer job of this shape gains less from every host: it cannot do better.
+            if self._join(draft, job, candidates) is Outcome.HOPELESS:
                 pending.skip_alike()
         return draft.decisions
 
-    def _join(self, draft: Draft, job: JobRecord, candidates: Candidates) -> bool:
+    def _join(self, draft: Draft, job: JobRecord, candidates: Candidates) -> Outcome:
         """Share with the hosts that make the best pairs (Alg. 1, l. 9–17), or wait."""
         shape = job.shape
         if shape.exclusive or not draft.may_start(job):
-            return False
+            return Outcome.HOPELESS
         if draft.free.count + draft.shareable().bit_count() < shape.gpus:
-            return False
+            return Outcome.HOPELESS
         at_least = 1
         while True:
-            picked = self._gather(draft, job, candidates, at_least)
-            if picked is None:
-                return False
-            gpus, hosts = picked
+            gpus, hosts = self._gather(draft, job, candidates, at_least)
+            if not hosts or len(gpus) + draft.free.count < shape.gpus:
+                return Outcome.HOPELESS if at_least == 1 else Outcome.WAITS
             finest = max((host.option.size for host in hosts), key=lambda size: size.accum)
-            if all(host.option.size.accum == finest.accum for host in hosts):
-                draft.assign(job, gpus, finest, _why(hosts))
-                return True
-            at_least = finest.accum  # one sub-batch for the whole gang: every pair is checked again with it
+            if any(host.option.size.accum != finest.accum for host in hosts):
+                at_least = finest.accum  # one sub-batch for the whole gang: every pair is checked again with it
+                continue
+            gpus += draft.some_free(shape.gpus - len(gpus), finest)
+            if len(gpus) < shape.gpus:
+                return Outcome.WAITS
+            draft.assign(job, gpus, finest, _why(hosts))
+            return Outcome.JOINED
 
     def _gather(
         self, draft: Draft, job: JobRecord, candidates: Candidates, at_least: int
-    ) -> tuple[list[GpuId], list[Candidate]] | None:
-        """The best hosts' GPUs until the gang is whole, then free ones."""
+    ) -> tuple[list[GpuId], list[Candidate]]:
+        """The best hosts' GPUs until the gang is whole, or as many as there are."""
         gpus: list[GpuId] = []
         hosts: list[Candidate] = []
         for host in candidates.for_guest(job, at_least):
             short = job.shape.gpus - len(gpus)
             hosts.append(host)
-            if len(host.gpus) < short:
-                gpus += host.gpus
-                continue
             cut = len(host.gpus) > short
             gpus += draft.view.topology.most_consolidated(host.gpus, short) if cut else host.gpus
-            return gpus, hosts
-        if not hosts:
-            return None
-        finest = max((host.option.size for host in hosts), key=lambda size: size.accum)
-        gpus += draft.some_free(job.shape.gpus - len(gpus), finest)
-        return (gpus, hosts) if len(gpus) == job.shape.gpus else None
+            if len(host.gpus) >= short:
+                break
+        return gpus, hosts
 
 
 def _why(hosts: list[Candidate]) -> str:

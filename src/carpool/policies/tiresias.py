@@ -9,6 +9,9 @@ from carpool.core.record import JobRecord, JobView, Shape
 from carpool.core.state import View
 from carpool.policies.base import BasePolicy, option
 
+TICK_S = 1e-3
+"""So close to the threshold counts as over it: clocks that show seconds since 1970 resolve no less than 1e-6 s."""
+
 
 @dataclass
 class Tiresias(BasePolicy):
@@ -20,7 +23,7 @@ class Tiresias(BasePolicy):
 
     def key(self, job: JobView, now: float) -> tuple[float, ...]:
         # The level is derived from the service, never stored; a waiting job's service does not change.
-        demoted = job.service(now) >= self.threshold_gpu_s * (1.0 - 1e-9)
+        demoted = self.threshold_gpu_s - job.service(now) <= TICK_S * job.shape.gpus
         return (float(demoted), job.job.submitted)
 
     def decide(self, view: View) -> list[Decision]:

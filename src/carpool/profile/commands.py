@@ -63,7 +63,17 @@ def _check_scales(told: Mapping[str, Any]) -> None:
             raise ProfileError(f"--{option.replace('_', '-')} {value}: give a finite number, {least}")
 
 
-@click.group(invoke_without_command=True)
+class ProfileGroup(click.Group):
+    """`carpool profiles h200` shows h200."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        known = args[0] in self.commands or args[0].startswith("-")
+        return super().resolve_command(ctx, args if known else ["show", *args])
+
+
+@click.group(cls=ProfileGroup, invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def profiles(context: click.Context, as_json: bool) -> None:

@@ -42,11 +42,20 @@ def _constant(text: str) -> ConstantInterference | None:
 def _profile(name: str) -> Profile:
     if not name:
         raise ProfileError(
-            f"interference: empty; give a number like 1.5, a CSV matrix, or one of {', '.join(shipped())}"
+            f"interference: empty; give a number like 1.5, a CSV matrix, or one of {', '.join(tables())}"
         )
     looks_like_file = name.endswith(".json") or "/" in name
     if name not in shipped() and not looks_like_file:
         raise ProfileError(
-            f"interference {name!r}: neither a number, a .csv matrix nor a shipped table; " + nearest(name, shipped())
+            f"interference {name!r}: neither a number, a .csv matrix nor a shipped table; " + nearest(name, tables())
         )
     return load(name)
+
+
+def tables() -> list[str]:
+    """The shipped tables, as they are to be written."""
+    names = []
+    for name in shipped():
+        mechanisms = sorted({pair.mechanism for pair in load(name).pairs})
+        names += [name] if len(mechanisms) == 1 else [f"{name}:{mechanism}" for mechanism in mechanisms]
+    return names

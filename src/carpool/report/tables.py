@@ -14,8 +14,23 @@ NARROW = 126
 """Below this width a comparison leaves out its less important columns."""
 
 
-def hours(seconds: float) -> str:
-    return f"{seconds / 3600:.2f}" if seconds < 360_000 else f"{seconds / 3600:.0f}"
+class Unit(NamedTuple):
+    """What times are shown in."""
+
+    name: str
+    seconds: float
+
+    def show(self, seconds: float) -> str:
+        value = seconds / self.seconds
+        return f"{value:.2f}" if value < 100 else f"{value:.0f}"
+
+
+HOURS, SECONDS = Unit("hours", 3600.0), Unit("seconds", 1.0)
+
+
+def unit_for(mean_s: float) -> Unit:
+    """The unit in which such a time reads well."""
+    return SECONDS if mean_s < 360.0 else HOURS
 
 
 def _table(*columns: str) -> Any:
@@ -49,7 +64,8 @@ def describe(setup: Setup) -> str:
 
 def run_tables(summary: Summary, setup: Setup) -> None:
     """One simulation."""
-    table = _table("hours", "jobs", "mean JCT", "p50", "p95", "p99", "queue", "makespan")
+    unit = unit_for(summary.mean_jct_s)
+    table = _table(unit.name, "jobs", "mean JCT", "p50", "p95", "p99", "queue", "makespan")
     parts: list[tuple[str, Summary | Group]] = [
         ("all", summary),
         (f"large (> {setup.large_above} GPUs)", summary.large),
@@ -58,7 +74,7 @@ def run_tables(summary: Summary, setup: Setup) -> None:
     ]
     for name, part in parts:
         times = (part.mean_jct_s, part.p50_jct_s, part.p95_jct_s, part.p99_jct_s, part.mean_queue_s, part.makespan_s)
-        table.add_row(name, str(part.jobs), *(hours(time) if part.jobs else "-" for time in times))
+        table.add_row(name, str(part.jobs), *(unit.show(time) if part.jobs else "-" for time in times))
     console = new_console()
     _print(console, f"{summary.policy} on {summary.workload}", table)
     slowdowns = f"{summary.host_slowdown_mean:.2f} times as long as alone (worst {summary.host_slowdown_max:.2f})"
@@ -85,13 +101,14 @@ def comparison_tables(outcomes: Sequence[Outcome], setup: Setup) -> None:
     for case, of_policy in by_case(outcomes).items():
         seeds = len(next(iter(of_policy.values())))
         title = f"{case} ({seeds} seed{'s' if seeds > 1 else ''})"
-        table = _table("hours", "mean JCT", "÷ best", *(column.title for column in columns))
         summaries = {policy: [outcome.summary for outcome in some] for policy, some in of_policy.items()}
         jcts = {policy: mean([summary.mean_jct_s for summary in some]) for policy, some in summaries.items()}
         best = min(jct.value for jct in jcts.values())
+        unit = unit_for(best)
+        table = _table(unit.name, "mean JCT", "÷ best", *(column.title for column in columns))
         for policy, some in summaries.items():
-            averages = [column.show(mean([column.value(summary) for summary in some]).value) for column in columns]
-            table.add_row(_short(policy), *_jct_cells(jcts[policy], best), *averages)
+            averages = [(column.show or unit.show)(mean([column.value(s) for s in some]).value) for column in columns]
+            table.add_row(_short(policy), *_jct_cells(jcts[policy], best, unit), *averages)
         _print(console, title, table)
     several = any(len(some) > 1 for of_policy in by_case(outcomes).values() for some in of_policy.values())
     console.print(describe(setup) + ("; ± is the standard error over seeds" if several else ""))
@@ -108,7 +125,8 @@ class Column(NamedTuple):
 
     title: str
     value: Value
-    show: Callable[[float], str] = hours
+    show: Callable[[float], str] | None = None
+    """None: it is a time."""
     important: bool = True
 
 
@@ -125,11 +143,11 @@ COLUMNS = (
 )
 
 
-def _jct_cells(jct: Mean, best: float) -> list[Any]:
+def _jct_cells(jct: Mean, best: float, unit: Unit) -> list[Any]:
     from rich.text import Text
 
-    spread = "" if jct.error is None else f" ± {jct.error / 3600:.2f}"
-    shown = f"{hours(jct.value)}{spread}"
+    spread = "" if jct.error is None else f" ± {unit.show(jct.error)}"
+    shown = f"{unit.show(jct.value)}{spread}"
     ratio = f"{jct.value / best:.2f}" if best else "-"
     return [Text(shown, "bold" if jct.value == best else ""), ratio]
 
@@ -159,9 +177,9 @@ def comparison_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 def workload_tables(facts: dict[str, Any]) -> None:
     table = _table("model", "jobs", "share", "mean run h")
     for model, part in facts["models"].items():
-        table.add_row(model, str(part["jobs"]), f"{part['jobs'] / facts['jobs']:.1%}", hours(part["mean_run_s"]))
+        table.add_row(model, str(part["jobs"]), f"{part['jobs'] / facts['jobs']:.1%}", HOURS.show(part["mean_run_s"]))
     table.add_section()
-    table.add_row("all", str(facts["jobs"]), "100.0%", hours(facts["mean_run_s"]))
+    table.add_row("all", str(facts["jobs"]), "100.0%", HOURS.show(facts["mean_run_s"]))
     gangs = _table("GPUs of a job", "jobs", "share")
     for gpus, jobs in facts["gangs"].items():
         gangs.add_row(str(gpus), str(jobs), f"{jobs / facts['jobs']:.1%}")
@@ -171,6 +189,6 @@ def workload_tables(facts: dict[str, Any]) -> None:
     console.print(gangs)
     console.print()
     console.print(
-        f"submitted over {hours(facts['span_s'])} h; run time median {hours(facts['p50_run_s'])} h, "
-        f"p99 {hours(facts['p99_run_s'])} h; {facts['gpu_s'] / 3600:.0f} GPU-hours{load}"
+        f"submitted over {HOURS.show(facts['span_s'])} h; run time median {HOURS.show(facts['p50_run_s'])} h, "
+        f"p99 {HOURS.show(facts['p99_run_s'])} h; {facts['gpu_s'] / 3600:.0f} GPU-hours{load}"
     )

@@ -182,6 +182,8 @@ def compare(
     names = list(dict.fromkeys(chosen or PAPER))
     for name in names:
         policies.make(name)
+    if seeds and source != generate.NAME and not world["duration_error"]:
+        raise InputError(f"--seeds belongs to the generator; choose workloads of {source} with --select, as seed=1-8")
     numbers = parse_seeds(seeds or ("1-4" if source == generate.NAME else "1"))
     setup = make_setup(numbers[0], world)
     with results_in(out) if out else nullcontext() as folder:

@@ -8,14 +8,18 @@ the same model it is the scheduler's own state, and otherwise a second one that 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from math import inf
 from time import perf_counter
 
 from carpool.core import events as ev
-from carpool.core.model import Decision, Job, JobId, Node, Status
+from carpool.core.model import Decision, GpuId, Job, JobId, Node, Status
 from carpool.core.perf import PerformanceModel
 from carpool.core.record import JobRecord
 from carpool.core.scheduler import Policy, Scheduler
 from carpool.core.state import State
+
+MOST_IDLE_CALLS = 100_000
+"""A policy that was woken so often in a row, with nothing happening in between, will not start anything any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +63,16 @@ class Engine:
         self._pushes = 0
         self._wake_at: float | None = None
         self._arrivals = sorted(jobs, key=lambda job: job.submitted)
-        start = min(0.0, self._arrivals[0].submitted) if self._arrivals else 0.0
-        self._deliver(start, [ev.NodeJoined(start, node) for node in nodes])
+        self._empty_at: dict[GpuId, float] = {}  # when the workers of a preempted job are gone
+        self._idle_calls = 0
+        self._deliver(0.0, [ev.NodeJoined(0.0, node) for node in nodes])
         self._refuse_the_impossible()
 
     def run(self) -> State:
         """Play everything to the end; the returned state tells each job's story."""
         arrivals, heap = self._arrivals, self._heap
         following, number = 0, len(arrivals)
-        while following < number or heap:
+        while following < number or (heap and self.world.jobs):
             if following < number and (not heap or arrivals[following].submitted <= heap[0][0]):
                 now = arrivals[following].submitted
             else:
@@ -79,12 +84,16 @@ class Engine:
                 following += 1
             if batch or wake:
                 self._step(now, batch, wake)
+            if self._idle_calls > MOST_IDLE_CALLS and following == number:
+                break
         if self.world.jobs:
             names = ", ".join(list(self.world.jobs)[:5])
             raise Impossible(None, f"the policy left {len(self.world.jobs)} jobs waiting for ever ({names}, …)")
         return self.world
 
     def _refuse_the_impossible(self) -> None:
+        if self._arrivals and self._arrivals[0].submitted < 0.0:
+            raise Impossible(self._arrivals[0].id, "submitted: lies before time 0")
         looked_at = set()
         for job in self._arrivals:
             alike = (job.gpus, job.model, job.batch, job.can_shrink, job.user)
@@ -111,6 +120,7 @@ class Engine:
 
     def _step(self, now: float, batch: list[ev.Event], wake: bool) -> None:
         scheduler, repaced = self.scheduler, self.world.repaced
+        self._idle_calls = self._idle_calls + 1 if not batch else 0
         while batch or wake:
             planned = self._deliver(now, batch, wake)
             batch, wake = self._act(now, planned.decisions) if planned is not None else [], False
@@ -120,6 +130,10 @@ class Engine:
                 self._report(now, repaced)
             repaced.clear()
         again = scheduler.policy.wake(scheduler.state)
+        if again is not None and not now < again < inf:
+            raise Impossible(
+                None, f"the policy asks at {now} s to be woken at {again} s: wake() must name a later time"
+            )
         if again != self._wake_at:
             self._wake_at = again
             if again is not None:
@@ -153,27 +167,31 @@ class Engine:
     def _act(self, now: float, decisions: Sequence[Decision]) -> list[ev.Event]:
         """What the executors would do: launch and stop. Returns what happens at once; the rest goes on the heap."""
         prompt: list[ev.Event] = []
-        jobs, costs = self.world.jobs, self.costs
-        stopping = costs.stop_s and any(decision.allocation is None for decision in decisions)
+        jobs, stop_s = self.world.jobs, self.costs.stop_s
+        if stop_s:
+            for decision in decisions:
+                self._empty_at.update(dict.fromkeys(jobs[decision.job].leaving, now + stop_s))
         for decision in decisions:
             record = jobs[decision.job]
             event: ev.Event
             if record.status is Status.STARTING:
-                at = now + costs.launch_s
-                if record.attempt > 1:
-                    at += self.scheduler.policy.restart_s
-                if stopping:
-                    at += costs.stop_s  # the GPUs are not empty before
-                event = ev.Started(at, decision.job, record.attempt)
+                event = ev.Started(self._launch_time(now, record), decision.job, record.attempt)
             elif record.status is Status.STOPPING:
-                event = ev.Stopped(now + costs.stop_s, decision.job, record.attempt, record.done)
+                event = ev.Stopped(now + stop_s, decision.job, record.attempt, record.done)
             else:
-                event = ev.Retuned(now, decision.job, record.attempt)
+                event = ev.Retuned(now, decision.job, record.attempt, record.accum)
             if event.at == now:
                 prompt.append(event)
             else:
                 self._push(event.at, event, 0)
         return prompt
+
+    def _launch_time(self, now: float, record: JobRecord) -> float:
+        """When a job that was given GPUs now is up: they must be empty first, and the job gone from where it was."""
+        at = now
+        for gpu in (*record.gpus, *record.leaving) if self._empty_at else ():
+            at = max(at, self._empty_at.get(gpu, now))
+        return at + self.costs.launch_s + (self.scheduler.policy.restart_s if record.attempt > 1 else 0.0)
 
     def _push(self, at: float, what: ev.Event | JobRecord | None, pace: int) -> None:
         self._pushes += 1

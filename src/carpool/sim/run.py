@@ -36,6 +36,10 @@ from carpool.sim.noise import Misjudged
 from carpool.sim.workload import Workload, check_dependencies, check_ids
 
 NO_COSTS = Costs()
+REMEDIES = {
+    "gpus": "; give a larger --cluster, or the job fewer GPUs",
+    "batch": "; give a larger --gpu-memory, or --no-memory-limit",
+}
 MOST_SLOWDOWN = 1000
 
 
@@ -111,7 +115,8 @@ def simulate(
             state = engine.run()
         except Impossible as impossible:
             where = workload.where(impossible.job) if impossible.job else workload.source
-            raise InputError(f"{where}: {impossible}") from None
+            field = str(impossible).partition(":")[0]
+            raise InputError(f"{where}: {impossible}{REMEDIES.get(field, '')}") from None
         except IllegalPlan as illegal:
             if not isinstance(policy, str):
                 raise
