@@ -1,12 +1,13 @@
 """A plan under construction. Policies `start`, `assign` and `stop` jobs in a draft, which shows the cluster as it would
 then be, picks consolidated GPUs, and keeps the decisions.
 
-A draft is an overlay: it copies the free-GPU index when something changes first and remembers the rest as
-differences, so that the state behind it stays untouched.
+A draft is an overlay: it remembers differences, and copies the free-GPU index when it must, so that the state behind it
+stays untouched.
 """
 
 from collections.abc import Iterable, Sequence
 
+from carpool.core.free import FreeGpus
 from carpool.core.model import Allocation, Decision, GpuId
 from carpool.core.queue import Scan
 from carpool.core.record import JobRecord, Size
@@ -18,11 +19,12 @@ class Draft:
     def __init__(self, view: View) -> None:
         self.view = view
         self.decisions: list[Decision] = []
-        self.free = view.free
-        """Free GPUs as they are in the draft."""
+        self.free_count = view.free.count
+        """How many GPUs are free in the draft."""
         self.placed: dict[str, tuple[JobRecord, Allocation]] = {}
         """What this draft has started, by job."""
-        self._touched = False
+        self._free = view.free
+        self._just_taken: list[GpuId] = []
         self._arrived: dict[GpuId, list[Member]] = {}
         self._stopped: set[int] = set()
         self._shareable: int | None = None
@@ -67,8 +69,8 @@ class Draft:
     def some_free(self, at_most: int, size: Size) -> tuple[GpuId, ...]:
         """As many free GPUs on which the size fits as there are, most consolidated first."""
         eligible = self.view.topology.with_memory(size.memory)
-        for count in range(min(at_most, self.free.count), 0, -1):
-            gpus = self.free.pick(count, eligible)
+        for count in range(min(at_most, self.free_count), 0, -1):
+            gpus = self._free_gpus().pick(count, eligible)
             if gpus is not None:
                 return gpus
         return ()
@@ -87,34 +89,35 @@ class Draft:
     def start(self, record: JobRecord, why: str) -> bool:
         """Start a job alone on the most consolidated free GPUs, at the largest sub-batch that fits, if that can be."""
         shape = record.shape
-        if shape.gpus > self.free.count or not self.may_start(record):
+        if shape.gpus > self.free_count or not self.may_start(record):
             return False
         topology = self.view.topology
         for size in shape.sizes:
-            gpus = self.free.pick(shape.gpus, topology.with_memory(size.memory))
+            gpus = self._free_gpus().pick(shape.gpus, topology.with_memory(size.memory))
             if gpus is not None:
+                self._take(gpus)
                 self._enter(record, Allocation(gpus, size.accum), size.memory, why)
                 return True
         return False
 
     def assign(self, record: JobRecord, gpus: Sequence[GpuId], size: Size, why: str) -> None:
         """Place a job on GPUs that the policy chose, beside whoever is there."""
+        self._take([gpu for gpu in gpus if not self.members(gpu)])
         self._enter(record, Allocation(tuple(gpus), size.accum), size.memory, why)
 
     def stop(self, record: JobRecord, why: str) -> None:
         """Preempt a running job; its GPUs can be given away in the same draft."""
-        self._copy_on_write()
         self._stopped.add(record.order)
         for gpu in record.gpus:
             self._note_room(gpu)
-        self.free.give(gpu for gpu in record.gpus if not self.members(gpu))
+        emptied = [gpu for gpu in record.gpus if not self.members(gpu)]
+        self._own_free_gpus().give(emptied)
+        self.free_count += len(emptied)
         self._count_for_user(record, -1)
         self.decisions.append(Decision(record.job.id, None, why))
 
     def _enter(self, record: JobRecord, allocation: Allocation, memory: int, why: str) -> None:
-        self._copy_on_write()
         member = Member(record, allocation.accum, memory)
-        self.free.take(allocation.gpus)  # a GPU that is lent already stays so
         for gpu in allocation.gpus:
             self._arrived.setdefault(gpu, []).append(member)
             self._note_room(gpu)
@@ -128,10 +131,22 @@ class Draft:
             room = 0 < len(self.members(gpu)) < self.view.jobs_per_gpu
             self._shareable = self._shareable | bit if room else self._shareable & ~bit
 
-    def _copy_on_write(self) -> None:
-        if not self._touched:
-            self._touched = True
-            self.free = self.free.copy()
+    def _take(self, gpus: Sequence[GpuId]) -> None:
+        self._just_taken += gpus
+        self.free_count -= len(gpus)
+
+    def _free_gpus(self) -> FreeGpus:
+        """The free GPUs in the draft. Most plans pick once, so nothing is copied before the second time."""
+        if self._just_taken:
+            self._own_free_gpus()
+        return self._free
+
+    def _own_free_gpus(self) -> FreeGpus:
+        if self._free is self.view.free:
+            self._free = self._free.copy()
+        self._free.take(self._just_taken)
+        self._just_taken.clear()
+        return self._free
 
     def _held_by(self, user: str) -> list[int]:
         held = self._held.get(user)

@@ -154,6 +154,7 @@ class FittedModel:
         self.ignore_placement = ignore_placement
         self.ignore_memory = ignore_memory
         self._iterations: dict[tuple[str, int, int, int, int], float] = {}
+        self._memory: dict[tuple[str, int, int], int] = {}
         self._pairs: dict[tuple[str, int, int, str, int, int], float] = {}
 
     def fewest_nodes(self, gpus: int) -> int:
@@ -182,7 +183,13 @@ class FittedModel:
         return time
 
     def memory(self, job: Job, accum: int) -> int:
-        return 0 if self.ignore_memory else self.tasks[job.model].memory(sub_batch(job.batch, accum))
+        if self.ignore_memory:
+            return 0
+        key = (job.model, job.batch, accum)
+        memory = self._memory.get(key)
+        if memory is None:
+            memory = self._memory[key] = self.tasks[job.model].memory(sub_batch(job.batch, accum))
+        return memory
 
     def slowdown(self, job: Job, accum: int, mates: Sequence[Mate]) -> float:
         if len(mates) == 1:

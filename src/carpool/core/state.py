@@ -16,9 +16,9 @@ from carpool.core.queue import Queue
 from carpool.core.record import JobRecord, Order, Shape, Size
 
 UNLIMITED = Limits()
-HOLDING = frozenset({Status.STARTING, Status.RUNNING, Status.CANCELLING})
+HOLDING = (Status.STARTING, Status.RUNNING, Status.CANCELLING)
 """The states in which a job may hold GPUs."""
-ALIVE = HOLDING | {Status.STOPPING}
+ALIVE = (*HOLDING, Status.STOPPING)
 """The states in which a job may have workers."""
 
 
@@ -573,8 +573,12 @@ class State:
 
     def _place(self, record: JobRecord) -> None:
         """Compute the iteration time alone on its GPUs at its accumulation."""
-        placement = Placement(len(record.gpus), self.topology.nodes_spanned(record.gpus))
-        record.alone_iteration_s = self.perf.iteration_time(record.job, record.accum, placement)
+        nodes = self.topology.nodes_spanned(record.gpus)
+        if record.accum == 1 and nodes == record.shape.placement.nodes:
+            record.alone_iteration_s = record.whole_iteration_s
+        else:
+            placement = Placement(len(record.gpus), nodes)
+            record.alone_iteration_s = self.perf.iteration_time(record.job, record.accum, placement)
 
     def _index_host(self, record: JobRecord) -> None:
         """Enter a job anew in the index of hosts, if anybody uses it."""

@@ -36,7 +36,7 @@ class SjfBsbf(BasePolicy):
     def decide(self, view: View) -> list[Decision]:
         draft = Draft(view)
         candidates = Candidates(draft, self._options)
-        pending = draft.pending(draft.free.count + draft.shareable().bit_count())
+        pending = draft.pending(draft.free_count + draft.shareable().bit_count())
         for job in pending:  # Alg. 1, l. 2
             if draft.start(job, "shortest in the queue that fits"):  # l. 6–7
                 continue
@@ -49,12 +49,12 @@ class SjfBsbf(BasePolicy):
         shape = job.shape
         if shape.exclusive or not draft.may_start(job):
             return Outcome.HOPELESS
-        if draft.free.count + draft.shareable().bit_count() < shape.gpus:
+        if draft.free_count + draft.shareable().bit_count() < shape.gpus:
             return Outcome.HOPELESS
         at_least = 1
         while True:
             gpus, hosts = self._gather(draft, job, candidates, at_least)
-            if not hosts or len(gpus) + draft.free.count < shape.gpus:
+            if not hosts or len(gpus) + draft.free_count < shape.gpus:
                 return Outcome.HOPELESS if at_least == 1 else Outcome.WAITS
             finest = max((host.option.size for host in hosts), key=lambda size: size.accum)
             if any(host.option.size.accum != finest.accum for host in hosts):

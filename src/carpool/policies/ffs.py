@@ -21,7 +21,7 @@ class SjfFfs(BasePolicy):
 
     def decide(self, view: View) -> list[Decision]:
         draft = Draft(view)
-        pending = draft.pending(draft.free.count + draft.shareable().bit_count())
+        pending = draft.pending(draft.free_count + draft.shareable().bit_count())
         for job in pending:
             if not draft.start(job, "shortest in the queue that fits") and not self._join_first_fit(draft, job):
                 pending.skip_alike()
@@ -32,7 +32,7 @@ class SjfFfs(BasePolicy):
         if shape.exclusive or not draft.may_start(job):
             return False
         lent = draft.shareable()
-        if draft.free.count + lent.bit_count() < shape.gpus:
+        if draft.free_count + lent.bit_count() < shape.gpus:
             return False
         for size in shape.sizes:
             gpus = self._first_fit(draft, job, size, lent)

@@ -28,7 +28,7 @@ def start_in_order(view: View, skip: bool, why: str) -> list[Decision]:
     if not view.free.count:
         return []
     draft = Draft(view)
-    pending = draft.pending(draft.free.count if skip else None)
+    pending = draft.pending(draft.free_count if skip else None)
     for job in pending:
         if draft.start(job, why):
             continue
