@@ -180,7 +180,7 @@ def _xi(state: State, record, mate) -> float:
 
 def _validate_hosts(state: State) -> None:
     fresh = State(state.perf, state.order, state.jobs_per_gpu)
-    fresh.topology, fresh._residents, fresh._running = state.topology, state._residents, state._running
+    fresh.cluster, fresh._running = state.cluster, state._running
     listed = hosts_of(state)
     entries = {r.order: r.index_entry for r in state.jobs.values()}
     for record in state.jobs.values():

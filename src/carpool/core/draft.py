@@ -12,7 +12,7 @@ from carpool.core.model import Allocation, Decision, GpuId
 from carpool.core.queue import Scan
 from carpool.core.record import JobRecord, Size
 from carpool.core.rules import Member, cohabitation
-from carpool.core.state import View
+from carpool.core.view import View
 
 
 class Draft:

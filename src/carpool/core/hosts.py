@@ -9,7 +9,8 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from carpool.core.model import GpuId, Job
+from carpool.core.cluster import Cluster
+from carpool.core.model import GpuId, Job, Status
 from carpool.core.record import JobRecord
 
 
@@ -60,11 +61,38 @@ class OtherHost(NamedTuple):
 
 
 class Hosts:
-    def __init__(self) -> None:
+    def __init__(self, cluster: Cluster, jobs_per_gpu: int) -> None:
+        self.cluster = cluster
+        self.jobs_per_gpu = jobs_per_gpu
         self.lone: dict[HostKind, LoneHosts] = {}
         self.others: dict[int, OtherHost] = {}  # by order of submission
 
-    def add_lone(self, record: JobRecord, kind: HostKind) -> None:
+    def update(self, record: JobRecord) -> None:
+        """Enter a job anew: something about it or its neighbours changed."""
+        self._discard(record)
+        if self.jobs_per_gpu == 1 or record.shape.exclusive or record.status is Status.CANCELLING or not record.gpus:
+            return
+        topology, residents, job = self.cluster.topology, self.cluster.residents, record.job
+        alone_on = tuple([gpu for gpu in record.gpus if len(residents[gpu]) == 1])
+        memory = min([topology.nodes[topology.node_of[gpu]].memory for gpu in alone_on or record.gpus])
+        kind = HostKind(job.model, job.batch, record.accum, job.max_slowdown, memory - record.memory)
+        if len(alone_on) == len(record.gpus) and record.status is Status.RUNNING:
+            self._add_lone(record, kind)
+            return
+        crowds = self._crowds(record) if self.jobs_per_gpu > 2 else ()
+        if alone_on or crowds:
+            host = self.others[record.order] = OtherHost(record, kind, alone_on, crowds)
+            record.index_entry = host
+
+    def _crowds(self, record: JobRecord) -> tuple[tuple[tuple[JobRecord, ...], tuple[GpuId, ...]], ...]:
+        crowds: dict[tuple[JobRecord, ...], list[GpuId]] = {}
+        for gpu in record.gpus:
+            there = self.cluster.residents[gpu]
+            if there[0] is record and 1 < len(there) < self.jobs_per_gpu:
+                crowds.setdefault(there, []).append(gpu)
+        return tuple([(members, tuple(gpus)) for members, gpus in crowds.items()])
+
+    def _add_lone(self, record: JobRecord, kind: HostKind) -> None:
         group = self.lone.get(kind)
         if group is None:
             group = self.lone[kind] = LoneHosts(kind, record.job)
@@ -72,11 +100,7 @@ class Hosts:
         insort(group.entries, entry)
         record.index_entry = LonePlace(group, entry)
 
-    def add_other(self, host: OtherHost) -> None:
-        self.others[host.record.order] = host
-        host.record.index_entry = host
-
-    def discard(self, record: JobRecord) -> None:
+    def _discard(self, record: JobRecord) -> None:
         place = record.index_entry
         record.index_entry = None
         if isinstance(place, LonePlace):

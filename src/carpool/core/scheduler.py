@@ -12,7 +12,8 @@ from carpool.core.model import Decision
 from carpool.core.perf import PerformanceModel
 from carpool.core.record import JobView
 from carpool.core.rules import IllegalPlan, check
-from carpool.core.state import State, View
+from carpool.core.state import State
+from carpool.core.view import View
 
 
 class Policy(Protocol):

@@ -4,48 +4,23 @@ The scheduler applies what drivers report and what it plans itself; policies rea
 free GPUs, hosts) are kept up to date event by event, and only jobs whose neighbours changed get a new pace.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from carpool.core import events as ev
-from carpool.core.free import FreeGpus, Topology
-from carpool.core.hosts import HostKind, Hosts, OtherHost
+from carpool.core.cluster import Cluster
+from carpool.core.hosts import Hosts
 from carpool.core.model import Allocation, GpuId, Job, JobId, Limits, Status, accumulations
 from carpool.core.perf import PerformanceModel, Placement
 from carpool.core.queue import Queue
-from carpool.core.record import JobRecord, Order, Shape, Size
+from carpool.core.record import JobRecord, Order, Shape
+from carpool.core.shapes import Shapes
 
 UNLIMITED = Limits()
 HOLDING = (Status.STARTING, Status.RUNNING, Status.CANCELLING)
 """The states in which a job may hold GPUs."""
 ALIVE = (*HOLDING, Status.STOPPING)
 """The states in which a job may have workers."""
-
-
-class View(Protocol):
-    """The state as a policy sees it: everything readable, nothing writable."""
-
-    @property
-    def now(self) -> float: ...
-    @property
-    def jobs_per_gpu(self) -> int: ...
-    @property
-    def perf(self) -> PerformanceModel: ...
-    @property
-    def topology(self) -> Topology: ...
-    @property
-    def free(self) -> FreeGpus: ...
-    @property
-    def queue(self) -> Queue: ...
-    @property
-    def hosts(self) -> Hosts: ...
-    @property
-    def running(self) -> Iterable[JobRecord]: ...
-    def residents(self, gpu: GpuId) -> Sequence[JobRecord]: ...
-    def memory_used(self, gpu: GpuId) -> int: ...
-    def gpus_holding(self, jobs: int) -> int: ...
-    def limits_of(self, user: str) -> Limits: ...
-    def held_by(self, user: str) -> tuple[int, int]: ...
 
 
 class State:
@@ -58,8 +33,9 @@ class State:
         self.now = 0.0
         self.jobs: dict[JobId, JobRecord] = {}
         self.ended: dict[JobId, JobRecord] = {}
-        self.topology = Topology()
-        self.free = FreeGpus(self.topology)
+        self.cluster = Cluster(jobs_per_gpu)
+        self.topology = self.cluster.topology
+        self.free = self.cluster.free
         self.queue = Queue()
         self.limits: dict[str, Limits] = {}
         self.stirred = False
@@ -69,13 +45,10 @@ class State:
         self.busy_gpu_s = 0.0
         self.shares = 0
         self.preemptions = 0
-        self._residents: dict[GpuId, tuple[JobRecord, ...]] = {}
-        self._memory: dict[GpuId, int] = {}
-        self._by_load = [0] * (jobs_per_gpu + 1)  # n -> the GPUs that hold n jobs, one bit each
         self._held: dict[str, list[int]] = {}  # user -> jobs, GPUs
         self._running: dict[int, JobRecord] = {}  # by order: jobs that hold GPUs
         self._dependents: dict[JobId, list[JobId]] = {}
-        self._shapes: dict[tuple[object, ...], Shape] = {}
+        self._shapes = Shapes(perf)
         self._hosts: Hosts | None = None
         self._submissions = 0
 
@@ -91,20 +64,20 @@ class State:
         """Running jobs that may take a guest. Kept from the first time that somebody asks, so that policies that
         never share do not pay for it."""
         if self._hosts is None:
-            self._hosts = Hosts()
+            self._hosts = Hosts(self.cluster, self.jobs_per_gpu)
             for record in self._running.values():
-                self._index_host(record)
+                self._hosts.update(record)
         return self._hosts
 
     def residents(self, gpu: GpuId) -> tuple[JobRecord, ...]:
-        return self._residents[gpu]
+        return self.cluster.residents[gpu]
 
     def memory_used(self, gpu: GpuId) -> int:
-        return self._memory[gpu]
+        return self.cluster.memory[gpu]
 
     def gpus_holding(self, jobs: int) -> int:
         """The GPUs that hold so many jobs, one bit each."""
-        return self._by_load[jobs]
+        return self.cluster.by_load[jobs]
 
     def limits_of(self, user: str) -> Limits:
         return self.limits.get(user) or self.limits.get("", UNLIMITED)
@@ -151,14 +124,14 @@ class State:
         """Let time pass. A clock that was set back stands still until it catches up."""
         if now <= self.now:
             return
-        self.busy_gpu_s += (len(self._residents) - self.free.count) * (now - self.now)
+        self.busy_gpu_s += (len(self.cluster.residents) - self.free.count) * (now - self.now)
         self.now = now
 
     def _submitted(self, event: ev.Submitted) -> None:
         job = event.job
         if job.id in self.jobs or job.id in self.ended:
             raise ValueError(f"job {job.id} exists already")
-        shape = self._shape(job)
+        shape = self._shape(job, job.priority)
         record = JobRecord(job, shape, self._submissions, self.perf.iteration_time(job, 1, shape.placement))
         self._submissions += 1
         self.jobs[job.id] = record
@@ -209,22 +182,17 @@ class State:
         record.accum = accum
         needed = self.perf.memory(record.job, accum)
         if needed > record.memory:  # what it holds until the workers confirm is the larger of the two
-            self._reserve(record, needed)
+            self.cluster.reserve(record, needed)
         self._index_host(record)
 
     def _retuned(self, event: ev.Retuned) -> None:
         record = self._current(event)
         if record is None or not record.gpus or event.accum != record.accum:  # or another re-tune is under way
             return
-        self._reserve(record, self.perf.memory(record.job, record.accum))
+        self.cluster.reserve(record, self.perf.memory(record.job, record.accum))
         self._place(record)
-        self._repace([record, *self._mates(record)])
+        self._repace([record, *self.cluster.mates(record)])
         self.stirred = True
-
-    def _reserve(self, record: JobRecord, memory: int) -> None:
-        for gpu in record.gpus:
-            self._memory[gpu] += memory - record.memory
-        record.memory = memory
 
     def _started(self, event: ev.Started) -> None:
         record = self._current(event)
@@ -236,7 +204,7 @@ class State:
             record.done = min(event.done, float(record.job.iterations))
         if record.first_start < 0.0:
             record.first_start = self.now
-        self._repace([record, *self._mates(record)])
+        self._repace([record, *self.cluster.mates(record)])
 
     def _progressed(self, event: ev.Progressed) -> None:
         record = self._current(event)
@@ -251,7 +219,7 @@ class State:
             return
         self._settle(record)
         record.done = min(event.done, record.job.iterations)
-        if self._mates(record):
+        if self.cluster.mates(record):
             record.slowdown = max(1.0, event.iteration_s / record.alone_iteration_s)
         else:
             record.alone_iteration_s = event.iteration_s
@@ -311,7 +279,7 @@ class State:
             record.iteration_s = 0.0
             record.status = Status.CANCELLING
             record.pace += 1
-            self._repace([record, *self._mates(record)])
+            self._repace([record, *self.cluster.mates(record)])
         elif record.status is Status.STOPPING:
             record.status = Status.CANCELLING
         else:
@@ -337,14 +305,7 @@ class State:
         self.stirred = True
 
     def _node_joined(self, event: ev.NodeJoined) -> None:
-        node = event.node
-        if node.id in self.topology.present or any(gpu in self._residents for gpu in node.gpus):
-            raise ValueError(f"node {node.id} or one of its GPUs is here already")
-        self.free.add_node(self.topology.add(node))
-        for gpu in node.gpus:
-            self._residents[gpu] = ()
-            self._memory[gpu] = 0
-            self._by_load[0] |= 1 << gpu
+        self.cluster.join(event.node)
         self._rethink_sizes()
         self.stirred = True
 
@@ -364,11 +325,7 @@ class State:
                 record.leaving = tuple([gpu for gpu in record.leaving if gpu not in lost])
                 if not record.leaving and record.status in (Status.STOPPING, Status.CANCELLING):
                     self._gone(record)
-        self.free.remove_node(number)
-        self.topology.remove(event.node)
-        for gpu in lost:
-            del self._residents[gpu], self._memory[gpu]
-            self._by_load[0] ^= 1 << gpu
+        self.cluster.lose(event.node)
         self._rethink_sizes()
         self.stirred = True
 
@@ -428,23 +385,9 @@ class State:
         record = self.jobs.get(event.job)
         return record if record is not None and record.attempt == event.attempt else None
 
-    def _shape(self, job: Job, priority: int | None = None) -> Shape:
-        if priority is None:
-            priority = job.priority
-        user = job.user if self.limits and self.limits_of(job.user) != UNLIMITED else None
-        key = (job.gpus, job.model, job.batch, job.can_shrink, job.exclusive, job.max_slowdown, priority, user)
-        shape = self._shapes.get(key)
-        if shape is None:
-            best = Placement(job.gpus, self.perf.fewest_nodes(job.gpus))
-            sizes = self._sizes(job, best)
-            shape = Shape(job.gpus, priority, job.exclusive, job.max_slowdown, user, sizes, best)
-            self._shapes[key] = shape
-        return shape
-
-    def _sizes(self, job: Job, best: Placement) -> tuple[Size, ...]:
-        whole = self.perf.iteration_time(job, 1, best)
-        accums = accumulations(job.batch) if job.can_shrink else (1,)
-        return tuple(Size(s, self.perf.memory(job, s), self.perf.iteration_time(job, s, best) / whole) for s in accums)
+    def _shape(self, job: Job, priority: int) -> Shape:
+        limited = bool(self.limits) and self.limits_of(job.user) != UNLIMITED
+        return self._shapes.of(job, priority, job.user if limited else None)
 
     def _best_iteration_time(self, record: JobRecord) -> float:
         """At the most consolidated placement and the largest sub-batch that fits a GPU."""
@@ -457,13 +400,12 @@ class State:
     # ---- GPUs ------------------------------------------------------------------------------------------------------
 
     def _claim(self, record: JobRecord, allocation: Allocation) -> None:
-        gpus = allocation.gpus
         if record.queue_entry is not None:
             self.queue.remove(record)
             record.waited_s += self.now - record.pending_since
         record.status = Status.STARTING
         record.attempt += 1
-        record.gpus = gpus
+        record.gpus = allocation.gpus
         record.accum = allocation.accum
         record.memory = self.perf.memory(record.job, allocation.accum)
         record.held_since = self.now
@@ -471,25 +413,12 @@ class State:
         self._running[record.order] = record
         if self.limits:
             self._count_for_user(record, 1)
-        mates: dict[int, JobRecord] = {}
-        unused = []
-        for gpu in gpus:
-            before = self._residents[gpu]
-            self._residents[gpu] = (*before, record)
-            self._memory[gpu] += record.memory
-            bit = 1 << gpu
-            self._by_load[len(before)] ^= bit
-            self._by_load[len(before) + 1] ^= bit
-            if before:
-                mates.update((mate.order, mate) for mate in before)
-            else:
-                unused.append(gpu)
-        if unused:
-            self.free.take(unused)
+        self.cluster.enter(record)
+        mates = self.cluster.mates(record)
         if mates:
             record.shares += 1
             self.shares += 1
-            for mate in mates.values():
+            for mate in mates:
                 mate.hosted += 1
                 self._index_host(mate)
         self._index_host(record)
@@ -500,20 +429,8 @@ class State:
         record.iteration_s = 0.0
         record.slowdown = 1.0
         record.pace += 1
-        mates = self._mates(record)
-        unused = []
-        for gpu in record.gpus:
-            before = self._residents[gpu]
-            after = tuple([other for other in before if other is not record]) if len(before) > 1 else ()
-            self._residents[gpu] = after
-            self._memory[gpu] -= record.memory
-            bit = 1 << gpu
-            self._by_load[len(after) + 1] ^= bit
-            self._by_load[len(after)] ^= bit
-            if not after:
-                unused.append(gpu)
-        if unused:
-            self.free.give(unused)
+        mates = self.cluster.mates(record)
+        self.cluster.leave(record)
         record.served = record.service(self.now)
         del self._running[record.order]
         if self.limits:
@@ -529,14 +446,6 @@ class State:
         held = self._held.setdefault(record.job.user, [0, 0])
         held[0] += sign
         held[1] += sign * len(record.gpus)
-
-    def _mates(self, record: JobRecord) -> list[JobRecord]:
-        """The other jobs on its GPUs, each once."""
-        residents = self._residents
-        if len(record.gpus) == 1:
-            return [mate for mate in residents[record.gpus[0]] if mate is not record]
-        found = {mate.order: mate for gpu in record.gpus for mate in residents[gpu] if mate is not record}
-        return list(found.values())
 
     # ---- pace ------------------------------------------------------------------------------------------------------
 
@@ -562,10 +471,7 @@ class State:
     def _slowdown(self, record: JobRecord) -> float:
         """The gang waits for its slowest worker: the worst ξ over its GPUs. Who does not iterate disturbs nobody."""
         worst = 1.0
-        residents, gpus = self._residents, record.gpus
-        for cell in {residents[gpu] for gpu in gpus} if len(gpus) > 1 else (residents[gpus[0]],):
-            if len(cell) == 1:
-                continue
+        for cell in self.cluster.shared_cells(record):
             mates = [(m.job, m.accum) for m in cell if m is not record and m.status is Status.RUNNING]
             if mates:
                 worst = max(worst, self.perf.slowdown(record.job, record.accum, mates))
@@ -581,28 +487,8 @@ class State:
             record.alone_iteration_s = self.perf.iteration_time(record.job, record.accum, placement)
 
     def _index_host(self, record: JobRecord) -> None:
-        """Enter a job anew in the index of hosts, if anybody uses it."""
-        hosts = self._hosts
-        if hosts is None:
-            return
-        hosts.discard(record)
-        if self.jobs_per_gpu == 1 or record.shape.exclusive or record.status is Status.CANCELLING or not record.gpus:
-            return
-        nodes, node_of, residents, job = self.topology.nodes, self.topology.node_of, self._residents, record.job
-        alone_on = tuple([gpu for gpu in record.gpus if len(residents[gpu]) == 1])
-        memory = min([nodes[node_of[gpu]].memory for gpu in alone_on or record.gpus])
-        kind = HostKind(job.model, job.batch, record.accum, job.max_slowdown, memory - record.memory)
-        if len(alone_on) == len(record.gpus) and record.status is Status.RUNNING:
-            hosts.add_lone(record, kind)
-            return
-        crowds: dict[tuple[JobRecord, ...], list[GpuId]] = {}
-        if self.jobs_per_gpu > 2:
-            for gpu in record.gpus:
-                if residents[gpu][0] is record and 1 < len(residents[gpu]) < self.jobs_per_gpu:
-                    crowds.setdefault(residents[gpu], []).append(gpu)
-        if alone_on or crowds:
-            listed = tuple([(members, tuple(gpus)) for members, gpus in crowds.items()])
-            hosts.add_other(OtherHost(record, kind, alone_on, listed))
+        if self._hosts is not None:
+            self._hosts.update(record)
 
 
 _APPLY: dict[type[ev.Event], Callable[[State, Any], None]] = {

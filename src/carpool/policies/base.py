@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from carpool.core.model import Decision
 from carpool.core.record import JobView
-from carpool.core.state import View
+from carpool.core.view import View
 
 
 def option(default: Any, help: str) -> Any:

@@ -17,7 +17,7 @@ from carpool.core.model import GpuId, Job
 from carpool.core.perf import PerformanceModel
 from carpool.core.record import JobRecord, Shape
 from carpool.core.rules import Member
-from carpool.core.state import View
+from carpool.core.view import View
 from carpool.policies.pair import Option, best, option_at, options
 
 SLACK = 1.0 - 1e-9

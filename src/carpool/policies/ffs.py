@@ -6,7 +6,7 @@ from carpool.core.draft import Draft
 from carpool.core.free import lowest
 from carpool.core.model import Decision, GpuId
 from carpool.core.record import JobRecord, JobView, Size
-from carpool.core.state import View
+from carpool.core.view import View
 from carpool.policies.base import BasePolicy, shortest_first
 
 

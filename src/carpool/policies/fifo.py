@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from carpool.core.draft import Draft
 from carpool.core.model import Decision
 from carpool.core.record import JobView
-from carpool.core.state import View
+from carpool.core.view import View
 from carpool.policies.base import BasePolicy, option
 
 

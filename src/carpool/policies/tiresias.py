@@ -6,7 +6,7 @@ from heapq import merge
 from carpool.core.draft import Draft
 from carpool.core.model import Decision, Status
 from carpool.core.record import JobRecord, JobView, Shape
-from carpool.core.state import View
+from carpool.core.view import View
 from carpool.policies.base import BasePolicy, option
 
 TICK_S = 1e-3
