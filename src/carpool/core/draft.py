@@ -8,7 +8,7 @@ stays untouched.
 from collections.abc import Iterable, Sequence
 
 from carpool.core.free import FreeGpus
-from carpool.core.model import Allocation, Decision, GpuId
+from carpool.core.model import Allocation, Decision, GpuId, JobId
 from carpool.core.queue import Scan
 from carpool.core.record import JobRecord, Size
 from carpool.core.rules import Member, cohabitation
@@ -21,8 +21,7 @@ class Draft:
         self.decisions: list[Decision] = []
         self.free_count = view.free.count
         """How many GPUs are free in the draft."""
-        self.placed: dict[str, tuple[JobRecord, Allocation]] = {}
-        """What this draft has started, by job."""
+        self._placed: dict[JobId, tuple[GpuId, ...]] = {}
         self._free = view.free
         self._just_taken: list[GpuId] = []
         self._arrived: dict[GpuId, list[Member]] = {}
@@ -63,8 +62,7 @@ class Draft:
 
     def gpus_of(self, record: JobRecord) -> tuple[GpuId, ...]:
         """Where a job is, in the draft."""
-        placed = self.placed.get(record.job.id)
-        return record.gpus if placed is None else placed[1].gpus
+        return self._placed.get(record.job.id, record.gpus)
 
     def some_free(self, at_most: int, size: Size) -> tuple[GpuId, ...]:
         """As many free GPUs on which the size fits as there are, most consolidated first."""
@@ -122,7 +120,7 @@ class Draft:
             self._arrived.setdefault(gpu, []).append(member)
             self._note_room(gpu)
         self._count_for_user(record, 1)
-        self.placed[record.job.id] = (record, allocation)
+        self._placed[record.job.id] = allocation.gpus
         self.decisions.append(Decision(record.job.id, allocation, why))
 
     def _note_room(self, gpu: GpuId) -> None:

@@ -33,6 +33,14 @@ from carpool.units import parse_bytes
 
 PAPER = ("fifo", "sjf", "tiresias", "sjf-ffs", "sjf-bsbf")
 Command = Callable[..., Any]
+workload_option = click.option(
+    "--workload",
+    "source",
+    default=generate.NAME,
+    show_default=True,
+    help="A CSV file (ours, Pollux's or Philly's columns), or the generator's name.",
+)
+jobs_option = click.option("--jobs", type=click.IntRange(1, MOST_JOBS), help="Jobs to generate.  [default: 240]")
 
 
 def world_options(command: Command) -> Command:
@@ -98,15 +106,9 @@ def make_setup(seed: int, world: dict[str, Any]) -> Setup:
 
 @click.command()
 @click.option("--policy", default="sjf-bsbf", show_default=True, help="See `carpool policies`.")
-@click.option(
-    "--workload",
-    "source",
-    default=generate.NAME,
-    show_default=True,
-    help="A CSV file (ours, Pollux's or Philly's columns), or the generator's name.",
-)
+@workload_option
 @click.option("--select", help="Rows of a file that holds many workloads, such as n=240,seed=3.")
-@click.option("--jobs", type=click.IntRange(1, MOST_JOBS), help="Jobs to generate.  [default: 240]")
+@jobs_option
 @click.option("--load", type=number(*LOADS), default=1.0, show_default=True, help="Arrive so many times as fast.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Of all that is random.")
 @world_options
@@ -151,15 +153,9 @@ def simulate(
 
 @click.command()
 @click.option("--policy", "chosen", multiple=True, help="One or several.  [default: the paper's five]")
-@click.option(
-    "--workload",
-    "source",
-    default=generate.NAME,
-    show_default=True,
-    help="A CSV file (ours, Pollux's or Philly's columns), or the generator's name.",
-)
+@workload_option
 @click.option("--select", help="Rows of a file; ranges name several workloads: n=240,seed=1-8.")
-@click.option("--jobs", type=click.IntRange(1, MOST_JOBS), help="Jobs to generate.  [default: 240]")
+@jobs_option
 @click.option("--loads", default="1", show_default=True, help="Arrive so many times as fast, such as 0.5,1,2.")
 @click.option("--seeds", help="Of the generator, such as 1-8.  [default: 1-4]")
 @world_options
