@@ -11,7 +11,7 @@ install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet --editable '.[plots,fit]'
+	$(PIP) install --quiet --editable '.[plots,fit,live]'
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
