@@ -1,8 +1,8 @@
 """Gangs as processes of this machine. Each worker runs under `rank.py`, which outlives us.
 
-A gang starts in two phases. First all wrappers come up and wait, each with one end of a pipe that we hold; then the file
-`go` is made and the pipes are closed. A wrapper that sees its pipe close looks for `go`: if we die in between, either
-all of them start or none. A nonce in both keeps a straggler of an earlier launch from taking part. Ends are noticed
+A gang starts in two phases. First all wrappers come up and wait, each with one end of a pipe that we hold; then the
+file `go` is made and the pipes are closed. A wrapper that sees its pipe close looks for `go`: if we die in between,
+either all of them start or none. A nonce in both keeps a straggler of an earlier launch from taking part. Ends are noticed
 through pidfds, for wrappers that an earlier service started as well.
 """
 
@@ -15,7 +15,6 @@ import secrets
 import select
 import shutil
 import socket
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -25,7 +24,7 @@ from typing import Any
 from carpool import channel
 from carpool.core.model import GpuId
 from carpool.live import rank as wrapper
-from carpool.live.executors.base import Ended, How, Key, Launch, Listener, Outcome, Slot
+from carpool.live.executors.base import Ended, How, Key, Launch, Listener, Outcome
 from carpool.live.executors.gang import GANG, Gang, Rank, open_gang, read_json
 from carpool.live.home import Home, write_private
 from carpool.live.processes import sweep
@@ -46,7 +45,7 @@ class LocalExecutor:
     def __init__(self, home: Home) -> None:
         self.home = home
         self._gangs: dict[Key, Gang] = {}
-        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._children: set[int] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ports: dict[Key, int] = {}
         self._cores: dict[Key, list[int]] = {}
@@ -107,11 +106,14 @@ class LocalExecutor:
         _make_room(gang.directory)
         user = pwd.getpwuid(launch.uid) if launch.uid is not None and launch.uid != os.getuid() else None
         checkpoints = self.home.checkpoints(launch.job)
-        checkpoints.mkdir(mode=0o700, parents=True, exist_ok=True)
-        gang.directory.mkdir(mode=0o700)
+        mode = 0o711 if user else 0o700
+        self.home.job(launch.job).mkdir(mode=mode, parents=True, exist_ok=True)
+        self.home.job(launch.job).chmod(mode)
+        checkpoints.mkdir(mode=0o700, exist_ok=True)
+        (self.home.running / f"{launch.job}-{launch.attempt}").touch()
+        gang.directory.mkdir(mode=mode)
         if user:
-            for path in (self.home.job(launch.job), checkpoints, gang.directory):
-                os.chown(path, user.pw_uid, user.pw_gid)
+            os.chown(checkpoints, user.pw_uid, user.pw_gid)
         commands = _environments(launch, self._free_port(gang.key))
         write_private(
             gang.directory / GANG,
@@ -121,7 +123,7 @@ class LocalExecutor:
         cores = self._pick_cores(gang.key, launch.cpus, len(commands))
         for number, variables in enumerate(commands):
             directory = gang.directory / f"rank-{number}"
-            directory.mkdir(mode=0o700)
+            directory.mkdir(mode=mode)
             variables[channel.ENV_DIRECTORY] = str(directory)
             variables[channel.ENV_CHECKPOINTS] = str(checkpoints)
             told: dict[str, Any] = {
@@ -136,7 +138,8 @@ class LocalExecutor:
             if user:
                 groups = os.getgrouplist(user.pw_name, user.pw_gid)
                 told |= {"uid": user.pw_uid, "gid": user.pw_gid, "groups": groups}
-                os.chown(directory, user.pw_uid, user.pw_gid)
+                (directory / channel.REPORT).touch(mode=0o600)  # all that the worker writes here; the rest is ours
+                os.chown(directory / channel.REPORT, user.pw_uid, user.pw_gid)
             write_private(directory / wrapper.TOLD, json.dumps(told))
             gang.ranks.append(Rank(directory))
         gang.say(channel.Control(sequence=1, accumulation=launch.accum, may_shrink=launch.may_shrink))
@@ -149,21 +152,12 @@ class LocalExecutor:
                 ours, theirs = os.pipe2(os.O_CLOEXEC)  # ours: they write; theirs: their end
                 lease_in, lease_out = os.pipe2(os.O_CLOEXEC)
                 try:
-                    child = subprocess.Popen(
-                        [sys.executable, "-I", "-S", wrapper.__file__, str(rank.directory), nonce],
-                        stdin=lease_in,
-                        stdout=theirs,
-                        stderr=subprocess.DEVNULL,
-                        start_new_session=True,
-                        cwd="/",
-                        env={"PATH": DEFAULT_PATH},
-                    )
+                    self._children.add(_spawn_wrapper(rank.directory, nonce, lease_in, theirs))
                 finally:
                     gang.leases.append(lease_out)
                     ready.append(ours)
                     os.close(theirs)
                     os.close(lease_in)
-                self._children[child.pid] = child
             for rank, descriptor in zip(gang.ranks, ready, strict=True):
                 if not select.select([descriptor], [], [], READY_S)[0] or not os.read(descriptor, 1):
                     raise OSError("a wrapper did not come up")
@@ -246,16 +240,12 @@ class LocalExecutor:
         self._listener.gang_ended(await asyncio.to_thread(gang.ended))
 
     async def _look(self, gang: Gang) -> None:
+        self._reap()
         for rank in gang.ranks:
             if rank.gone or rank.alive:
                 continue
-            if rank.identity is not None and (child := self._children.get(rank.identity.pid)) is not None:
-                if child.poll() is not None:
-                    del self._children[rank.identity.pid]
             rank.look()
-            if (
-                rank.exit is None and not rank.rebooted
-            ):  # the wrapper was killed: the worker died with it, but who else?
+            if rank.exit is None and not rank.rebooted:  # the wrapper was killed: its worker died too, but who else?
                 try:
                     await asyncio.to_thread(sweep, str(rank.directory), rank.identity)
                 except OSError as error:
@@ -263,16 +253,33 @@ class LocalExecutor:
                     continue
             rank.gone = True
         dead = gang.first_death()
-        if dead is not None and not gang.broken and not all(rank.gone for rank in gang.ranks):
+        if dead is None or gang.broken or gang.stop == How.END or all(rank.gone for rank in gang.ranks):
+            return
+        if gang.stop:  # it will not save any more
+            gang.stop = str(How.END)
+        else:
             gang.broken = gang.describe(dead)
             with contextlib.suppress(OSError):
                 write_private(gang.directory / "broken.json", json.dumps(gang.broken))
-            self._tell_to_stop(gang, How.END)
+        self._tell_to_stop(gang, How.END)
+
+    def _reap(self) -> None:
+        """Wrappers that we started ourselves stay zombies until we ask for their status."""
+        for pid in list(self._children):
+            with contextlib.suppress(ChildProcessError):
+                if os.waitpid(pid, os.WNOHANG)[0] == 0:
+                    continue
+            self._children.discard(pid)
 
     def _forget(self, gang: Gang) -> None:
         del self._gangs[gang.key]
+        self._unmark(gang.key)
         self._ports.pop(gang.key, None)
         self._cores.pop(gang.key, None)
+
+    def _unmark(self, key: Key) -> None:
+        with contextlib.suppress(OSError):
+            (self.home.running / f"{key[0]}-{key[1]}").unlink()
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -283,13 +290,26 @@ class LocalExecutor:
 
     async def recover(self, known: Iterable[Key]) -> None:
         wanted = set(known)
-        for key, directory in _attempts(self.home):
-            gang = open_gang(directory, key)
+        for key in sorted(wanted | _marked(self.home)):
+            gang = open_gang(self.home.attempt(*key), key)
             if key in wanted and gang is not None:
                 self._gangs[key] = gang
+                self._listener.gang_up(*key)
                 self._spawn(self._watch(gang))
             else:
-                await asyncio.to_thread(_clear, directory, self._listener, key)
+                await self._clear(key)
+
+    async def _clear(self, key: Key) -> None:
+        """See to it that nothing runs of a gang that was never complete, or that nobody wants any more."""
+        try:
+            killed = await asyncio.to_thread(_kill_all, self.home.attempt(*key))
+        except OSError as error:
+            self._listener.trouble(key[0], str(error))
+            return
+        self._unmark(key)
+        if killed:
+            text = f"attempt {key[1]} ran though nobody remembers it; {killed} of its processes were killed"
+            self._listener.trouble(key[0], text)
 
     def exits(self, key: Key) -> list[Mapping[str, Any]]:
         """What the wrappers recorded, rank by rank."""
@@ -342,27 +362,22 @@ def _kill_all(directory: Path) -> int:
     return killed
 
 
-def _clear(directory: Path, listener: Listener, key: Key) -> None:
-    try:
-        killed = _kill_all(directory)
-    except OSError as error:
-        listener.trouble(key[0], str(error))
-        return
-    if killed:
-        listener.trouble(key[0], f"attempt {key[1]} still ran though nobody wanted it; {killed} processes were killed")
+def _marked(home: Home) -> set[Key]:
+    """The gangs that may have processes."""
+    names = (name.split("-") for name in os.listdir(home.running))
+    return {(parts[0], int(parts[1])) for parts in names if len(parts) == 2 and all(p.isdigit() for p in parts)}
 
 
-def _attempts(home: Home) -> list[tuple[Key, Path]]:
-    """The attempts whose directories may belong to something alive: those without all exits recorded."""
-    found = []
-    for job in os.scandir(home.jobs):
-        if not job.name.isdigit():
-            continue
-        for path in Path(job.path).glob("attempt-*"):
-            number = path.name.partition("-")[2]
-            if number.isdigit():
-                found.append(((job.name, int(number)), path))
-    return found
+def _spawn_wrapper(directory: Path, nonce: str, stdin: int, stdout: int) -> int:
+    """In a session of its own, with no other open files than these two."""
+    actions = [
+        (os.POSIX_SPAWN_DUP2, stdin, 0),
+        (os.POSIX_SPAWN_DUP2, stdout, 1),
+        (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+    ]
+    command = [sys.executable, "-I", "-S", wrapper.__file__, str(directory), nonce]
+    environment = {"PATH": DEFAULT_PATH}
+    return os.posix_spawn(sys.executable, command, environment, file_actions=actions, setsid=True)
 
 
 def write_exclusive(path: Path, text: str) -> None:
