@@ -92,9 +92,9 @@ class Driver:
         self._woken.set()
         await answer
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, level: int = logging.WARNING) -> None:
         """For those who read the journal."""
-        log.warning("%s", text)
+        log.log(level, "%s", text)
         self._notes.append((self.clock.now(), text))
         self._woken.set()
 
@@ -181,7 +181,7 @@ class Driver:
         del self._notes[:noted]
         if self.trouble_now and batch:
             self.trouble_now = ""
-            self.note("the journal can be written again")
+            self.note("the journal can be written again", logging.INFO)
         if plan is not None:
             self._act(plan.decisions)
         self._step(now, events)
