@@ -9,14 +9,12 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import NamedTuple
 
-from carpool.core.elastic import Scaling
+from carpool.core.elastic import SLACK, Scaling
 from carpool.core.model import Job
 from carpool.core.perf import PerformanceModel, Placement
 
 BATCHES = 50
 """So many batches are tried between the smallest and the largest, at equal ratios, as Pollux does."""
-SLACK = 1e-8
-"""Of rounding, where a batch is cut into micro-steps."""
 
 
 class Choice(NamedTuple):
@@ -110,9 +108,7 @@ def _cuts(scaling: Scaling, gpus: int, max_sub_batch: int) -> Iterator[tuple[int
     tried = set()
     for number in range(BATCHES):
         per_gpu = least * (most / least) ** (number / (BATCHES - 1)) / gpus
-        accum = max(1, ceil(per_gpu / max_sub_batch - SLACK))
-        if gpus == 1 and per_gpu > scaling.initial_batch + SLACK:
-            accum = max(2, accum)  # one GPU learns the noise of the gradient from several micro-steps
+        accum = scaling.micro_steps(per_gpu, gpus, max_sub_batch)
         samples = min(ceil(per_gpu / accum - SLACK), most // (gpus * accum))
         if samples >= scaling.min_sub_batch and (samples, accum) not in tried:
             tried.add((samples, accum))
