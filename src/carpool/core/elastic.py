@@ -1,8 +1,8 @@
 """How a training scales with its batch: statistical efficiency along the training, and the limits of a task.
 
 A larger batch makes more progress an iteration, but less a sample: with a gradient noise scale φ (in samples) a
-sample of a batch B is worth (φ + B₀) / (φ + B) of one at the task's initial batch B₀ (Qiao et al., OSDI 2021, eq. 5). The
-noise grows along the training, so a training is cut into phases, each with a noise scale of its own. The performance
+sample of a batch B is worth (φ + B₀) / (φ + B) of one at the task's initial batch B₀ (Qiao et al., OSDI 2021). The
+noise changes along the training, so a training is cut into phases, each with a noise scale of its own. The performance
 model asks here for the pace of a job whose batch the scheduler chose; policies ask for the limits.
 """
 

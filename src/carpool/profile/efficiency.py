@@ -1,7 +1,7 @@
 """Fits how a task's statistical efficiency changes along its training, from measured gradient statistics.
 
-`carpool fit --efficiency FILE` comes here. The file has one row for each task, batch and epoch, with the squared norm and the
-variance of the gradient; a whole training becomes a few phases with one noise scale each, which is all that a
+`carpool fit --efficiency FILE` comes here. The file has one row for each task, batch and epoch, with the squared norm
+and the variance of the gradient; a whole training becomes a few phases with one noise scale each, which is all that a
 profile keeps. No random numbers: phases come from dynamic programming over epochs, noise scales from a fixed grid.
 """
 
@@ -91,19 +91,16 @@ def _phases(errors: "NDArray[float64]", count: int) -> tuple[list[int], list[int
 
     epochs = len(errors)
     summed = np.vstack([np.zeros(errors.shape[1]), np.cumsum(errors, axis=0)])
-    spans = [[summed[end] - summed[begin] for end in range(epochs + 1)] for begin in range(epochs)]
-    cost = np.array([[span.min() if end > begin else 0.0 for end, span in enumerate(row)] for begin, row in enumerate(spans)])
-    best = cost[0].copy()
-    cuts: list[list[int]] = []
+    cost = np.full((epochs + 1, epochs + 1), np.inf)  # of one phase from epoch to epoch
+    for begin in range(epochs):
+        cost[begin, begin + 1 :] = (summed[begin + 1 :] - summed[begin]).min(axis=1)
+    best, cuts = cost[0], []
     for _ in range(count - 1):
-        before = [
-            min(range(1, end), key=lambda cut, end=end: best[cut] + cost[cut][end], default=0) for end in range(epochs + 1)
-        ]
-        best = np.array([best[cut] + cost[cut][end] if cut else np.inf for end, cut in enumerate(before)])
-        cuts.append(before)
+        ways = best[:, None] + cost  # by where the last phase begins and ends
+        cuts.append(ways.argmin(axis=0))
+        best = ways.min(axis=0)
     ends = [epochs]
     for before in reversed(cuts):
-        ends.append(before[ends[-1]])
+        ends.append(int(before[ends[-1]]))
     ends.reverse()
-    begins = [0, *ends[:-1]]
-    return ends, [int(spans[begin][end].argmin()) for begin, end in zip(begins, ends, strict=True)]
+    return ends, [int((summed[end] - summed[begin]).argmin()) for begin, end in zip([0, *ends], ends, strict=False)]
