@@ -13,11 +13,9 @@ from carpool.core.perf import PerformanceModel
 from carpool.core.record import JobRecord, Order
 from carpool.core.state import State
 
-_KEPT = (
-    *("attempt", "accum", "memory", "whole_iteration_s", "alone_iteration_s", "done", "checkpoint", "since"),
-    *("iteration_s", "slowdown", "pace", "on_hold", "retries_left", "pending_since", "first_start", "waited_s"),
-    *("held_since", "served", "ran_s", "alone_s", "preemptions", "shares", "hosted", "reason"),
-)
+_OTHERWISE = {"job", "order", "status", "shape", "gpus", "leaving", "waits_for", "queue_entry", "index_entry", "ended"}
+_KEPT = tuple(name for name in JobRecord.__slots__ if name not in _OTHERWISE)
+"""All that a record knows and that is plain data; what is not is written below, or follows from the rest."""
 _COUNTERS = ("now", "busy_gpu_s", "shares", "preemptions", "_submissions", "stirred")
 
 

@@ -74,7 +74,7 @@ def philly_like(tasks: Mapping[str, Task], *, jobs: int = 240, load: float = 1.0
         placement = Placement(kind.gpus, -(-kind.gpus // NODE_GPUS))
         iterations = max(1, round(duration / tasks[kind.model].iteration(kind.batch, 1, placement)))
         name, at = f"{kind.model}-{number}", float(round(submitted / load))
-        made.append(Job(name, at, kind.model, kind.gpus, kind.batch, iterations, user, duration))
+        made.append(Job(name, at, kind.model, kind.gpus, kind.batch, iterations, user, duration, elastic=True))
     return Workload(tuple(made), f"{NAME} (jobs={jobs}, load={load:g}, seed={seed})")
 
 

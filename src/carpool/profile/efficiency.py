@@ -1,0 +1,105 @@
+"""Fits how a task's statistical efficiency changes along its training, from how far each epoch brought it.
+
+`carpool fit --efficiency FILE` comes here. The file has one row for each task, batch and epoch: the progress so far, in
+iterations of the smallest batch as the gradient noise scale counts them, and the iterations really done. A whole
+training becomes a few phases with one noise scale each, which is all that a profile keeps. No random numbers: phases
+come from dynamic programming over epochs, noise scales from a fixed grid.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from carpool.core.elastic import Phase, Scaling
+from carpool.core.model import sub_batch
+from carpool.profile.fields import ProfileError
+from carpool.profile.rows import Run, positive, read_table, whole
+from carpool.profile.values import FitError
+
+if TYPE_CHECKING:
+    from numpy import float64
+    from numpy.typing import NDArray
+
+COLUMNS = ("app", "batch", "progress", "iteration")
+PHASES = 8
+"""So many phases at most: with half as many, efficiencies are off by nearly twice as much, with more hardly by less."""
+GRID = 400
+"""Noise scales that are tried, from a tenth of the initial batch to a thousand times the largest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """How far a training was after an epoch."""
+
+    progress: float
+    iterations: int
+
+
+def read_epochs(path: str | Path) -> dict[str, dict[int, list[Epoch]]]:
+    """task -> batch -> epochs in order."""
+    found: dict[str, dict[int, list[Epoch]]] = {}
+    for where, row in read_table(path, COLUMNS, "an efficiency table"):
+        epoch = Epoch(positive(row["progress"], f"{where}: progress"), whole(row["iteration"], f"{where}: iteration"))
+        epochs = found.setdefault(row["app"].strip(), {}).setdefault(whole(row["batch"], f"{where}: batch"), [])
+        if epochs and (epoch.progress <= epochs[-1].progress or epoch.iterations <= epochs[-1].iterations):
+            raise ProfileError(f"{where}: iteration: no progress since the epoch before; sort or mend the rows")
+        epochs.append(epoch)
+    return found
+
+
+def fit_scaling(
+    batches: Mapping[int, Sequence[Epoch]], runs: Sequence[Run], most_per_gpu: int | None, most_gpus: int | None
+) -> tuple[Scaling, FitError]:
+    """The limits of a task and its phases, and how far efficiencies are off. Micro-steps are as small and as large as
+    in the timed rows, unless `most_per_gpu` says less."""
+    import numpy as np
+
+    sizes = sorted(batches)
+    epochs = min(len(batches[size]) for size in sizes)
+    initial = sizes[0]
+    measured = np.array([_efficiencies(batches[size][:epochs], size / initial) for size in sizes]).T
+    noises = np.geomspace(initial / 10, sizes[-1] * 1000, GRID)
+    fitted = (noises[:, None] + initial) / (noises[:, None] + np.array(sizes))
+    # ratios, because the iterations that a training takes are its progress over its efficiency
+    errors = (np.log(measured[:, None, :] / fitted[None, :, :]) ** 2).sum(axis=2)  # by epoch and noise
+    ends, chosen = _phases(errors, min(PHASES, epochs))
+    whole = batches[initial][epochs - 1].progress
+    phases = [
+        Phase(round(batches[initial][end - 1].progress / whole, 5), float(f"{noises[noise]:.4g}"))
+        for end, noise in zip(ends, chosen, strict=True)
+    ]
+    lengths = np.diff([0, *ends])
+    off = np.abs(measured - np.repeat(fitted[chosen], lengths, axis=0))[:, 1:]  # at the initial batch it is 1 anyway
+    error = FitError(round(float(np.median(off)), 5), round(float(np.quantile(off, 0.9)), 5), off.size)
+    timed = [sub_batch(run.batch, run.accum) for run in runs]
+    most = max(timed) if most_per_gpu is None else most_per_gpu
+    return Scaling(initial, sizes[-1], min(*timed, most), most, tuple(phases), most_gpus), error
+
+
+def _efficiencies(epochs: Sequence[Epoch], scale: float) -> list[float]:
+    """Progress per iteration of each epoch, over what as many samples in small batches would have brought."""
+    steps = pairwise([Epoch(0.0, 0), *epochs])
+    return [(new.progress - old.progress) / (new.iterations - old.iterations) / scale for old, new in steps]
+
+
+def _phases(errors: "NDArray[float64]", count: int) -> tuple[list[int], list[int]]:
+    """Cut the epochs into `count` phases with the least error: where each ends, and which noise it has."""
+    import numpy as np
+
+    epochs = len(errors)
+    summed = np.vstack([np.zeros(errors.shape[1]), np.cumsum(errors, axis=0)])
+    cost = np.full((epochs + 1, epochs + 1), np.inf)  # of one phase from epoch to epoch
+    for begin in range(epochs):
+        cost[begin, begin + 1 :] = (summed[begin + 1 :] - summed[begin]).min(axis=1)
+    best, cuts = cost[0], []
+    for _ in range(count - 1):
+        ways = best[:, None] + cost  # by where the last phase begins and ends
+        cuts.append(ways.argmin(axis=0))
+        best = ways.min(axis=0)
+    ends = [epochs]
+    for before in reversed(cuts):
+        ends.append(int(before[ends[-1]]))
+    ends.reverse()
+    return ends, [int((summed[end] - summed[begin]).argmin()) for begin, end in zip([0, *ends], ends, strict=False)]
