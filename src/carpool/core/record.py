@@ -73,6 +73,7 @@ class JobRecord:
         "accum",
         "alone_iteration_s",
         "alone_s",
+        "alone_seen",
         "attempt",
         "checkpoint",
         "done",
@@ -88,11 +89,13 @@ class JobRecord:
         "memory",
         "order",
         "pace",
+        "pace_seen",
         "pending_since",
         "preemptions",
         "queue_entry",
         "ran_s",
         "reason",
+        "reported",
         "retries_left",
         "served",
         "shape",
@@ -122,6 +125,9 @@ class JobRecord:
         self.iteration_s = 0.0  # 0: does not iterate
         self.slowdown = 1.0
         self.pace = 0  # counts changes of iteration_s, so that a driver recognises stale predictions
+        self.alone_seen = False  # alone_iteration_s was measured in this launch, not predicted
+        self.pace_seen = False  # iteration_s was measured beside the present mates
+        self.reported = False
         self.index_entry: object = None  # owned by Hosts
         self.queue_entry: object = None  # owned by Queue
         # the job's story, for receipts and metrics

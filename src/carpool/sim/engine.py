@@ -128,6 +128,7 @@ class Engine:
                 self._push(record.end(), record, record.pace)
             if self.world is not self.belief:
                 self._report(now, repaced)
+                wake = self.belief.stirred  # what was learned may change the policy's mind
             repaced.clear()
         again = scheduler.policy.wake(scheduler.state)
         if again is not None and not now < again < inf:
@@ -146,6 +147,7 @@ class Engine:
             self.belief.apply(event)
             if self.log is not None:
                 self.log(event)
+        self.belief.repaced.clear()
 
     def _deliver(self, now: float, batch: list[ev.Event], wake: bool = False) -> ev.Planned | None:
         """Tell the world and the scheduler what happened; the plan, if any, has been told to both on return."""

@@ -13,6 +13,8 @@ from itertools import product
 from time import process_time
 
 from carpool import policies
+from carpool.belief.busy import KAPPA
+from carpool.belief.model import Belief
 from carpool.core import events as ev
 from carpool.core.model import Job, Node
 from carpool.core.perf import (
@@ -41,6 +43,8 @@ REMEDIES = {
     "batch": "; give a larger --gpu-memory, or --no-memory-limit",
 }
 MOST_SLOWDOWN = 1000
+LEARNED = "learned"
+"""The belief that starts from the profile alone and learns from what jobs report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +173,19 @@ def _models(setup: Setup, node_gpus: int, workload: Workload) -> tuple[Performan
         )
 
     truth = model(setup.truth)
+    if setup.belief == LEARNED:
+        return _learner(setup, model(setup.truth)), truth
     belief: PerformanceModel = truth if setup.belief in (None, setup.truth) else model(setup.belief or "")
     if setup.duration_error:
         belief = Misjudged(belief, setup.duration_error, setup.seed)
     return belief, truth
+
+
+def _learner(setup: Setup, fitted: FittedModel) -> Belief:
+    """A belief that knows the profile and the sharing mechanism, and nothing of the true slow-downs."""
+    mechanism = setup.truth.rpartition(":")[2]
+    times = Misjudged(fitted, setup.duration_error, setup.seed) if setup.duration_error else None
+    return Belief(fitted, kappa=KAPPA.get(mechanism, KAPPA["unknown"]), times=times)
 
 
 def _table(text: str, setup: Setup, workload: Workload) -> Interference:

@@ -1,0 +1,98 @@
+"""How long an iteration takes alone: measured times by model, batch, accumulation and placement.
+
+A measured place answers for itself. Other places of the same model take what was predicted for them, times how wrong the
+predictions of its measured places were. The belief feeds this from jobs that report while alone, and from those
+that end without ever having reported.
+"""
+
+from dataclasses import dataclass, field
+from math import exp, log, sqrt
+from typing import NamedTuple
+
+ALONE_SD = 0.10
+"""Of the logarithm of a prediction, before anybody has checked one."""
+CHECKS = 5
+"""The weight of that, in checked predictions."""
+
+
+class Place(NamedTuple):
+    """What an iteration time belongs to."""
+
+    model: str
+    batch: int
+    accum: int
+    gpus: int
+    nodes: int
+
+
+@dataclass(slots=True)
+class Times:
+    """Logarithms of iteration times, one for each launch, as count, mean and sum of squared deviations."""
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        before = value - self.mean
+        self.mean += before / self.count
+        self.squares += before * (value - self.mean)
+
+    def take_back(self, value: float) -> None:
+        """Undo `add`."""
+        self.count -= 1
+        if not self.count:
+            self.mean = self.squares = 0.0
+            return
+        after = value - self.mean
+        self.mean -= after / self.count
+        self.squares = max(0.0, self.squares - after * (value - self.mean))
+
+    @property
+    def sd(self) -> float:
+        """Of one more of them; the prior's weight keeps it from vanishing after two that agree."""
+        return sqrt((CHECKS * ALONE_SD**2 + self.squares) / (CHECKS + max(0, self.count - 1)))
+
+
+@dataclass(slots=True)
+class Speeds:
+    """Measured iteration times, and how wrong predictions were."""
+
+    times: dict[Place, Times] = field(default_factory=dict)
+    ratios: dict[str, Times] = field(default_factory=dict)
+    """By model: measured over predicted, as logarithms."""
+    checked: int = 0
+    squared_error: float = 0.0
+
+    @property
+    def error_sd(self) -> float:
+        """How wrong a prediction is, typically: of the logarithm of the iteration time alone."""
+        return sqrt((CHECKS * ALONE_SD**2 + self.squared_error) / (CHECKS + self.checked))
+
+    def check(self, measured_s: float, predicted_s: float) -> None:
+        """A job whose speed was predicted has been measured for the first time."""
+        self.checked += 1
+        self.squared_error += log(measured_s / predicted_s) ** 2
+
+    def seconds(self, place: Place, predicted_s: float) -> float | None:
+        """From what was measured; None: nothing of this model was."""
+        measured = self.times.get(place)
+        if measured is not None:
+            return exp(measured.mean)
+        ratio = self.ratios.get(place.model)
+        return None if ratio is None else predicted_s * exp(ratio.mean)
+
+    def add(self, place: Place, log_s: float, predicted_s: float) -> None:
+        self.times.setdefault(place, Times()).add(log_s)
+        self.ratios.setdefault(place.model, Times()).add(log_s - log(predicted_s))
+
+    def take_back(self, place: Place, log_s: float, predicted_s: float) -> None:
+        """Undo `add`: the launch that it came from says something better now."""
+        times, ratios = self.times[place], self.ratios[place.model]
+        times.take_back(log_s)
+        ratios.take_back(log_s - log(predicted_s))
+        if not times.count:
+            del self.times[place]
+        if not ratios.count:
+            del self.ratios[place.model]
