@@ -8,6 +8,7 @@ g = v/(v + n), m += g·(y − m), v ·= 1 − g, carried to all cells at once. P
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from math import exp, log, log2, sqrt
 from operator import mul
 from typing import NamedTuple
@@ -44,23 +45,24 @@ class Kind(NamedTuple):
 Cell = tuple[Kind, Kind]
 
 
+@lru_cache(maxsize=4096)
 def kind_of(model: str, samples: int) -> Kind:
     return Kind(model, round(log2(max(1, samples))))
 
 
-def covariance(one: Cell, two: Cell) -> float:
-    """Of the residuals of two cells, before scaling."""
-    (a, b), (c, d) = one, two
-    own, mate = a == c, b == d
-    total = (0.02 if own else 0.0) + (0.03 if mate else 0.0)
-    own_family, mate_family = a.family == c.family, b.family == d.family
-    if own_family:
-        total += 0.04 + (0.03 if mate else 0.0)
-    if mate_family:
-        total += 0.07 + (0.02 if own else 0.0)
-        if own_family:
-            total += 0.04 + (0.02 if own and mate else 0.0)
-    return total
+PARTS = (0.02, 0.04, 0.03, 0.07, 0.04, 0.02, 0.03, 0.02)
+"""How much of the residuals' variance two cells have in common for each of the `traits` that they share."""
+
+
+def traits(cell: Cell) -> tuple[object, ...]:
+    """Own kind and family, the mate's kind and family, and their combinations."""
+    a, b = cell
+    return (a, a.family, b, b.family, (a.family, b.family), (a, b.family), (a.family, b), cell)
+
+
+def covariance(one: tuple[object, ...], two: tuple[object, ...]) -> float:
+    """Of the residuals of two cells with these traits, before scaling."""
+    return sum([part for part, mine, its in zip(PARTS, one, two, strict=True) if mine == its])
 
 
 @dataclass(slots=True)
@@ -85,6 +87,7 @@ class Row:
     """A cell that was observed: what is known of it, and what of that is in use."""
 
     cell: Cell
+    traits: tuple[object, ...]
     known: Seen
     used: Seen
 
@@ -101,6 +104,7 @@ class PairBelief:
     def __init__(self, prior: Callable[[Cell], float | None]) -> None:
         self.prior = prior
         """log ξ from what is known of both jobs alone; None: nothing is."""
+        self._priors: dict[Cell, float | None] = {}
         self.rows: dict[Cell, Row] = {}
         self._families: set[str] = set()
         self._teachers: list[Row] = []
@@ -108,7 +112,8 @@ class PairBelief:
         self._unknown = log(UNKNOWN_XI)
         self._scale = 1.0
         self._factor: list[list[float]] = []  # Cholesky factor of the teachers' covariance, noise included, by rows
-        self._weights: list[float] = []
+        self._weights: list[dict[object, float]] = [{} for _ in PARTS]
+        """What each trait adds to log ξ, for each of the parts."""
 
     # ---- answers -----------------------------------------------------------------------------------------------------
 
@@ -125,8 +130,8 @@ class PairBelief:
 
     def mean(self, cell: Cell) -> float:
         mean = self._prior(cell)
-        if self._weights:
-            mean += self._scale * sum(map(mul, [covariance(cell, t.cell) for t in self._teachers], self._weights))
+        for weights, trait in zip(self._weights, traits(cell), strict=True):
+            mean += weights.get(trait, 0.0)
         own = self._own(cell)
         if own is None:
             return mean
@@ -139,18 +144,26 @@ class PairBelief:
         return variance if own is None else variance / (1.0 + variance * own.precision)
 
     def _taught_variance(self, cell: Cell) -> float:
-        row = [self._scale * covariance(cell, teacher.cell) for teacher in self._teachers]
-        solved: list[float] = []
-        for known, entry in zip(self._factor, row, strict=True):
-            solved.append((entry - sum(map(mul, known, solved))) / known[-1])
+        solved = self._solve(traits(cell), len(self._teachers))
         return self._scale * TOTAL - sum(map(mul, solved, solved))
+
+    def _solve(self, cell_traits: tuple[object, ...], teachers: int) -> list[float]:
+        """The factor's inverse times a cell's covariance with the first so many teachers."""
+        solved: list[float] = []
+        for number in range(teachers):
+            known = self._factor[number]
+            shared = self._scale * covariance(cell_traits, self._teachers[number].traits)
+            solved.append((shared - sum(map(mul, known, solved))) / known[-1])
+        return solved
 
     def _own(self, cell: Cell) -> Seen | None:
         """What a cell knows for itself that came too late to teach others."""
         return self.rows[cell].used if cell in self._late else None
 
     def _prior(self, cell: Cell) -> float:
-        known = self.prior(cell)
+        if cell not in self._priors:
+            self._priors[cell] = self.prior(cell)
+        known = self._priors[cell]
         return self._unknown if known is None else known
 
     # ---- learning ----------------------------------------------------------------------------------------------------
@@ -159,7 +172,7 @@ class PairBelief:
         """The notes on a cell, to be added to; they count from the next `take_up` on."""
         row = self.rows.get(cell)
         if row is None:
-            row = self.rows[cell] = Row(cell, Seen(), Seen())
+            row = self.rows[cell] = Row(cell, traits(cell), Seen(), Seen())
         return row
 
     def take_up(self) -> None:
@@ -195,26 +208,25 @@ class PairBelief:
 
     def _factorise(self, first: int) -> None:
         """Compute the rows of the Cholesky factor from `first` on."""
-        teachers, factor = self._teachers, self._factor
-        del factor[first:]
-        for row in teachers[first:]:
-            solved: list[float] = []
-            for known, other in zip(factor, teachers, strict=False):
-                entry = self._scale * covariance(row.cell, other.cell)
-                solved.append((entry - sum(map(mul, known, solved))) / known[-1])
+        del self._factor[first:]
+        for number in range(first, len(self._teachers)):
+            row = self._teachers[number]
+            solved = self._solve(row.traits, number)
             own = self._scale * TOTAL + 1.0 / row.used.precision
-            factor.append([*solved, sqrt(own - sum(map(mul, solved, solved)))])
+            self._factor.append([*solved, sqrt(own - sum(map(mul, solved, solved)))])
 
     def _weigh(self) -> None:
-        """Solve (covariance + noise) · weights = residuals."""
-        forward: list[float] = []
+        """Solve (covariance + noise) · weights = residuals, and add the weights up by trait."""
+        solved: list[float] = []
         for row, known in zip(self._teachers, self._factor, strict=True):
             residual = row.used.mean - self._prior(row.cell)
-            forward.append((residual - sum(map(mul, known, forward))) / known[-1])
-        weights = forward
-        for number in range(len(weights) - 1, -1, -1):
+            solved.append((residual - sum(map(mul, known, solved))) / known[-1])
+        for number in range(len(solved) - 1, -1, -1):
             known = self._factor[number]
-            weight = weights[number] = weights[number] / known[-1]
+            weight = solved[number] = solved[number] / known[-1]
             for index in range(number):
-                weights[index] -= known[index] * weight
-        self._weights = weights
+                solved[index] -= known[index] * weight
+        self._weights = [{} for _ in PARTS]
+        for row, weight in zip(self._teachers, solved, strict=True):
+            for part, weights, trait in zip(PARTS, self._weights, row.traits, strict=True):
+                weights[trait] = weights.get(trait, 0.0) + self._scale * part * weight
