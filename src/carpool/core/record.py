@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from carpool.core.model import GpuId, Job, Status
+from carpool.core.model import GpuId, Job, JobId, Status
 from carpool.core.perf import Placement
 
 
@@ -87,6 +87,7 @@ class JobRecord:
         "job",
         "leaving",
         "memory",
+        "on_hold",
         "order",
         "pace",
         "pace_seen",
@@ -104,6 +105,7 @@ class JobRecord:
         "slowdown",
         "status",
         "waited_s",
+        "waits_for",
         "whole_iteration_s",
     )
 
@@ -128,6 +130,8 @@ class JobRecord:
         self.alone_seen = False  # alone_iteration_s was measured in this launch, not predicted
         self.pace_seen = False  # iteration_s was measured beside the present mates
         self.reported = False
+        self.on_hold = False
+        self.waits_for: tuple[JobId, ...] = ()  # of `after`: those that have not finished yet
         self.index_entry: object = None  # owned by Hosts
         self.queue_entry: object = None  # owned by Queue
         # the job's story, for receipts and metrics
