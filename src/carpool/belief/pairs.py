@@ -6,12 +6,14 @@ so one observation teaches about its relatives. Conditioning on a cell with nois
 g = v/(v + n), m += g·(y − m), v ·= 1 − g, carried to all cells at once. Plain Python: the same bits everywhere.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from math import exp, log, log2, sqrt
+from math import exp, exp2, log, log2, sqrt
 from operator import mul
 from typing import NamedTuple
+
+from carpool.belief.speeds import NOTICEABLE
 
 EPISODE_SD = 0.10
 """Of log ξ from one episode of two jobs on a GPU."""
@@ -30,8 +32,6 @@ MOST_PRECISION = 4 / EPISODE_SD**2
 """Beyond four episodes old ones fade, so that a belief can follow a change."""
 MOST_CELLS = 256
 """So many cells teach their relatives. Those that come later learn from their own episodes only."""
-NOTICEABLE = 0.01
-"""A change of log ξ below this is kept for later: it is not worth a new look at everything."""
 
 
 class Kind(NamedTuple):
@@ -115,6 +115,20 @@ class PairBelief:
         self._weights: list[dict[object, float]] = [{} for _ in PARTS]
         """What each trait adds to log ξ, for each of the parts."""
 
+    @classmethod
+    def remembering(
+        cls, prior: Callable[[Cell], float | None], rows: Iterable[tuple[Cell, Seen, Seen]]
+    ) -> "PairBelief":
+        """A belief that knows these cells: what is known of each, and what of that is in use."""
+        belief = cls(prior)
+        for cell, known, used in rows:
+            belief.rows[cell] = Row(cell, traits(cell), known, used)
+            belief._enlist(belief.rows[cell])
+        belief._calibrate()
+        belief._factorise(0)
+        belief._weigh()
+        return belief
+
     # ---- answers -----------------------------------------------------------------------------------------------------
 
     def xi(self, cell: Cell) -> float:
@@ -145,7 +159,8 @@ class PairBelief:
 
     def _taught_variance(self, cell: Cell) -> float:
         solved = self._solve(traits(cell), len(self._teachers))
-        return self._scale * TOTAL - sum(map(mul, solved, solved))
+        explained: float = sum(map(mul, solved, solved))
+        return self._scale * TOTAL - explained
 
     def _solve(self, cell_traits: tuple[object, ...], teachers: int) -> list[float]:
         """The factor's inverse times a cell's covariance with the first so many teachers."""
@@ -177,22 +192,23 @@ class PairBelief:
 
     def take_up(self) -> None:
         """Let all that is known count."""
-        first = len(self._teachers)
-        for number, row in enumerate(self._teachers):
-            if row.used.precision != row.known.precision:
-                first = min(first, number)
+        changed = [n for n, row in enumerate(self._teachers) if row.used.precision != row.known.precision]
+        first = changed[0] if changed else len(self._teachers)
         for row in self.rows.values():
             if row.used.precision == 0.0:
-                self._families.update((row.cell[0].family, row.cell[1].family))
-                if len(self._teachers) < MOST_CELLS:
-                    self._teachers.append(row)
-                else:
-                    self._late.add(row.cell)
+                self._enlist(row)
             row.used = Seen(row.known.mean, row.known.precision)
         if self._calibrate():
             first = 0
         self._factorise(first)
         self._weigh()
+
+    def _enlist(self, row: Row) -> None:
+        self._families.update((row.cell[0].family, row.cell[1].family))
+        if len(self._teachers) < MOST_CELLS:
+            self._teachers.append(row)
+        else:
+            self._late.add(row.cell)
 
     def _calibrate(self) -> bool:
         """Set what cells without a prior count as, and the size of residuals; tell whether the latter changed."""
@@ -201,7 +217,7 @@ class PairBelief:
         self._unknown = max(mean, log(LEAST_UNKNOWN_XI))
         squares = sum((row.used.mean - self._prior(row.cell)) ** 2 for row in self.rows.values())
         variance = (PRIOR_CELLS * TOTAL + squares) / (PRIOR_CELLS + len(means))
-        scale = 2.0 ** (round(2.0 * log2(variance / TOTAL)) / 2.0)  # in steps, as every change costs a new factor
+        scale = exp2(round(2.0 * log2(variance / TOTAL)) / 2.0)  # in steps, as every change costs a new factor
         changed = scale != self._scale
         self._scale = scale
         return changed

@@ -1,7 +1,7 @@
 """How long an iteration takes alone: measured times by model, batch, accumulation and placement.
 
-A measured place answers for itself. Other places of the same model take what was predicted for them, times how wrong the
-predictions of its measured places were. The belief feeds this from jobs that report while alone, and from those
+A measured place answers for itself. Other places of the same model take what was predicted for them, times how wrong
+the predictions of its measured places were. The belief feeds this from jobs that report while alone, and from those
 that end without ever having reported.
 """
 
@@ -13,6 +13,8 @@ ALONE_SD = 0.10
 """Of the logarithm of a prediction, before anybody has checked one."""
 CHECKS = 5
 """The weight of that, in checked predictions."""
+NOTICEABLE = 0.01
+"""A change of a logarithm below this is kept for later: it is not worth a new look at everything."""
 
 
 class Place(NamedTuple):
@@ -27,11 +29,13 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class Times:
-    """Logarithms of iteration times, one for each launch, as count, mean and sum of squared deviations."""
+    """Logarithms of times, one for each launch, as count, mean and sum of squared deviations."""
 
     count: int = 0
     mean: float = 0.0
     squares: float = 0.0
+    used: float | None = None
+    """The mean that answers go by: small changes are kept for later."""
 
     def add(self, value: float) -> None:
         self.count += 1
@@ -40,7 +44,7 @@ class Times:
         self.squares += before * (value - self.mean)
 
     def take_back(self, value: float) -> None:
-        """Undo `add`."""
+        """Undo `add`: the launch that it came from says something better now."""
         self.count -= 1
         if not self.count:
             self.mean = self.squares = 0.0
@@ -48,6 +52,13 @@ class Times:
         after = value - self.mean
         self.mean -= after / self.count
         self.squares = max(0.0, self.squares - after * (value - self.mean))
+
+    def take_up(self) -> bool:
+        """Let the mean count if it moved enough; tell whether it did."""
+        if self.used is not None and abs(self.mean - self.used) <= NOTICEABLE:
+            return False
+        self.used = self.mean
+        return True
 
     @property
     def sd(self) -> float:
@@ -61,7 +72,7 @@ class Speeds:
 
     times: dict[Place, Times] = field(default_factory=dict)
     ratios: dict[str, Times] = field(default_factory=dict)
-    """By model: measured over predicted, as logarithms."""
+    """By model: measured over predicted."""
     checked: int = 0
     squared_error: float = 0.0
 
@@ -78,21 +89,20 @@ class Speeds:
     def seconds(self, place: Place, predicted_s: float) -> float | None:
         """From what was measured; None: nothing of this model was."""
         measured = self.times.get(place)
-        if measured is not None:
-            return exp(measured.mean)
+        if measured is not None and measured.used is not None:
+            return exp(measured.used)
         ratio = self.ratios.get(place.model)
-        return None if ratio is None else predicted_s * exp(ratio.mean)
+        return None if ratio is None or ratio.used is None else predicted_s * exp(ratio.used)
 
-    def add(self, place: Place, log_s: float, predicted_s: float) -> None:
-        self.times.setdefault(place, Times()).add(log_s)
-        self.ratios.setdefault(place.model, Times()).add(log_s - log(predicted_s))
-
-    def take_back(self, place: Place, log_s: float, predicted_s: float) -> None:
-        """Undo `add`: the launch that it came from says something better now."""
-        times, ratios = self.times[place], self.ratios[place.model]
-        times.take_back(log_s)
-        ratios.take_back(log_s - log(predicted_s))
-        if not times.count:
-            del self.times[place]
-        if not ratios.count:
-            del self.ratios[place.model]
+    def add(self, place: Place, log_s: float, predicted_s: float, instead_of: float | None = None) -> bool:
+        """A launch took this long for an iteration, `instead_of` what it seemed to take before. Did answers change?"""
+        changed = False
+        for times, shift in (
+            (self.times.setdefault(place, Times()), 0.0),
+            (self.ratios.setdefault(place.model, Times()), log(predicted_s)),
+        ):
+            if instead_of is not None:
+                times.take_back(instead_of - shift)
+            times.add(log_s - shift)
+            changed |= times.take_up()
+        return changed

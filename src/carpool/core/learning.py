@@ -1,12 +1,12 @@
 """What a performance model that learns is told: how fast a job was seen to run, and beside whom.
 
-`State` calls `learn` while it applies `Observed` and `Finished`, and nowhere else: the belief is part of the state, so a
-journal of events, replayed, gives the same belief and the same decisions again. What a model has learned may change
+`State` calls `learn` while it applies `Observed` and `Finished`, and nowhere else: the belief is part of the state, so
+a journal of events, replayed, gives the same belief and the same decisions again. What a model has learned may change
 its answers; the state then refreshes all that it derived from them and counts `belief_version` up.
 """
 
 from enum import Flag, auto
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from carpool.core.cluster import Cluster
 from carpool.core.model import Job, Status
@@ -45,6 +45,12 @@ class LearningModel(PerformanceModel, Protocol):
 
     def learn(self, seen: Sighting) -> Lesson:
         """Take note of what was seen."""
+
+    def dump(self) -> dict[str, Any]:
+        """All that was learned, as plain data."""
+
+    def restore(self, data: dict[str, Any]) -> None:
+        """Know what was dumped, and nothing else that was learned."""
 
 
 def sighting(cluster: Cluster, record: JobRecord, iteration_s: float) -> Sighting | None:
