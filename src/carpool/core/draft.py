@@ -5,7 +5,7 @@ A draft is an overlay: it remembers differences, and copies the free-GPU index w
 stays untouched.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 from carpool.core.free import FreeGpus
 from carpool.core.model import Allocation, Decision, GpuId, JobId
@@ -60,6 +60,11 @@ class Draft:
         """The GPUs on which this draft put somebody."""
         return self._arrived
 
+    @property
+    def stopped(self) -> Set[int]:
+        """The jobs that this draft stopped, by order of submission."""
+        return self._stopped
+
     def gpus_of(self, record: JobRecord) -> tuple[GpuId, ...]:
         """Where a job is, in the draft."""
         return self._placed.get(record.job.id, record.gpus)
@@ -102,6 +107,10 @@ class Draft:
         """Place a job on GPUs that the policy chose, beside whoever is there."""
         self._take([gpu for gpu in gpus if not self.members(gpu)])
         self._enter(record, Allocation(tuple(gpus), size.accum), size.memory, why)
+
+    def hold(self, gpus: Sequence[GpuId]) -> None:
+        """Give free GPUs to nobody in this draft: somebody waits for more of them."""
+        self._take(gpus)
 
     def stop(self, record: JobRecord, why: str) -> None:
         """Preempt a running job; its GPUs can be given away in the same draft."""
