@@ -22,6 +22,7 @@ class Carpool(BasePolicy):
     restart_s: float = option(30.0, "seconds a suspended job needs to start again; the simulator charges them")  # type: ignore[misc]
     patience: float = option(10.0, "a job that waited so many times its length, or the mean JCT, goes first; 0: none")
     look_ahead: int = option(64, "so many waiting jobs count when a move is judged")
+    later: bool = option(True, "x")
     tries: int = option(16, "so many jobs may find no place before a pass ends")
 
     def __post_init__(self) -> None:
@@ -89,52 +90,69 @@ class _Pass:
         return draft.decisions
 
     def _start(self, job: JobRecord, why: str) -> bool:
-        placed = len(self.draft.decisions)
-        if not self.draft.start(job, why):
+        """Start a job alone if it fits."""
+        move = self._alone(job)
+        if move is None:
             return False
-        allocation = self.draft.decisions[placed].allocation
-        assert allocation is not None
-        size = next(size for size in job.shape.sizes if size.accum == allocation.accum)
-        end = self.view.now + job.whole_left(self.view.now) * size.pace
-        move = Move(job, allocation.gpus, size, {job.order: end}, end - self.view.now)
+        self._note(move)
+        assert move.size is not None
+        self.draft.assign(job, move.gpus, move.size, why)
+        return True
+
+    def _note(self, move: Move) -> None:
         if self._scene is not None:
             self._scene.note(move)
         else:
             self._early.append(move)
-        return True
 
     # ---- the choice ------------------------------------------------------------------------------------------------
 
     def _choose(self, job: JobRecord) -> Move | None:
         scene = self.scene
-        if job.shape.gpus <= self.draft.free_count:
-            alone = self._alone(job)
-            if alone is not None:
-                gain = scene.price(alone)
-                if gain is not None and gain >= -CLOSE:
-                    return alone
-        moves = self.places.now(job)
+        alone = self._alone(job)
+        if alone is not None:
+            gain = scene.price(alone)
+            if gain is not None and gain >= -CLOSE:
+                return alone
+        best = self._best(self.places.now(job))
+        if best is not None and self.policy.later:
+            best = self._best([best, *self.places.later(job)])
+        if self.policy.suspend:
+            best = self._best([*([best] if best else []), *self.places.suspensions(job)])
+        return best
+
+    def _best(self, moves: Sequence[Move]) -> Move | None:
         best: Move | None = None
         for move in moves:
-            gain = scene.price(move)
+            gain = self.scene.price(move)
             if gain is not None and gain > CLOSE and (best is None or gain > best.gain):
                 best = move
         return best
 
     def _alone(self, job: JobRecord) -> Move | None:
-        left = job.alone_left(self.view.now)
-        return Move(job, (0,) * job.shape.gpus, job.shape.sizes[0], {job.order: self.view.now + left}, left)
+        place = self.draft.place_alone(job)
+        if place is None:
+            return None
+        gpus, size = place
+        now = self.view.now
+        left = job.whole_left(now) * size.pace
+        return Move(job, gpus, size, {job.order: now + left}, left)
 
     def _make(self, move: Move) -> None:
-        if not move.hosts and not move.victims:
-            if not self._start(move.guest, "its GPUs are free and nobody who waits loses more than it gains"):
-                raise AssertionError
-            return
         self.scene.note(move)
-        assert move.size is not None
-        guest_xi, host_xi = move.slowest
-        why = (
-            f"shares with {names(move.hosts)}: {guest_xi:.2f} times slower (they {host_xi:.2f}), which saves "
-            f"{move.gain:.0f} s in sum over it, them and the queue"
-        )
+        if move.size is None:
+            return
+        for victim in move.victims:
+            self.draft.stop(victim, f"suspended for {move.guest.job.id}, which is much shorter")
+        if move.victims:
+            self.draft.start(move.guest, f"starts in place of {names(move.victims)}, which saves {move.gain:.0f} s")
+            return
+        if not move.hosts:
+            why = "its GPUs are free, and nobody who waits loses more than it gains"
+        else:
+            guest_xi, host_xi = move.slowest
+            why = (
+                f"shares with {names(move.hosts)}: {guest_xi:.2f} times slower (they {host_xi:.2f}), which saves "
+                f"{move.gain:.0f} s in sum over it, them and the queue"
+            )
         self.draft.assign(move.guest, move.gpus, move.size, why)

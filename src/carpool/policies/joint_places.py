@@ -10,7 +10,7 @@ from itertools import islice
 from operator import attrgetter
 
 from carpool.core.draft import Draft
-from carpool.core.model import GpuId
+from carpool.core.model import GpuId, Status
 from carpool.core.outlook import Until, corrected
 from carpool.core.perf import Placement
 from carpool.core.record import JobRecord, Size
@@ -51,6 +51,58 @@ class Places:
         if self.draft.view.jobs_per_gpu > 2:
             moves += self._crowded(guest)
         return moves
+
+    def later(self, guest: JobRecord) -> list[Move]:
+        """GPUs worth waiting for: those of the hosts that end soonest."""
+        scene, need = self.scene, guest.shape.gpus
+        soonest: list[JobRecord] = []
+        for group in self.draft.view.hosts.lone.values():
+            large = (entry[2] for entry in group.entries if len(entry[2].gpus) >= need)
+            unchanged = (host for host in large if host.order not in scene.moved)
+            soonest += islice(unchanged, SINGLE_CELLS)
+        moves = []
+        for host in nsmallest(SINGLE_CELLS, soonest, key=lambda host: (scene.end(host), host.order)):
+            gpus = tuple(self.topology.most_consolidated(host.gpus, need))
+            cost = scene.left(host) + guest.alone_left(scene.now)
+            moves.append(Move(guest, gpus, None, {guest.order: scene.now + cost}, cost, (host,), lone=True))
+        return moves
+
+    def suspensions(self, guest: JobRecord) -> list[Move]:
+        """Running jobs to suspend so that the guest can start alone: those that have much more left than it has."""
+        scene, draft = self.scene, self.draft
+        short = guest.shape.gpus - draft.free_count
+        least = guest.alone_left(scene.now) + scene.restart_s
+        if short <= 0:
+            return []
+        victims = sorted(self._victims(guest, least), key=lambda job: (len(job.gpus), -scene.end(job), job.order))
+        sets = [[job] for job in victims if len(job.gpus) >= short][:SINGLE_CELLS]
+        several: list[JobRecord] = []
+        for job in victims:
+            several.append(job)
+            short -= len(job.gpus)
+            if short <= 0:
+                sets.append(several)
+                break
+        end = scene.now + guest.alone_left(scene.now)
+        gpus = (0,) * guest.shape.gpus
+        return [
+            Move(guest, gpus, guest.shape.sizes[0], {guest.order: end}, end - scene.now, victims=tuple(chosen))
+            for chosen in sets
+        ]
+
+    def _victims(self, guest: JobRecord, least: float) -> Iterator[JobRecord]:
+        """Of each kind of lone hosts, those with the most time left."""
+        scene, priority = self.scene, guest.shape.priority
+        for job in self.draft.view.running:
+            if (
+                job.status is Status.RUNNING
+                and job.job.can_checkpoint
+                and job.order not in scene.moved
+                and job.shape.priority <= priority
+                and scene.left(job) > least
+                and all(len(self.draft.view.residents(gpu)) == 1 for gpu in job.gpus)
+            ):
+                yield job
 
     # ---- cells of one job ------------------------------------------------------------------------------------------
 

@@ -50,6 +50,8 @@ class Scene:
         self.restart_s = restart_s
         self.claimed: set[int] = set()
         """The hosts for whose GPUs a job of this pass waits, by order of submission."""
+        self.moved: set[int] = set()
+        """All jobs that a move of this pass concerned."""
         outlook = view.outlook
         self.available = outlook.lent.copy()
         self.available.add(FREE, view.free.count)
@@ -153,6 +155,9 @@ class Scene:
         """A move is made: see the world as it is then. To be called before the draft knows."""
         self.available = self.after(move)
         self._new_ends.update(move.ends)
+        self.moved.update(move.ends, [host.order for host in move.hosts], [victim.order for victim in move.victims])
+        if move.size is None:
+            self.claimed.update(host.order for host in move.hosts)
         self.waiting = [job for job in self.waiting if job.order != move.guest.order]
         if move.victims:
             suspended = [self._suspended(victim) for victim in move.victims]
