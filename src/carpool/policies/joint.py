@@ -114,7 +114,7 @@ class _Pass:
             gain = scene.price(alone)
             if gain is not None and gain >= -CLOSE:
                 return alone
-        best = self._best(self.places.now(job))
+        best = self._best(self.places.now(job, lambda: scene.budget(job)))
         if best is not None and self.policy.later:
             best = self._best([best, *self.places.later(job)])
         if self.policy.suspend:
@@ -124,6 +124,8 @@ class _Pass:
     def _best(self, moves: Sequence[Move]) -> Move | None:
         best: Move | None = None
         for move in moves:
+            if not move.victims and move.cost > self.scene.budget(move.guest) - (best.gain if best else 0.0):
+                continue  # nobody in the queue gains by what others take
             gain = self.scene.price(move)
             if gain is not None and gain > CLOSE and (best is None or gain > best.gain):
                 best = move

@@ -4,7 +4,7 @@ A *cell* is the GPUs that hold one and the same set of jobs. For cells of one jo
 guests out of the second place, which short ones pass through quickly. Cells of several jobs are played forward.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import nsmallest
 from itertools import islice
 from operator import attrgetter
@@ -30,6 +30,8 @@ MOST_STRETCH = 3.0
 SHORT_S = 600.0
 """Nobody may run longer than MOST_STRETCH times its time left alone, or times this, where it has less left."""
 
+_cost = attrgetter("cost")
+
 
 class Places:
     def __init__(self, draft: Draft, scene: Scene, candidates: Candidates) -> None:
@@ -39,15 +41,20 @@ class Places:
         self.perf = draft.view.perf
         self.topology = draft.view.topology
 
-    def now(self, guest: JobRecord) -> list[Move]:
-        """Ways to join running jobs at once."""
+    def now(self, guest: JobRecord, budget: Callable[[], float]) -> list[Move]:
+        """Ways to join running jobs at once that cost less than the budget."""
         if guest.shape.exclusive or self.draft.view.jobs_per_gpu == 1:
             return []
         cells = self._single(guest)
-        moves = [move for cell in cells for move in self._join(guest, [cell]) if len(cell.gpus) >= guest.shape.gpus]
-        moves = nsmallest(SINGLE_CELLS, moves, key=attrgetter("cost"))
-        if guest.shape.gpus > 1:
-            moves += self._unions(guest, cells)
+        moves: list[Move] = []
+        if cells:
+            large = [cell for cell in cells if len(cell.gpus) >= guest.shape.gpus]
+            most = budget()
+            for cell in nsmallest(SINGLE_CELLS, large, key=_cost):
+                if cell.cost < most:
+                    moves += self._join(guest, [cell])
+            if guest.shape.gpus > 1:
+                moves += self._unions(guest, [cell for cell in cells if cell.cost < most])
         if self.draft.view.jobs_per_gpu > 2:
             moves += self._crowded(guest)
         return moves
@@ -253,7 +260,7 @@ class Places:
             size = next((s for s in guest.shape.sizes if self._accepted(guest, chosen, s)), None)
             if size is not None and self._faster_together(guest, size, members):
                 moves += self._join_crowd(guest, size, members, chosen)
-        return nsmallest(SINGLE_CELLS, moves, key=attrgetter("cost"))
+        return nsmallest(SINGLE_CELLS, moves, key=_cost)
 
     def _faster_together(self, guest: JobRecord, size: Size, members: Sequence[Member]) -> bool:
         jobs = [(member.record.job, member.accum) for member in members]

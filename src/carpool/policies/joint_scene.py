@@ -58,6 +58,7 @@ class Scene:
         self._ends = outlook.ends
         self._new_ends: dict[int, float] = {}
         self._present: dict[int, float] = {}  # by priority
+        self._budgets: dict[int, float] = {}  # by order of submission
         total = view.topology.total()
         first = islice((job for job in view.queue.scan() if job.shape.gpus <= total), look_ahead)
         self.waiting = [self._waiting(job) for job in first]
@@ -94,6 +95,16 @@ class Scene:
         lost = sum(self.left(victim) for victim in move.victims)
         move.gain = self._present_sum(guest) + lost - move.cost - line_up(after, others, self.now)
         return move.gain
+
+    def budget(self, guest: JobRecord) -> float:
+        """The most that a move may cost without victims: what the guest itself takes and takes from those behind it."""
+        known = self._budgets.get(guest.order)
+        if known is None:
+            priority = guest.shape.priority
+            others = [job for job in self.waiting if job.order != guest.order and job.priority >= priority]
+            known = self._present_sum(guest) - line_up(self.available.blocks, others, self.now)
+            self._budgets[guest.order] = known
+        return known
 
     def _present_sum(self, guest: JobRecord) -> float:
         """The completion times of the guest and of who waits with it, if nothing is done for it now."""
@@ -163,6 +174,7 @@ class Scene:
             suspended = [self._suspended(victim) for victim in move.victims]
             self.waiting = sorted([*self.waiting, *suspended], key=lambda job: (-job.priority, job.left, job.order))
         self._present = {}
+        self._budgets = {}
 
 
 def names(records: Sequence[JobRecord]) -> str:
