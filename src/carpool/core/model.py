@@ -36,6 +36,8 @@ class Job:
     """The fewest pieces into which the batch must be split: it ran out of memory with fewer."""
     elastic: bool = False
     """May the scheduler give it another number of GPUs and another batch, within the limits of its task?"""
+    can_checkpoint: bool = True
+    """May the scheduler suspend the job and resume it later? Only policies that suspend ask."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ applied. A policy cannot forget a rule, and one that tries to break it is told w
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from carpool.core.model import Allocation, Decision, GpuId, Status, as_scaled, sub_batch
+from carpool.core.model import Allocation, Decision, GpuId, Job, Status, as_scaled, sub_batch
 from carpool.core.perf import PerformanceModel
 from carpool.core.record import JobRecord
 from carpool.core.state import State
@@ -87,6 +87,10 @@ def _check_gang(state: State, record: JobRecord, decision: Decision) -> None:
     for gpu in gpus:
         if gpu not in state.topology.node_of:
             raise IllegalPlan(f"job {job.id} got GPU {gpu}, which does not exist")
+    _check_cut(job, allocation)
+
+
+def _check_cut(job: Job, allocation: Allocation) -> None:
     batch = job.batch if allocation.batch is None else allocation.batch
     if not 1 <= allocation.accum <= batch:
         raise IllegalPlan(f"job {job.id} cannot cut a batch of {batch} into {allocation.accum}")

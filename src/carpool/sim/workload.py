@@ -18,15 +18,8 @@ from carpool.errors import InputError, nearest
 
 OWN_COLUMNS = ("job", "submitted_s", "model", "gpus", "batch", "iterations")
 OPTIONAL_COLUMNS = (
-    "duration_s",
-    "user",
-    "can_shrink",
-    "exclusive",
-    "max_slowdown",
-    "priority",
-    "after",
-    "retries",
-    "elastic",
+    *("duration_s", "user", "can_shrink", "exclusive", "max_slowdown", "priority", "after", "retries"),
+    *("elastic", "can_checkpoint"),
 )
 POLLUX_COLUMNS = ("name", "time", "app", "gpus", "batch", "iters")
 PHILLY_COLUMNS = ("timestamp", "duration", "num_gpus")
@@ -262,6 +255,7 @@ def _own(rows: Iterable[Row]) -> Iterator[tuple[int, Job]]:
                 after=tuple(dict.fromkeys(row.text("after", "").split())),
                 retries=row.count("retries", least=0) if row.has("retries") else 0,
                 elastic=row.flag("elastic", False),
+                can_checkpoint=row.flag("can_checkpoint", True),
             ),
         )
 
