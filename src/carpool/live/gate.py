@@ -1,5 +1,5 @@
-"""What every request passes before it reaches a route: the host it was sent to, the shape of its path, its token and the
-size and depth of its body. Written against ASGI itself, so that nothing, not even the OpenAPI document or an unknown
+"""What every request passes before it reaches a route: the host it was sent to, the shape of its path, its token and
+the size and depth of its body. Written against ASGI itself, so that nothing, not even the OpenAPI document or an unknown
 path, is answered without these checks; `api.py` puts it around the application.
 """
 
@@ -25,7 +25,6 @@ MOST_DEPTH = 32
 BODY_TIMEOUT_S = 30.0
 _BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 _TRICKS = re.compile(rb"%(?:00|2e|2f|5c|25)|\\|//|(?:^|/)\.{1,2}(?:/|$)|[\x00-\x20\x7f-\xff]", re.IGNORECASE)
-WORDS = {400: "the request cannot be understood", 404: "there is nothing here", 405: "this path does not take that method"}
 
 
 class Refused(Exception):
@@ -67,6 +66,10 @@ class Gate:
             self._check_path(scope)
             if scope["path"] != HEALTH:
                 scope.setdefault("state", {})["principal"] = self._authenticate(scope)
+            limit = self.large_bodies.get(scope["path"])
+            if limit is not None:  # read by its route as it comes
+                await self.app(scope, self._counted(scope, receive, limit), send)
+                return
             body = await self._body(scope, receive)
         except Refused as refused:
             await answer(send, refused.status, refused.sentence)
@@ -97,30 +100,38 @@ class Gate:
         return principal
 
     async def _body(self, scope: MutableMapping[str, Any], receive: Receive) -> bytes:
-        """The whole body, counted as it comes: a chunked one announces no length."""
-        most = self.large_bodies.get(scope["path"])
-        limit = self.most_body if most is None else most
+        """The whole body."""
+        counted, parts, more = self._counted(scope, receive, self.most_body), [], True
+        while more:
+            message = await counted()
+            parts.append(message.get("body", b""))
+            more = message.get("more_body", False)
+        body = b"".join(parts)
+        if body and depth(body) > MOST_DEPTH:
+            raise Refused(400, f"the body is nested more than {MOST_DEPTH} levels deep")
+        return body
+
+    def _counted(self, scope: MutableMapping[str, Any], receive: Receive, limit: int) -> Receive:
+        """A body counted as it comes, because a chunked one announces no length, and refused when it is late."""
         announced = _values(scope, b"content-length")
         if announced and (not announced[0].isdigit() or int(announced[0][:20]) > limit):
             raise Refused(413, f"the body is larger than {limit} bytes")
-        parts, size = [], 0
-        while True:
+        size = 0
+
+        async def counted() -> Message:
+            nonlocal size
             try:
                 message = await asyncio.wait_for(receive(), BODY_TIMEOUT_S)
             except TimeoutError:
                 raise Refused(408, "the body did not come in time") from None
             if message["type"] != "http.request":
                 raise Refused(400, "the body ended early")
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
+            size += len(message.get("body", b""))
             if size > limit:
                 raise Refused(413, f"the body is larger than {limit} bytes")
-            if not message.get("more_body", False):
-                break
-        body = b"".join(parts)
-        if body and most is None and depth(body) > MOST_DEPTH:
-            raise Refused(400, f"the body is nested more than {MOST_DEPTH} levels deep")
-        return body
+            return message
+
+        return counted
 
 
 def depth(body: bytes) -> int:
