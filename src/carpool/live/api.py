@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 
 from carpool import __version__
 from carpool.errors import InputError
-from carpool.live import schema
+from carpool.live import messages
 from carpool.live.auth import Keyring, Principal
 from carpool.live.errors import NoSuchJob, Unavailable, WrongState
 from carpool.live.gate import HEALTH, App, Gate
@@ -86,7 +86,7 @@ def finite(value: Any) -> Any:
 def answers(*codes: int, ok: int = 200, model: Any = None) -> dict[int | str, dict[str, Any]]:
     """What a route may answer, for the OpenAPI document. Every route has 400, 401 and 413, which the gate gives."""
     documented: dict[int | str, dict[str, Any]] = {
-        code: {"model": schema.Problem, "description": PROBLEMS[code]} for code in sorted({400, 401, 413, *codes})
+        code: {"model": messages.Problem, "description": PROBLEMS[code]} for code in sorted({400, 401, 413, *codes})
     }
     if model is not None:
         documented[ok] = {"model": model}
@@ -119,7 +119,7 @@ def create_app(inside: Box) -> App:
     app.state.box = inside
     _answer_errors(app)
 
-    @app.get(HEALTH, responses={200: {"model": schema.Health}, 400: answers()[400], 413: answers()[413]})
+    @app.get(HEALTH, responses={200: {"model": messages.Health}, 400: answers()[400], 413: answers()[413]})
     async def health() -> Json:
         """Is somebody there? Needs no token and tells nothing else."""
         return Json({"status": "ok"})

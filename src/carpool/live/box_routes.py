@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from carpool import __version__
 from carpool.core.model import Limits
 from carpool.errors import InputError
-from carpool.live import schema
+from carpool.live import messages
 from carpool.live.api import Box, Forbidden, Json, answers, box, me
 from carpool.live.auth import ADMIN, Principal, digest, new_token
 from carpool.live.errors import NoSuchJob, WrongState
@@ -33,13 +33,13 @@ def _admin_only(who: Principal) -> None:
         raise Forbidden("only the administrator may do this")
 
 
-@router.get("/me", tags=["service"], responses=answers(model=schema.Me))
+@router.get("/me", tags=["service"], responses=answers(model=messages.Me))
 async def whoami(who: Me) -> Json:
     """Whose token this is."""
     return Json({"name": who.name, "admin": who.admin})
 
 
-@router.get("/status", tags=["service"], responses=answers(model=schema.Status))
+@router.get("/status", tags=["service"], responses=answers(model=messages.Status))
 async def status(inside: Inside, who: Me) -> Json:
     """What kind of service this is."""
     return Json(
@@ -61,7 +61,7 @@ async def gpus(inside: Inside, who: Me) -> Json:
     return Json(inside.service.gpus())
 
 
-@router.get("/history", tags=["service"], responses=answers(422, model=schema.History))
+@router.get("/history", tags=["service"], responses=answers(422, model=messages.History))
 async def history(
     inside: Inside, who: Me, limit: Annotated[int, Query(ge=1, le=10_000)] = 100, before: Before = None
 ) -> Json:
@@ -77,7 +77,7 @@ async def accuracy(inside: Inside, who: Me) -> Json:
     return Json(inside.service.accuracy())
 
 
-@router.get("/workload", tags=["service"], responses=answers(model=schema.Workload))
+@router.get("/workload", tags=["service"], responses=answers(model=messages.Workload))
 async def workload(inside: Inside, who: Me) -> Json:
     """The history as the simulator reads it."""
     return Json({"jobs": inside.service.workload()})
@@ -87,7 +87,7 @@ async def workload(inside: Inside, who: Me) -> Json:
     "/snapshots",
     tags=["jobs"],
     status_code=201,
-    responses=answers(422, ok=201, model=schema.Snapshot),
+    responses=answers(422, ok=201, model=messages.Snapshot),
     openapi_extra={
         "requestBody": {
             "required": True,
@@ -114,7 +114,7 @@ def _shown(name: str, row: dict[str, Any]) -> dict[str, Any]:
     return {"name": name, "role": row.get("role", "user"), "revoked": bool(row.get("revoked")), **shown}
 
 
-@router.get("/users", tags=["users"], responses=answers(403, model=schema.Users))
+@router.get("/users", tags=["users"], responses=answers(403, model=messages.Users))
 async def users(inside: Inside, who: Me) -> Json:
     """Everybody who has or had a token."""
     _admin_only(who)
@@ -122,9 +122,9 @@ async def users(inside: Inside, who: Me) -> Json:
 
 
 @router.post(
-    "/users", tags=["users"], status_code=201, responses=answers(403, 409, 422, 503, ok=201, model=schema.NewUser)
+    "/users", tags=["users"], status_code=201, responses=answers(403, 409, 422, 503, ok=201, model=messages.NewUser)
 )
-async def add_user(request: schema.UserRequest, inside: Inside, who: Me) -> Json:
+async def add_user(request: messages.UserRequest, inside: Inside, who: Me) -> Json:
     """Let somebody in. The answer holds their token, which is not kept and cannot be asked for again."""
     _admin_only(who)
     name = request.name
@@ -158,7 +158,7 @@ def _uid(inside: Box, name: str, uid: int | None) -> int | None:
         raise InputError(f"uid: this machine knows no {whom}; jobs run as their user, so give --uid") from None
 
 
-@router.delete("/users/{name}", tags=["users"], responses=answers(403, 404, 422, 503, model=schema.User))
+@router.delete("/users/{name}", tags=["users"], responses=answers(403, 404, 422, 503, model=messages.User))
 async def revoke(name: Name, inside: Inside, who: Me) -> Json:
     """Shut somebody out. Their jobs go on; cancel them where that is not wanted."""
     _admin_only(who)
@@ -168,8 +168,8 @@ async def revoke(name: Name, inside: Inside, who: Me) -> Json:
     return Json(_shown(name, row))
 
 
-@router.put("/users/{name}/limits", tags=["users"], responses=answers(403, 404, 422, 503, model=schema.User))
-async def limit(name: Name, request: schema.LimitsRequest, inside: Inside, who: Me) -> Json:
+@router.put("/users/{name}/limits", tags=["users"], responses=answers(403, 404, 422, 503, model=messages.User))
+async def limit(name: Name, request: messages.LimitsRequest, inside: Inside, who: Me) -> Json:
     """What somebody may hold at a time; what is left out has no limit."""
     _admin_only(who)
     row = {**_known(inside, name), **request.model_dump()}

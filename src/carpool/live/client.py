@@ -18,6 +18,8 @@ from carpool.live.home import Home
 
 ENV_URL = "CARPOOL_URL"
 ENV_TOKEN = "CARPOOL_TOKEN"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+"""Only to these is the token of the home directory sent unasked."""
 TIMEOUT_S = 90.0
 """Longer than the service lets anybody wait."""
 Params = Mapping[str, str | int | float | bool | None]
@@ -55,7 +57,9 @@ class Client:
     def find(cls, home: str | Path | None = None) -> "Client":
         """By `CARPOOL_URL` and `CARPOOL_TOKEN`, and what is not set there by the home directory."""
         place = Home(home)
-        url, token = (None, None) if home else (os.environ.get(ENV_URL), os.environ.get(ENV_TOKEN))
+        url, token = None if home else os.environ.get(ENV_URL), os.environ.get(ENV_TOKEN)
+        if url and not token and urlsplit(url).hostname not in LOOPBACK:
+            raise InputError(f"{ENV_TOKEN}: is not set; {url} needs the token that its administrator gave you")
         if not url:
             address = place.read_address()
             if address is None:
@@ -64,7 +68,7 @@ class Client:
                     f"or set {ENV_URL} and {ENV_TOKEN}"
                 )
             url = str(address["url"])
-        return cls(url, token or os.environ.get(ENV_TOKEN) or read_token(place.admin_token))
+        return cls(url, token or read_token(place.admin_token))
 
     # ---- requests --------------------------------------------------------------------------------------------------
 

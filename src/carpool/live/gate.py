@@ -1,6 +1,6 @@
 """What every request passes before it reaches a route: the host it was sent to, the shape of its path, its token and
-the size and depth of its body. Written against ASGI itself, so that nothing, not even the OpenAPI document or an unknown
-path, is answered without these checks; `api.py` puts it around the application.
+the size and depth of its body. Written against ASGI itself, so that nothing, not even the OpenAPI document or an
+unknown path, is answered without these checks; `api.py` puts it around the application.
 """
 
 import asyncio

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Path, Query
 from starlette.responses import Response
 
-from carpool.live import logs, schema, spec
+from carpool.live import logs, messages, spec
 from carpool.live.api import Box, Forbidden, Json, answers, box, me
 from carpool.live.auth import Principal
 
@@ -40,14 +40,14 @@ def _check_priority(inside: Box, who: Principal, priority: int) -> None:
         )
 
 
-def _specs(request: schema.JobRequest) -> list[spec.Spec]:
+def _specs(request: messages.JobRequest) -> list[spec.Spec]:
     given = request.model_dump(exclude_unset=True, exclude={"array", "snapshot"})
     one = spec.parse(given)
     return [one] if request.array is None else spec.expand(one, request.array)
 
 
-@router.post("/jobs", status_code=201, responses=answers(403, 422, 503, ok=201, model=schema.Submitted))
-async def submit(request: schema.JobRequest, inside: Inside, who: Me) -> Json:
+@router.post("/jobs", status_code=201, responses=answers(403, 422, 503, ok=201, model=messages.Submitted))
+async def submit(request: messages.JobRequest, inside: Inside, who: Me) -> Json:
     """Queue a job, or an array of them: all or none. They are on disk when the answer comes."""
     _check_priority(inside, who, request.priority)
     specs = _specs(request)
@@ -61,12 +61,12 @@ async def submit(request: schema.JobRequest, inside: Inside, who: Me) -> Json:
 
 
 @router.post("/jobs/dry-run", responses=answers(422, model=dict[str, Any]))
-async def dry_run(request: schema.JobRequest, inside: Inside, who: Me) -> Json:
+async def dry_run(request: messages.JobRequest, inside: Inside, who: Me) -> Json:
     """What would happen to a job, without queueing it."""
     return Json(inside.service.dry_run(_specs(request)[0], who.name))
 
 
-@router.get("/jobs", responses=answers(422, model=schema.Jobs))
+@router.get("/jobs", responses=answers(422, model=messages.Jobs))
 async def jobs(
     inside: Inside,
     who: Me,
@@ -82,7 +82,7 @@ async def jobs(
     return Json({"jobs": page, "next": page[0]["job"] if len(page) < len(rows) else None})
 
 
-@router.get("/jobs/{job}", responses=answers(404, 422, model=schema.JobRow))
+@router.get("/jobs/{job}", responses=answers(404, 422, model=messages.JobRow))
 async def show(job: Job, inside: Inside, who: Me) -> Json:
     """All that is known of a job; of another user's, what the queue shows, and its receipt."""
     row = inside.service.show(job)
@@ -91,13 +91,13 @@ async def show(job: Job, inside: Inside, who: Me) -> Json:
     return Json(row)
 
 
-@router.get("/jobs/{job}/explain", responses=answers(404, 422, model=schema.Explanation))
+@router.get("/jobs/{job}/explain", responses=answers(404, 422, model=messages.Explanation))
 async def explain(job: Job, inside: Inside, who: Me) -> Json:
     """Why it waits or shares, with whom, and when it starts and ends."""
     return Json(inside.service.explain(job))
 
 
-@router.get("/jobs/{job}/wait", responses=answers(404, 422, model=schema.JobState))
+@router.get("/jobs/{job}/wait", responses=answers(404, 422, model=messages.JobState))
 async def wait(
     job: Job, inside: Inside, who: Me, timeout_s: Annotated[float, Query(ge=0, le=60, allow_inf_nan=False)] = 30.0
 ) -> Json:
@@ -146,7 +146,7 @@ async def _changed(inside: Box, job: str) -> Json:
     return Json({"job": job, "state": inside.service.show(job)["state"]})
 
 
-CHANGE = answers(403, 404, 409, 422, 503, model=schema.JobState)
+CHANGE = answers(403, 404, 409, 422, 503, model=messages.JobState)
 
 
 @router.post("/jobs/{job}/cancel", responses=CHANGE)
@@ -182,7 +182,7 @@ async def requeue(job: Job, inside: Inside, who: Me) -> Json:
 
 
 @router.put("/jobs/{job}/priority", responses=CHANGE)
-async def set_priority(job: Job, request: schema.PriorityRequest, inside: Inside, who: Me) -> Json:
+async def set_priority(job: Job, request: messages.PriorityRequest, inside: Inside, who: Me) -> Json:
     """Change a job's place in the queue: higher goes first."""
     _own(inside, who, job)
     _check_priority(inside, who, request.priority)

@@ -64,7 +64,7 @@ def pack(directory: Path, target: IO[bytes]) -> Packed:
             largest = max(largest, (info.size, relative))
             if size > MOST_BYTES or files > MOST_FILES:
                 raise InputError(
-                    f"--snapshot: {directory} holds more than {MOST_BYTES >> 20} MiB or {MOST_FILES} files (largest so far: "
+                    f"--snapshot: {directory} holds more than {MOST_BYTES >> 20} MiB or {MOST_FILES} files (largest: "
                     f"{largest[1]!a}); name what is not needed in {IGNORE_FILE}, one name a line, or submit without"
                 )
             if info.isreg():
