@@ -62,8 +62,8 @@ def why(row: Row) -> str:
 
 
 def _waited(row: Row, now: float) -> float | None:
-    until: float = row["started"] or row["finished"] or now
-    return until - row["submitted"]
+    until = float(row["started"] or row["finished"] or now)
+    return until - float(row["submitted"])
 
 
 def _ran(row: Row, now: float) -> float | None:
