@@ -83,7 +83,7 @@ class Failed(JobEvent):
 
     reason: str
     again: bool = False
-    """It was not the job's fault (the machine restarted, a mate took the memory): it comes back and keeps its retries."""
+    """Not the job's fault (the machine restarted, a mate took the memory): it comes back and keeps its retries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +107,8 @@ class Released(Event):
 class Revised(Event):
     """Something turned out to be otherwise than the job said: it may be split, must be split, or must be alone.
 
-    None leaves a term as it is. A job that holds GPUs holds them on the old terms, so for such a one only the permission
-    to split counts.
+    None leaves a term as it is. A job that holds GPUs holds them on the old terms, so for such a one only the
+    permission to split counts.
     """
 
     job: JobId

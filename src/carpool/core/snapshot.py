@@ -71,7 +71,7 @@ def _restore_nodes(state: State, data: dict[str, Any]) -> None:
         state.cluster.join(Node(raw["id"], tuple(raw["gpus"]), raw["memory"]))
         if number not in present:
             state.cluster.lose(raw["id"])
-    state.topology.taken = {gpu: memory for gpu, memory in data["taken"]}
+    state.topology.taken = dict(data["taken"])
 
 
 def _restore_job(state: State, data: dict[str, Any]) -> None:

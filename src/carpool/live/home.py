@@ -1,7 +1,8 @@
 """The home directory: where the journal, the tokens and the jobs' files lie, and who may read them.
 
 Everything that the service needs to come back is in here. Directories have mode 0700 and files 0600: environments,
-logs and checkpoints belong to the service's user alone.
+logs and checkpoints belong to the service's user alone. Where root runs the service, directories have mode 0711, so
+that a job under its user's own id finds the files that it was given.
 """
 
 import contextlib
@@ -37,13 +38,19 @@ class Home:
         self.address = self.path / "address.json"
         self.lock = self.path / "lock"
         self.jobs = self.path / "jobs"
+        self.running = self.path / "running"
+        """One empty file for each gang that may have processes: what a restarted service looks through."""
         self.mps = self.path / "mps"
         self._locked: int | None = None
 
     def create(self) -> None:
+        # A root service runs jobs under their users' ids: they must get through to their own directories.
+        mode = 0o711 if os.getuid() == 0 else 0o700
         try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.jobs.mkdir(mode=0o700, exist_ok=True)
+            self.path.mkdir(mode=mode, parents=True, exist_ok=True)
+            self.path.chmod(mode)
+            self.jobs.mkdir(mode=mode, exist_ok=True)
+            self.running.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise InputError(f"home {self.path}: {error.strerror}; give another --home") from error
 
