@@ -85,7 +85,7 @@ class Client:
         return self._json("DELETE", path, {})
 
     def upload(self, path: str, file: IO[bytes], size: int) -> Any:
-        headers = {"Content-Type": "application/gzip", "Content-Length": str(size)}
+        headers = {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
         return _read_json(*self._send("POST", path, {}, file, headers))
 
     def raw(self, path: str, **params: str | int | float | bool | None) -> tuple[bytes, Mapping[str, str]]:
