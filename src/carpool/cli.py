@@ -17,6 +17,7 @@ COMMANDS = {
     "compare": "carpool.sim.commands:compare",
     "workload": "carpool.sim.workload_commands:workload",
     "policies": "carpool.policies.commands:policies",
+    "profile": "carpool.profile.measure.commands:profile",
     "profiles": "carpool.profile.commands:profiles",
     "fit": "carpool.profile.commands:fit",
     "check": "carpool.train.commands:check",

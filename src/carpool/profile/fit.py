@@ -62,7 +62,7 @@ def _kind(run: Run) -> int:
 
 def _solve(runs: Sequence[Run], kinds: Sequence[int]) -> "Array":
     """The best of a few starts. Only constants that the rows can tell are fitted; the others stay 0 (δ: 1)."""
-    np, least_squares = _scipy()
+    np, least_squares = scipy()
     residuals = _residuals(np, runs, kinds)
     told = np.array(_told(runs, kinds))
     best = None
@@ -179,17 +179,18 @@ def fit_memory(
     runs = [run for path in paths for run in read_solo(path)]
     tasks = sorted({run.task for run in runs})
     return {
-        task: _fit_line([run for run in runs if run.task == task], activation_scale, round(context_gib * GIB))
+        task: memory_line([run for run in runs if run.task == task], activation_scale, round(context_gib * GIB))
         for task in tasks
     }
 
 
-def _fit_line(runs: Sequence[Run], activation_scale: float, context: int) -> Memory:
+def memory_line(runs: Sequence[Run], activation_scale: float, context: int) -> Memory:
+    """The line of one task; where only one batch was run whole, the rows with accumulation tell the slope."""
     plain = [(run.batch, run.memory_bytes or 0.0) for run in runs if run.accum == 1]
     if len({batch for batch, _ in plain}) < 2:
-        raise ProfileError(
-            f"task {runs[0].task}: memory of one batch size only; measure at least two, without accumulation"
-        )
+        plain = [(sub_batch(run.batch, run.accum), run.memory_bytes or 0.0) for run in runs]
+    if len({batch for batch, _ in plain}) < 2:
+        raise ProfileError(f"task {runs[0].task}: memory of one batch size only; measure at least two")
     intercept, slope = _line(plain)
     excess = [
         (run.memory_bytes or 0.0) - intercept - slope * sub_batch(run.batch, run.accum) for run in runs if run.accum > 1
@@ -235,7 +236,7 @@ def _quantile(values: Sequence[float], q: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
 
 
-def _scipy() -> tuple[Any, Any]:
+def scipy() -> tuple[Any, Any]:
     try:
         import numpy as np
         from scipy.optimize import least_squares
