@@ -24,6 +24,8 @@ from carpool.live.clock import since_boot
 BUSY_S = 5.0
 """How long a write waits for somebody else (a backup, say) to release the database."""
 NOTE = "Note"
+DAMAGED = "Damaged"
+"""Rows that could not be understood, and all after them: kept for people, left out of every replay."""
 
 
 @dataclass(slots=True)
@@ -91,6 +93,10 @@ class Store:
         """Keep a snapshot of the state after event `seq`; forget events that are older than `keep_events` before it."""
         await self._do(self._keep_snapshot, data, seq, keep_events)
 
+    async def set_aside(self, seq: int) -> None:
+        """Leave out event `seq` and all after it from now on."""
+        await self._do(self._set_aside, seq)
+
     async def delete_jobs(self, ids: Sequence[int]) -> None:
         await self._do(self._delete_jobs, ids)
 
@@ -141,6 +147,14 @@ class Store:
             oldest = self._connection.execute(select(func.min(table.c.seq))).scalar() or 0
             self._connection.execute(schema.events.delete().where(schema.events.c.seq <= oldest - keep_events))
 
+    def _set_aside(self, seq: int) -> None:
+        assert self._connection is not None
+        table = schema.events
+        with self._connection.begin():
+            self._connection.execute(
+                table.update().where(table.c.seq >= seq, table.c.kind != NOTE).values(kind=DAMAGED)
+            )
+
     def _delete_jobs(self, ids: Sequence[int]) -> None:
         assert self._connection is not None
         with self._connection.begin():
@@ -163,7 +177,11 @@ class Store:
     def events_after(self, seq: int) -> Iterator[tuple[int, ev.Event | None]]:
         """What happened after event `seq`, in order; None where a row cannot be understood. Notes are left out."""
         table = schema.events
-        asked = select(table.c.seq, table.c.data).where(table.c.seq > seq, table.c.kind != NOTE).order_by(table.c.seq)
+        asked = (
+            select(table.c.seq, table.c.data)
+            .where(table.c.seq > seq, table.c.kind.not_in([NOTE, DAMAGED]))
+            .order_by(table.c.seq)
+        )
         with self._engine.connect() as connection:
             for number, data in connection.execution_options(yield_per=1000).execute(asked):
                 try:

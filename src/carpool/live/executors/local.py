@@ -2,8 +2,8 @@
 
 A gang starts in two phases. First all wrappers come up and wait, each with one end of a pipe that we hold; then the
 file `go` is made and the pipes are closed. A wrapper that sees its pipe close looks for `go`: if we die in between,
-either all of them start or none. A nonce in both keeps a straggler of an earlier launch from taking part. Ends are noticed
-through pidfds, for wrappers that an earlier service started as well.
+either all of them start or none. A nonce in both keeps a straggler of an earlier launch from taking part. Ends are
+noticed through pidfds, for wrappers that an earlier service started as well.
 """
 
 import asyncio
@@ -214,7 +214,7 @@ class LocalExecutor:
 
     def retune(self, key: Key, accum: int) -> None:
         gang = self._gangs.get(key)
-        if gang is not None:
+        if gang is not None and gang.control.accumulation != accum:
             gang.say(replace(gang.control, sequence=gang.control.sequence + 1, accumulation=accum))
 
     async def _watch(self, gang: Gang) -> None:
@@ -258,9 +258,7 @@ class LocalExecutor:
         if gang.stop:  # it will not save any more
             gang.stop = str(How.END)
         else:
-            gang.broken = gang.describe(dead)
-            with contextlib.suppress(OSError):
-                write_private(gang.directory / "broken.json", json.dumps(gang.broken))
+            gang.break_off(dead)
         self._tell_to_stop(gang, How.END)
 
     def _reap(self) -> None:
@@ -311,13 +309,20 @@ class LocalExecutor:
             text = f"attempt {key[1]} ran though nobody remembers it; {killed} of its processes were killed"
             self._listener.trouble(key[0], text)
 
-    def exits(self, key: Key) -> list[Mapping[str, Any]]:
-        """What the wrappers recorded, rank by rank."""
+    def ranks(self, key: Key) -> list[dict[str, Any]]:
         directory = self.home.attempt(*key)
         rows = []
         for path in sorted(directory.glob("rank-*"), key=lambda p: int(p.name.partition("-")[2])):
             record, ended = read_json(path / wrapper.RECORD) or {}, read_json(path / wrapper.EXIT) or {}
-            rows.append({"pid": record.get("worker", {}).get("pid"), **ended})
+            rows.append(
+                {
+                    "rank": int(path.name.partition("-")[2]),
+                    "pid": record.get("worker", {}).get("pid"),
+                    "started": record.get("began", ended.get("began")),
+                    "exit_code": ended.get("code"),
+                    "ended": ended.get("ended"),
+                }
+            )
         return rows
 
 
