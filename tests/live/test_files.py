@@ -128,10 +128,10 @@ def test_an_archive_cannot_write_outside(tmp_path, attack):
         info.size = 4
         archive.addfile(info, io.BytesIO(b"evil"))
     file.seek(0)
+    (tmp_path / "deep").mkdir()
     with contextlib.suppress(InputError):
-        Uploads(tmp_path / "uploads").add(file, "alice")
-    uploads = tmp_path / "uploads"
-    assert all(uploads in path.parents for path in tmp_path.parent.rglob("escape"))
+        Uploads(tmp_path / "deep" / "uploads").add(file, "alice")
+    assert all(tmp_path / "deep" / "uploads" in path.parents for path in tmp_path.rglob("escape"))
     assert not os.path.exists("/etc/escape")
 
 
