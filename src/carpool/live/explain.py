@@ -50,7 +50,6 @@ class Book:
     gpu: Callable[[GpuId], str] = str
     why: Callable[[JobId], str] = lambda job: ""
     """The policy's reason for the job's present place."""
-    saved: Callable[[JobId], float | None] = lambda job: None
     launch_s: float = 0.0
 
     def called(self, record: JobRecord) -> str:
@@ -82,13 +81,13 @@ def explain(book: Book, job: JobId, ahead: dict[JobId, Forecast] | None = None) 
         "reason": reason(book, record),
         "mates": [_mate(book, record, mate) for mate in _mates(book.state, record)],
         "run": {"value": estimate.value, "low": estimate.low, "high": estimate.high, "source": estimate.source},
-        **_times(ahead.get(job), estimate.source),
-        "receipt": receipt(record, now, book.saved(job)),
+        **times_of(ahead.get(job), estimate.source),
+        "receipt": receipt(record, now),
     }
     return {**data, "sentences": _sentences(book, record, data)}
 
 
-def _times(found: Forecast | None, source: str) -> dict[str, Any]:
+def times_of(found: Forecast | None, source: str) -> dict[str, Any]:
     """Start and end as estimates; None where they are not in sight."""
     if found is None:
         return {"start": None, "end": None}
@@ -249,7 +248,7 @@ def _sentences(book: Book, record: JobRecord, data: dict[str, Any]) -> list[str]
         own, theirs = _xi(mate["slowdown"]), _xi(mate["their_slowdown"])
         lines.append(f"It shares {' '.join(mate['on'])} with {other}: it is slowed {own}, {other} {theirs}.")
     run = data["run"]
-    lines.append(f"Alone it takes {_range(run, span)} in all, from {run['source']}.")
+    lines.append(f"Alone it takes {ranged(run, span)} in all, from {run['source']}.")
     lines += _outlook(record, data, now)
     if record.ran_s or record.iteration_s:
         lines += data["receipt"]["sentences"][1:]
@@ -274,15 +273,15 @@ def _outlook(record: JobRecord, data: dict[str, Any], now: float) -> list[str]:
 
     lines = []
     if record.first_start < 0.0 and data["start"]:
-        lines.append(f"It should start at {_range(data['start'], moment)}, if nobody submits anything more urgent.")
+        lines.append(f"It should start at {ranged(data['start'], moment)}, if nobody submits anything more urgent.")
     if data["end"]:
-        lines.append(f"It should end at {_range(data['end'], moment)}.")
+        lines.append(f"It should end at {ranged(data['end'], moment)}.")
     elif record.queue_entry is not None or not record.gpus:
         lines.append("When it starts and ends is not in sight.")
     return lines
 
 
-def _range(estimate: dict[str, Any], show: Callable[[Any], str]) -> str:
+def ranged(estimate: dict[str, Any], show: Callable[[Any], str]) -> str:
     value, low, high = (show(estimate[key]) for key in ("value", "low", "high"))
     return value if low == high else f"{value} (between {low} and {high})"
 

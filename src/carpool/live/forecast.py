@@ -12,14 +12,14 @@ from typing import Any
 
 from carpool.core import events as ev
 from carpool.core import snapshot
-from carpool.core.model import Job, JobId, Status
+from carpool.core.model import GpuId, Job, JobId, Status
 from carpool.core.perf import Mate, PerformanceModel, Placement
-from carpool.core.scheduler import Policy
+from carpool.core.scheduler import Policy, Scheduler
 from carpool.core.state import State
 from carpool.sim.engine import Engine, Impossible
 
-MOST_WAITING = 2000
-"""Jobs further back in the queue than this have no forecast: a play costs about 0.1 ms a job."""
+MOST_WAITING = 500
+"""Jobs further back in the queue than this are not played, but estimated from the work before them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ def forecast(
     *,
     launch_s: float = 0.0,
 ) -> dict[JobId, Forecast]:
-    """For every job that has not ended and does not wait too far back. `policy` makes a fresh one for each play;
-    `spread` says how much shorter and longer than believed a job may be, as factors."""
+    """For every job that has not ended and is not held. `policy` makes a fresh one for each play; `spread` says how
+    much shorter and longer than believed a job may be, as factors."""
     present = _present(state)
     believed = _play(state, policy(), present, {}, launch_s)
     low, high = ({name: spread(state.jobs[name].job)[end] for name in believed} for end in (0, 1))
@@ -72,7 +72,58 @@ def forecast(
         # a shorter queue may start a job later than a longer one would (gangs pack otherwise): order the ends
         starts, ends = sorted(t.start for t in pair), sorted(t.end for t in pair)
         found[name] = Forecast(times, Times(starts[0], ends[0]), Times(starts[2], ends[2]))
+    if len(state.queue) > MOST_WAITING:
+        found.update(_far(state, found, spread))
     return found
+
+
+def _far(
+    state: State, near: Mapping[JobId, Forecast], spread: Callable[[Job], tuple[float, float]]
+) -> dict[JobId, Forecast]:
+    """Jobs at the far end of a long queue: all the work before them, spread evenly over all GPUs."""
+    gpus, now = max(1, len(state.cluster.residents)), state.now
+    work = [sum(record.alone_left(now) * record.job.gpus for record in state.running)] * 3
+    found = {}
+    for record in state.queue:
+        own = record.alone_left(now)
+        factors = (1.0, *spread(record.job))
+        if record.job.id not in near:
+            starts = [now + ahead / gpus for ahead in work]
+            times = [Times(start, start + own * factor) for start, factor in zip(starts, factors, strict=True)]
+            found[record.job.id] = Forecast(*times)
+        for i, factor in enumerate(factors):
+            work[i] += own * factor * record.job.gpus
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a job would meet if it were submitted now."""
+
+    gpus: tuple[GpuId, ...]
+    """Where it would start at once; empty: it would wait."""
+    mates: tuple[JobId, ...]
+    forecast: Forecast
+
+
+def trial(
+    state: State,
+    policy: Callable[[], Policy],
+    job: Job,
+    spread: Callable[[Job], tuple[float, float]],
+    *,
+    launch_s: float = 0.0,
+) -> Trial:
+    """Submit a job to a copy of the present, and see."""
+    copy = snapshot.restore(_present(state), Fixed(state.perf), state.order, state.jobs_per_gpu)
+    copy.advance(state.now)
+    copy.apply(ev.Submitted(state.now, job))
+    scheduler = Scheduler(policy(), copy.perf, state.jobs_per_gpu, strict=False)
+    scheduler.state = copy
+    scheduler.step(state.now, (), wake=True)
+    record = copy.jobs[job.id]
+    mates = tuple(mate.job.id for mate in copy.cluster.mates(record)) if record.gpus else ()
+    return Trial(record.gpus, mates, forecast(copy, policy, spread, launch_s=launch_s)[job.id])
 
 
 def _present(state: State) -> dict[str, Any]:

@@ -1,35 +1,21 @@
 """What sharing gained a job or cost it: the receipt that `carpool show` and `carpool history` print.
 
 The cost is known: the time it ran beside others, less what the same iterations take alone. The gain is an estimate,
-made at the moment it joined: how much longer it would have waited for the GPUs of its hosts to become free. Pure
-functions over the state's records; the service calls `waiting_saved` after a plan and `receipt` for a job at any time.
+made at the moment it joined: how much longer it would have waited for its hosts to end. Pure functions over the
+state's records, which remember both.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from carpool.core.model import Status
 from carpool.core.record import JobRecord
-from carpool.core.state import State
 from carpool.live.text import span
 
 NOTICEABLE_S = 0.5
 
 
-def waiting_saved(state: State, record: JobRecord) -> float | None:
-    """Of a job that was just given GPUs beside others: how much sooner it starts than if it had waited for all of them
-    to end, each running alone from now on. None: it shares with nobody."""
-    hosts = {
-        other.job.id: other
-        for gpu in record.gpus
-        for other in state.residents(gpu)
-        if other is not record and other.order != record.order and other.status in (Status.RUNNING, Status.STARTING)
-    }
-    return max((host.alone_left(state.now) for host in hosts.values()), default=None)
-
-
-def receipt(record: JobRecord, now: float, saved_s: float | None = None) -> dict[str, Any]:
-    """The job's account up to now. `saved_s` is what `waiting_saved` said, summed over its starts."""
+def receipt(record: JobRecord, now: float) -> dict[str, Any]:
+    """The job's account up to now."""
     ran_s, alone_s, waited_s = record.ran_s, record.alone_s, record.waited_s
     if record.iteration_s:  # since the last settlement
         ran_s += now - record.since
@@ -37,6 +23,7 @@ def receipt(record: JobRecord, now: float, saved_s: float | None = None) -> dict
     if record.queue_entry is not None:
         waited_s += now - record.pending_since
     lost_s = max(0.0, ran_s - alone_s)
+    saved_s = record.saved_s if record.shares else None
     account: dict[str, Any] = {
         "waited_s": waited_s,
         "ran_s": ran_s,
@@ -45,6 +32,7 @@ def receipt(record: JobRecord, now: float, saved_s: float | None = None) -> dict
         "lost_s": lost_s,
         "saved_s": saved_s,
         "gained_s": None if saved_s is None else saved_s - lost_s,
+        "gpu_s": record.service(now),
         "shares": record.shares,
         "hosted": record.hosted,
         "preemptions": record.preemptions,

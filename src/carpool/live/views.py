@@ -8,6 +8,7 @@ from carpool.core.model import Status
 from carpool.core.record import JobRecord
 from carpool.core.state import State
 from carpool.live.executors.base import Slot
+from carpool.live.receipt import receipt
 from carpool.live.spec import Spec
 
 Row = dict[str, Any]
@@ -80,23 +81,6 @@ def ended_row(state: State, record: JobRecord, spec: Spec, exit_code: int | None
         "reason": record.reason,
         "progress": done,
         "receipt": receipt(record, record.ended),
-    }
-
-
-def receipt(record: JobRecord, now: float) -> Row:
-    """What the job got and what sharing cost it; `alone_s` is what the same iterations take alone."""
-    running = now - record.since if record.iteration_s else 0.0
-    ran, alone = record.ran_s + running, record.alone_s + running / record.slowdown
-    waiting = now - record.pending_since if record.status is Status.PENDING else 0.0
-    return {
-        "waited_s": record.waited_s + waiting,
-        "ran_s": ran,
-        "alone_s": alone,
-        "lost_to_sharing_s": ran - alone,
-        "gpu_s": record.service(now),
-        "shared_as_guest": record.shares,
-        "hosted": record.hosted,
-        "preemptions": record.preemptions,
     }
 
 
