@@ -50,7 +50,8 @@ class Book:
     gpu: Callable[[GpuId], str] = str
     why: Callable[[JobId], str] = lambda job: ""
     """The policy's reason for the job's present place."""
-    launch_s: float = 0.0
+    now: float = 0.0
+    """The time, where it is later than the state's last event."""
 
     def called(self, record: JobRecord) -> str:
         words = [word for word in (self.name(record.job.id), record.job.user) if word]
@@ -66,9 +67,9 @@ class Book:
 
 def explain(book: Book, job: JobId, ahead: dict[JobId, Forecast] | None = None) -> dict[str, Any]:
     """All there is to say about a job that has not ended. `ahead`: a forecast made a moment ago, where there is one."""
-    record, now = book.state.jobs[job], book.state.now
+    record, now = book.state.jobs[job], max(book.now, book.state.now)
     if ahead is None:
-        ahead = forecast(book.state, book.policy, book.spread, launch_s=book.launch_s)
+        ahead = forecast(book.state, book.policy, book.spread, now=now)
     estimate = book.estimate(record.job)
     status = record.status
     data: dict[str, Any] = {
@@ -236,7 +237,7 @@ def _best_host(state: State, record: JobRecord) -> tuple[JobRecord, float, float
 
 
 def _sentences(book: Book, record: JobRecord, data: dict[str, Any]) -> list[str]:
-    now = book.state.now
+    now = max(book.now, book.state.now)
     lines = [_head(book, record, data)]
     if data["reason"]:
         lines.append(f"It waits: {data['reason']}.")
@@ -258,7 +259,7 @@ def _sentences(book: Book, record: JobRecord, data: dict[str, Any]) -> list[str]
 def _head(book: Book, record: JobRecord, data: dict[str, Any]) -> str:
     called = book.called(record)
     if record.gpus:
-        done = 1.0 - record.iterations_left(book.state.now) / record.job.iterations
+        done = 1.0 - record.iterations_left(max(book.now, book.state.now)) / record.job.iterations
         where = " ".join(book.gpu(gpu) for gpu in record.gpus)
         return (
             f"{called[0].upper()}{called[1:]} is {data['state']} on {where}, attempt {record.attempt}, {done:.0%} done."

@@ -54,18 +54,19 @@ def forecast(
     policy: Callable[[], Policy],
     spread: Callable[[Job], tuple[float, float]] = lambda job: (1.0, 1.0),
     *,
-    launch_s: float = 0.0,
+    now: float | None = None,
 ) -> dict[JobId, Forecast]:
     """For every job that has not ended and is not held. `policy` makes a fresh one for each play; `spread` says how
-    much shorter and longer than believed a job may be, as factors."""
+    much shorter and longer than believed a job may be, as factors; `now` may be later than the last event."""
+    now = state.now if now is None else max(now, state.now)
     present = _present(state)
-    believed = _play(state, policy(), present, {}, launch_s)
+    believed = _play(state, policy(), present, {}, now)
     low, high = ({name: spread(state.jobs[name].job)[end] for name in believed} for end in (0, 1))
     if all(factor == 1.0 for factor in (*low.values(), *high.values())):
         early = late = believed
     else:
-        early = _play(state, policy(), present, low, launch_s)
-        late = _play(state, policy(), present, high, launch_s)
+        early = _play(state, policy(), present, low, now)
+        late = _play(state, policy(), present, high, now)
     found = {}
     for name, times in believed.items():
         pair = (times, early.get(name, times), late.get(name, times))
@@ -73,15 +74,15 @@ def forecast(
         starts, ends = sorted(t.start for t in pair), sorted(t.end for t in pair)
         found[name] = Forecast(times, Times(starts[0], ends[0]), Times(starts[2], ends[2]))
     if len(state.queue) > MOST_WAITING:
-        found.update(_far(state, found, spread))
+        found.update(_far(state, found, spread, now))
     return found
 
 
 def _far(
-    state: State, near: Mapping[JobId, Forecast], spread: Callable[[Job], tuple[float, float]]
+    state: State, near: Mapping[JobId, Forecast], spread: Callable[[Job], tuple[float, float]], now: float
 ) -> dict[JobId, Forecast]:
     """Jobs at the far end of a long queue: all the work before them, spread evenly over all GPUs."""
-    gpus, now = max(1, len(state.cluster.residents)), state.now
+    gpus = max(1, len(state.cluster.residents))
     work = [sum(record.alone_left(now) * record.job.gpus for record in state.running)] * 3
     found = {}
     for record in state.queue:
@@ -111,19 +112,17 @@ def trial(
     policy: Callable[[], Policy],
     job: Job,
     spread: Callable[[Job], tuple[float, float]],
-    *,
-    launch_s: float = 0.0,
+    now: float,
 ) -> Trial:
     """Submit a job to a copy of the present, and see."""
     copy = snapshot.restore(_present(state), Fixed(state.perf), state.order, state.jobs_per_gpu)
-    copy.advance(state.now)
-    copy.apply(ev.Submitted(state.now, job))
+    copy.apply(ev.Submitted(max(now, state.now), job))
     scheduler = Scheduler(policy(), copy.perf, state.jobs_per_gpu, strict=False)
     scheduler.state = copy
-    scheduler.step(state.now, (), wake=True)
+    scheduler.step(copy.now, (), wake=True)
     record = copy.jobs[job.id]
     mates = tuple(mate.job.id for mate in copy.cluster.mates(record)) if record.gpus else ()
-    return Trial(record.gpus, mates, forecast(copy, policy, spread, launch_s=launch_s)[job.id])
+    return Trial(record.gpus, mates, forecast(copy, policy, spread)[job.id])
 
 
 def _present(state: State) -> dict[str, Any]:
@@ -142,10 +141,9 @@ def _present(state: State) -> dict[str, Any]:
 class Future(Engine):
     """The engine, begun in the middle of things."""
 
-    def __init__(self, state: State, policy: Policy, launch_s: float) -> None:
+    def __init__(self, state: State, policy: Policy) -> None:
         super().__init__([], [], policy, belief=state.perf, jobs_per_gpu=state.jobs_per_gpu)
         self.scheduler.state = self.belief = self.world = state
-        self.launch_s = launch_s
 
     def begin(self) -> None:
         now, state = self.world.now, self.world
@@ -153,7 +151,7 @@ class Future(Engine):
             if record.status is Status.RUNNING and record.iteration_s:
                 self._push(max(now, record.end()), record, record.pace)
             elif record.status in (Status.STARTING, Status.RUNNING):
-                self._push(now + self.launch_s, ev.Started(now + self.launch_s, record.job.id, record.attempt), 0)
+                self._push(now, ev.Started(now, record.job.id, record.attempt), 0)
             elif record.status in (Status.STOPPING, Status.CANCELLING):
                 self._push(now, ev.Stopped(now, record.job.id, record.attempt, record.checkpoint), 0)
         batch: list[ev.Event] = []
@@ -162,7 +160,7 @@ class Future(Engine):
 
 
 def _play(
-    state: State, policy: Policy, present: Mapping[str, Any], stretch: Mapping[JobId, float], launch_s: float
+    state: State, policy: Policy, present: Mapping[str, Any], stretch: Mapping[JobId, float], now: float
 ) -> dict[JobId, Times]:
     """One future, from a copy of the present in which jobs are so many times as long."""
     jobs = []
@@ -172,8 +170,8 @@ def _play(
         jobs.append({**entry, **paces} if factor != 1.0 else dict(entry))
     perf = Fixed(state.perf)
     copy = snapshot.restore({**present, "jobs": jobs}, perf, policy.key, state.jobs_per_gpu)
-    copy.advance(state.now)
-    future = Future(copy, policy, launch_s)
+    copy.advance(now)
+    future = Future(copy, policy)
     try:
         future.begin()
         future.run()

@@ -55,6 +55,7 @@ class Outlook:
         source: Callable[[JobId], Mapping[str, str]],
         name: Callable[[JobId], str],
         gpu: Callable[[GpuId], str],
+        now: Callable[[], float],
     ) -> None:
         """`source` says how a job's length is known: `kind`, one of `SPREADS`, and `detail` in words."""
         self._state = state
@@ -62,6 +63,7 @@ class Outlook:
         self._source = source
         self._name = name
         self._gpu = gpu
+        self._now = now
         self._why: dict[JobId, str] = {}
         self._foreseen: dict[JobId, Foreseen] = {}
         self._ratios: dict[str, list[float]] = {}
@@ -96,9 +98,8 @@ class Outlook:
         return 1.0 / factor, factor
 
     def _book(self) -> explain.Book:
-        return explain.Book(
-            self._state(), self._policy, self.estimate, self._name, self._gpu, lambda job: self._why.get(job, "")
-        )
+        why: Callable[[JobId], str] = lambda job: self._why.get(job, "")  # noqa: E731
+        return explain.Book(self._state(), self._policy, self.estimate, self._name, self._gpu, why, self._now())
 
     # ---- answers ---------------------------------------------------------------------------------------------------
 
@@ -114,8 +115,9 @@ class Outlook:
         def spread(other: Job) -> tuple[float, float]:
             return (low, high) if other.id == job.id else book.spread(other)
 
-        found = forecast.trial(self._state(), self._policy, job, spread)
-        value, now = alone_s(self._state().perf, job), self._state().now
+        now = self._now()
+        found = forecast.trial(self._state(), self._policy, job, spread, now)
+        value = alone_s(self._state().perf, job)
         run = {"value": value, "low": value * low, "high": value * high, "source": source["detail"]}
         answer: Row = {
             "where": [self._gpu(gpu) for gpu in found.gpus] or None,
@@ -132,11 +134,11 @@ class Outlook:
         state = self._state()
         if len(state.jobs) > MOST_FORESEEN or all(name in self._foreseen for name in state.jobs):
             return
-        book = self._book()
-        for name, times in forecast.forecast(state, self._policy, book.spread).items():
+        book, now = self._book(), self._now()
+        for name, times in forecast.forecast(state, self._policy, book.spread, now=now).items():
             if name not in self._foreseen:
                 waiting = state.jobs[name].first_start < 0.0
-                self._foreseen[name] = Foreseen(state.now, times, waiting)
+                self._foreseen[name] = Foreseen(now, times, waiting)
 
     def judge(self, record: JobRecord, source: Mapping[str, Any]) -> list[Row]:
         """Compare what was said of a job with what became of it: rows for the table of estimates."""

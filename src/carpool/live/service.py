@@ -130,7 +130,9 @@ class Service:
             lambda job: self._sources.get(job, {}),
             lambda job: self.specs[job].name if job in self.specs else "",
             lambda gpu: self._machine.slot(gpu).name,
+            self._clock.now,
         )
+        self._driver.on_plan = self._outlook.planned
         self._outlook.learn(self._store.estimates())
         self._executor.start(self._driver)
         await recovery.reattach(self._driver)
@@ -173,7 +175,7 @@ class Service:
         return () if name in self._state.jobs else (ev.Submitted(now, job),)
 
     def _found(self, name: str, user: str, now: float, batch: Batch) -> Sequence[ev.Event]:
-        batch.jobs.append(self._row_of(name, user, now, {}))
+        batch.jobs.append(_row_of(name, user, now, self.specs[name], {}))
         return self._queued_again(name, user, now)
 
     def _check_machine(self) -> None:
@@ -196,7 +198,7 @@ class Service:
         start = {"policy": self.policy, "jobs_per_gpu": str(self.jobs_per_gpu), "boot": boot_id()}
         waiting = sum(record.status not in ALIVE for record in state.jobs.values())
         found = f"{len(self._executor.present())} gangs found running, {waiting} jobs waiting"
-        self._driver.note(f"the service started under {self.policy}: {found}")
+        self._driver.note(f"the service started under {self.policy}: {found}", logging.INFO)
 
         def prepare(now: float, batch: Batch) -> Sequence[ev.Event]:
             batch.meta.update(start)
@@ -332,18 +334,19 @@ class Service:
         kept = await self._keep_snapshots(dict(zip(names, specs, strict=True)), user)
 
         def prepare(now: float, batch: Batch) -> Sequence[ev.Event]:
-            events, rows = [], []
+            events, rows, sources = [], [], {}
             for name, spec in kept.items():
                 job, source = self._knowledge.job(replace(spec, after=self._unmet(spec)), name, user, now)
                 refusal = self._state.refusal(job)
                 if refusal:
                     raise InputError(refusal.replace(f"job {name} ", "it "))
                 events.append(ev.Submitted(now, job))
-                self.specs[name] = spec
                 believed = alone_s(self._state.perf, job)
-                self._sources[name] = {"kind": source.kind, "detail": source.detail, "alone_s": believed}
-                rows.append(self._row_of(name, user, now, self._sources[name]))
+                sources[name] = {"kind": source.kind, "detail": source.detail, "alone_s": believed}
+                rows.append(_row_of(name, user, now, spec, sources[name]))
             batch.jobs += rows
+            self.specs.update(kept)
+            self._sources.update(sources)
             return events
 
         try:
@@ -361,7 +364,7 @@ class Service:
         """The jobs it has to wait for, without those that are through."""
         unmet = []
         for name in spec.after:
-            if name in self._state.jobs or name in self._state.ended:
+            if name in self.specs:
                 unmet.append(name)
                 continue
             row = self._ended_row(name)
@@ -370,11 +373,6 @@ class Service:
             if row["state"] != "finished":
                 raise InputError(f"after: job {name} {row['state']}, so this one would never start")
         return tuple(unmet)
-
-    def _row_of(self, name: str, user: str, now: float, source: Row) -> Row:
-        spec = self.specs[name]
-        row = {"id": int(name), "user": user, "name": spec.name, "spec": spec.to_json(), "submitted": now}
-        return {**row, "source": json.dumps(source)}
 
     async def _keep_snapshots(self, specs: Mapping[str, Spec], user: str) -> dict[str, Spec]:
         """Each job that asked for it gets its own copy of its directory."""
@@ -587,8 +585,9 @@ class Service:
         for ending in self._driver.endings:
             if ending.record.job.id == job:
                 spec = self.specs[job]
-                row = self._row_of(job, ending.record.job.user, ending.record.job.submitted, self._sources.get(job, {}))
-                return {**row, **self._story_of(ending), "spec": spec.to_json()}
+                known = ending.record.job
+                row = _row_of(job, known.user, known.submitted, spec, self._sources.get(job, {}))
+                return {**row, **self._story_of(ending)}
         return self._store.job(int(job)) if job.isdigit() and len(job) < 19 else None
 
     def _known_row(self, job: str) -> Row:
@@ -596,3 +595,9 @@ class Service:
         if row is None or row["state"] is None:
             raise NoSuchJob(job)
         return row
+
+
+def _row_of(name: str, user: str, submitted: float, spec: Spec, source: Row) -> Row:
+    """A job's row in the table of jobs."""
+    row = {"id": int(name), "user": user, "name": spec.name, "spec": spec.to_json(), "submitted": submitted}
+    return {**row, "source": json.dumps(source)}
