@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import pwd
 import tempfile
 from typing import Annotated, Any
 
@@ -12,6 +11,7 @@ from carpool import __version__
 from carpool.core.model import Limits
 from carpool.errors import InputError
 from carpool.live import messages
+from carpool.live.accounts import uid_for
 from carpool.live.api import Box, Forbidden, Json, answers, box, me
 from carpool.live.auth import ADMIN, Principal, digest, new_token
 from carpool.live.errors import NoSuchJob, WrongState
@@ -151,11 +151,12 @@ def _uid(inside: Box, name: str, uid: int | None) -> int | None:
         if uid is not None:
             raise InputError("uid: this service does not run as root, so all jobs run as its own user; leave --uid out")
         return None
-    try:
-        return pwd.getpwnam(name).pw_uid if uid is None else pwd.getpwuid(uid).pw_uid
-    except KeyError:
-        whom = f"login name {name}" if uid is None else f"uid {uid}"
-        raise InputError(f"uid: this machine knows no {whom}; jobs run as their user, so give --uid") from None
+    if uid is not None:
+        return uid
+    found = uid_for(name, (row.get("uid") for row in inside.service.users().values()))
+    if found == 0:
+        raise InputError(f"uid: the login name {name} is root's; give another name, or --uid")
+    return found
 
 
 @router.delete("/users/{name}", tags=["users"], responses=answers(403, 404, 422, 503, model=messages.User))

@@ -249,7 +249,7 @@ def _sentences(book: Book, record: JobRecord, data: dict[str, Any]) -> list[str]
         own, theirs = _xi(mate["slowdown"]), _xi(mate["their_slowdown"])
         lines.append(f"It shares {' '.join(mate['on'])} with {other}: it is slowed {own}, {other} {theirs}.")
     run = data["run"]
-    lines.append(f"Alone it takes {ranged(run, span)} in all, from {run['source']}.")
+    lines.append(f"Alone it takes {ranged(run, span)} in all; known from: {run['source']}.")
     lines += _outlook(record, data, now)
     if record.ran_s or record.iteration_s:
         lines += data["receipt"]["sentences"][1:]

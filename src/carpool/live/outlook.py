@@ -224,7 +224,7 @@ def _dry_sentences(answer: Row, now: float) -> list[str]:
         lines = [f"It would start at once on {' '.join(answer['where'])}{beside}."]
     else:
         lines = ["It would wait."]
-    lines.append(f"Alone it takes {explain.ranged(answer['run'], span)}, from {answer['run']['source']}.")
+    lines.append(f"Alone it takes {explain.ranged(answer['run'], span)}; known from: {answer['run']['source']}.")
     for key in ("start", "end") if not answer["where"] else ("end",):
         if answer[key]:
             lines.append(f"It should {key} at {explain.ranged(answer[key], lambda at: clock(at, now))}.")

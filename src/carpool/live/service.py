@@ -10,7 +10,6 @@ import contextlib
 import json
 import logging
 import os
-import pwd
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -28,6 +27,7 @@ from carpool.core.scheduler import Scheduler
 from carpool.core.state import ALIVE, State
 from carpool.errors import InputError
 from carpool.live import recovery, views
+from carpool.live.accounts import account
 from carpool.live.clock import Clock, RealClock
 from carpool.live.driver import Driver, Ending
 from carpool.live.errors import NoSuchJob, WrongState
@@ -389,7 +389,7 @@ class Service:
         shutil.copytree(directory, copy, symlinks=True)
         uid = self._users.get(user, {}).get("uid")
         if uid is not None and os.getuid() == 0:
-            owner = pwd.getpwuid(uid)
+            owner = account(uid)
             for path, _, files in os.walk(copy):
                 for place in (path, *(os.path.join(path, file) for file in files)):
                     os.chown(place, owner.pw_uid, owner.pw_gid, follow_symlinks=False)
