@@ -15,7 +15,7 @@ NOTICEABLE_S = 0.5
 
 
 def receipt(record: JobRecord, now: float) -> dict[str, Any]:
-    """The job's account up to now."""
+    """The job's account up to now. `measured`: its slow-downs come from its own reports, not from belief."""
     ran_s, alone_s, waited_s = record.ran_s, record.alone_s, record.waited_s
     if record.iteration_s:  # since the last settlement
         ran_s += now - record.since
@@ -33,6 +33,7 @@ def receipt(record: JobRecord, now: float) -> dict[str, Any]:
         "saved_s": saved_s,
         "gained_s": None if saved_s is None else saved_s - lost_s,
         "gpu_s": record.service(now),
+        "measured": bool(getattr(record, "reported", False)),
         "shares": record.shares,
         "hosted": record.hosted,
         "preemptions": record.preemptions,
@@ -49,9 +50,10 @@ def sentences(account: Mapping[str, Any]) -> list[str]:
         return [*lines, "It never shared a GPU."]
     joined = f"joined others {_times(account['shares'])}" if account["shares"] else ""
     hosted = f"was joined {_times(account['hosted'])}" if account["hosted"] else ""
+    how = "as measured" if account["measured"] else "as believed, for it does not report its speed"
     lines.append(
         f"It {' and '.join(filter(None, (joined, hosted)))}; alone it would have run {span(account['alone_s'])}: "
-        f"sharing cost it {span(account['lost_s'])}."
+        f"sharing cost it {span(account['lost_s'])} ({how})."
     )
     if account["saved_s"] is not None:
         gained = account["gained_s"]

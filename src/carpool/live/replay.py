@@ -93,25 +93,28 @@ def run(rows: Sequence[Row], setup: Setup, names: Sequence[str]) -> list[Outcome
 
 def jobs_of(rows: Sequence[Row], known: set[str]) -> list[Job]:
     """As the simulator wants them: in order, from time 0 on, each with its measured length."""
-    finished = sorted((row for row in rows if row.get("state", "finished") == "finished"), key=lambda r: r["submitted"])
-    ids = {str(row["id"]) for row in finished}
-    names = {f.name for f in fields(Job)}
-    jobs = []
-    for row in finished:
-        values = {key: value for key, value in row.items() if key in names}
-        values |= {"id": str(row["id"]), "submitted": row["submitted"] - finished[0]["submitted"]}
-        values["after"] = tuple(name for name in map(str, row.get("after") or ()) if name in ids)
-        if row.get("model") not in known:
-            values["model"] = GENERIC
-        if not values.get("alone_s") or values["alone_s"] <= 0.0:
-            continue  # it ended before it had run
-        jobs.append(Job(**values))
-    return jobs
+    ran = sorted((row for row in rows if row["alone_s"] > 0.0), key=lambda row: row["submitted"])
+    ids = {row["job"] for row in ran}
+    return [
+        Job(
+            row["job"],
+            row["submitted"] - ran[0]["submitted"],
+            row["model"] if row["model"] in known else GENERIC,
+            row["gpus"],
+            row["batch"],
+            row["iterations"],
+            user=row["user"],
+            alone_s=row["alone_s"],
+            exclusive=row.get("exclusive", False),
+            max_slowdown=row.get("max_slowdown"),
+            priority=row.get("priority", 0),
+            after=tuple(name for name in row.get("after", ()) if name in ids),
+        )
+        for row in ran
+    ]
 
 
 def achieved_by(rows: Sequence[Row]) -> Achieved:
-    done = [row for row in rows if row.get("finished") is not None and row.get("started") is not None]
-    if not done:
-        return Achieved(0, 0.0, 0.0)
+    done = [row for row in rows if row["alone_s"] > 0.0]
     jct = fmean(row["finished"] - row["submitted"] for row in done)
     return Achieved(len(done), jct, fmean(row["started"] - row["submitted"] for row in done))

@@ -560,12 +560,7 @@ class Service:
 
     def workload(self) -> list[Row]:
         """The jobs of the history as the simulator wants them, for `carpool replay`."""
-        rows = []
-        for story in (json.loads(row["story"]) for row in reversed(self._ended_rows(None))):
-            if story["state"] == "finished":
-                spec = {key: story[key] for key in ("job", "name", "user", "gpus", "submitted", "batch", "iterations")}
-                rows.append({**spec, "model": story["model"], "duration_s": story["receipt"]["alone_s"]})
-        return rows
+        return [views.workload_row(row) for row in reversed(self._ended_rows(None)) if row["state"] == "finished"]
 
     async def wait(self, job: str) -> str:
         """The job's state once it has ended: finished, failed or cancelled."""

@@ -74,4 +74,7 @@ def clock(at: float | None, now: float) -> str:
 def size(count: float | None) -> str:
     if count is None:
         return "-"
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB")):
+        if count >= unit:
+            return f"{count / unit:.1f} {name}"
+    return f"{count / 1024:.0f} KiB"

@@ -1,5 +1,6 @@
 """What people see of the jobs and GPUs: rows of plain data. Reads the state; changes nothing."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -108,3 +109,13 @@ def gpu_rows(state: State, slots: Sequence[Slot], names: Mapping[int, str], spec
             }
         )
     return rows
+
+
+def workload_row(row: Mapping[str, Any]) -> Row:
+    """A finished job as the simulator reads it, with what became of it here; from its row in the journal."""
+    story, spec, receipt = json.loads(row["story"]), json.loads(row["spec"]), json.loads(row["story"])["receipt"]
+    same = ("job", "name", "user", "gpus", "submitted", "started", "finished", "batch", "iterations", "model")
+    wishes = {key: spec[key] for key in ("exclusive", "max_slowdown", "priority", "after") if key in spec}
+    shared = bool(receipt["shares"] or receipt["hosted"])
+    account = {"alone_s": receipt["alone_s"], "ran_s": receipt["ran_s"], "shared": shared}
+    return {**{key: story[key] for key in same}, **wishes, **account, "measured": receipt["measured"]}
