@@ -126,6 +126,10 @@ class Client:
     def close(self) -> None:
         self._connection.close()
 
+    def __del__(self) -> None:
+        if hasattr(self, "_connection"):  # a wrong address made none
+            self.close()
+
     # ---- what several commands need --------------------------------------------------------------------------------
 
     def jobs(self, all: bool = False) -> list[dict[str, Any]]:
