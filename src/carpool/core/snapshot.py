@@ -16,7 +16,7 @@ from carpool.core.state import State
 _KEPT = (
     *("attempt", "accum", "memory", "whole_iteration_s", "alone_iteration_s", "done", "checkpoint", "since"),
     *("iteration_s", "slowdown", "pace", "on_hold", "retries_left", "pending_since", "first_start", "waited_s"),
-    *("held_since", "served", "ran_s", "alone_s", "preemptions", "shares", "hosted", "reason"),
+    *("held_since", "served", "ran_s", "alone_s", "preemptions", "shares", "hosted", "saved_s", "reason"),
 )
 _COUNTERS = ("now", "busy_gpu_s", "shares", "preemptions", "_submissions", "stirred")
 

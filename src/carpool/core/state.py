@@ -469,6 +469,7 @@ class State:
         mates = self.cluster.mates(record)
         if mates:
             record.shares += 1
+            record.saved_s += max([mate.alone_left(self.now) for mate in mates])
             self.shares += 1
             for mate in mates:
                 mate.hosted += 1
