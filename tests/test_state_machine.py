@@ -33,9 +33,12 @@ def living(found: dict) -> dict:
 class Life(RuleBasedStateMachine):
     """Anything that a driver may report, in any order, stale and repeated messages included."""
 
+    def model(self):
+        return MODEL
+
     @initialize(name=st.sampled_from(sorted(policies.BUILT_IN)), jobs_per_gpu=st.sampled_from([1, 2, 3]))
     def begin(self, name, jobs_per_gpu):
-        self.scheduler = Scheduler(policies.make(name), MODEL, jobs_per_gpu)
+        self.scheduler = Scheduler(policies.make(name), self.model(), jobs_per_gpu)
         self.state = self.scheduler.state
         _ = self.state.hosts  # from the start, so that every event is reflected in it
         self.journal = []
@@ -161,7 +164,7 @@ class Life(RuleBasedStateMachine):
         """Ended jobs are forgotten; everything else goes on as if nothing had been."""
         before = living(facts(self.state))
         data = json.loads(json.dumps(snapshot.encode(self.state)))
-        self.state = snapshot.restore(data, MODEL, self.state.order, self.state.jobs_per_gpu)
+        self.state = snapshot.restore(data, self.model(), self.state.order, self.state.jobs_per_gpu)
         self.scheduler.state = self.state
         assert living(facts(self.state)) == before
         assert [r.order for r in self.state.running] == [r.order for r in self.state._running.values()]
@@ -226,7 +229,7 @@ class Life(RuleBasedStateMachine):
     def teardown(self):
         if not hasattr(self, "state"):
             return
-        replayed = State(MODEL, self.state.order, self.state.jobs_per_gpu)
+        replayed = State(self.model(), self.state.order, self.state.jobs_per_gpu)
         _ = replayed.hosts
         for event in self.journal:
             replayed.apply(decode(json.loads(json.dumps(encode(event)))))
