@@ -196,6 +196,10 @@ class FittedModel:
             return self._pair(job, accum, *mates[0])
         return 1.0 + sum(self._pair(job, accum, mate, mate_accum) - 1.0 for mate, mate_accum in mates)
 
+    def forget_pairs(self) -> None:
+        """The interference table has changed."""
+        self._pairs.clear()
+
     def _pair(self, job: Job, accum: int, mate: Job, mate_accum: int) -> float:
         key = (job.model, job.batch, accum, mate.model, mate.batch, mate_accum)
         xi = self._pairs.get(key)

@@ -273,12 +273,12 @@ class Driver:
         """Act on what users asked for; it is durable and applied."""
         jobs = self.scheduler.state.jobs
         for event in events:
-            if isinstance(event, ev.Cancelled):
+            if isinstance(event, ev.Cancelled | ev.Requeued):
                 record = jobs.get(event.job)
                 if record is not None and record.status is Status.CANCELLING:
                     self.stop_workers(record, How.END)
-            elif isinstance(event, ev.Planned):
-                self._act([decision for decision in event.decisions if decision.job in jobs])
+                elif record is not None and record.status is Status.STOPPING:
+                    self.stop_workers(record, How.SAVE)
             elif isinstance(event, ev.NodeLost):
                 self._stop_unwanted()
 

@@ -19,10 +19,9 @@ from typing import Any
 from carpool import policies
 from carpool.core import events as ev
 from carpool.core import snapshot
-from carpool.core.model import Decision, Limits, Status
+from carpool.core.model import Limits, Status
 from carpool.core.perf import PerformanceModel
 from carpool.core.record import JobRecord
-from carpool.core.rules import check
 from carpool.core.scheduler import Scheduler
 from carpool.core.state import ALIVE, State
 from carpool.errors import InputError
@@ -426,9 +425,7 @@ class Service:
             record = self._living(job)
             if record.status not in (Status.STARTING, Status.RUNNING):
                 raise WrongState(f"job {job} is {views.shown_state(record.status)}; only a running one can be requeued")
-            decision = Decision(job, None, "requeued by its owner")
-            check(self._state, (decision,))
-            return (ev.Planned(now, (decision,)),)
+            return (ev.Requeued(now, job, record.attempt),)
 
         await self._driver.ask(prepare)
 

@@ -296,9 +296,9 @@ class LocalExecutor:
                 self._listener.gang_up(*key)
                 self._spawn(self._watch(gang))
             else:
-                await self._clear(key)
+                await self._clear(key, remembered=key in wanted)
 
-    async def _clear(self, key: Key) -> None:
+    async def _clear(self, key: Key, *, remembered: bool) -> None:
         """See to it that nothing runs of a gang that was never complete, or that nobody wants any more."""
         try:
             killed = await asyncio.to_thread(_kill_all, self.home.attempt(*key))
@@ -306,7 +306,7 @@ class LocalExecutor:
             self._listener.trouble(key[0], str(error))
             return
         self._unmark(key)
-        if killed:
+        if killed and not remembered:
             text = f"attempt {key[1]} ran though nobody remembers it; {killed} of its processes were killed"
             self._listener.trouble(key[0], text)
 
