@@ -327,7 +327,9 @@ def test_no_request_that_the_document_describes_breaks_it(service, mode):
     with requests.Session() as session:
         for result in schema.get_all_operations():
             operation = result.ok()
-            if mode is GenerationMode.POSITIVE or operation.path != "/health":  # which takes nothing that could be wrong
+            if (
+                mode is GenerationMode.POSITIVE or operation.path != "/health"
+            ):  # which takes nothing that could be wrong
                 few(given(operation.as_strategy(generation_mode=mode))(examine))()
     assert asked > 100
     assert "Traceback" not in service.log.read_text()
