@@ -11,6 +11,7 @@ import time
 
 import pytest
 from calling import COMMAND, environment, process
+from served import Served
 
 ROW = {"job", "name", "user", "state", "gpus", "submitted", "started", "finished", "exit_code"}
 
@@ -372,8 +373,6 @@ def test_the_home_is_private_and_no_process_shows_a_token(service):
 
 
 def test_sigterm_ends_the_service_and_not_the_jobs(tmp_path):
-    from conftest import Served
-
     served = Served(tmp_path / "home", "--gpus", "2").start()
     try:
         job = served.submit("sh", "-c", "sleep 1.5; echo survived")

@@ -12,7 +12,6 @@ from carpool import policies
 from carpool.core import events as ev
 from carpool.core.codec import decode
 from carpool.core.perf import ConstantInterference, FittedModel
-from carpool.live.home import Home
 from carpool.live.knowledge import Knowledge
 from carpool.live.service import Service
 from carpool.live.spec import Spec
@@ -104,11 +103,11 @@ def journal(service: Service) -> list[ev.Event]:
 
 @pytest.mark.parametrize("policy", sorted(policies.BUILT_IN))
 @pytest.mark.parametrize("truth", [1.5, 1.9])
-def test_live_decides_as_the_simulation_did(policy, truth, tmp_path):
+def test_live_decides_as_the_simulation_did(policy, truth, quick_home):
     belief = perf(1.5)
     clock = FakeClock()
     service = Service(
-        Home(tmp_path / "home"),
+        quick_home,
         policy,
         gpus=GPUS,
         gpu_memory=MEMORY,
@@ -120,9 +119,9 @@ def test_live_decides_as_the_simulation_did(policy, truth, tmp_path):
     async def twin() -> None:
         await service.start()
         given = workload(len(policy))
-        knowledge = Knowledge(GPUS, belief)
+        knowledge = Knowledge(GPUS, "logical", perf=belief)
         specs = {str(number): spec for number, (_, spec) in enumerate(given, 1)}
-        jobs = [knowledge.job(spec, str(n), "", at)[0] for n, (at, spec) in enumerate(given, 1)]
+        jobs = [knowledge.job(belief, spec, str(n), "", at)[0] for n, (at, spec) in enumerate(given, 1)]
         world = belief if truth == 1.5 else perf(truth)
         log = simulate(jobs, policy, service._machine.node, perf(1.5) if world is not belief else belief, world)
         await feed(service, clock, instants(log), specs)
