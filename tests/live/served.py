@@ -50,7 +50,7 @@ class Served:
 
     def end(self) -> None:
         """Leave nothing running: neither the service nor any of its jobs."""
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, TypeError):  # there is none
             client = self.client()
             for row in client.jobs():
                 with contextlib.suppress(ValueError):

@@ -106,7 +106,7 @@ def test_a_dry_run_says_what_would_happen_and_queues_nothing(service):
     free = json.loads(said.out)
     assert len(free["where"]) == 4
     assert free["run"]["value"] == pytest.approx(600)
-    assert "--time" in free["run"]["source"]
+    assert "given" in free["run"]["source"]
     assert free["end"]["low"] <= free["end"]["value"] <= free["end"]["high"]
     blocker = service.submit("sleep", "60", gpus=4, exclusive=True, time_s=60.0)
     service.until(blocker, "running")
@@ -133,12 +133,12 @@ def test_explain_tells_why_who_and_when(service):
     assert shared["mates"][0]["their_slowdown"]["predicted"] > 1.0
     text = service.call("explain", guest).out
     assert f"with job {host} (host)" in text
-    assert "times (predicted; not measured yet)" in text
+    assert "times (predicted from nothing known of the two; not measured yet)" in text
     waiting = service.json("explain", alone)
     assert (waiting["position"], waiting["state"]) == (1, "pending")
     assert "asked not to share" in waiting["reason"]
     assert waiting["start"]["low"] <= waiting["start"]["value"] <= waiting["start"]["high"]
-    assert "--time" in waiting["run"]["source"]
+    assert "given" in waiting["run"]["source"]
     assert f"starts after job {alone}" in service.json("explain", held)["reason"]
     for job in (held, alone, guest, host):
         service.call("cancel", job)
@@ -375,12 +375,14 @@ def test_the_home_is_private_and_no_process_shows_a_token(service):
 def test_sigterm_ends_the_service_and_not_the_jobs(tmp_path):
     served = Served(tmp_path / "home", "--gpus", "2").start()
     try:
-        job = served.submit("sh", "-c", "sleep 1.5; echo survived")
-        pid = served.until(job, "running")["attempts"][0]["ranks"][0]["pid"]
+        job = served.submit("sh", "-c", f"echo $$ > {tmp_path}/pid; sleep 1.5; echo survived")
+        served.until(job, "running")
         began = time.monotonic()
         assert served.stop() == 0
         assert time.monotonic() - began < 10
-        os.kill(pid, 0)  # still there
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().strip():
+            time.sleep(0.05)
+        os.kill(int((tmp_path / "pid").read_text()), 0)  # still there
         assert process("jobs", CARPOOL_HOME=str(served.home)).code == 2
         served.start()
         assert served.until(job, "finished", "failed")["exit_code"] == 0
