@@ -22,6 +22,7 @@ from carpool.live.home import Home
 from carpool.live.knowledge import Knowledge
 from carpool.live.machine import Machine
 from carpool.live.outlook import Outlook
+from carpool.live.prune import Keep
 from carpool.live.spec import Spec
 from carpool.live.store import Store
 from carpool.live.watch import Watch
@@ -42,11 +43,13 @@ class Inside:
         executor: Executor | None = None,
         clock: Clock | None = None,
         perf: PerformanceModel | None = None,
+        keep: Keep | None = None,
     ) -> None:
         """`gpus`: so many logical slots; None: the GPUs that NVML finds. `perf`: a belief that does not learn."""
         self.home = home
         self.policy = policy
         self.jobs_per_gpu = jobs_per_gpu
+        self.keep = keep or Keep()
         self.specs: dict[str, Spec] = {}
         """Of the jobs that have not ended."""
         self._options = (gpus, gpu_memory, mps)

@@ -21,7 +21,7 @@ from carpool.core.record import JobRecord
 from carpool.core.scheduler import Scheduler
 from carpool.core.state import ALIVE
 from carpool.errors import InputError
-from carpool.live import recovery
+from carpool.live import prune, recovery
 from carpool.live.clock import RealClock
 from carpool.live.driver import Driver, Ending
 from carpool.live.executors.base import Launch
@@ -173,7 +173,8 @@ class Service(Reading):
 
     async def run(self) -> None:
         """Schedule until `stop` is called."""
-        self._tasks = [asyncio.create_task(task()) for task in (self._poll, self._look_for_strangers, self._look_ahead)]
+        work = (self._poll, self._look_for_strangers, self._look_ahead, self._prune)
+        self._tasks = [asyncio.create_task(task()) for task in work]
         try:
             await self._driver.run()
         finally:
@@ -186,10 +187,9 @@ class Service(Reading):
         driver = getattr(self, "_driver", None)
         if driver is None or driver.stopped:
             return
-        driver.stopped = True
-        driver.wake()
         for task in self._tasks:
             task.cancel()
+        await driver.finish()
         await self._executor.close()
         if self._snapshotting is not None:
             await self._snapshotting
@@ -224,6 +224,14 @@ class Service(Reading):
                 self._outlook.look_ahead()
             except Exception:  # nobody waits for it, and nothing depends on it
                 log.exception("no forecast could be made")
+
+    async def _prune(self) -> None:
+        while True:
+            ends = await asyncio.to_thread(self._store.ends)
+            gone = await asyncio.to_thread(prune.prune, self.home, ends, self._clock.now(), self.keep)
+            if gone:
+                self._driver.note(f"the files of {len(gone)} old jobs were removed", logging.INFO)
+            await asyncio.sleep(prune.EVERY_S)
 
     def _after_turn(self, written: Sequence[Ending]) -> None:
         for ending in written:
