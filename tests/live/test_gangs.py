@@ -48,7 +48,7 @@ def trained_in_one_go() -> list[float]:
         optimizer.zero_grad()
         (sum(model(inputs + rank).square().mean() for rank in (0, 1)) / 2).backward()
         optimizer.step()
-    return [round(float(w), 5) for w in model.weight[0]]
+    return [round(w, 5) for w in model.weight[0].tolist()]
 
 
 def test_a_gang_that_is_requeued_saves_and_goes_on_where_it_was(home):
