@@ -165,6 +165,15 @@ class TestProfiles:
         assert not model.pairs.rows
         assert model.interference.pair("imagenet", 256, "imagenet", 256) < 1.75
 
+    def test_demands_go_with_the_busy_share(self):
+        model = Belief(
+            fitted(), busy={"plain": Busy(1.0, 0.1)}, kappa=1.0, demands={"plain": (64, 0.8), "thin": (8, 0.5)}
+        )
+        demand = model.interference.demand
+        assert demand("plain", 128) == demand("plain", 64) == 0.8
+        assert 0.0 < demand("plain", 4) < demand("plain", 8) < 0.8
+        assert (demand("thin", 2), demand("fat", 2)) == (0.5, 0.0)
+
     def test_kappa_of_the_mechanism(self):
         profile = load("t4")
         assert [kappa_of(profile, m) for m in ("mps", "time-slicing", "unknown", "magic")] == [0.46, 1.15, 1.0, 1.0]

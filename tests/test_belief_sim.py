@@ -5,19 +5,17 @@ from statistics import fmean
 
 import pytest
 from calling import call
+from test_calibrated import workloads
 
-from carpool.sim import Setup, read, simulate
+from carpool.sim import Setup, simulate
 
 SETUP = Setup(cluster="16x4", truth="gavel", ignore_placement=True, memory_limit=False)
 
 
 @pytest.mark.parametrize("jobs", [240, 480])
 def test_learning_costs_little_against_perfect_knowledge(data, jobs):
-    path = data / "calibrated" / "workloads.csv"
-    workloads = [read(path, {"n": str(jobs), "seed": str(seed)}) for seed in range(1, 9)]
-
     def mean(setup):
-        return fmean(simulate(workload, "sjf-bsbf", setup).summary.mean_jct_s for workload in workloads)
+        return fmean(simulate(workload, "sjf-bsbf", setup).summary.mean_jct_s for workload in workloads(data, jobs))
 
     perfect, learned = mean(SETUP), mean(replace(SETUP, belief="learned"))
     assert learned <= 1.06 * perfect
@@ -54,7 +52,7 @@ def test_only_a_belief_can_be_learned():
 def test_compare_says_what_was_believed():
     said = call(
         *("compare", "--policy", "sjf-bsbf", "--truth", "h200:mps", "--profile", "h200", "--belief", "learned"),
-        *("--jobs", 30, "--cluster", "1x4", "--seeds", "1-2", "--workers", 1),
+        *("--jobs", 30, "--cluster", "4x4", "--seeds", "1-2", "--workers", 1),
     )
     assert said.code == 0
     assert "believed learned" in said.out

@@ -44,11 +44,22 @@ class Episode:
 class BelievedPairs:
     """What the core asks of an interference table, answered by the belief about pairs."""
 
-    def __init__(self, pairs: PairBelief) -> None:
+    def __init__(self, pairs: PairBelief, busy: Mapping[str, Busy], demands: Mapping[str, tuple[int, float]]) -> None:
         self.pairs = pairs
+        self.busy = busy
+        self.demands = demands
 
     def pair(self, model: str, samples: int, mate: str, mate_samples: int) -> float:
         return self.pairs.xi((kind_of(model, samples), kind_of(mate, mate_samples)))
+
+    def demand(self, model: str, samples: int) -> float:
+        """The share of a GPU that a job asks for, which bounds groups of three and more from below; 0.0: unknown. It
+        is known at one batch, and goes with the busy share below that."""
+        if model not in self.demands:
+            return 0.0
+        batch, demand = self.demands[model]
+        busy = self.busy.get(model)
+        return demand if busy is None else demand * min(1.0, busy.share(samples) / busy.share(batch))
 
 
 class Belief:
@@ -60,9 +71,11 @@ class Belief:
         kappa: float,
         times: PerformanceModel | None = None,
         probe: float | None = None,
+        demands: Mapping[str, tuple[int, float]] | None = None,
     ) -> None:
         """`fitted` predicts speeds; its interference table is replaced by what is believed. `times` may misjudge
-        speeds on purpose. Below `probe`, where given, a family counts that nobody has seen share."""
+        speeds on purpose. A family that nobody has seen share counts as at most `probe`, where given. `demands`: by
+        model, a batch that saturates a GPU and the share of it that the model asks for then."""
         self.fitted = fitted
         self.times: PerformanceModel = times or fitted
         self.busy = dict(busy)
@@ -72,7 +85,7 @@ class Belief:
         self.pairs = PairBelief(self._prior)
         self.speeds = Speeds()
         self.episodes: dict[str, Episode] = {}
-        fitted.interference = self.interference = BelievedPairs(self.pairs)
+        fitted.interference = self.interference = BelievedPairs(self.pairs, self.busy, demands or {})
         fitted.forget_pairs()
 
     def _prior(self, cell: Cell) -> float | None:
