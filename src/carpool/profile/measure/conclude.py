@@ -12,9 +12,10 @@ from statistics import mean, median
 
 from carpool.core.model import sub_batch
 from carpool.core.perf import Placement
+from carpool.profile.demand import fit_demands
 from carpool.profile.fields import ProfileError
 from carpool.profile.fit import fit_task, memory_line, significant
-from carpool.profile.measure.predict import fit_busy, fit_demands, fit_kappa
+from carpool.profile.measure.predict import fit_busy, fit_kappa
 from carpool.profile.measure.raw import Machine, Measurement, Setting
 from carpool.profile.rows import GIB, Run
 from carpool.profile.values import Gpu, Group, GroupJob, Kappa, Memory, Pair, Profile, TaskProfile
@@ -48,7 +49,7 @@ def conclude(machine: Machine, measurements: Sequence[Measurement], naming: Nami
     noise = Noise(measurements)
     pairs = [pair for done in _sharing(measurements, 2) if (pair := _pair(done, noise))]
     merged = [_rounded(pair) for pair in merge(pairs, noise)]
-    tasks, kappa = _predictors(tasks, merged)
+    tasks, kappa = _predictors(tasks, merged, runs)
     return Profile(
         name=naming.name,
         description=naming.description,
@@ -255,13 +256,13 @@ def _group(done: Measurement, noise: Noise) -> Group | None:
 
 
 def _predictors(
-    tasks: dict[str, TaskProfile], pairs: Sequence[Pair]
+    tasks: dict[str, TaskProfile], pairs: Sequence[Pair], runs: Sequence[Run]
 ) -> tuple[dict[str, TaskProfile], dict[str, Kappa]]:
-    mechanisms = sorted({pair.mechanism for pair in pairs})
     busy = {name: task.busy for name, task in tasks.items() if task.busy is not None}
-    found = {m: fit_kappa([p for p in pairs if p.mechanism == m], busy) for m in mechanisms}
-    for mechanism in mechanisms:
-        for demand_of, demand in fit_demands([p for p in pairs if p.mechanism == mechanism]).items():
-            if demand_of in tasks:
-                tasks[demand_of] = replace(tasks[demand_of], demands=(*tasks[demand_of].demands, demand))
-    return tasks, {m: kappa for m, kappa in found.items() if kappa is not None}
+    kappas = {}
+    for mechanism in sorted({pair.mechanism for pair in pairs}):
+        own = [pair for pair in pairs if pair.mechanism == mechanism]
+        kappas[mechanism] = fit_kappa(own, busy)
+        for name, demands in fit_demands(own, runs).items():
+            tasks[name] = replace(tasks[name], demands=(*tasks[name].demands, *demands))
+    return tasks, {mechanism: kappa for mechanism, kappa in kappas.items() if kappa is not None}
