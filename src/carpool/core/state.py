@@ -5,12 +5,13 @@ free GPUs, hosts) are kept up to date event by event, and only jobs whose neighb
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from carpool.core import events as ev
 from carpool.core.cluster import Cluster
 from carpool.core.hosts import Hosts
-from carpool.core.model import Allocation, GpuId, Job, JobId, Limits, Status, accumulations
+from carpool.core.model import Allocation, GpuId, Job, JobId, Limits, Status, allowed_accumulations
 from carpool.core.outlook import Outlook
 from carpool.core.perf import PerformanceModel, Placement
 from carpool.core.queue import Queue
@@ -115,7 +116,7 @@ class State:
         """Why this job could never run here, or None."""
         if job.id in self.jobs or job.id in self.ended:
             return f"job {job.id} exists already"
-        smallest = accumulations(job.batch)[-1] if job.can_shrink else 1
+        smallest = allowed_accumulations(job)[-1]
         needed = self.perf.memory(job, smallest)
         total, fitting = self.topology.total(), self.topology.total(self.topology.with_memory(needed))
         if job.gpus > total:
@@ -154,28 +155,19 @@ class State:
         self._submissions += 1
         self.jobs[job.id] = record
         record.pending_since = self.now
-        if job.after:
-            unmet = [name for name in dict.fromkeys(job.after) if not self._succeeded(name)]
-            for name in unmet:
-                self._dependents.setdefault(name, []).append(job.id)
-            record.status = Status.BLOCKED if unmet else Status.PENDING
-            failed = self._failed_forerunner(record)
-            if failed is not None:
-                self._end(record, Status.CANCELLED, failed)
-            if unmet:
-                return
-        self._enqueue(record)
+        record.waits_for = tuple([name for name in dict.fromkeys(job.after) if not self._succeeded(name)])
+        if not record.waits_for:
+            self._enqueue(record)
+            return
+        record.status = Status.BLOCKED
+        for name in record.waits_for:
+            self._dependents.setdefault(name, []).append(job.id)
+        failed = next((self.ended[name] for name in record.waits_for if name in self.ended), None)
+        if failed is not None:
+            self._end(record, Status.CANCELLED, _waits_in_vain(failed))
 
     def _succeeded(self, name: JobId) -> bool:
         return name in self.ended and self.ended[name].status is Status.FINISHED
-
-    def _failed_forerunner(self, record: JobRecord) -> str | None:
-        """Why a job that waits for others will never run, or None."""
-        for name in record.job.after:
-            earlier = self.ended.get(name)
-            if earlier is not None and earlier.status is not Status.FINISHED:
-                return f"job {name}, which it waits for, {earlier.status}"
-        return None
 
     def _planned(self, event: ev.Planned) -> None:
         claims: list[tuple[JobRecord, Allocation]] = []
@@ -269,11 +261,12 @@ class State:
         record = self._current(event)
         if record is None or record.status not in ALIVE:
             return
-        if record.status in HOLDING and record.status is not Status.CANCELLING and not record.retries_left:
+        dies = record.status in (Status.STARTING, Status.RUNNING) and not event.again
+        if dies and not record.retries_left:
             self._leave(record)
             self._end(record, Status.FAILED, event.reason)
             return
-        record.retries_left -= record.status in (Status.STARTING, Status.RUNNING)
+        record.retries_left -= dies
         self._gone(record)
 
     def _gone(self, record: JobRecord) -> None:
@@ -302,6 +295,50 @@ class State:
             record.status = Status.CANCELLING
         else:
             self._end(record, Status.CANCELLED, record.reason)
+
+    def _put_on_hold(self, event: ev.Held) -> None:
+        record = self.jobs.get(event.job)
+        if record is None or record.on_hold:
+            return
+        record.on_hold = True
+        if record.status is Status.PENDING:
+            self.queue.remove(record)
+            record.waited_s += self.now - record.pending_since
+            record.status = Status.HELD
+
+    def _released(self, event: ev.Released) -> None:
+        record = self.jobs.get(event.job)
+        if record is None:
+            return
+        record.on_hold = False
+        if record.status is Status.HELD:
+            self._requeue(record)
+
+    def _revised(self, event: ev.Revised) -> None:
+        record = self.jobs.get(event.job)
+        if record is None:
+            return
+        waits = not record.gpus
+        changes: dict[str, Any] = {}
+        if event.can_shrink is not None and (waits or event.can_shrink):
+            changes["can_shrink"] = event.can_shrink
+        if event.least_accum is not None and waits:
+            changes["least_accum"] = min(event.least_accum, record.job.batch)
+        if event.exclusive is not None and waits:
+            changes["exclusive"] = event.exclusive
+        record.job = replace(record.job, **changes)
+        self._reshape(record, record.shape.priority)
+
+    def _memory_taken(self, event: ev.MemoryTaken) -> None:
+        if event.gpu not in self.topology.node_of:
+            return
+        if event.memory > 0:
+            self.topology.taken[event.gpu] = event.memory
+        else:
+            self.topology.taken.pop(event.gpu, None)
+        for record in self.residents(event.gpu):
+            self._index_host(record)
+        self.stirred = True
 
     def _rekeyed(self, event: ev.Rekeyed) -> None:
         record = self.jobs.get(event.job)
@@ -356,8 +393,10 @@ class State:
     # ---- a job's way through the queue -----------------------------------------------------------------------------
 
     def _enqueue(self, record: JobRecord) -> None:
-        record.status = Status.PENDING
+        record.status = Status.HELD if record.on_hold else Status.PENDING
         record.alone_iteration_s = self._best_iteration_time(record)
+        if record.on_hold:
+            return
         self.queue.add(record, self.order(record, self.now))
         self.stirred = True
 
@@ -393,10 +432,11 @@ class State:
                 later = self.jobs.get(name)
                 if later is None or later.status is not Status.BLOCKED:
                     continue
-                failed = self._failed_forerunner(later)
-                if failed is not None:
-                    ending.append((later, Status.CANCELLED, failed))
-                elif all(self._succeeded(other) for other in later.job.after):
+                if status is not Status.FINISHED:
+                    ending.append((later, Status.CANCELLED, _waits_in_vain(record)))
+                    continue
+                later.waits_for = tuple([other for other in later.waits_for if other != record.job.id])
+                if not later.waits_for:
                     later.pending_since = self.now
                     self._enqueue(later)
         self.stirred = True
@@ -514,6 +554,10 @@ class State:
             self._outlook.touch(record)
 
 
+def _waits_in_vain(forerunner: JobRecord) -> str:
+    return f"job {forerunner.job.id}, which it waits for, {forerunner.status}"
+
+
 _APPLY: dict[type[ev.Event], Callable[[State, Any], None]] = {
     ev.Submitted: State._submitted,
     ev.Planned: State._planned,
@@ -526,8 +570,12 @@ _APPLY: dict[type[ev.Event], Callable[[State, Any], None]] = {
     ev.Finished: State._finished,
     ev.Failed: State._failed,
     ev.Cancelled: State._cancelled,
+    ev.Held: State._put_on_hold,
+    ev.Released: State._released,
+    ev.Revised: State._revised,
     ev.Rekeyed: State._rekeyed,
     ev.LimitsChanged: State._limits_changed,
     ev.NodeJoined: State._node_joined,
+    ev.MemoryTaken: State._memory_taken,
     ev.NodeLost: State._node_lost,
 }

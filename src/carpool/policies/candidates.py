@@ -175,7 +175,7 @@ class Candidates:
 
     def _kind(self, member: Member, gpus: list[GpuId]) -> HostKind:
         topology, job = self.draft.view.topology, member.record.job
-        memory = min(topology.nodes[topology.node_of[gpu]].memory for gpu in gpus)
+        memory = min(topology.memory_of(gpu) for gpu in gpus)
         return HostKind(job.model, job.batch, member.accum, job.max_slowdown, memory - member.memory)
 
     def _host(self, member: Member, gpus: list[GpuId]) -> Host:

@@ -1,0 +1,142 @@
+"""The promise of one scheduler for two worlds: a simulation's events, fed to the live service, give its decisions."""
+
+import asyncio
+import json
+import random
+from itertools import groupby
+
+import pytest
+from fakes import FakeClock, FakeExecutor
+
+from carpool import policies
+from carpool.core import events as ev
+from carpool.core.codec import decode
+from carpool.core.perf import ConstantInterference, FittedModel
+from carpool.live.home import Home
+from carpool.live.knowledge import Knowledge
+from carpool.live.service import Service
+from carpool.live.spec import Spec
+from carpool.profile.schema import load
+from carpool.sim.engine import Costs, Engine
+
+GPUS = 8
+MEMORY = 24 * 2**30
+
+
+def perf(xi: float) -> FittedModel:
+    return FittedModel(load("t4").core_tasks(), ConstantInterference(xi), GPUS)
+
+
+def workload(seed: int) -> list[tuple[float, Spec]]:
+    """Jobs that meet, wait, share and are preempted; some at the same instant, some after others."""
+    drawn = random.Random(seed)
+    models = sorted(load("t4").core_tasks())
+    now, found = 0.0, []
+    for number in range(1, 61):
+        now += drawn.choice([0.0, 0.0, 5.0, 60.0, 300.0])
+        spec = Spec(
+            command=("true",),
+            directory="/",
+            gpus=drawn.choice([1, 1, 2, 4, 8]),
+            batch=drawn.choice([8, 16, 32]),
+            iterations=drawn.randint(50, 20_000),
+            model=drawn.choice(models),
+            priority=drawn.choice([0, 0, 0, 1]),
+            exclusive=drawn.random() < 0.1,
+            max_slowdown=drawn.choice([None, None, 1.4]),
+            can_shrink=True if drawn.random() < 0.7 else None,
+            after=(str(drawn.randrange(max(1, number - 10), number)),) if number > 1 and drawn.random() < 0.15 else (),
+        )
+        found.append((now, spec))
+    return found
+
+
+def simulate(jobs, policy: str, node, belief, truth) -> list[ev.Event]:
+    log: list[ev.Event] = []
+    costs = Costs(launch_s=2.5, stop_s=1.25)
+    Engine(jobs, [node], policies.make(policy), belief=belief, truth=truth, costs=costs, log=log.append).run()
+    return log
+
+
+def instants(log: list[ev.Event]) -> list[tuple[float, list[ev.Event], ev.Planned | None]]:
+    """The steps of a simulation: what happened at a time, and the plan that it gave."""
+    steps: list[tuple[float, list[ev.Event], ev.Planned | None]] = []
+    for at, events in groupby(log, key=lambda event: event.at):
+        batch: list[ev.Event] = []
+        for event in events:
+            if isinstance(event, ev.Planned):
+                steps.append((at, batch, event))
+                batch = []
+            else:
+                batch.append(event)
+        if batch:
+            steps.append((at, batch, None))
+    return steps
+
+
+async def feed(service: Service, clock: FakeClock, steps, specs) -> None:
+    """Let the service live through the simulation's events; what it plans is its own."""
+    driver = service._driver
+    for at, batch, _ in steps:
+        while driver.wake_at is not None and driver.wake_at < at:
+            clock.time = driver.wake_at
+            await driver.turn()
+            await driver.turn()
+        clock.time = at
+        asked = []
+        for event in batch:
+            if isinstance(event, ev.Submitted):
+                asked.append(asyncio.create_task(service.submit([specs[event.job.id]], "")))
+                await asyncio.sleep(0)
+            elif not isinstance(event, ev.NodeJoined):
+                if isinstance(event, ev.Stopped | ev.Finished):
+                    service._executor.gangs.pop((event.job, event.attempt), None)
+                driver.tell(event)
+        await driver.turn()  # applied, and decided
+        await driver.turn()  # written down, and acted upon
+        await asyncio.gather(*asked)
+
+
+def journal(service: Service) -> list[ev.Event]:
+    rows = service._store.story(10**6)
+    return [decode(json.loads(row["data"])) for row in rows if row["kind"] != "Note"]
+
+
+@pytest.mark.parametrize("policy", sorted(policies.BUILT_IN))
+@pytest.mark.parametrize("truth", [1.5, 1.9])
+def test_live_decides_as_the_simulation_did(policy, truth, tmp_path):
+    belief = perf(1.5)
+    clock = FakeClock()
+    service = Service(
+        Home(tmp_path / "home"),
+        policy,
+        gpus=GPUS,
+        gpu_memory=MEMORY,
+        executor=FakeExecutor(),
+        clock=clock,
+        perf=belief,
+    )
+
+    async def twin() -> None:
+        await service.start()
+        given = workload(len(policy))
+        knowledge = Knowledge(GPUS, belief)
+        specs = {str(number): spec for number, (_, spec) in enumerate(given, 1)}
+        jobs = [knowledge.job(spec, str(n), "", at)[0] for n, (at, spec) in enumerate(given, 1)]
+        world = belief if truth == 1.5 else perf(truth)
+        log = simulate(jobs, policy, service._machine.node, perf(1.5) if world is not belief else belief, world)
+        await feed(service, clock, instants(log), specs)
+        expected = [event for event in log if isinstance(event, ev.Planned)]
+        decided = [event for event in journal(service) if isinstance(event, ev.Planned)]
+        assert decided == expected
+        assert len(expected) > 20
+        if "bsbf" in policy or "ffs" in policy:
+            assert service._state.shares > 5, "nobody shared: it proves little"
+        if policy == "tiresias":
+            assert service._state.preemptions > 5
+        assert [row["state"] for row in service.jobs(all=True)] == ["finished"] * len(jobs)
+        starts = sum(d.allocation is not None for plan in expected for d in plan.decisions)
+        assert len(service._executor.launched) == starts
+        await service.stop()
+
+    asyncio.run(twin())
