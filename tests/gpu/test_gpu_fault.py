@@ -37,7 +37,7 @@ def test_who_is_hurt_by_a_fault_is_named_and_new_clients_start(tmp_path):
             time.sleep(0.05)
         mate.stdin.close()
         codes = [int(line) for line in mate.stdout]
-        print("mate:", codes[-3:], "faults:", faults, (daemon.log / "control.log").read_text()[-1500:])
+        print("mate:", codes[-3:], "faults:", faults, (daemon.log / "daemon.log").read_text()[-1500:])
         if any(codes):
             assert any(mate.pid in fault.clients for fault in faults)
         culprit.stdin.close()
