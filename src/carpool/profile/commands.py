@@ -182,7 +182,7 @@ def _constants(profile: Profile) -> None:
             f"{t.beta_s:.3g}",
             *(f"{x:.3g}" for x in (t.intra.base_s, t.intra.per_gpu_s, t.inter.base_s, t.inter.per_gpu_s)),
             f"{t.delta:.3g}",
-            f"{t.knee:.3g}",
+            f"{t.knee:.3g}" if t.knee else "–",
         )
         for name, t in profile.tasks.items()
     ]

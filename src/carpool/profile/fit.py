@@ -61,7 +61,7 @@ def fit_task(runs: Sequence[Run], bend: bool = False) -> TaskProfile:
         intra=AllReduce(constants["intra_base"], constants["intra_per_gpu"]),
         inter=AllReduce(constants["inter_base"], constants["inter_per_gpu"]),
         delta=constants["delta"],
-        knee=constants["knee"],
+        knee=constants["knee"] if constants["knee"] > 1 else None,
     )
     return replace(task, error=_error(task, runs, kinds))
 

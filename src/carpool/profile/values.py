@@ -100,11 +100,14 @@ class TaskProfile:
     source: str | None = None
     busy: Busy | None = None
     demands: tuple[Demand, ...] = ()
-    knee: float = 1.0
+    knee: float | None = None
+    """Where eq. 3 has a bend; None: a straight line."""
 
     def core(self) -> Task:
         static, slope = (self.memory.static_bytes, self.memory.bytes_per_sample) if self.memory else (0, 0.0)
-        return Task(*(self.alpha_s, self.beta_s, self.intra, self.inter, self.delta, static, slope), knee=self.knee)
+        return Task(
+            *(self.alpha_s, self.beta_s, self.intra, self.inter, self.delta, static, slope), knee=self.knee or 1.0
+        )
 
 
 @dataclass(frozen=True, slots=True)
