@@ -33,9 +33,12 @@ def living(found: dict) -> dict:
 class Life(RuleBasedStateMachine):
     """Anything that a driver may report, in any order, stale and repeated messages included."""
 
+    def model(self):
+        return MODEL
+
     @initialize(name=st.sampled_from(sorted(policies.BUILT_IN)), jobs_per_gpu=st.sampled_from([1, 2, 3]))
     def begin(self, name, jobs_per_gpu):
-        self.scheduler = Scheduler(policies.make(name), MODEL, jobs_per_gpu)
+        self.scheduler = Scheduler(policies.make(name), self.model(), jobs_per_gpu)
         self.state = self.scheduler.state
         _ = self.state.hosts  # from the start, so that every event is reflected in it
         self.journal = []
@@ -123,6 +126,18 @@ class Life(RuleBasedStateMachine):
             self.tell(ev.Cancelled(self.state.now, record.job.id))
 
     @rule(data=st.data())
+    def a_job_is_requeued(self, data):
+        if record := self.some(data, *Status):
+            self.tell(ev.Requeued(self.state.now, record.job.id, record.attempt))
+
+    @rule(data=st.data(), accum=st.sampled_from([1, 2, 64]))
+    def a_job_splits_its_batch_by_itself(self, data, accum):
+        if record := self.some(data, *ALIVE):
+            accum = min(accum, record.job.batch)
+            if accum >= record.accum:
+                self.tell(ev.Retuned(self.state.now, record.job.id, record.attempt, accum, True))
+
+    @rule(data=st.data())
     def a_job_is_held(self, data):
         if record := self.some(data, *Status):
             self.tell(ev.Held(self.state.now, record.job.id))
@@ -149,7 +164,7 @@ class Life(RuleBasedStateMachine):
         """Ended jobs are forgotten; everything else goes on as if nothing had been."""
         before = living(facts(self.state))
         data = json.loads(json.dumps(snapshot.encode(self.state)))
-        self.state = snapshot.restore(data, MODEL, self.state.order, self.state.jobs_per_gpu)
+        self.state = snapshot.restore(data, self.model(), self.state.order, self.state.jobs_per_gpu)
         self.scheduler.state = self.state
         assert living(facts(self.state)) == before
         assert [r.order for r in self.state.running] == [r.order for r in self.state._running.values()]
@@ -214,7 +229,7 @@ class Life(RuleBasedStateMachine):
     def teardown(self):
         if not hasattr(self, "state"):
             return
-        replayed = State(MODEL, self.state.order, self.state.jobs_per_gpu)
+        replayed = State(self.model(), self.state.order, self.state.jobs_per_gpu)
         _ = replayed.hosts
         for event in self.journal:
             replayed.apply(decode(json.loads(json.dumps(encode(event)))))
@@ -237,6 +252,7 @@ def test_every_event_survives_encoding():
         ev.Retuned(3.0, "j", 1, 4),
         ev.Checkpointed(3.0, "j", 1, 7.0),
         ev.Stopped(3.0, "j", 1, 7.0),
+        ev.Requeued(3.0, "j", 1),
         ev.Finished(3.0, "j", 1),
         ev.Failed(3.0, "j", 1, "reason"),
         ev.Cancelled(3.0, "j"),

@@ -73,6 +73,7 @@ class JobRecord:
         "accum",
         "alone_iteration_s",
         "alone_s",
+        "alone_seen",
         "attempt",
         "checkpoint",
         "done",
@@ -89,12 +90,15 @@ class JobRecord:
         "on_hold",
         "order",
         "pace",
+        "pace_seen",
         "pending_since",
         "preemptions",
         "queue_entry",
         "ran_s",
         "reason",
+        "reported",
         "retries_left",
+        "saved_s",
         "served",
         "shape",
         "shares",
@@ -124,6 +128,9 @@ class JobRecord:
         self.iteration_s = 0.0  # 0: does not iterate
         self.slowdown = 1.0
         self.pace = 0  # counts changes of iteration_s, so that a driver recognises stale predictions
+        self.alone_seen = False  # alone_iteration_s was measured in this launch, not predicted
+        self.pace_seen = False  # iteration_s was measured beside the present mates
+        self.reported = False
         self.on_hold = False
         self.waits_for: tuple[JobId, ...] = ()  # of `after`: those that have not finished yet
         self.index_entry: object = None  # owned by Hosts
@@ -141,6 +148,7 @@ class JobRecord:
         self.preemptions = 0
         self.shares = 0  # times it joined others
         self.hosted = 0  # times others joined it
+        self.saved_s = 0.0  # how much longer it would have waited for those it joined to end, as believed then
         self.reason = ""
 
     def __repr__(self) -> str:

@@ -8,6 +8,7 @@ waiting job remembers by itself which of its forerunners are not through yet.
 from typing import Any
 
 from carpool.core.codec import plain
+from carpool.core.learning import LearningModel
 from carpool.core.model import Job, Limits, Node, Status
 from carpool.core.perf import PerformanceModel
 from carpool.core.record import JobRecord, Order
@@ -16,15 +17,17 @@ from carpool.core.state import State
 _KEPT = (
     *("attempt", "accum", "memory", "whole_iteration_s", "alone_iteration_s", "done", "checkpoint", "since"),
     *("iteration_s", "slowdown", "pace", "on_hold", "retries_left", "pending_since", "first_start", "waited_s"),
-    *("held_since", "served", "ran_s", "alone_s", "preemptions", "shares", "hosted", "reason"),
+    *("held_since", "served", "ran_s", "alone_s", "preemptions", "shares", "hosted", "saved_s", "reason"),
+    *("alone_seen", "pace_seen", "reported"),
 )
-_COUNTERS = ("now", "busy_gpu_s", "shares", "preemptions", "_submissions", "stirred")
+_COUNTERS = ("now", "busy_gpu_s", "shares", "preemptions", "_submissions", "stirred", "belief_version")
 
 
 def encode(state: State) -> dict[str, Any]:
     """All that a state knows about the cluster and the jobs that have not ended."""
     topology = state.topology
     return {
+        "belief": state.perf.dump() if isinstance(state.perf, LearningModel) else None,
         "counters": {name: getattr(state, name) for name in _COUNTERS},
         "nodes": [plain(node) for node in topology.nodes],
         "present": sorted(topology.present.values()),
@@ -53,7 +56,12 @@ def _encode_job(record: JobRecord) -> dict[str, Any]:
 
 
 def restore(data: dict[str, Any], perf: PerformanceModel, order: Order, jobs_per_gpu: int = 2) -> State:
-    """The state that `encode` described. Raises ValueError where fewer jobs fit on a GPU now than are there."""
+    """The state that `encode` described. Raises ValueError where fewer jobs fit on a GPU now than are there.
+
+    A model that learns is told what the encoded state's model had learned.
+    """
+    if isinstance(perf, LearningModel) and data["belief"] is not None:
+        perf.restore(data["belief"])
     state = State(perf, order, jobs_per_gpu)
     _restore_nodes(state, data)
     state.limits = {user: Limits(**limits) for user, limits in data["limits"].items()}

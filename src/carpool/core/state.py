@@ -11,6 +11,7 @@ from typing import Any
 from carpool.core import events as ev
 from carpool.core.cluster import Cluster
 from carpool.core.hosts import Hosts
+from carpool.core.learning import LearningModel, Lesson, Sighting, life, sighting
 from carpool.core.model import Allocation, GpuId, Job, JobId, Limits, Status, allowed_accumulations
 from carpool.core.outlook import Outlook
 from carpool.core.perf import PerformanceModel, Placement
@@ -30,6 +31,9 @@ class State:
         if jobs_per_gpu < 1:
             raise ValueError("at least one job must fit on a GPU")
         self.perf = perf
+        self.belief_version = 0
+        """Grows whenever `perf` learned something that may change its answers."""
+        self._learner = perf if isinstance(perf, LearningModel) else None
         self.order = order
         self.jobs_per_gpu = jobs_per_gpu
         self.now = 0.0
@@ -177,15 +181,23 @@ class State:
                 if allocation is not None and allocation.gpus == record.gpus:
                     self._retune(record, allocation.accum)
                     continue
-                record.leaving = record.gpus
-                self._leave(record)
-                record.status = Status.STOPPING
-                record.preemptions += 1
-                self.preemptions += 1
+                self._preempt(record)
             if allocation is not None:  # a start, or a move: stop there, start here
                 claims.append((record, allocation))
         for record, allocation in claims:
             self._claim(record, allocation)
+
+    def _preempt(self, record: JobRecord) -> None:
+        record.leaving = record.gpus
+        self._leave(record)
+        record.status = Status.STOPPING
+        record.preemptions += 1
+        self.preemptions += 1
+
+    def _requeued(self, event: ev.Requeued) -> None:
+        record = self._current(event)
+        if record is not None and record.status in (Status.STARTING, Status.RUNNING):
+            self._preempt(record)
 
     def _retune(self, record: JobRecord, accum: int) -> None:
         self._settle(record)
@@ -197,7 +209,11 @@ class State:
 
     def _retuned(self, event: ev.Retuned) -> None:
         record = self._current(event)
-        if record is None or not record.gpus or event.accum != record.accum:  # or another re-tune is under way
+        if record is None or not record.gpus:
+            return
+        if event.unasked and record.job.can_shrink and record.status is not Status.CANCELLING:
+            self._retune(record, event.accum)
+        if event.accum != record.accum:  # another re-tune is under way
             return
         self.cluster.reserve(record, self.perf.memory(record.job, record.accum))
         self._place(record)
@@ -229,12 +245,17 @@ class State:
             return
         self._settle(record)
         record.done = min(event.done, record.job.iterations)
+        seen = None if self._learner is None else sighting(self.cluster, record, event.iteration_s)
         if self.cluster.mates(record):
             record.slowdown = max(1.0, event.iteration_s / record.alone_iteration_s)
         else:
             record.alone_iteration_s = event.iteration_s
+            record.alone_seen = True
         record.iteration_s = event.iteration_s
+        record.pace_seen = record.reported = True
         self._index_host(record)
+        if seen is not None:
+            self._learn(seen)
 
     def _checkpointed(self, event: ev.Checkpointed) -> None:
         record = self._current(event)
@@ -252,10 +273,16 @@ class State:
         record = self._current(event)
         if record is None or record.status not in ALIVE:
             return
+        seen = None
         if record.gpus:
+            if self._learner is not None:
+                self._settle(record)
+                seen = life(self.cluster, record)
             self._leave(record)
         record.done = float(record.job.iterations)
         self._end(record, Status.FINISHED, "")
+        if seen is not None:
+            self._learn(seen)
 
     def _failed(self, event: ev.Failed) -> None:
         record = self._current(event)
@@ -478,6 +505,7 @@ class State:
         mates = self.cluster.mates(record)
         if mates:
             record.shares += 1
+            record.saved_s += max([mate.alone_left(self.now) for mate in mates])
             self.shares += 1
             for mate in mates:
                 mate.hosted += 1
@@ -525,6 +553,7 @@ class State:
                 self._settle(record)
                 record.slowdown = self._slowdown(record)
                 record.iteration_s = record.alone_iteration_s * record.slowdown
+                record.pace_seen = False
                 record.pace += 1
                 self.repaced.append(record)
             self._index_host(record)
@@ -540,12 +569,36 @@ class State:
 
     def _place(self, record: JobRecord) -> None:
         """Compute the iteration time alone on its GPUs at its accumulation."""
+        record.alone_seen = False
         nodes = self.topology.nodes_spanned(record.gpus)
         if record.accum == 1 and nodes == record.shape.placement.nodes:
             record.alone_iteration_s = record.whole_iteration_s
         else:
             placement = Placement(len(record.gpus), nodes)
             record.alone_iteration_s = self.perf.iteration_time(record.job, record.accum, placement)
+
+    # ---- belief ----------------------------------------------------------------------------------------------------
+
+    def _learn(self, seen: Sighting) -> None:
+        """Tell the model what was seen. If it changed its mind, refresh all that was derived from its answers."""
+        lesson = self._learner.learn(seen) if self._learner is not None else Lesson.NOTHING
+        if not lesson:
+            return
+        self.belief_version += 1
+        if lesson & Lesson.SPEEDS:
+            self._shapes = Shapes(self.perf)
+            for record in self.jobs.values():
+                self._rethink_speed(record)
+        # what was measured beside the present mates needs no belief
+        self._repace([r for r in self._running.values() if not r.pace_seen and r.status is Status.RUNNING])
+        self.stirred = True
+
+    def _rethink_speed(self, record: JobRecord) -> None:
+        record.whole_iteration_s = self.perf.iteration_time(record.job, 1, record.shape.placement)
+        self._reshape(record, record.shape.priority)
+        if record.gpus and not record.alone_seen:
+            self._place(record)
+            self._index_host(record)
 
     def _index_host(self, record: JobRecord) -> None:
         if self._hosts is not None:
@@ -567,6 +620,7 @@ _APPLY: dict[type[ev.Event], Callable[[State, Any], None]] = {
     ev.Retuned: State._retuned,
     ev.Checkpointed: State._checkpointed,
     ev.Stopped: State._stopped,
+    ev.Requeued: State._requeued,
     ev.Finished: State._finished,
     ev.Failed: State._failed,
     ev.Cancelled: State._cancelled,

@@ -60,6 +60,8 @@ class Driver:
     """The last row of a job that has ended."""
     after_turn: Callable[[Sequence[Ending]], None] = lambda written: None
     """Called with the jobs whose last word has been written."""
+    on_plan: Callable[[Sequence[Decision]], None] = lambda decisions: None
+    """Called with the decisions of every plan that is acted upon."""
     trouble_now: str = ""
     """Why the journal cannot be written; empty: it can."""
     wake_at: float | None = None
@@ -255,6 +257,7 @@ class Driver:
 
     def _act(self, decisions: Sequence[Decision]) -> None:
         """Do what a durable plan says; what it means for a job shows in the job's state."""
+        self.on_plan(decisions)
         for decision in decisions:
             record = self.scheduler.state.jobs[decision.job]
             if record.status is Status.STARTING:
@@ -270,12 +273,12 @@ class Driver:
         """Act on what users asked for; it is durable and applied."""
         jobs = self.scheduler.state.jobs
         for event in events:
-            if isinstance(event, ev.Cancelled):
+            if isinstance(event, ev.Cancelled | ev.Requeued):
                 record = jobs.get(event.job)
                 if record is not None and record.status is Status.CANCELLING:
                     self.stop_workers(record, How.END)
-            elif isinstance(event, ev.Planned):
-                self._act([decision for decision in event.decisions if decision.job in jobs])
+                elif record is not None and record.status is Status.STOPPING:
+                    self.stop_workers(record, How.SAVE)
             elif isinstance(event, ev.NodeLost):
                 self._stop_unwanted()
 

@@ -86,7 +86,12 @@ class Wrapper:
         if self.told["nonce"] != nonce:
             sys.exit(f"{path} belongs to another launch")
         self.nonce = nonce
-        self.me: dict[str, Any] = {"pid": os.getpid(), "start": start_ticks(os.getpid()), "boot": boot_id(), "nonce": nonce}
+        self.me: dict[str, Any] = {
+            "pid": os.getpid(),
+            "start": start_ticks(os.getpid()),
+            "boot": boot_id(),
+            "nonce": nonce,
+        }
         self.worker = 0
         self.status: int | None = None
         self.deadline: float | None = None

@@ -63,7 +63,8 @@ def _replay(store: Store, scheduler: Scheduler, jobs_per_gpu: int, loaded: Loade
             if event is None:
                 return seq
             state.apply(event)
-        except (KeyError, ValueError):
+        except (KeyError, ValueError) as error:
+            loaded.notes.append(f"event {seq} of the journal contradicts those before it: {error!r}")
             return seq
         loaded.events += 1
     state.jobs_per_gpu = jobs_per_gpu

@@ -10,7 +10,6 @@ import contextlib
 import json
 import logging
 import os
-import pwd
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,14 +19,14 @@ from typing import Any
 from carpool import policies
 from carpool.core import events as ev
 from carpool.core import snapshot
-from carpool.core.model import Decision, Limits, Status
+from carpool.core.model import Limits, Status
 from carpool.core.perf import PerformanceModel
 from carpool.core.record import JobRecord
-from carpool.core.rules import check
 from carpool.core.scheduler import Scheduler
 from carpool.core.state import ALIVE, State
 from carpool.errors import InputError
 from carpool.live import recovery, views
+from carpool.live.accounts import account
 from carpool.live.clock import Clock, RealClock
 from carpool.live.driver import Driver, Ending
 from carpool.live.errors import NoSuchJob, WrongState
@@ -36,10 +35,14 @@ from carpool.live.executors.local import LocalExecutor
 from carpool.live.home import Home, write_private
 from carpool.live.knowledge import Knowledge
 from carpool.live.machine import Machine, Ours, discover
+from carpool.live.outlook import Outlook, accuracy, alone_s
 from carpool.live.processes import boot_id
+from carpool.live.receipt import receipt
 from carpool.live.spec import ARRAY_VARIABLE, Spec, from_json
 from carpool.live.store import Batch, Store, StoreError
 from carpool.live.watch import EVERY_S, Watch
+
+log = logging.getLogger("carpool.live")
 
 Row = dict[str, Any]
 SNAPSHOT_EVENTS = 20_000
@@ -47,6 +50,7 @@ SNAPSHOT_EVENTS = 20_000
 KEEP_EVENTS = 200_000
 """So many events before the older snapshot stay in the journal, for those who want to look back."""
 STRANGERS_S = 5.0
+LOOK_AHEAD_S = 2.0
 
 
 class Service:
@@ -85,6 +89,7 @@ class Service:
         self._driver: Driver
         self._machine: Machine
         self._knowledge: Knowledge
+        self._outlook: Outlook
 
     # ---- life ------------------------------------------------------------------------------------------------------
 
@@ -118,6 +123,16 @@ class Service:
         self._resume_clock()
         self._read_jobs()
         self._users = self._store.users()
+        self._outlook = Outlook(
+            lambda: self._state,
+            lambda: policies.make(self.policy),
+            lambda job: self._sources.get(job, {}),
+            lambda job: self.specs[job].name if job in self.specs else "",
+            lambda gpu: self._machine.slot(gpu).name,
+            self._clock.now,
+        )
+        self._driver.on_plan = self._outlook.planned
+        self._outlook.learn(self._store.estimates())
         self._executor.start(self._driver)
         await recovery.reattach(self._driver)
         self._check_machine()
@@ -194,7 +209,7 @@ class Service:
 
     async def run(self) -> None:
         """Schedule until `stop` is called."""
-        self._tasks = [asyncio.create_task(self._poll()), asyncio.create_task(self._look_for_strangers())]
+        self._tasks = [asyncio.create_task(task()) for task in (self._poll, self._look_for_strangers, self._look_ahead)]
         try:
             await self._driver.run()
         finally:
@@ -237,11 +252,22 @@ class Service:
                 self._driver.tell(ev.MemoryTaken(self._clock.now(), gpu, memory))
             await asyncio.sleep(STRANGERS_S)
 
+    async def _look_ahead(self) -> None:
+        """Forecast jobs that are new, so that it can be judged later how right that was."""
+        while True:
+            await asyncio.sleep(LOOK_AHEAD_S)
+            try:
+                self._outlook.look_ahead()
+            except Exception:  # nobody waits for it, and nothing depends on it
+                log.exception("no forecast could be made")
+
     def _after_turn(self, written: Sequence[Ending]) -> None:
         for ending in written:
             name = ending.record.job.id
             self.specs.pop(name, None)
-            self._sources.pop(name, None)
+            judged = self._outlook.judge(ending.record, self._sources.pop(name, {}))
+            if judged:
+                self._driver.put(lambda now, batch, rows=judged: batch.estimates.extend(rows) or ())  # type: ignore[misc]
             for waiter in self._waiters.pop(name, ()):
                 if not waiter.done():
                     waiter.set_result(None)
@@ -314,7 +340,8 @@ class Service:
                 if refusal:
                     raise InputError(refusal.replace(f"job {name} ", "it "))
                 events.append(ev.Submitted(now, job))
-                sources[name] = {"kind": source.kind, "detail": source.detail}
+                believed = alone_s(self._state.perf, job)
+                sources[name] = {"kind": source.kind, "detail": source.detail, "alone_s": believed}
                 rows.append(_row_of(name, user, now, spec, sources[name]))
             batch.jobs += rows
             self.specs.update(kept)
@@ -361,7 +388,7 @@ class Service:
         shutil.copytree(directory, copy, symlinks=True)
         uid = self._users.get(user, {}).get("uid")
         if uid is not None and os.getuid() == 0:
-            owner = pwd.getpwuid(uid)
+            owner = account(uid)
             for path, _, files in os.walk(copy):
                 for place in (path, *(os.path.join(path, file) for file in files)):
                     os.chown(place, owner.pw_uid, owner.pw_gid, follow_symlinks=False)
@@ -398,9 +425,7 @@ class Service:
             record = self._living(job)
             if record.status not in (Status.STARTING, Status.RUNNING):
                 raise WrongState(f"job {job} is {views.shown_state(record.status)}; only a running one can be requeued")
-            decision = Decision(job, None, "requeued by its owner")
-            check(self._state, (decision,))
-            return (ev.Planned(now, (decision,)),)
+            return (ev.Requeued(now, job, record.attempt),)
 
         await self._driver.ask(prepare)
 
@@ -469,7 +494,7 @@ class Service:
         record = self._state.jobs.get(job)
         if record is not None:
             spec, source = self.specs[job], self._sources.get(job, {})
-            row = {**self._row(record), "receipt": views.receipt(record, self._clock.now())}
+            row = {**self._row(record), "receipt": receipt(record, self._clock.now())}
         else:
             known = self._known_row(job)
             spec, row = from_json(known["spec"]), json.loads(known["story"])
@@ -485,13 +510,11 @@ class Service:
 
     def explain(self, job: str) -> Row:
         """position, reason, mates with predicted and measured slow-down of both, start and end with a range."""
+        if job in self._state.jobs:
+            return self._outlook.explain(job)
         row = {key: value for key, value in self.show(job).items() if key not in ("spec", "attempts")}
-        record = self._state.jobs.get(job)
-        position = None
-        if record is not None and record.status is Status.PENDING:
-            position = 1 + next(n for n, other in enumerate(self._state.queue) if other is record)
-        where = f"; place {position} in the queue" if position else ""
-        return {**row, "position": position, "sentences": [f"{row['state']}: {row['reason'] or 'as planned'}{where}"]}
+        why = f": {row['reason']}" if row["reason"] else ""
+        return {**row, "sentences": [f"Job {job} has {row['state']}{why}.", *row["receipt"]["sentences"]]}
 
     def dry_run(self, spec: Spec, user: str) -> Row:
         """What would happen: `where` (GPUs or None), `mates`, `start` and `end` estimates with a range and source."""
@@ -499,7 +522,7 @@ class Service:
         refusal = self._state.refusal(job)
         if refusal:
             raise InputError(refusal.replace("job 0 ", "it "))
-        return {"where": None, "mates": [], "source": {"kind": source.kind, "detail": source.detail}}
+        return self._outlook.dry_run(job, {"kind": source.kind, "detail": source.detail})
 
     def gpus(self) -> Row:
         """nodes → GPUs with their residents, memory, foreign memory; `mechanism`: mps, time-slicing or logical."""
@@ -530,16 +553,11 @@ class Service:
 
     def accuracy(self) -> Row:
         """How right the estimates were."""
-        return {"estimates": self._store.estimates()}
+        return accuracy(self._store.estimates())
 
     def workload(self) -> list[Row]:
         """The jobs of the history as the simulator wants them, for `carpool replay`."""
-        rows = []
-        for story in (json.loads(row["story"]) for row in reversed(self._ended_rows(None))):
-            if story["state"] == "finished":
-                spec = {key: story[key] for key in ("job", "name", "user", "gpus", "submitted", "batch", "iterations")}
-                rows.append({**spec, "model": story["model"], "duration_s": story["receipt"]["alone_s"]})
-        return rows
+        return [views.workload_row(row) for row in reversed(self._ended_rows(None)) if row["state"] == "finished"]
 
     async def wait(self, job: str) -> str:
         """The job's state once it has ended: finished, failed or cancelled."""

@@ -1,5 +1,6 @@
 """What people see of the jobs and GPUs: rows of plain data. Reads the state; changes nothing."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ from carpool.core.model import Status
 from carpool.core.record import JobRecord
 from carpool.core.state import State
 from carpool.live.executors.base import Slot
+from carpool.live.receipt import receipt
 from carpool.live.spec import Spec
 
 Row = dict[str, Any]
@@ -83,23 +85,6 @@ def ended_row(state: State, record: JobRecord, spec: Spec, exit_code: int | None
     }
 
 
-def receipt(record: JobRecord, now: float) -> Row:
-    """What the job got and what sharing cost it; `alone_s` is what the same iterations take alone."""
-    running = now - record.since if record.iteration_s else 0.0
-    ran, alone = record.ran_s + running, record.alone_s + running / record.slowdown
-    waiting = now - record.pending_since if record.status is Status.PENDING else 0.0
-    return {
-        "waited_s": record.waited_s + waiting,
-        "ran_s": ran,
-        "alone_s": alone,
-        "lost_to_sharing_s": ran - alone,
-        "gpu_s": record.service(now),
-        "shared_as_guest": record.shares,
-        "hosted": record.hosted,
-        "preemptions": record.preemptions,
-    }
-
-
 def gpu_rows(state: State, slots: Sequence[Slot], names: Mapping[int, str], specs: Mapping[str, Spec]) -> list[Row]:
     rows = []
     for slot in slots:
@@ -124,3 +109,13 @@ def gpu_rows(state: State, slots: Sequence[Slot], names: Mapping[int, str], spec
             }
         )
     return rows
+
+
+def workload_row(row: Mapping[str, Any]) -> Row:
+    """A finished job as the simulator reads it, with what became of it here; from its row in the journal."""
+    story, spec, receipt = json.loads(row["story"]), json.loads(row["spec"]), json.loads(row["story"])["receipt"]
+    same = ("job", "name", "user", "gpus", "submitted", "started", "finished", "batch", "iterations", "model")
+    wishes = {key: spec[key] for key in ("exclusive", "max_slowdown", "priority", "after") if key in spec}
+    shared = bool(receipt["shares"] or receipt["hosted"])
+    account = {"alone_s": receipt["alone_s"], "ran_s": receipt["ran_s"], "shared": shared}
+    return {**{key: story[key] for key in same}, **wishes, **account, "measured": receipt["measured"]}

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 
 from carpool.channel import Report, Shrinking
 from carpool.core import events as ev
-from carpool.core.model import Allocation, Decision, Status
+from carpool.core.model import Status
 from carpool.core.record import JobRecord
-from carpool.core.rules import IllegalPlan, check
 from carpool.core.state import State
 from carpool.live.executors.base import Executor, Key
 
@@ -93,11 +92,4 @@ def _accumulation(
         if changed and state.perf.memory(record.job, record.accum) != record.memory:
             yield ev.Retuned(now, job, attempt, record.accum)
     elif report.out_of_memory and report.accumulation > record.accum and changed:
-        why = f"memory ran out, and it cut its batch into {report.accumulation}"
-        decision = Decision(job, Allocation(record.gpus, report.accumulation), why)
-        try:
-            check(state, (decision,))
-        except IllegalPlan:
-            return
-        yield ev.Planned(now, (decision,))
-        yield ev.Retuned(now, job, attempt, report.accumulation)
+        yield ev.Retuned(now, job, attempt, report.accumulation, unasked=True)

@@ -55,6 +55,7 @@ def describe(setup: Setup) -> str:
     share = f"up to {setup.jobs_per_gpu} jobs per GPU" if setup.jobs_per_gpu > 1 else "no sharing"
     parts = [f"{setup.cluster} GPUs", f"profile {setup.profile}", f"ξ {setup.truth}{belief}", share]
     parts += [f"durations misjudged by σ {setup.duration_error:g}"] if setup.duration_error else []
+    parts += [f"reports off by σ {setup.report_error:g}"] if setup.report_error else []
     parts += ["placement ignored"] if setup.ignore_placement else []
     parts += [] if setup.memory_limit else ["no memory limit"]
     parts += [f"launch {setup.costs.launch_s:g} s"] if setup.costs.launch_s else []

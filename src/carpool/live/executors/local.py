@@ -24,6 +24,7 @@ from typing import Any
 from carpool import channel
 from carpool.core.model import GpuId
 from carpool.live import rank as wrapper
+from carpool.live.accounts import account
 from carpool.live.executors.base import Ended, How, Key, Launch, Listener, Outcome
 from carpool.live.executors.gang import GANG, Gang, Rank, open_gang, read_json
 from carpool.live.home import Home, write_private
@@ -104,7 +105,7 @@ class LocalExecutor:
     def _prepare(self, gang: Gang, launch: Launch, nonce: str) -> None:
         """Make the directories and bring all wrappers up. Runs in a thread."""
         _make_room(gang.directory)
-        user = pwd.getpwuid(launch.uid) if launch.uid is not None and launch.uid != os.getuid() else None
+        user = account(launch.uid) if launch.uid is not None and launch.uid != os.getuid() else None
         checkpoints = self.home.checkpoints(launch.job)
         mode = 0o711 if user else 0o700
         self.home.job(launch.job).mkdir(mode=mode, parents=True, exist_ok=True)
@@ -295,9 +296,9 @@ class LocalExecutor:
                 self._listener.gang_up(*key)
                 self._spawn(self._watch(gang))
             else:
-                await self._clear(key)
+                await self._clear(key, remembered=key in wanted)
 
-    async def _clear(self, key: Key) -> None:
+    async def _clear(self, key: Key, *, remembered: bool) -> None:
         """See to it that nothing runs of a gang that was never complete, or that nobody wants any more."""
         try:
             killed = await asyncio.to_thread(_kill_all, self.home.attempt(*key))
@@ -305,7 +306,7 @@ class LocalExecutor:
             self._listener.trouble(key[0], str(error))
             return
         self._unmark(key)
-        if killed:
+        if killed and not remembered:
             text = f"attempt {key[1]} ran though nobody remembers it; {killed} of its processes were killed"
             self._listener.trouble(key[0], text)
 
@@ -425,7 +426,7 @@ def _environments(launch: Launch, port: int) -> list[dict[str, str]]:
 
 def _base_environment(user: pwd.struct_passwd | None) -> dict[str, str]:
     """Who one is and where programs are: nothing else of ours gets into a job."""
-    me = user or pwd.getpwuid(os.getuid())
+    me = user or account(os.getuid())
     programs = f"{Path(sys.executable).parent}:{DEFAULT_PATH}"
     who = {"HOME": me.pw_dir, "USER": me.pw_name, "LOGNAME": me.pw_name, "SHELL": me.pw_shell or "/bin/sh"}
     return {"PATH": programs, "LANG": "C.UTF-8", **who}
