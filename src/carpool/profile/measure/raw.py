@@ -90,10 +90,11 @@ class RawFile:
     def has(self, wish: Wish) -> bool:
         return any(done.wish == wish for done in self.measurements)
 
-    def add(self, measurement: Measurement) -> None:
-        self.measurements.append(measurement)
+    def add(self, done: Measurement) -> None:
+        """Keep it, rounded as the file has it: a later fit of the file gives the very same profile."""
+        self.measurements.append(measurement(Fields(plain(done), str(self.path))))
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(plain(measurement)) + "\n")
+            file.write(json.dumps(plain(done)) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
