@@ -9,10 +9,11 @@ import pytest
 from fakes import FakeClock, FakeExecutor
 
 from carpool import policies
+from carpool.belief.model import Belief
+from carpool.belief.prior import believe
 from carpool.core import events as ev
 from carpool.core.codec import decode
 from carpool.core.perf import ConstantInterference, FittedModel
-from carpool.live.home import Home
 from carpool.live.knowledge import Knowledge
 from carpool.live.service import Service
 from carpool.live.spec import Spec
@@ -102,29 +103,36 @@ def journal(service: Service) -> list[ev.Event]:
     return [decode(json.loads(row["data"])) for row in rows if row["kind"] != "Note"]
 
 
-@pytest.mark.parametrize("policy", sorted(policies.BUILT_IN))
-@pytest.mark.parametrize("truth", [1.5, 1.9])
-def test_live_decides_as_the_simulation_did(policy, truth, tmp_path):
-    belief = perf(1.5)
+def learning() -> Belief:
+    profile = load("t4")
+    return believe(profile, FittedModel(profile.core_tasks(), ConstantInterference(1.5), GPUS))
+
+
+@pytest.mark.parametrize(
+    ("policy", "truth", "make"),
+    [
+        *((policy, 1.5, None) for policy in sorted(policies.BUILT_IN)),
+        ("sjf-bsbf", 1.9, lambda: perf(1.5)),
+        ("tiresias", 1.9, lambda: perf(1.5)),
+        ("sjf-bsbf", 1.3, learning),
+        ("sjf-ffs", 1.9, learning),
+    ],
+)
+def test_live_decides_as_the_simulation_did(policy, truth, make, quick_home):
+    """`make` makes a belief that is not the truth; the simulation reports how jobs really run, and belief may learn."""
+    world = perf(truth)
+    belief, simulated = (make(), make()) if make else (world, world)
     clock = FakeClock()
-    service = Service(
-        Home(tmp_path / "home"),
-        policy,
-        gpus=GPUS,
-        gpu_memory=MEMORY,
-        executor=FakeExecutor(),
-        clock=clock,
-        perf=belief,
-    )
+    options = {"gpus": GPUS, "gpu_memory": MEMORY, "executor": FakeExecutor(), "clock": clock, "perf": belief}
+    service = Service(quick_home, policy, **options)
 
     async def twin() -> None:
         await service.start()
         given = workload(len(policy))
-        knowledge = Knowledge(GPUS, belief)
+        knowledge = Knowledge(GPUS, "logical", perf=belief)
         specs = {str(number): spec for number, (_, spec) in enumerate(given, 1)}
-        jobs = [knowledge.job(spec, str(n), "", at)[0] for n, (at, spec) in enumerate(given, 1)]
-        world = belief if truth == 1.5 else perf(truth)
-        log = simulate(jobs, policy, service._machine.node, perf(1.5) if world is not belief else belief, world)
+        jobs = [knowledge.job(belief, spec, str(n), "", at)[0] for n, (at, spec) in enumerate(given, 1)]
+        log = simulate(jobs, policy, service._machine.node, simulated, world)
         await feed(service, clock, instants(log), specs)
         expected = [event for event in log if isinstance(event, ev.Planned)]
         decided = [event for event in journal(service) if isinstance(event, ev.Planned)]
@@ -134,6 +142,8 @@ def test_live_decides_as_the_simulation_did(policy, truth, tmp_path):
             assert service._state.shares > 5, "nobody shared: it proves little"
         if policy == "tiresias":
             assert service._state.preemptions > 5
+        if make is learning:
+            assert belief.version == simulated.version > 5
         assert [row["state"] for row in service.jobs(all=True)] == ["finished"] * len(jobs)
         starts = sum(d.allocation is not None for plan in expected for d in plan.decisions)
         assert len(service._executor.launched) == starts

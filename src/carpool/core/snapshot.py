@@ -87,7 +87,8 @@ def _restore_job(state: State, data: dict[str, Any]) -> None:
     job = Job(**{**raw, "after": tuple(raw["after"])})
     record = JobRecord(job, state._shape(job, data["priority"]), data["order"], data["whole_iteration_s"])
     for name in _KEPT:
-        setattr(record, name, data[name])
+        if name in data:  # a snapshot of an older release may know less
+            setattr(record, name, data[name])
     record.status = Status(data["status"])
     record.gpus, record.leaving = tuple(data["gpus"]), tuple(data["leaving"])
     record.waits_for = tuple(data["waits_for"])

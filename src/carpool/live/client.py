@@ -126,6 +126,10 @@ class Client:
     def close(self) -> None:
         self._connection.close()
 
+    def __del__(self) -> None:
+        if hasattr(self, "_connection"):  # a wrong address made none
+            self.close()
+
     # ---- what several commands need --------------------------------------------------------------------------------
 
     def jobs(self, all: bool = False) -> list[dict[str, Any]]:
@@ -142,22 +146,29 @@ class Client:
     def wait(self, job: str) -> dict[str, Any]:
         """The job's state once it has ended."""
         while True:
-            row: dict[str, Any] = self.get(f"/v1/jobs/{segment(job)}/wait", timeout_s=30)
+            row: dict[str, Any] = self.get(f"{job_path(job)}/wait", timeout_s=30)
             if row["state"] in ("finished", "failed", "cancelled"):
                 return row
 
     def log(self, job: str, *, offset: int = 0, **which: str | int | None) -> Iterator[tuple[bytes, int, bool]]:
         """Pieces of a log from an offset on: bytes, the offset that follows, whether the job has ended."""
         while True:
-            data, headers = self.raw(f"/v1/jobs/{segment(job)}/logs", offset=offset, **which)
+            data, headers = self.raw(f"{job_path(job)}/logs", offset=offset, **which)
             which.pop("tail", None)  # only where to begin
             offset = int(headers.get("carpool-next", offset))
             yield data, offset, headers.get("carpool-ended") == "1"
 
 
 def segment(text: str) -> str:
-    """A job's id or a user's name as one part of a path, whatever somebody typed."""
+    """A user's name as one part of a path, whatever somebody typed."""
     return quote(text, safe="") or "-"
+
+
+def job_path(job: str) -> str:
+    """Where a job is; what can be no id never becomes a path."""
+    if not (job.isascii() and job.isdigit() and len(job) <= 18):
+        raise InputError(f"{ascii(job)[:40]} is no job's id; `carpool jobs --all` lists them")
+    return f"/v1/jobs/{job}"
 
 
 def _word(value: str | int | float | bool | None) -> str:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,6 +30,8 @@ from carpool.sim.run import Setup
 GPUS = 4
 START_S = 30.0
 ENOUGH_S = 300.0
+PAUSE_S = 1.0
+"""Between two looks, and between two submissions."""
 COMPARED = ("fifo", "sjf", "sjf-bsbf")
 
 
@@ -74,8 +76,7 @@ def demo(policy: str, quick: bool) -> None:
     dozen = [one._replace(iterations=max(20, one.iterations // 5)) if quick else one for one in DOZEN]
     with tempfile.TemporaryDirectory(prefix="carpool-demo-") as folder:
         with served(Path(folder), policy) as client:
-            names = [submit(client, one) for one in dozen]
-            watch(client, set(names))
+            watch(client, dozen)
             rows, gpus = client.get("/v1/workload")["jobs"], client.get("/v1/gpus")
             jobs = client.jobs(all=True)
         compare(rows, replay.cluster_of(gpus), policy, jobs)
@@ -164,19 +165,24 @@ def submit(client: Client, one: Training) -> str:
     return job
 
 
-def watch(client: Client, names: set[str]) -> None:
-    """Show the queue until all have ended: a live table in a terminal, a line for each change elsewhere."""
+def watch(client: Client, dozen: Sequence[Training]) -> None:
+    """Submit one job after the other and show the queue until all have ended: a live table in a terminal, a line for
+    each change elsewhere."""
     until = time.monotonic() + ENOUGH_S
+    following = iter(dozen)
     seen: dict[str, str] = {}
     rows: list[dict[str, Any]] = []
 
     def look() -> Any:
+        for one in following:
+            submit(client, one)
+            break
         rows[:] = client.jobs(all=True)
         return tables.jobs_table(rows, 50)
 
     def over() -> bool:
-        ended = {row["job"] for row in rows if row["state"] in ("finished", "failed", "cancelled")}
-        return names <= ended or time.monotonic() > until
+        ended = [row for row in rows if row["state"] in ("finished", "failed", "cancelled")]
+        return len(ended) == len(dozen) or time.monotonic() > until
 
     if sys.stdout.isatty():
         tables.watch(look, over)
@@ -190,7 +196,7 @@ def watch(client: Client, names: set[str]) -> None:
                 click.echo(f"{row['name']} ({row['gpus']} GPUs): {row['state']}" + (f", {why}" if why else ""))
         if over():
             return
-        time.sleep(0.5)
+        time.sleep(PAUSE_S)
 
 
 # ---- the comparison --------------------------------------------------------------------------------------------------
@@ -213,10 +219,18 @@ def compare(rows: list[dict[str, Any]], cluster: str, policy: str, jobs: list[di
     console.print(table)
     console.print(
         f"simulated: the same jobs at the same times, each as long as it ran here alone, on {cluster} GPUs; "
-        f"sharing costs {xi:.2f} times, as measured here; launching costs nothing"
+        f"sharing costs {xi:.2f} times, as measured here."
     )
+    if cores := _short_of_cores():
+        console.print(f"This machine has {cores} cores for all of them, which the simulator does not know of.")
     if len(finished) < len(jobs):
         raise SystemExit(1)
+
+
+def _short_of_cores() -> int:
+    """How many there are, where that is less than one for each process that may run at a time; else 0."""
+    cores = len(os.sched_getaffinity(0))
+    return cores if cores < 2 * GPUS else 0
 
 
 def sharing_cost(rows: list[dict[str, Any]]) -> float:

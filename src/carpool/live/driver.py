@@ -68,6 +68,7 @@ class Driver:
     stopped: bool = False
     _inputs: list[Input] = field(default_factory=list)
     _woken: asyncio.Event = field(default_factory=asyncio.Event)
+    _turning: asyncio.Lock = field(default_factory=asyncio.Lock)
     _plan: ev.Planned | None = None
     _endings: list[Ending] = field(default_factory=list)
     _notes: list[tuple[float, str]] = field(default_factory=list)
@@ -164,8 +165,19 @@ class Driver:
         """Is everything that the state knows on disk?"""
         return self._plan is None and not self._endings
 
+    async def finish(self) -> None:
+        """Take no more turns; returns when the present one is over."""
+        self.stopped = True
+        self._woken.set()
+        async with self._turning:
+            self._refuse([given.answer for given in self._inputs if given.answer is not None])
+
     async def turn(self) -> bool:
         """One turn; False if the journal could not be written and nothing was done."""
+        async with self._turning:
+            return self.stopped or await self._turn()
+
+    async def _turn(self) -> bool:
         self._woken.clear()
         now = self.clock.now()
         inputs, self._inputs = self._inputs, []
@@ -178,7 +190,8 @@ class Driver:
             try:
                 await self.store.write(batch)
             except StoreError as error:
-                self._refuse(str(error), asked, [given for given in inputs if given.answer is None])
+                self._fail(str(error), inputs)
+                self._refuse(asked)
                 return False
         del self._notes[:noted]
         if self.trouble_now and batch:
@@ -211,12 +224,16 @@ class Driver:
                     given.answer.set_exception(error)
         return events, asked
 
-    def _refuse(self, reason: str, asked: Sequence[Answer], kept: list[Input]) -> None:
+    def _fail(self, reason: str, inputs: Sequence[Input]) -> None:
+        """Nothing could be written: keep what cannot be refused."""
         if not self.trouble_now:
-            log.error("the journal cannot be written: %s; nothing is started or stopped until it can", reason)
+            text = f"the journal could not be written ({reason}); nothing was started or stopped until it could"
+            self.note(text, logging.ERROR)  # which also gives the next turn something to try with
         self.trouble_now = reason
-        self._inputs = kept + self._inputs
+        self._inputs = [given for given in inputs if given.answer is None] + self._inputs
         self._woken.set()
+
+    def _refuse(self, asked: Sequence[Answer]) -> None:
         for answer in asked:
             if not answer.done():
                 answer.set_exception(Unavailable(self._excuse()))
@@ -242,6 +259,7 @@ class Driver:
             self.wake_at = None
         while scheduler.refused:
             self.note(f"a decision of the policy was refused: {scheduler.refused.popleft()}")
+        scheduler.state.repaced.clear()
         self._follow(events)
 
     def _forget(self, written: Sequence[Ending]) -> None:

@@ -50,6 +50,8 @@ class Book:
     gpu: Callable[[GpuId], str] = str
     why: Callable[[JobId], str] = lambda job: ""
     """The policy's reason for the job's present place."""
+    pair: Callable[[JobRecord, JobRecord], tuple[float, float, str]] | None = None
+    """The range of a job's slow-down beside a mate, and how it is known."""
     now: float = 0.0
     """The time, where it is later than the state's last event."""
 
@@ -126,9 +128,17 @@ def _mate(book: Book, record: JobRecord, mate: JobRecord) -> dict[str, Any]:
         "name": book.name(mate.job.id),
         "user": mate.job.user,
         "on": shared,
-        "slowdown": {"predicted": _predicted(book.state, record), "measured": _measured(record)},
-        "their_slowdown": {"predicted": _predicted(book.state, mate), "measured": _measured(mate)},
+        "slowdown": _slowdown(book, record, mate),
+        "their_slowdown": _slowdown(book, mate, record),
     }
+
+
+def _slowdown(book: Book, record: JobRecord, mate: JobRecord) -> dict[str, Any]:
+    """Of a job beside all its mates; the range and the source are those beside this one."""
+    found: dict[str, Any] = {"predicted": _predicted(book.state, record), "measured": _measured(record)}
+    if book.pair is not None:
+        found["low"], found["high"], found["source"] = book.pair(record, mate)
+    return found
 
 
 def _predicted(state: State, record: JobRecord) -> float:
@@ -287,7 +297,8 @@ def ranged(estimate: dict[str, Any], show: Callable[[Any], str]) -> str:
     return value if low == high else f"{value} (between {low} and {high})"
 
 
-def _xi(slowdown: dict[str, float | None]) -> str:
+def _xi(slowdown: dict[str, Any]) -> str:
     measured = slowdown["measured"]
     seen = "not measured yet" if measured is None else f"measured {measured:.2f}"
-    return f"{slowdown['predicted']:.2f} times (predicted; {seen})"
+    source = f" from {slowdown['source']}" if "source" in slowdown else ""
+    return f"{slowdown['predicted']:.2f} times (predicted{source}; {seen})"

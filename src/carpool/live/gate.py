@@ -23,6 +23,8 @@ LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 MOST_BODY = 1 << 20
 MOST_DEPTH = 32
 BODY_TIMEOUT_S = 30.0
+MOST_DRAINED = 64 << 20
+DRAIN_S = 2.0
 _BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 _TRICKS = re.compile(rb"%(?:00|2e|2f|5c|25)|\\|//|(?:^|/)\.{1,2}(?:/|$)|[\x00-\x20\x7f-\xff]", re.IGNORECASE)
 
@@ -30,10 +32,12 @@ _TRICKS = re.compile(rb"%(?:00|2e|2f|5c|25)|\\|//|(?:^|/)\.{1,2}(?:/|$)|[\x00-\x
 class Refused(Exception):
     """A request that goes no further: a status and one sentence."""
 
-    def __init__(self, status: int, sentence: str) -> None:
+    def __init__(self, status: int, sentence: str, unread: bool = False) -> None:
         super().__init__(sentence)
         self.status = status
         self.sentence = sentence
+        self.unread = unread
+        """More of the body is on its way."""
 
 
 class Gate:
@@ -72,6 +76,8 @@ class Gate:
                 return
             body = await self._body(scope, receive)
         except Refused as refused:
+            if refused.unread:
+                await _drain(receive)
             await answer(send, refused.status, refused.sentence)
             return
         await self.app(scope, _replay(body, receive), send)
@@ -115,7 +121,7 @@ class Gate:
         """A body counted as it comes, because a chunked one announces no length, and refused when it is late."""
         announced = _values(scope, b"content-length")
         if announced and (not announced[0].isdigit() or int(announced[0][:20]) > limit):
-            raise Refused(413, f"the body is larger than {limit} bytes")
+            raise Refused(413, f"the body is larger than {limit} bytes", unread=True)
         size = 0
 
         async def counted() -> Message:
@@ -128,7 +134,7 @@ class Gate:
                 raise Refused(400, "the body ended early")
             size += len(message.get("body", b""))
             if size > limit:
-                raise Refused(413, f"the body is larger than {limit} bytes")
+                raise Refused(413, f"the body is larger than {limit} bytes", message.get("more_body", False))
             return message
 
         return counted
@@ -144,6 +150,20 @@ def depth(body: bytes) -> int:
         elif found[0] in b"]}":
             level -= 1
     return deepest
+
+
+async def _drain(receive: Receive) -> None:
+    """Let a client that sends too much finish, within reason: who is cut off in mid-sentence does not hear why."""
+    left = MOST_DRAINED
+    try:
+        async with asyncio.timeout(DRAIN_S):
+            while left > 0:
+                message = await receive()
+                left -= len(message.get("body", b""))
+                if message["type"] != "http.request" or not message.get("more_body", False):
+                    return
+    except TimeoutError:
+        return
 
 
 async def answer(send: Send, status: int, sentence: str) -> None:

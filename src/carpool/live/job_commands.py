@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from carpool.live import tables
-from carpool.live.client import Client, segment
+from carpool.live.client import Client, job_path
 from carpool.live.options import connect, home_option, json_option, print_json
 from carpool.live.text import harmless, printable
 
@@ -47,7 +47,7 @@ def jobs(everything: bool, mine: bool, limit: int, watch: bool, home: Path | Non
 @json_option
 def show(job: str, home: Path | None, as_json: bool) -> None:
     """All that is known of a job, with its receipt: the time it gained or lost by sharing."""
-    row = connect(home).get(f"/v1/jobs/{segment(job)}")
+    row = connect(home).get(job_path(job))
     print_json(row) if as_json else tables.print_job(row)
 
 
@@ -57,7 +57,7 @@ def show(job: str, home: Path | None, as_json: bool) -> None:
 @json_option
 def explain(job: str, home: Path | None, as_json: bool) -> None:
     """Why a job waits, or with whom it shares; when it starts and ends, and how that is known."""
-    row = connect(home).get(f"/v1/jobs/{segment(job)}/explain")
+    row = connect(home).get(f"{job_path(job)}/explain")
     print_json(row) if as_json else click.echo("\n".join(printable(line) for line in row["sentences"]))
 
 
@@ -112,7 +112,7 @@ def _changes(names: tuple[str, ...], home: Path | None, as_json: bool, change: A
     rows, refused = [], []
     for name in names:
         try:
-            rows.append(change(client, f"/v1/jobs/{segment(name)}"))
+            rows.append(change(client, job_path(name)))
         except ValueError as error:
             refused.append(error)
             if len(names) > 1:

@@ -99,7 +99,7 @@ async def explain(job: Job, inside: Inside, who: Me) -> Json:
 
 @router.get("/jobs/{job}/wait", responses=answers(404, 422, model=messages.JobState))
 async def wait(
-    job: Job, inside: Inside, who: Me, timeout_s: Annotated[float, Query(ge=0, le=60, allow_inf_nan=False)] = 30.0
+    job: Job, inside: Inside, who: Me, timeout_s: Annotated[float, Query(ge=0, le=60, allow_inf_nan=False)] = 5.0
 ) -> Json:
     """The job's row once it has ended, or as it is after the timeout."""
     inside.service.owner(job)

@@ -10,6 +10,8 @@ from math import inf
 from statistics import median
 from typing import Any
 
+from carpool.belief.estimate import run_time, slowdown
+from carpool.belief.model import Belief
 from carpool.core.model import GpuId, Job, JobId, Status
 from carpool.core.perf import PerformanceModel, Placement
 from carpool.core.record import JobRecord
@@ -83,9 +85,12 @@ class Outlook:
             value, kind = job.iterations * record.alone_iteration_s, "measured"
             detail = "its own reports: seconds per iteration as measured"
         else:
+            found = run_time(state.perf, job) if isinstance(state.perf, Belief) else None
+            if found is not None and found.kind not in ("time", "default"):
+                return Estimate(found.value, found.low, found.high, found.source, found.kind)
             source = self._source(job.id)
-            kind, detail = source.get("kind", "default"), source.get("detail", "nothing: it is a guess")
-            value = job.iterations * record.whole_iteration_s if record is not None else alone_s(state.perf, job)
+            kind, detail = source.get("kind", "default"), source.get("detail", "nothing known of it")
+            value = alone_s(state.perf, job)
         low, high = self._spread(kind)
         return Estimate(value, value * low, value * high, detail, kind)
 
@@ -98,8 +103,25 @@ class Outlook:
         return 1.0 / factor, factor
 
     def _book(self) -> explain.Book:
-        why: Callable[[JobId], str] = lambda job: self._why.get(job, "")  # noqa: E731
-        return explain.Book(self._state(), self._policy, self.estimate, self._name, self._gpu, why, self._now())
+        return explain.Book(
+            self._state(),
+            self._policy,
+            self.estimate,
+            name=self._name,
+            gpu=self._gpu,
+            why=lambda job: self._why.get(job, ""),
+            now=self._now(),
+            pair=self._pair,
+        )
+
+    def _pair(self, record: JobRecord, mate: JobRecord) -> tuple[float, float, str]:
+        """The range of ξ of a job beside a mate, and how it is known."""
+        perf = self._state().perf
+        if not isinstance(perf, Belief):
+            xi = perf.slowdown(record.job, record.accum, [(mate.job, mate.accum)])
+            return xi, xi, "a model that was given"
+        found = slowdown(perf, record.job, record.accum, mate.job, mate.accum)
+        return found.low, found.high, found.source
 
     # ---- answers ---------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ table or beside their directories, ends in the wrappers' records; what runs and 
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,35 +28,38 @@ SPEC_FILE = "job.json"
 class Loaded:
     """What was read, and what there is to say about it."""
 
+    scheduler: Scheduler
     seq: int = 0
-    events: int = 0
+    """The event after which the snapshot was taken."""
     notes: list[str] = field(default_factory=list)
 
 
-async def load(store: Store, scheduler: Scheduler, jobs_per_gpu: int) -> Loaded:
-    """Bring the scheduler's state up to the journal's end."""
-    loaded = Loaded()
+async def load(store: Store, make: Callable[[int | None], Scheduler]) -> Loaded:
+    """A scheduler whose state is that of the journal's end. `make` gives a fresh one, for so many jobs per GPU."""
+    notes: list[str] = []
     while True:
-        damaged = _replay(store, scheduler, jobs_per_gpu, loaded)
+        loaded = Loaded(make(None), notes=notes)
+        damaged = _replay(store, make, loaded)
         if damaged is None:
             return loaded
         await store.set_aside(damaged)
-        loaded.notes.append(f"the journal cannot be read from event {damaged} on; that part was set aside")
+        notes.append(f"the journal cannot be read from event {damaged} on; that part was set aside")
 
 
-def _replay(store: Store, scheduler: Scheduler, jobs_per_gpu: int, loaded: Loaded) -> int | None:
+def _replay(store: Store, make: Callable[[int | None], Scheduler], loaded: Loaded) -> int | None:
     """The number of the first event that cannot be applied, or None."""
-    state, policy = scheduler.state, scheduler.policy
+    jobs_per_gpu = loaded.scheduler.state.jobs_per_gpu
     widest = max(jobs_per_gpu, int(store.meta().get("jobs_per_gpu", jobs_per_gpu)))  # as many as there may be
-    scheduler.state = type(state)(state.perf, policy.key, widest)
-    loaded.seq = loaded.events = 0
+    scheduler = loaded.scheduler = make(widest)
     for seq, data in store.snapshots():
         try:
-            scheduler.state = snapshot.restore(data, state.perf, policy.key, widest)
+            perf, policy = scheduler.state.perf, scheduler.policy
+            scheduler.state = snapshot.restore(data, perf, policy.key, widest)
             loaded.seq = seq
             break
         except (KeyError, TypeError, ValueError) as error:
-            loaded.notes.append(f"the snapshot after event {seq} cannot be read ({error}); an older one is used")
+            scheduler = loaded.scheduler = make(widest)  # the belief may have been half restored
+            loaded.notes.append(f"the snapshot after event {seq} cannot be read ({error!r}); an older one is used")
     state = scheduler.state
     for seq, event in store.events_after(loaded.seq):
         try:
@@ -66,7 +69,6 @@ def _replay(store: Store, scheduler: Scheduler, jobs_per_gpu: int, loaded: Loade
         except (KeyError, ValueError) as error:
             loaded.notes.append(f"event {seq} of the journal contradicts those before it: {error!r}")
             return seq
-        loaded.events += 1
     state.jobs_per_gpu = jobs_per_gpu
     state.stirred = True
     return None

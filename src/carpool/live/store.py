@@ -7,7 +7,7 @@ not wait for each other). An append is durable when it returns; it is written wh
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,9 +97,6 @@ class Store:
         """Leave out event `seq` and all after it from now on."""
         await self._do(self._set_aside, seq)
 
-    async def delete_jobs(self, ids: Sequence[int]) -> None:
-        await self._do(self._delete_jobs, ids)
-
     async def _do(self, function: Callable[..., None], *arguments: Any) -> None:
         loop = asyncio.get_running_loop()
         try:
@@ -154,14 +151,6 @@ class Store:
             self._connection.execute(
                 table.update().where(table.c.seq >= seq, table.c.kind != NOTE).values(kind=DAMAGED)
             )
-
-    def _delete_jobs(self, ids: Sequence[int]) -> None:
-        assert self._connection is not None
-        with self._connection.begin():
-            for start in range(0, len(ids), 500):
-                some = ids[start : start + 500]
-                self._connection.execute(schema.jobs.delete().where(schema.jobs.c.id.in_(some)))
-                self._connection.execute(schema.estimates.delete().where(schema.estimates.c.job.in_(some)))
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
@@ -222,11 +211,12 @@ class Store:
             asked = asked.where(table.c.user == user)
         return self._rows(asked.limit(limit) if limit is not None else asked)
 
-    def ended_before(self, moment: float, limit: int = 10_000) -> list[int]:
+    def ends(self) -> list[tuple[str, float]]:
+        """All jobs that have ended, and when."""
         table = schema.jobs
-        asked = select(table.c.id).where(table.c.state.is_not(None), table.c.ended < moment).limit(limit)
+        asked = select(table.c.id, table.c.ended).where(table.c.state.is_not(None))
         with self._engine.connect() as connection:
-            return [row[0] for row in connection.execute(asked)]
+            return [(str(number), at) for number, at in connection.execute(asked)]
 
     def highest_job(self) -> int:
         with self._engine.connect() as connection:

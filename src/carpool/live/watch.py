@@ -5,7 +5,7 @@ measurement when a job's company changes and otherwise every ten seconds, every 
 accumulation. A job without the library says nothing: its progress is an estimate.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from carpool.channel import Report, Shrinking
@@ -36,6 +36,8 @@ class Watched:
 @dataclass
 class Watch:
     executor: Executor
+    counted: Callable[[str], bool] = lambda job: True
+    """Did the owner say how many iterations a job has? Otherwise its reports count in other units than the state."""
     seen: dict[Key, Watched] = field(default_factory=dict)
 
     def latest(self, record: JobRecord) -> Report | None:
@@ -64,7 +66,8 @@ class Watch:
         self, state: State, record: JobRecord, watched: Watched, report: Report, now: float
     ) -> Iterator[ev.Event]:
         job, attempt = record.job.id, record.attempt
-        if report.checkpoint >= 0 and report.checkpoint != record.checkpoint:
+        counted = self.counted(job)
+        if counted and report.checkpoint >= 0 and report.checkpoint != record.checkpoint:
             yield ev.Checkpointed(now, job, attempt, float(report.checkpoint))
         if not record.job.can_shrink and report.shrinking in (Shrinking.CERTIFIED, Shrinking.WARNED):
             yield ev.Revised(now, job, can_shrink=True)
@@ -73,7 +76,11 @@ class Watch:
         if company != watched.company:
             watched.company, watched.since_iteration, watched.told_at = company, report.iteration, -1e18
         settled = report.iteration - watched.since_iteration >= STEPS
-        if now - watched.told_at < JOURNAL_S or (watched.latest and report.iteration == watched.latest.iteration):
+        if (
+            not counted
+            or now - watched.told_at < JOURNAL_S
+            or (watched.latest and report.iteration == watched.latest.iteration)
+        ):
             return
         if settled and report.seconds > 0.0 and report.accumulation == record.accum:
             watched.told_at = now
