@@ -5,8 +5,9 @@
 
 Thirty jobs of the paper's six tasks, each for one GPU, run under every policy and both sharing mechanisms: real
 processes, started, stopped, resumed and ended by the service. Every case leaves a JSON file with each job's story and
-the journal. The simulated side knows the profile (times alone, slow-downs) and two constants of the machine: how long a
-process takes until its first iteration, and from its last one to its end, as medians over all cases.
+the journal. The simulated side knows the profile (times alone, slow-downs) and three constants of the machine: how long
+a process takes until its first iteration, from its last one to its end, and to save and leave when it is preempted, as
+medians over all cases.
 """
 
 import argparse
@@ -27,12 +28,14 @@ from typing import Any
 
 from carpool import policies
 from carpool.channel import read_report
+from carpool.core import events as ev
 from carpool.core.model import Job, Node
 from carpool.core.perf import FittedModel, Placement
 from carpool.gpu import mps, nvml
 from carpool.live.home import Home
 from carpool.live.service import Service
 from carpool.live.spec import Spec
+from carpool.live.store import Store
 from carpool.profile.measure import examples
 from carpool.profile.measure.conclude import Noise
 from carpool.profile.measure.raw import Setting
@@ -132,7 +135,7 @@ class Observer:
             if report is not None and report.iteration > 0:
                 if attempt == "attempt-1":
                     self.first.setdefault(job, time.time())
-                self.last[job] = report.time
+                self.last[job] = max(report.time, self.last.get(job, 0.0))
         if self.uuid is not None and (share := nvml.utilisation(self.uuid)) is not None:
             self.utilisation.append(share)
 
@@ -164,7 +167,7 @@ async def run_live(case: Case, jobs: Sequence[Work], profile: Profile, options: 
             await asyncio.gather(running, watching, return_exceptions=True)
         stories = {row["name"]: row for row in ids}
         shutil.copy(home.journal, Path(options.out) / f"{case.name}.db")
-    return _story(case, jobs, stories, observer)
+    return _story(case, jobs, stories, observer) | {"stops_s": _stops(Path(options.out) / f"{case.name}.db")}
 
 
 async def _submit_all(service: Service, jobs: Sequence[Work], options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -217,7 +220,8 @@ def _story(
                 "ran_s": receipt["ran_s"],
                 "preemptions": receipt["preemptions"],
                 "shared": bool(receipt["shares"] or receipt["hosted"]),
-                "launch_s": observer.first[number] - told["started"],
+                # None: preempted before it had done anything
+                "launch_s": observer.first[number] - told["started"] if number in observer.first else None,
                 "exit_s": told["finished"] - observer.last[number],
             }
         )
@@ -231,6 +235,21 @@ def _story(
         "preemptions": sum(row["preemptions"] for row in rows),
     }
     return {"case": asdict(case), "measured": measured, "jobs": rows}
+
+
+def _stops(journal: Path) -> list[float]:
+    """How long each preempted job took to save and leave, from the journal."""
+    store, asked, took = Store(journal), {}, []
+    store.open()
+    try:
+        for _, event in store.events_after(0):
+            if isinstance(event, ev.Planned):
+                asked |= {one.job: event.at for one in event.decisions if one.allocation is None}
+            elif isinstance(event, ev.Stopped) and event.job in asked:
+                took.append(event.at - asked.pop(event.job))
+    finally:
+        store.close()
+    return took
 
 
 def _occupied(rows: Sequence[Mapping[str, Any]]) -> float:
@@ -267,7 +286,7 @@ def _table(case: Case, profile: Profile) -> str:
 
 def _policy(name: str, options: argparse.Namespace) -> str:
     """Tiresias' threshold is scaled with the jobs; the cost of a restart is the launch, which both worlds have."""
-    threshold = 1.5 * (options.mean + GUESSED_LAUNCH_S)
+    threshold = options.threshold or options.mean + GUESSED_LAUNCH_S
     return f"tiresias:threshold_gpu_s={threshold:g},restart_s=0" if name == "tiresias" else name
 
 
@@ -327,7 +346,9 @@ def compare(
     rows = []
     for kind, same in runs.items():
         of_kind = [row for result in done if result["case"]["mechanism"] == kind[1] for row in result["jobs"]]
-        costs = Costs(median(row["launch_s"] + row["exit_s"] for row in of_kind))
+        stops = [took for result in done for took in result["stops_s"]]
+        launch_s = median(row["launch_s"] + row["exit_s"] for row in of_kind if row["launch_s"] is not None)
+        costs = Costs(launch_s, median(stops) if stops else 0.0)
         simulated = simulate(Case(*kind), jobs, profile, options, costs)
         measured = {key: [result["measured"][key] for result in same] for key in same[0]["measured"]}
         rows.append(
@@ -364,6 +385,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=30)
     parser.add_argument("--mean", type=float, default=8.0, help="mean length of a job alone, seconds")
     parser.add_argument("--load", type=float, default=2.5, help="arrivals, times what one GPU could serve")
+    parser.add_argument("--threshold", type=float, help="Tiresias' threshold in GPU-seconds; else a mean job's")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--crowds", type=int, nargs="*", default=[3, 4], help="more jobs per GPU to try under MPS")
     parser.add_argument("--only", nargs="*", help="these policies only")
