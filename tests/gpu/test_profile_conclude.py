@@ -266,15 +266,15 @@ def test_every_number_of_h200_follows_from_its_raw_points():
 
 def test_h200_predicts_repetitions_within_the_stated_intervals():
     """Each repeated pair against the interval that everything else gives: about 19 of 20 must be inside."""
-    from carpool.profile.measure.conclude import _pair, merge
+    from carpool.profile.measure.conclude import merge, pair_of
 
     raw, inside, number = load("h200").raw, 0, 0
     for repeated in (done for done in raw if done.wish.run and len(done.samples) == 2):
         rest = [done for done in raw if done is not repeated]
         noise = Noise(rest)
         first = next(done for done in rest if replace(repeated.wish, run=0) == done.wish)
-        (stated,) = merge([_pair(first, noise)], noise)
-        again, _ = _pair(repeated, noise)
+        (stated,) = merge([pair_of(first, noise)], noise)
+        again, _ = pair_of(repeated, noise)
         for xi, (low, high) in ((again.xi_a, stated.interval_a), (again.xi_b, stated.interval_b)):
             number += 1
             inside += low <= xi <= high

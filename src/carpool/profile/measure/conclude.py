@@ -47,7 +47,7 @@ def conclude(machine: Machine, measurements: Sequence[Measurement], naming: Nami
         norm = name in naming.batch_norm if naming.batch_norm else None
         tasks[name] = replace(_task(own, _contexts(measurements, name)), batch_norm=norm)
     noise = Noise(measurements)
-    pairs = [pair for done in _sharing(measurements, 2) if (pair := _pair(done, noise))]
+    pairs = [pair for done in _sharing(measurements, 2) if (pair := pair_of(done, noise))]
     merged = [_rounded(pair) for pair in merge(pairs, noise)]
     tasks, kappa = _predictors(tasks, merged, runs)
     return Profile(
@@ -214,7 +214,7 @@ def _slowdowns(done: Measurement, noise: Noise) -> list[float] | None:
     return [sample.iter_s / time for sample, time in zip(done.samples, alone, strict=True) if time is not None]
 
 
-def _pair(done: Measurement, noise: Noise) -> tuple[Pair, tuple[float, float]] | None:
+def pair_of(done: Measurement, noise: Noise) -> tuple[Pair, tuple[float, float]] | None:
     xi = _slowdowns(done, noise)
     if xi is None:
         return None
