@@ -75,9 +75,16 @@ class Task:
     memory_per_sample: float = 0.0
     scaling: Scaling | None = None
     """None: nobody knows what another batch would be worth."""
+    knee: float = 1.0
+    """1: eq. 3. Larger: small batches take α whatever their size, large ones β a sample, with a bend between."""
 
     def compute(self, samples: int) -> float:  # eq. 3
-        return self.alpha_s + self.beta_s * samples
+        if self.knee == 1.0:
+            return self.alpha_s + self.beta_s * samples
+        longer, shorter = self.alpha_s, self.beta_s * samples
+        if shorter > longer:
+            longer, shorter = shorter, longer
+        return longer * math.pow(1.0 + math.pow(shorter / longer, self.knee), 1.0 / self.knee)
 
     def communicate(self, placement: Placement) -> float:  # eq. 4
         if placement.gpus == 1:
@@ -86,12 +93,18 @@ class Task:
 
     def iteration(self, batch: int, accum: int, placement: Placement) -> float:  # eq. 7
         last = self.compute(batch // accum)  # the micro-batch whose backward pass overlaps the all-reduce
-        before = accum * self.alpha_s + self.beta_s * batch - last
+        before = self._all_micro_batches(batch, accum) - last
         comm = self.communicate(placement)
         if comm <= 0.0:
             return before + last
         longer, shorter = max(last, comm), min(last, comm)
         return before + longer * math.pow(1.0 + math.pow(shorter / longer, self.delta), 1.0 / self.delta)
+
+    def _all_micro_batches(self, batch: int, accum: int) -> float:
+        if self.knee == 1.0:
+            return accum * self.alpha_s + self.beta_s * batch
+        size, larger = divmod(batch, accum)
+        return larger * self.compute(size + 1) + (accum - larger) * self.compute(size)
 
     def memory(self, samples: int) -> int:
         return self.memory_static + round(self.memory_per_sample * samples)

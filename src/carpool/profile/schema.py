@@ -132,6 +132,7 @@ def _task(f: Fields) -> TaskProfile:
         demands=tuple(_demand(demand) for demand in f.children("demands")),
         scaling=f.maybe("scaling", lambda key: _scaling(f.child(key))),
         scaling_error=f.maybe("scaling_error", lambda key: _error(f.child(key))),
+        knee=f.maybe("knee", lambda key: f.number(key, 1)),
     )
     f.done()
     if task.alpha_s == task.beta_s == 0:

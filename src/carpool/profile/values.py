@@ -58,15 +58,6 @@ class Busy:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
-    """What a task asks of a GPU that it saturates, in GPUs: beside others, ξ is about the sum of all demands."""
-
-    mechanism: str
-    batch: int
-    demand: float
-
-
-@dataclass(frozen=True, slots=True)
 class Kappa:
     """ξ = 1 + κ·u_a·u_b for pairs nobody measured, and the median relative error of that over those measured."""
 
@@ -105,10 +96,13 @@ class TaskProfile:
     """Limits and statistical efficiency of other batches, where known."""
     scaling_error: FitError | None = None
     """Of the efficiency, in absolute terms: 0.01 is one hundredth."""
+    knee: float | None = None
+    """Where eq. 3 has a bend; None: a straight line."""
 
     def core(self) -> Task:
         static, slope = (self.memory.static_bytes, self.memory.bytes_per_sample) if self.memory else (0, 0.0)
-        return Task(self.alpha_s, self.beta_s, self.intra, self.inter, self.delta, static, slope, self.scaling)
+        constants = (self.alpha_s, self.beta_s, self.intra, self.inter, self.delta)
+        return Task(*constants, static, slope, self.scaling, self.knee or 1.0)
 
 
 @dataclass(frozen=True, slots=True)
