@@ -103,8 +103,8 @@ def test_a_job_that_may_not_shrink_gets_no_accumulation():
     goodputs = Goodputs()
     goodputs.under(perf)
     job, scaling = Job("a", 0.0, "bert", 1, 12, 100, elastic=True), T4["bert"].scaling
-    for placement in (Placement(2, 1), Placement(4, 1), Placement(8, 2)):
-        kinds = [Kind("bert", 500.0, 12, can_shrink) for can_shrink in (True, False)]
+    for placement in (Placement(8, 2), Placement(16, 4)):
+        kinds = [Kind("bert", 50_000.0, 12, can_shrink) for can_shrink in (True, False)]
         free, bound = [goodputs.best(kind, job, scaling, placement) for kind in kinds]
         assert free.accum > 1
         assert bound.accum == 1
