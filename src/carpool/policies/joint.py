@@ -21,9 +21,9 @@ class Carpool(BasePolicy):
     suspend: bool = option(False, "suspend running jobs that can checkpoint where that lowers the sum")
     restart_s: float = option(30.0, "seconds a suspended job needs to start again; the simulator charges them")  # type: ignore[misc]
     patience: float = option(10.0, "a job that waited so many times its length, or the mean JCT, goes first; 0: none")
-    look_ahead: int = option(64, "so many waiting jobs count when a move is judged")
+    look_ahead: int = option(32, "so many waiting jobs count when a move is judged")
     later: bool = option(True, "x")
-    tries: int = option(16, "so many jobs may find no place before a pass ends")
+    tries: int = option(8, "so many jobs may find no place before a pass ends")
 
     def __post_init__(self) -> None:
         self._options = OptionCache()

@@ -120,7 +120,7 @@ class Places:
             for stream in self.candidates.by_kind(guest, 1)
             for cell in islice(self._open(stream, guest), max(PER_KIND, guest.shape.gpus))
         ]
-        fast = [cell for cell in found if 1.0 / cell.option.guest_xi + 1.0 / cell.option.host_xi >= GOOD_SPEED]
+        fast = [cell for cell in found if cell.option.total_speed >= GOOD_SPEED]
         return sorted(fast or found)
 
     def _open(self, cells: Iterable[Candidate], guest: JobRecord) -> Iterator[Candidate]:
