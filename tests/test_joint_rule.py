@@ -12,7 +12,7 @@ from carpool.core.perf import MeasuredPair, TableInterference
 from carpool.core.rules import check
 from carpool.policies.bsbf import SjfBsbf
 from carpool.policies.joint import Carpool
-from carpool.policies.joint_places import Places
+from carpool.policies.joint_openings import Openings
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 import worst_case
@@ -91,7 +91,7 @@ class TestShareNow:
     def test_why_names_hosts_and_what_was_compared(self):
         state = given(FOUR, running("a", gpus=4), pending("b", gpus=2, left=100), xi=1.2).state(Carpool().key)
         (decision,) = Carpool().decide(state)
-        assert decision.why.startswith("shares with a: 1.20 times slower (they 1.20); that saves")
+        assert decision.why.startswith("shares with a: takes 1.20 times as long as alone, yet saves")
         assert decision.why.endswith("in sum over it, them and the queue")
 
 
@@ -102,7 +102,7 @@ class TestWaitForCertainGpus:
         gangs = (pending("p0", gpus=3, left=20), pending("p2", gpus=3, left=20))
         jobs = (*hosts, *gangs, pending("p1", gpus=2, left=5), pending("p3", gpus=1, left=50))
         given(FOUR, *jobs, xi=1.3).expect(Carpool(), p1="shares h1", p3="waits")
-        monkeypatch.setattr(Places, "later", lambda places, guest: [])
+        monkeypatch.setattr(Openings, "later", lambda places, guest: [])
         given(FOUR, *jobs, xi=1.3).expect(Carpool(), p1="shares h1", p3="shares h2")
 
 
