@@ -15,6 +15,7 @@ from carpool.errors import InputError, nearest
 COMMANDS = {
     "simulate": "carpool.sim.commands:simulate",
     "compare": "carpool.sim.commands:compare",
+    "bound": "carpool.sim.bound_commands:bound",
     "workload": "carpool.sim.workload_commands:workload",
     "policies": "carpool.policies.commands:policies",
     "profiles": "carpool.profile.commands:profiles",

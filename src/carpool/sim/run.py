@@ -147,6 +147,11 @@ def cluster_nodes(setup: Setup) -> list[Node]:
     return [Node(f"node{n}", tuple(range(n * size, (n + 1) * size)), memory) for n in range(number)]
 
 
+def true_model(workload: Workload, setup: Setup) -> PerformanceModel:
+    """How fast these jobs really are in this world."""
+    return _models(setup, len(cluster_nodes(setup)[0].gpus), workload)[1]
+
+
 def _models(setup: Setup, node_gpus: int, workload: Workload) -> tuple[PerformanceModel, PerformanceModel]:
     """What the policy believes and what is true; one object where they are the same."""
     tasks = _profile(setup.profile).core_tasks()
