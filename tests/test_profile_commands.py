@@ -118,7 +118,7 @@ def test_profiles_show():
     assert "largest batch alone" in shown
     assert call(profiles, "show", "h200").output.count("ξ, row slowed by column") == 4
     assert "6.04" in call(profiles, "show", "gavel").output
-    assert json.loads(call(profiles, "show", "gavel", "--json").output)["schema"] == 1
+    assert json.loads(call(profiles, "show", "gavel", "--json").output)["schema"] == 2
     assert isinstance(call(profiles, "show", "t5").exception, InputError)
 
 

@@ -32,6 +32,8 @@ class Job:
     priority: int = 0
     after: tuple[JobId, ...] = ()
     retries: int = 0
+    can_checkpoint: bool = True
+    """May the scheduler suspend the job and resume it later? Only policies that suspend ask."""
 
 
 @dataclass(frozen=True, slots=True)

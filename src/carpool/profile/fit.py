@@ -62,7 +62,7 @@ def _kind(run: Run) -> int:
 
 def _solve(runs: Sequence[Run], kinds: Sequence[int]) -> "Array":
     """The best of a few starts. Only constants that the rows can tell are fitted; the others stay 0 (δ: 1)."""
-    np, least_squares = _scipy()
+    np, least_squares = scipy()
     residuals = _residuals(np, runs, kinds)
     told = np.array(_told(runs, kinds))
     best = None
@@ -235,7 +235,7 @@ def _quantile(values: Sequence[float], q: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
 
 
-def _scipy() -> tuple[Any, Any]:
+def scipy() -> tuple[Any, Any]:
     try:
         import numpy as np
         from scipy.optimize import least_squares

@@ -16,6 +16,7 @@ from carpool.errors import nearest
 from carpool.profile.fields import Fields, ProfileError
 from carpool.profile.values import (
     MECHANISMS,
+    Demand,
     FitError,
     Gpu,
     Group,
@@ -31,7 +32,7 @@ from carpool.report.output import whole_file
 
 __all__ = ["SCHEMA", "Profile", "ProfileError", "dumps", "load", "loads", "save", "shipped"]
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 def shipped() -> list[str]:
@@ -118,11 +119,18 @@ def _task(f: Fields) -> TaskProfile:
         batch_norm=f.maybe("batch_norm", f.flag),
         error=f.maybe("error", lambda key: _error(f.child(key))),
         source=f.maybe("source", f.text),
+        demands=tuple(_demand(demand) for demand in f.children("demands")),
     )
     f.done()
     if task.alpha_s == task.beta_s == 0:
         f.fail("alpha_s", "zero, and beta_s too, so that an iteration takes no time; fit the task again")
     return task
+
+
+def _demand(f: Fields) -> Demand:
+    demand = Demand(_mechanism(f), f.whole("batch", 1), f.number("demand", 0))
+    f.done()
+    return demand
 
 
 def _all_reduce(f: Fields) -> AllReduce:
