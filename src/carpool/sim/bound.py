@@ -150,7 +150,7 @@ def _good_prices(problem: Problem) -> Array:
         prices, rent = _program(problem, speeds, chosen)
         worth = speeds @ prices
         worth[chosen] = 0.0
-        best = np.argsort(-worth, axis=0)[:ADDED]
+        best = np.argpartition(worth, -min(ADDED, len(worth)), axis=0)[-ADDED:]
         pays = np.take_along_axis(worth, best, axis=0) > rent * (1.0 + 1e-6) + 1e-12
         if not pays.any():
             break

@@ -42,8 +42,8 @@ class Mixes:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """Sub-batches of a job that meet the same slow-downs, taken together: the speed of the fastest of them and the
-    memory of the smallest, which also stands for them beside several mates."""
+    """Sub-batches of a job with the same slow-downs in pairs, taken together: the speed of the fastest of them, the
+    memory of the smallest, and the accumulation of the one that crowds a GPU the least."""
 
     job: Job
     accum: int
@@ -61,7 +61,7 @@ def find_mixes(jobs: Sequence[Job], perf: PerformanceModel, nodes: Sequence[Node
     members: list[list[Variant]] = []
     class_of_look = {}
     for look in looks:
-        signature = (look[3], *((name, v.pace, v.memory) for name, v in variants[look]))
+        signature = (look[3], *((name, v.pace, v.memory, *_crowding(v, jobs_per_gpu)) for name, v in variants[look]))
         if signature not in classes:
             classes[signature] = len(members)
             members.append([variant for _, variant in variants[look]])
@@ -117,13 +117,23 @@ def _variants(
             rows[item] = (job.model, *there, *back)
     found: dict[Look, list[tuple[object, Variant]]] = {}
     for look, job in looks.items():
-        by_name: dict[object, Variant] = {}
-        for accum, pace, memory in sizes[look]:  # from the whole batch down: the last is the smallest
-            name = rows[job.model, sub_batch(job.batch, accum)]
-            before = by_name.get(name)
-            by_name[name] = Variant(job, accum, max(pace, before.pace) if before else pace, memory)
-        found[look] = list(by_name.items())
+        by_name: dict[object, list[tuple[int, float, int]]] = {}
+        for size in sizes[look]:
+            by_name.setdefault(rows[job.model, sub_batch(job.batch, size[0])], []).append(size)
+        found[look] = []
+        for name, some in by_name.items():
+            accums, paces, memories = zip(*some, strict=True)
+            if jobs_per_gpu > 2:
+                least = min(accums, key=lambda accum: perf.slowdown(job, accum, [(job, accum)] * (jobs_per_gpu - 1)))
+            else:
+                least = accums[0]
+            found[look].append((name, Variant(job, least, max(paces), min(memories))))
     return found
+
+
+def _crowding(variant: Variant, jobs_per_gpu: int) -> tuple[int, ...]:
+    """What else distinguishes variants where three or more may meet."""
+    return (sub_batch(variant.job.batch, variant.accum),) if jobs_per_gpu > 2 else ()
 
 
 def _shared(
