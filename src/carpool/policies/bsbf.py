@@ -1,5 +1,6 @@
 """SJF-BSBF: shortest job first with best sharing benefit first, the paper's policy (Algorithms 1 and 2, corrected)."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -7,7 +8,7 @@ from carpool.core.draft import Draft
 from carpool.core.model import Decision, GpuId
 from carpool.core.record import JobRecord, JobView
 from carpool.core.view import View
-from carpool.policies.base import BasePolicy, shortest_first
+from carpool.policies.base import BasePolicy, option, shortest_first
 from carpool.policies.candidates import Candidate, Candidates, OptionCache
 
 
@@ -26,6 +27,8 @@ class SjfBsbf(BasePolicy):
     """Shortest job first; what finds no free GPUs joins running jobs where, by Theorem 1, sharing beats waiting."""
 
     name = "sjf-bsbf"
+    floor: float = option(0.0, "share only in pairs whose total speed, 1/ξ + 1/ξ, is at least this; 0.95 is wise")
+    single_host: bool = option(False, "prefer one host with GPUs enough to a union of better pairs")
 
     def __post_init__(self) -> None:
         self._options = OptionCache()
@@ -72,7 +75,13 @@ class SjfBsbf(BasePolicy):
         """The best hosts' GPUs until the gang is whole, or as many as there are."""
         gpus: list[GpuId] = []
         hosts: list[Candidate] = []
-        for host in candidates.for_guest(job, at_least):
+        found: Iterable[Candidate] = candidates.for_guest(job, at_least)
+        if self.floor:
+            found = (host for host in found if host.option.total_speed >= self.floor)
+        if self.single_host:
+            found = list(found)
+            found.sort(key=lambda host: len(host.gpus) < job.shape.gpus)  # stable: the best pair among those
+        for host in found:
             short = job.shape.gpus - len(gpus)
             hosts.append(host)
             cut = len(host.gpus) > short

@@ -34,6 +34,13 @@ class Candidate(NamedTuple):
     hosts: tuple[str, ...]
     option: Option
     members: tuple[Member, ...]
+    left: float
+    """The time left alone of the host; of the first, where there are several."""
+
+    @property
+    def cost(self) -> float:
+        """What a guest's sharing with a lone host costs: the guest's completion time and the host's delay."""
+        return self.together - self.left
 
 
 class Host(NamedTuple):
@@ -204,7 +211,7 @@ class Candidates:
                         found.append(
                             Candidate(
                                 *(worst.together, len(names), order, tuple(sorted(fitting)), names, worst.option),
-                                tuple(members),
+                                *(tuple(members), self.left(members[0])),
                             )
                         )
                     break
@@ -215,4 +222,5 @@ def _judge(hosts: Iterable[Host], choices: list[Option], guest_left: float) -> I
     for left, order, gpus, member in hosts:
         verdict = best(choices, left, guest_left)
         if verdict is not None:
-            yield Candidate(verdict.together, 1, order, gpus, (member.record.job.id,), verdict.option, (member,))
+            name = (member.record.job.id,)
+            yield Candidate(verdict.together, 1, order, gpus, name, verdict.option, (member,), left)

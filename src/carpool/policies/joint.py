@@ -1,10 +1,15 @@
-"""The joint rule: every move is judged by what it does to the guest, to every host and to everybody who waits."""
+"""The joint rule: every move is judged by what it does to the guest, to every host and to everybody who waits.
 
-from collections.abc import Sequence
+`joint_scene.py` is the objective, `joint_places.py` finds the candidates, and here is the choice: start alone, share
+now, wait for certain GPUs, suspend somebody, or stay in the queue. docs/policies.md tells the rule in words.
+"""
+
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from carpool.core.draft import Draft
 from carpool.core.model import Decision, Status
+from carpool.core.queue import Scan
 from carpool.core.record import JobRecord, JobView
 from carpool.core.view import View
 from carpool.policies.base import BasePolicy, option, shortest_first
@@ -15,15 +20,14 @@ from carpool.policies.joint_scene import CLOSE, Move, Scene, names
 
 @dataclass
 class Carpool(BasePolicy):
-    """Joint rule: the move that lowers the completion times of guest, hosts and queue together the most."""
+    """The joint rule: make the move that most lowers the completion times of guest, hosts and queue together."""
 
     name = "carpool"
-    suspend: bool = option(False, "suspend running jobs that can checkpoint where that lowers the sum")
-    restart_s: float = option(30.0, "seconds a suspended job needs to start again; the simulator charges them")  # type: ignore[misc]
-    patience: float = option(10.0, "a job that waited so many times its length, or the mean JCT, goes first; 0: none")
-    look_ahead: int = option(64, "so many waiting jobs count when a move is judged")
-    later: bool = option(True, "x")
-    tries: int = option(16, "so many jobs may find no place before a pass ends")
+    suspend: bool = option(False, "suspend running jobs that can checkpoint, where that lowers the sum")
+    restart_s: float = option(30.0, "seconds that a suspended job needs to start again; the simulator charges them")  # type: ignore[misc]
+    patience: float = option(10.0, "who waited longer than so many times its length and the mean JCT goes first; 0: off")
+    look_ahead: int = option(32, "so many waiting jobs count when a move is judged")
+    tries: int = option(8, "so many jobs may find no place before a pass ends")
 
     def __post_init__(self) -> None:
         self._options = OptionCache()
@@ -32,100 +36,113 @@ class Carpool(BasePolicy):
         return shortest_first(job, now)
 
     def decide(self, view: View) -> list[Decision]:
-        if not len(view.queue):
-            return []
         draft = Draft(view)
-        if not (draft.free_count or draft.shareable() or self.suspend):
+        if not len(view.queue) or not (draft.free_count or draft.shareable() or self.suspend):
             return []
-        return _Pass(self, draft, self._options).run()
+        return Pass(self, draft, self._options).run()
 
 
-class _Pass:
-    """One scheduling pass."""
+class Pass:
+    """One scheduling pass: who waits is tried in order, the starved first, then the shortest."""
 
     def __init__(self, policy: Carpool, draft: Draft, cache: OptionCache) -> None:
         self.policy = policy
         self.draft = draft
         self.view = draft.view
         self.candidates = Candidates(draft, cache)
-        self._scene: Scene | None = None
-        self._early: list[Move] = []  # made before a scene was needed
-
-    @property
-    def scene(self) -> Scene:
-        if self._scene is None:
-            self._scene = Scene(self.draft, self.policy.look_ahead, self.policy.restart_s)
-            for move in self._early:
-                self._scene.note(move)
-            self.places = Places(self.draft, self._scene, self.candidates)
-        return self._scene
+        self.starved = _starved(draft.view, policy.patience) if policy.patience else []
+        self._places: Places | None = None
+        self._early: list[Move] = []
+        """Made before anything had to be weighed."""
 
     def run(self) -> list[Decision]:
-        draft, policy = self.draft, self.policy
-        blocked = 0
-        somebody_waits = False
+        draft = self.draft
         pending = draft.pending()
-        for job in pending:
-            within = job.shape.gpus <= draft.free_count + draft.shareable().bit_count()
+        somebody_waits = False
+        blocked = 0
+        for job, is_starved in self._in_order(pending):
             if not draft.may_start(job):
-                pending.skip_alike()
+                alike_too = True
+            elif not somebody_waits and self._start_alone(job):
                 continue
-            if not within and not policy.suspend:
-                somebody_waits = True
-                pending.skip_alike()
-                continue
-            if not somebody_waits and self._start(job, "shortest in the queue, and its GPUs are free"):
-                continue
-            move = self._choose(job)
-            if move is not None:
-                self._make(move)
-                if move.size is None:
-                    somebody_waits = True
             else:
-                somebody_waits = True
+                alike_too = not self._place(job, is_starved)
+                somebody_waits = somebody_waits or alike_too or self.places.scene.claims > 0
+                blocked += alike_too
+            if alike_too and not is_starved:
                 pending.skip_alike()
-                blocked += 1
-                if blocked >= policy.tries:
-                    break
+            if blocked >= self.policy.tries:
+                break
         return draft.decisions
 
-    def _start(self, job: JobRecord, why: str) -> bool:
-        """Start a job alone if it fits."""
-        move = self._alone(job)
-        if move is None:
-            return False
-        self._note(move)
-        assert move.size is not None
-        self.draft.assign(job, move.gpus, move.size, why)
-        return True
+    def _in_order(self, pending: Scan) -> Iterator[tuple[JobRecord, bool]]:
+        """The waiting jobs, those that starve before all others of their priority."""
+        starved = list(self.starved)
+        first = {job.order for job in starved}
+        for job in pending:
+            while starved and starved[0].shape.priority >= job.shape.priority:
+                yield starved.pop(0), True
+            if job.order not in first:
+                yield job, False
 
-    def _note(self, move: Move) -> None:
-        if self._scene is not None:
-            self._scene.note(move)
-        else:
-            self._early.append(move)
+    @property
+    def places(self) -> Places:
+        if self._places is None:
+            scene = Scene(self.draft, self.policy.look_ahead, self.policy.restart_s, self.starved)
+            for move in self._early:
+                scene.note(move)
+            self._places = Places(self.draft, scene, self.candidates)
+        return self._places
 
     # ---- the choice ------------------------------------------------------------------------------------------------
 
+    def _start_alone(self, job: JobRecord) -> bool:
+        """Nobody before it waits, so nobody can lose."""
+        move = self._alone(job)
+        if move is None:
+            return False
+        if self._places is not None:
+            self._places.scene.note(move)
+        else:
+            self._early.append(move)
+        assert move.size is not None
+        self.draft.assign(job, move.gpus, move.size, "first in the queue, and its GPUs are free")
+        return True
+
+    def _place(self, job: JobRecord, is_starved: bool) -> bool:
+        """Make the best move for a job, if there is one; for a job that starves, keep GPUs for it otherwise."""
+        within = job.shape.gpus <= self.draft.free_count + self.draft.shareable().bit_count()
+        move = self._choose(job) if within or self.policy.suspend else None
+        if move is None and is_starved:
+            move = self.places.reservation(job)
+        if move is None:
+            return False
+        self._make(move)
+        return True
+
     def _choose(self, job: JobRecord) -> Move | None:
-        scene = self.scene
+        places = self.places
         alone = self._alone(job)
         if alone is not None:
-            gain = scene.price(alone)
+            gain = places.scene.price(alone)
             if gain is not None and gain >= -CLOSE:
                 return alone
-        best = self._best(self.places.now(job))
-        if best is not None and self.policy.later:
-            best = self._best([best, *self.places.later(job)])
+        best = self._best(places.now(job))
+        if best is not None:
+            best = self._best(places.later(job), best)
         if self.policy.suspend:
-            best = self._best([*([best] if best else []), *self.places.suspensions(job)])
+            best = self._best(places.suspensions(job), best)
         return best
 
-    def _best(self, moves: Sequence[Move]) -> Move | None:
-        best: Move | None = None
+    def _best(self, moves: Iterable[Move], best: Move | None = None) -> Move | None:
+        """The move with the largest gain, provided that it beats `best`, or doing nothing."""
+        scene = self.places.scene
         for move in moves:
-            gain = self.scene.price(move)
-            if gain is not None and gain > CLOSE and (best is None or gain > best.gain):
+            bar = best.gain if best is not None else CLOSE
+            if not move.victims and scene.budget(move.guest) - move.cost <= bar:
+                continue  # not even if those who wait lose nothing
+            gain = scene.price(move)
+            if gain is not None and gain > bar:
                 best = move
         return best
 
@@ -139,20 +156,38 @@ class _Pass:
         return Move(job, gpus, size, {job.order: now + left}, left)
 
     def _make(self, move: Move) -> None:
-        self.scene.note(move)
-        if move.size is None:
+        draft, guest, size = self.draft, move.guest, move.size
+        self.places.scene.note(move)
+        if size is None:
+            draft.hold([gpu for gpu in move.gpus if not draft.members(gpu)])
             return
-        for victim in move.victims:
-            self.draft.stop(victim, f"suspended for {move.guest.job.id}, which is much shorter")
         if move.victims:
-            self.draft.start(move.guest, f"starts in place of {names(move.victims)}, which saves {move.gain:.0f} s")
+            for victim in move.victims:
+                draft.stop(victim, f"suspended so that {guest.job.id} can run first, which saves {move.gain:.0f} s in sum")
+            draft.start(guest, f"starts in place of {names(move.victims)}, which saves {move.gain:.0f} s in sum")
             return
-        if not move.hosts:
-            why = "its GPUs are free, and nobody who waits loses more than it gains"
-        else:
-            guest_xi, host_xi = move.slowest
-            why = (
-                f"shares with {names(move.hosts)}: {guest_xi:.2f} times slower (they {host_xi:.2f}), which saves "
-                f"{move.gain:.0f} s in sum over it, them and the queue"
-            )
-        self.draft.assign(move.guest, move.gpus, move.size, why)
+        draft.assign(guest, move.gpus, size, _why(move))
+
+
+def _starved(view: View, patience: float) -> list[JobRecord]:
+    """Jobs that have waited more than `patience` times their length and the mean JCT so far, longest wait first."""
+    now, mean = view.now, view.mean_jct_s
+    found = []
+    for record in view.jobs.values():  # in order of submission
+        if now - record.job.submitted <= patience * mean:
+            break
+        if record.status is Status.PENDING:
+            waited = record.waited_s + now - record.pending_since
+            if waited > patience * max(mean, record.alone_left(now)):
+                found.append(record)
+    found.sort(key=lambda record: (-record.shape.priority, record.order))
+    return found
+
+
+def _why(move: Move) -> str:
+    if not move.hosts:
+        return f"its GPUs are free, and those who wait before it lose less than it gains, by {move.gain:.0f} s"
+    guest_xi, host_xi = move.slowest
+    cut = f", batch cut in {move.size.accum}" if move.size is not None and move.size.accum > 1 else ""
+    shares = f"shares with {names(move.hosts)}: {guest_xi:.2f} times slower (they {host_xi:.2f}){cut}"
+    return f"{shares}; that saves {move.gain:.0f} s in sum over it, them and the queue"

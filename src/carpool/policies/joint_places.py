@@ -5,12 +5,12 @@ guests out of the second place, which short ones pass through quickly. Cells of 
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from heapq import nsmallest
+from heapq import heapify, heappop, nsmallest
 from itertools import islice
 from operator import attrgetter
 
 from carpool.core.draft import Draft
-from carpool.core.model import GpuId, Status
+from carpool.core.model import GpuId
 from carpool.core.outlook import Until, corrected
 from carpool.core.perf import Placement
 from carpool.core.record import JobRecord, Size
@@ -22,6 +22,8 @@ from carpool.policies.playout import Actor, pair_ends, play
 
 PER_KIND = 6
 """So many hosts of a kind are looked at: the others cost the guest more."""
+FEW = 32
+"""So many hosts of a kind are looked at in the search for GPUs to wait for and for jobs to suspend."""
 SINGLE_CELLS = 3
 """So many of the best single cells are priced."""
 GOOD_SPEED = 0.9
@@ -29,6 +31,8 @@ GOOD_SPEED = 0.9
 MOST_STRETCH = 3.0
 SHORT_S = 600.0
 """Nobody may run longer than MOST_STRETCH times its time left alone, or times this, where it has less left."""
+
+_cost = attrgetter("cost")
 
 
 class Places:
@@ -43,23 +47,27 @@ class Places:
         """Ways to join running jobs at once."""
         if guest.shape.exclusive or self.draft.view.jobs_per_gpu == 1:
             return []
+        moves: list[Move] = []
         cells = self._single(guest)
-        moves = [move for cell in cells for move in self._join(guest, [cell]) if len(cell.gpus) >= guest.shape.gpus]
-        moves = nsmallest(SINGLE_CELLS, moves, key=attrgetter("cost"))
-        if guest.shape.gpus > 1:
-            moves += self._unions(guest, cells)
+        if cells:
+            budget = self.scene.budget(guest)
+            cells = [cell for cell in cells if cell.cost < budget]
+            large = [cell for cell in cells if len(cell.gpus) >= guest.shape.gpus]
+            for cell in nsmallest(SINGLE_CELLS, large, key=_cost):
+                moves += self._join(guest, [cell])
+            if guest.shape.gpus > 1:
+                moves += self._unions(guest, cells)
         if self.draft.view.jobs_per_gpu > 2:
             moves += self._crowded(guest)
         return moves
 
     def later(self, guest: JobRecord) -> list[Move]:
-        """GPUs worth waiting for: those of the hosts that end soonest."""
+        """GPUs worth waiting for: those of the lone hosts that end soonest."""
         scene, need = self.scene, guest.shape.gpus
         soonest: list[JobRecord] = []
         for group in self.draft.view.hosts.lone.values():
-            large = (entry[2] for entry in group.entries if len(entry[2].gpus) >= need)
-            unchanged = (host for host in large if host.order not in scene.moved)
-            soonest += islice(unchanged, SINGLE_CELLS)
+            large = (entry[2] for entry in islice(group.entries, FEW) if len(entry[2].gpus) >= need)
+            soonest += islice((host for host in large if host.order not in scene.moved), SINGLE_CELLS)
         moves = []
         for host in nsmallest(SINGLE_CELLS, soonest, key=lambda host: (scene.end(host), host.order)):
             gpus = tuple(self.topology.most_consolidated(host.gpus, need))
@@ -67,42 +75,74 @@ class Places:
             moves.append(Move(guest, gpus, None, {guest.order: scene.now + cost}, cost, (host,), lone=True))
         return moves
 
+    def reservation(self, guest: JobRecord) -> Move | None:
+        """The GPUs that will be free soonest, to be kept for a job that has waited too long."""
+        scene, draft, need = self.scene, self.draft, guest.shape.gpus
+        size = self._size_alone(guest)
+        memory = self.topology.with_memory(size.memory)
+        gpus = list(draft.some_free(need, size))
+        hosts: dict[int, JobRecord] = {}
+        ends = [(scene.end(job), job.order, job) for job in draft.view.running if job.order not in scene.moved]
+        heapify(ends)
+        moment = scene.now
+        while ends and len(gpus) < need:
+            end, _, job = heappop(ends)
+            for gpu in job.gpus:
+                there = draft.members(gpu)
+                last = max(scene.end(member.record) for member in there) if there else 0.0
+                if last == end and gpu not in gpus and memory >> self.topology.node_of[gpu] & 1 and len(gpus) < need:
+                    gpus.append(gpu)
+                    hosts.update((member.record.order, member.record) for member in there)
+                    moment = max(moment, end)
+        if len(gpus) < need:
+            return None
+        cost = moment - scene.now + guest.alone_left(scene.now)
+        return Move(guest, tuple(gpus), None, {guest.order: scene.now + cost}, cost, tuple(hosts.values()))
+
+    def _size_alone(self, guest: JobRecord) -> Size:
+        """The largest sub-batch that fits a GPU of the cluster."""
+        sizes, largest = guest.shape.sizes, self.topology.largest_memory
+        return next((size for size in sizes if size.memory <= largest), sizes[-1])
+
     def suspensions(self, guest: JobRecord) -> list[Move]:
-        """Running jobs to suspend so that the guest can start alone: those that have much more left than it has."""
-        scene, draft = self.scene, self.draft
-        short = guest.shape.gpus - draft.free_count
-        least = guest.alone_left(scene.now) + scene.restart_s
+        """Running jobs to suspend so that the guest can start alone: few GPUs, and much more time left than it has."""
+        scene = self.scene
+        size = self._size_alone(guest)
+        short = guest.shape.gpus - len(self.draft.some_free(guest.shape.gpus, size))
         if short <= 0:
             return []
-        victims = sorted(self._victims(guest, least), key=lambda job: (len(job.gpus), -scene.end(job), job.order))
+        left = guest.whole_left(scene.now) * size.pace
+        victims = sorted(self._victims(guest, size, left + scene.restart_s), key=self._victim_rank)
         sets = [[job] for job in victims if len(job.gpus) >= short][:SINGLE_CELLS]
         several: list[JobRecord] = []
         for job in victims:
-            several.append(job)
-            short -= len(job.gpus)
-            if short <= 0:
-                sets.append(several)
-                break
-        end = scene.now + guest.alone_left(scene.now)
-        gpus = (0,) * guest.shape.gpus
-        return [
-            Move(guest, gpus, guest.shape.sizes[0], {guest.order: end}, end - scene.now, victims=tuple(chosen))
-            for chosen in sets
-        ]
+            if short > 0:
+                several.append(job)
+                short -= len(job.gpus)
+        if short <= 0 and len(several) > 1:
+            sets.append(several)
+        ends = {guest.order: scene.now + left}
+        gpus = (0,) * guest.shape.gpus  # the draft chooses, once the victims are gone
+        return [Move(guest, gpus, size, ends, left, victims=tuple(chosen)) for chosen in sets]
 
-    def _victims(self, guest: JobRecord, least: float) -> Iterator[JobRecord]:
-        """Of each kind of lone hosts, those with the most time left."""
-        scene, priority = self.scene, guest.shape.priority
-        for job in self.draft.view.running:
-            if (
-                job.status is Status.RUNNING
-                and job.job.can_checkpoint
-                and job.order not in scene.moved
-                and job.shape.priority <= priority
-                and scene.left(job) > least
-                and all(len(self.draft.view.residents(gpu)) == 1 for gpu in job.gpus)
-            ):
-                yield job
+    def _victim_rank(self, job: JobRecord) -> tuple[int, float, int]:
+        return len(job.gpus), -self.scene.end(job), job.order
+
+    def _victims(self, guest: JobRecord, size: Size, least: float) -> Iterator[JobRecord]:
+        """Lone jobs that can checkpoint and have at least so much time left; of each kind those with the most."""
+        scene, topology = self.scene, self.topology
+        memory = topology.with_memory(size.memory)
+        for group in self.draft.view.hosts.lone.values():
+            for end, order, job in islice(reversed(group.entries), FEW):
+                if end - scene.now <= least:
+                    break
+                if (
+                    job.job.can_checkpoint
+                    and order not in scene.moved
+                    and job.shape.priority <= guest.shape.priority
+                    and all(memory >> topology.node_of[gpu] & 1 for gpu in job.gpus)
+                ):
+                    yield job
 
     # ---- cells of one job ------------------------------------------------------------------------------------------
 
@@ -113,7 +153,7 @@ class Places:
             for stream in self.candidates.by_kind(guest, 1)
             for cell in islice(self._open(stream, guest), max(PER_KIND, guest.shape.gpus))
         ]
-        fast = [cell for cell in found if 1.0 / cell.option.guest_xi + 1.0 / cell.option.host_xi >= GOOD_SPEED]
+        fast = [cell for cell in found if cell.option.total_speed >= GOOD_SPEED]
         return sorted(fast or found)
 
     def _open(self, cells: Iterable[Candidate], guest: JobRecord) -> Iterator[Candidate]:
@@ -253,7 +293,7 @@ class Places:
             size = next((s for s in guest.shape.sizes if self._accepted(guest, chosen, s)), None)
             if size is not None and self._faster_together(guest, size, members):
                 moves += self._join_crowd(guest, size, members, chosen)
-        return nsmallest(SINGLE_CELLS, moves, key=attrgetter("cost"))
+        return nsmallest(SINGLE_CELLS, moves, key=_cost)
 
     def _faster_together(self, guest: JobRecord, size: Size, members: Sequence[Member]) -> bool:
         jobs = [(member.record.job, member.accum) for member in members]

@@ -43,7 +43,8 @@ class Move:
 
 
 class Scene:
-    def __init__(self, draft: Draft, look_ahead: int, restart_s: float) -> None:
+    def __init__(self, draft: Draft, look_ahead: int, restart_s: float, first: Sequence[JobRecord] = ()) -> None:
+        """`first` are jobs that go before all others of their priority."""
         view = draft.view
         self.draft = draft
         self.now = view.now
@@ -52,15 +53,22 @@ class Scene:
         """The hosts for whose GPUs a job of this pass waits, by order of submission."""
         self.moved: set[int] = set()
         """All jobs that a move of this pass concerned."""
+        self.claims = 0
+        """How many jobs of this pass wait for certain GPUs."""
         outlook = view.outlook
         self.available = outlook.lent.copy()
         self.available.add(FREE, view.free.count)
         self._ends = outlook.ends
         self._new_ends: dict[int, float] = {}
         self._present: dict[int, float] = {}  # by priority
+        self._budgets: dict[int, float] = {}  # by order of submission
         total = view.topology.total()
-        first = islice((job for job in view.queue.scan() if job.shape.gpus <= total), look_ahead)
-        self.waiting = [self._waiting(job) for job in first]
+        possible = (job for job in view.queue.scan() if job.shape.gpus <= total and draft.may_start(job))
+        self.waiting = [self._waiting(job) for job in islice(possible, look_ahead)]
+        if first:
+            orders = {job.order for job in first}
+            rest = [job for job in self.waiting if job.order not in orders]
+            self.waiting = sorted([*map(self._waiting, first), *rest], key=lambda job: -job.priority)
 
     def _waiting(self, job: JobRecord) -> Waiting:
         return Waiting(job.shape.gpus, job.alone_left(self.now), job.order, job.shape.priority)
@@ -95,6 +103,16 @@ class Scene:
         move.gain = self._present_sum(guest) + lost - move.cost - line_up(after, others, self.now)
         return move.gain
 
+    def budget(self, guest: JobRecord) -> float:
+        """The most that a move may cost without victims: what the guest itself takes and takes from those behind it."""
+        known = self._budgets.get(guest.order)
+        if known is None:
+            priority = guest.shape.priority
+            others = [job for job in self.waiting if job.order != guest.order and job.priority >= priority]
+            known = self._present_sum(guest) - line_up(self.available.blocks, others, self.now)
+            self._budgets[guest.order] = known
+        return known
+
     def _present_sum(self, guest: JobRecord) -> float:
         """The completion times of the guest and of who waits with it, if nothing is done for it now."""
         priority = guest.shape.priority
@@ -117,6 +135,8 @@ class Scene:
         """When GPUs will be free if a move is made."""
         available = self.available.copy()
         guest_end = move.ends[move.guest.order]
+        if move.size is None and not move.lone:
+            return self._exactly(move, available)
         if not move.hosts:
             for victim in move.victims:
                 available.remove(self.end(victim), len(victim.gpus))
@@ -157,12 +177,14 @@ class Scene:
         self._new_ends.update(move.ends)
         self.moved.update(move.ends, [host.order for host in move.hosts], [victim.order for victim in move.victims])
         if move.size is None:
+            self.claims += 1
             self.claimed.update(host.order for host in move.hosts)
         self.waiting = [job for job in self.waiting if job.order != move.guest.order]
         if move.victims:
             suspended = [self._suspended(victim) for victim in move.victims]
             self.waiting = sorted([*self.waiting, *suspended], key=lambda job: (-job.priority, job.left, job.order))
         self._present = {}
+        self._budgets = {}
 
 
 def names(records: Sequence[JobRecord]) -> str:

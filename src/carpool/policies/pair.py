@@ -39,6 +39,11 @@ class Option(NamedTuple):
     needs: float
     """Sharing pays iff the host has more than this times the guest's time left: see `host_needs`."""
 
+    @property
+    def total_speed(self) -> float:
+        """Of both jobs while they share, relative to a job alone; below 1 the GPU gets less done than with one."""
+        return 1.0 / self.guest_xi + 1.0 / self.host_xi
+
 
 class Verdict(NamedTuple):
     together: float
