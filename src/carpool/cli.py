@@ -16,6 +16,7 @@ COMMANDS = {
     "simulate": "carpool.sim.commands:simulate",
     "compare": "carpool.sim.commands:compare",
     "bound": "carpool.sim.bound_commands:bound",
+    "study": "carpool.sim.study_commands:study",
     "workload": "carpool.sim.workload_commands:workload",
     "policies": "carpool.policies.commands:policies",
     "profiles": "carpool.profile.commands:profiles",

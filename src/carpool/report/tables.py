@@ -38,7 +38,7 @@ def unit_for(mean_s: float) -> Unit:
     return SECONDS if mean_s < 360.0 else HOURS
 
 
-def _table(*columns: str) -> Any:
+def new_table(*columns: str) -> Any:
     from rich import box
     from rich.table import Table
 
@@ -60,6 +60,7 @@ def describe(setup: Setup) -> str:
     share = f"up to {setup.jobs_per_gpu} jobs per GPU" if setup.jobs_per_gpu > 1 else "no sharing"
     parts = [f"{setup.cluster} GPUs", f"profile {setup.profile}", f"ξ {setup.truth}{belief}", share]
     parts += [f"durations misjudged by σ {setup.duration_error:g}"] if setup.duration_error else []
+    parts += [f"slow-downs misjudged by σ {setup.interference_error:g}"] if setup.interference_error else []
     parts += ["placement ignored"] if setup.ignore_placement else []
     parts += [] if setup.memory_limit else ["no memory limit"]
     parts += [f"launch {setup.costs.launch_s:g} s"] if setup.costs.launch_s else []
@@ -70,7 +71,7 @@ def describe(setup: Setup) -> str:
 def run_tables(summary: Summary, setup: Setup) -> None:
     """One simulation."""
     unit = unit_for(summary.mean_jct_s)
-    table = _table(unit.name, "jobs", "mean JCT", "p50", "p95", "p99", "queue", "makespan")
+    table = new_table(unit.name, "jobs", "mean JCT", "p50", "p95", "p99", "queue", "makespan")
     parts: list[tuple[str, Summary | Group]] = [
         ("all", summary),
         (f"large (> {setup.large_above} GPUs)", summary.large),
@@ -112,7 +113,7 @@ def comparison_tables(outcomes: Sequence[Outcome], setup: Setup, bounds: Bounds 
         unit = unit_for(best)
         bound = _mean_bound(case, bounds)
         multiple = ["÷ bound"] if bound else []
-        table = _table(unit.name, "mean JCT", "÷ best", *multiple, *(column.title for column in columns))
+        table = new_table(unit.name, "mean JCT", "÷ best", *multiple, *(column.title for column in columns))
         for policy, some in summaries.items():
             averages = [(column.show or unit.show)(mean([column.value(s) for s in some]).value) for column in columns]
             ratio = [f"{jcts[policy].value / bound:.2f}"] if bound else []
@@ -196,7 +197,7 @@ def bound_table(bounds: Bounds, setup: Setup) -> None:
     """Lower bounds by case, means over seeds."""
     cases = list(dict.fromkeys(case for case, _ in bounds))
     unit = unit_for(mean([bound.alone_s for bound in bounds.values()]).value)
-    table = _table(unit.name, "seeds", "jobs", "alone", "bound with sharing", "exclusive bound")
+    table = new_table(unit.name, "seeds", "jobs", "alone", "bound with sharing", "exclusive bound")
     for case in cases:
         some = [bound for (label, _), bound in bounds.items() if label == case]
         times = [[b.alone_s for b in some], [b.sharing_s for b in some], [b.exclusive_s for b in some]]
@@ -208,12 +209,12 @@ def bound_table(bounds: Bounds, setup: Setup) -> None:
 
 
 def workload_tables(facts: dict[str, Any]) -> None:
-    table = _table("model", "jobs", "share", "mean run h")
+    table = new_table("model", "jobs", "share", "mean run h")
     for model, part in facts["models"].items():
         table.add_row(model, str(part["jobs"]), f"{part['jobs'] / facts['jobs']:.1%}", HOURS.show(part["mean_run_s"]))
     table.add_section()
     table.add_row("all", str(facts["jobs"]), "100.0%", HOURS.show(facts["mean_run_s"]))
-    gangs = _table("GPUs of a job", "jobs", "share")
+    gangs = new_table("GPUs of a job", "jobs", "share")
     for gpus, jobs in facts["gangs"].items():
         gangs.add_row(str(gpus), str(jobs), f"{jobs / facts['jobs']:.1%}")
     load = "" if facts["load"] is None else f", {facts['load']:.2f} times what {facts['load_of_gpus']} GPUs can do"

@@ -66,6 +66,12 @@ def world_options(command: Command) -> Command:
             help="Sigma of a lognormal error in believed iteration times; the seed draws it.",
         ),
         click.option(
+            "--interference-error",
+            type=number(0.0, 10.0),
+            default=0.0,
+            help="Sigma of a lognormal error in believed slow-downs; the seed draws it.",
+        ),
+        click.option(
             "--jobs-per-gpu", type=click.IntRange(1, 100), default=2, show_default=True, help="Most jobs on a GPU."
         ),
         click.option("--ignore-placement", is_flag=True, help="Every placement is as fast as the most consolidated."),
@@ -97,6 +103,7 @@ def make_setup(seed: int, world: dict[str, Any]) -> Setup:
         truth=truth,
         belief=None if belief == truth else belief,
         duration_error=world["duration_error"],
+        interference_error=world["interference_error"],
         seed=seed,
         jobs_per_gpu=world["jobs_per_gpu"],
         gpu_memory=parse_bytes(world["gpu_memory"]) if world["gpu_memory"] is not None else None,
@@ -183,7 +190,7 @@ def compare(
     names = list(dict.fromkeys(chosen or PAPER))
     for name in names:
         policies.make(name)
-    if seeds and source != generate.NAME and not world["duration_error"]:
+    if seeds and source != generate.NAME and not (world["duration_error"] or world["interference_error"]):
         raise InputError(f"--seeds belongs to the generator; choose workloads of {source} with --select, as seed=1-8")
     numbers = parse_seeds(seeds or ("1-4" if source == generate.NAME else "1"))
     setup = make_setup(numbers[0], world)

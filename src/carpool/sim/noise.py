@@ -5,7 +5,7 @@ from math import exp
 from random import Random
 
 from carpool.core.model import Job
-from carpool.core.perf import Mate, PerformanceModel, Placement
+from carpool.core.perf import Interference, Mate, PerformanceModel, Placement
 
 
 class Misjudged:
@@ -32,3 +32,19 @@ class Misjudged:
 
     def slowdown(self, job: Job, accum: int, mates: Sequence[Mate]) -> float:
         return self.model.slowdown(job, accum, mates)
+
+
+class MisjudgedPairs:
+    """Another table whose slow-downs are off by a lognormal factor, one for each model beside each mate."""
+
+    def __init__(self, table: Interference, sigma: float, seed: int) -> None:
+        self.table = table
+        self.sigma = sigma
+        self.seed = seed
+
+    def pair(self, model: str, samples: int, mate: str, mate_samples: int) -> float:
+        factor = exp(Random(f"{self.seed} {model} beside {mate}").gauss(0.0, self.sigma))
+        return max(1.0, factor * self.table.pair(model, samples, mate, mate_samples))
+
+    def demand(self, model: str, samples: int) -> float:
+        return self.table.demand(model, samples)

@@ -32,7 +32,7 @@ from carpool.profile.interference import read_interference
 from carpool.profile.schema import Profile, load
 from carpool.sim.engine import Costs, Engine, Impossible
 from carpool.sim.metrics import Summary, finished, summarise
-from carpool.sim.noise import Misjudged
+from carpool.sim.noise import Misjudged, MisjudgedPairs
 from carpool.sim.workload import Workload, check_dependencies, check_ids
 
 NO_COSTS = Costs()
@@ -57,8 +57,10 @@ class Setup:
     """The slow-down as the policy believes it to be; None: it knows the truth."""
     duration_error: float = 0.0
     """Sigma of the lognormal error of believed iteration times."""
+    interference_error: float = 0.0
+    """Sigma of the lognormal error of believed slow-downs."""
     seed: int = 1
-    """Of that error."""
+    """Of those errors."""
     jobs_per_gpu: int = 2
     gpu_memory: int | None = None
     """Bytes on each GPU; None: what the profile's GPU has."""
@@ -164,17 +166,20 @@ def _models(setup: Setup, node_gpus: int, workload: Workload) -> tuple[Performan
                 problem += f" (or {GENERIC}, with a duration_s)"
             raise InputError(f"{workload.where(job.id)}: {problem}")
 
-    def model(interference: str) -> FittedModel:
+    def model(interference: str, error: float = 0.0) -> FittedModel:
+        table = _table(interference, setup, workload)
         return FittedModel(
             tasks,
-            _table(interference, setup, workload),
+            MisjudgedPairs(table, error, setup.seed) if error else table,
             node_gpus,
             ignore_placement=setup.ignore_placement,
             ignore_memory=not setup.memory_limit,
         )
 
     truth = model(setup.truth)
-    belief: PerformanceModel = truth if setup.belief in (None, setup.truth) else model(setup.belief or "")
+    belief: PerformanceModel = truth
+    if setup.interference_error or setup.belief not in (None, setup.truth):
+        belief = model(setup.belief or setup.truth, setup.interference_error)
     if setup.duration_error:
         belief = Misjudged(belief, setup.duration_error, setup.seed)
     return belief, truth
