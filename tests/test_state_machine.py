@@ -11,6 +11,7 @@ from world import GIB, TASKS
 
 from carpool import policies
 from carpool.core import events as ev
+from carpool.core import snapshot
 from carpool.core.codec import decode, encode
 from carpool.core.model import Allocation, Decision, Limits, Node, Status, accumulations
 from carpool.core.perf import ConstantInterference, FittedModel
@@ -23,12 +24,21 @@ HOLDING = (Status.STARTING, Status.RUNNING)
 ALIVE = (*HOLDING, Status.STOPPING, Status.CANCELLING)
 
 
+def living(found: dict) -> dict:
+    """What a snapshot keeps: jobs that ended have left."""
+    ended = (Status.FINISHED, Status.FAILED, Status.CANCELLED)
+    return {**found, "jobs": {name: told for name, told in found["jobs"].items() if told[0] not in ended}}
+
+
 class Life(RuleBasedStateMachine):
     """Anything that a driver may report, in any order, stale and repeated messages included."""
 
+    def model(self):
+        return MODEL
+
     @initialize(name=st.sampled_from(sorted(policies.BUILT_IN)), jobs_per_gpu=st.sampled_from([1, 2, 3]))
     def begin(self, name, jobs_per_gpu):
-        self.scheduler = Scheduler(policies.make(name), MODEL, jobs_per_gpu)
+        self.scheduler = Scheduler(policies.make(name), self.model(), jobs_per_gpu)
         self.state = self.scheduler.state
         _ = self.state.hosts  # from the start, so that every event is reflected in it
         self.journal = []
@@ -54,8 +64,8 @@ class Life(RuleBasedStateMachine):
     @rule(random=st.randoms(use_true_random=False), data=st.data())
     def a_job_is_submitted(self, random, data):
         job = random_job(random, f"j{self.count}", self.state.now, 4)
-        if self.count and data.draw(st.booleans()):
-            after = tuple(data.draw(st.lists(st.sampled_from([f"j{n}" for n in range(self.count)]), max_size=2)))
+        if self.state.jobs and data.draw(st.booleans()):
+            after = tuple(data.draw(st.lists(st.sampled_from(sorted(self.state.jobs)), max_size=2)))
             job = type(job)(**{**{f: getattr(job, f) for f in job.__slots__}, "after": after})
         if self.state.refusal(job) is None:
             self.count += 1
@@ -102,7 +112,8 @@ class Life(RuleBasedStateMachine):
     @rule(data=st.data())
     def a_job_fails(self, data):
         if record := self.some(data, *ALIVE):
-            self.tell(ev.Failed(self.state.now, record.job.id, record.attempt, "out of luck"))
+            again = data.draw(st.booleans())
+            self.tell(ev.Failed(self.state.now, record.job.id, record.attempt, "out of luck", again))
 
     @rule(data=st.data())
     def a_stop_is_confirmed(self, data):
@@ -113,6 +124,38 @@ class Life(RuleBasedStateMachine):
     def a_job_is_cancelled(self, data):
         if record := self.some(data, *Status):
             self.tell(ev.Cancelled(self.state.now, record.job.id))
+
+    @rule(data=st.data())
+    def a_job_is_held(self, data):
+        if record := self.some(data, *Status):
+            self.tell(ev.Held(self.state.now, record.job.id))
+
+    @rule(data=st.data())
+    def a_job_is_released(self, data):
+        if record := self.some(data, *Status):
+            self.tell(ev.Released(self.state.now, record.job.id))
+
+    @rule(data=st.data(), shrink=st.sampled_from([None, True, False]), least=st.sampled_from([None, 1, 2, 100]))
+    def a_job_is_revised(self, data, shrink, least):
+        if record := self.some(data, *Status):
+            self.tell(
+                ev.Revised(self.state.now, record.job.id, shrink, least, data.draw(st.sampled_from([None, True])))
+            )
+
+    @rule(data=st.data(), gib=st.sampled_from([0, 1, 9, 20]))
+    def strangers_take_memory(self, data, gib):
+        gpus = sorted(self.state.topology.node_of)
+        self.tell(ev.MemoryTaken(self.state.now, data.draw(st.sampled_from([*gpus, 10**6])), gib * GIB))
+
+    @rule()
+    def the_scheduler_starts_anew_from_a_snapshot(self):
+        """Ended jobs are forgotten; everything else goes on as if nothing had been."""
+        before = living(facts(self.state))
+        data = json.loads(json.dumps(snapshot.encode(self.state)))
+        self.state = snapshot.restore(data, self.model(), self.state.order, self.state.jobs_per_gpu)
+        self.scheduler.state = self.state
+        assert living(facts(self.state)) == before
+        assert [r.order for r in self.state.running] == [r.order for r in self.state._running.values()]
 
     @rule(data=st.data(), priority=st.sampled_from([None, 0, 5]))
     def a_job_is_rekeyed(self, data, priority):
@@ -174,12 +217,12 @@ class Life(RuleBasedStateMachine):
     def teardown(self):
         if not hasattr(self, "state"):
             return
-        replayed = State(MODEL, self.state.order, self.state.jobs_per_gpu)
+        replayed = State(self.model(), self.state.order, self.state.jobs_per_gpu)
         _ = replayed.hosts
         for event in self.journal:
             replayed.apply(decode(json.loads(json.dumps(encode(event)))))
         replayed.advance(self.state.now)
-        assert facts(replayed) == facts(self.state)
+        assert living(facts(replayed)) == living(facts(self.state))
 
 
 Life.TestCase.settings = settings(max_examples=400, stateful_step_count=50)
@@ -200,6 +243,10 @@ def test_every_event_survives_encoding():
         ev.Finished(3.0, "j", 1),
         ev.Failed(3.0, "j", 1, "reason"),
         ev.Cancelled(3.0, "j"),
+        ev.Held(3.0, "j"),
+        ev.Released(3.0, "j"),
+        ev.Revised(3.0, "j", True, 2, None),
+        ev.MemoryTaken(3.0, 1, 5),
         ev.Rekeyed(3.0, "j", 7),
         ev.LimitsChanged(3.0, "eve", Limits(1, 2)),
         ev.NodeJoined(0.0, Node("n", (0, 1), 5)),

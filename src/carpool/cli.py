@@ -19,6 +19,7 @@ COMMANDS = {
     "study": "carpool.sim.study_commands:study",
     "workload": "carpool.sim.workload_commands:workload",
     "policies": "carpool.policies.commands:policies",
+    "profile": "carpool.profile.measure.commands:profile",
     "profiles": "carpool.profile.commands:profiles",
     "fit": "carpool.profile.commands:fit",
     "check": "carpool.train.commands:check",

@@ -20,9 +20,13 @@ EVENTS = {
         ev.Finished,
         ev.Failed,
         ev.Cancelled,
+        ev.Held,
+        ev.Released,
+        ev.Revised,
         ev.Rekeyed,
         ev.LimitsChanged,
         ev.NodeJoined,
+        ev.MemoryTaken,
         ev.NodeLost,
     )
 }
@@ -30,7 +34,7 @@ EVENTS = {
 
 def encode(event: ev.Event) -> dict[str, Any]:
     """An event as a dictionary of plain values."""
-    return {"event": type(event).__name__, **_plain(event)}
+    return {"event": type(event).__name__, **plain(event)}
 
 
 def decode(data: dict[str, Any]) -> ev.Event:
@@ -57,7 +61,8 @@ def _decision(data: dict[str, Any]) -> Decision:
     return Decision(data["job"], allocation, data["why"])
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A value of `core.model` or an event as dictionaries, lists and numbers."""
     if is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    return [plain(item) for item in value] if isinstance(value, tuple) else value

@@ -53,9 +53,9 @@ class Draft:
 
     def accepts(self, gpu: GpuId, record: JobRecord, size: Size) -> bool:
         """May this job join, at this size, those who are on the GPU?"""
-        view, topology = self.view, self.view.topology
+        view = self.view
         newcomer = Member(record, size.accum, size.memory)
-        memory = topology.nodes[topology.node_of[gpu]].memory
+        memory = view.topology.memory_of(gpu)
         return cohabitation([*self.members(gpu), newcomer], view.jobs_per_gpu, memory, view.perf) is None
 
     @property
@@ -74,9 +74,8 @@ class Draft:
 
     def some_free(self, at_most: int, size: Size) -> tuple[GpuId, ...]:
         """As many free GPUs on which the size fits as there are, most consolidated first."""
-        eligible = self.view.topology.with_memory(size.memory)
         for count in range(min(at_most, self.free_count), 0, -1):
-            gpus = self._free_gpus().pick(count, eligible)
+            gpus = self._pick(count, size)
             if gpus is not None:
                 return gpus
         return ()
@@ -95,9 +94,8 @@ class Draft:
         shape = record.shape
         if shape.gpus > self.free_count or not self.may_start(record):
             return None
-        topology = self.view.topology
         for size in shape.sizes:
-            gpus = self._free_gpus().pick(shape.gpus, topology.with_memory(size.memory))
+            gpus = self._pick(shape.gpus, size)
             if gpus is not None:
                 return gpus, size
         return None
@@ -154,6 +152,14 @@ class Draft:
     def _take(self, gpus: Sequence[GpuId]) -> None:
         self._just_taken += gpus
         self.free_count -= len(gpus)
+
+    def _pick(self, count: int, size: Size) -> tuple[GpuId, ...] | None:
+        """The most consolidated free GPUs on which the size fits, or None where there are not enough."""
+        topology, free = self.view.topology, self._free_gpus()
+        if topology.taken:
+            free = free.copy()
+            free.take(gpu for gpu in topology.tight(size.memory))
+        return free.pick(count, topology.with_memory(size.memory))
 
     def _free_gpus(self) -> FreeGpus:
         """The free GPUs in the draft. Most plans pick once, so nothing is copied before the second time."""

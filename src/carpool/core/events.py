@@ -7,7 +7,7 @@ launches, so that a message from an earlier launch is recognised as stale and ig
 
 from dataclasses import dataclass
 
-from carpool.core.model import Decision, Job, JobId, Limits, Node, NodeId
+from carpool.core.model import Decision, GpuId, Job, JobId, Limits, Node, NodeId
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +82,39 @@ class Failed(JobEvent):
     """The workers died; a retry, where the job has one left, resumes at the last checkpoint."""
 
     reason: str
+    again: bool = False
+    """Not the job's fault (the machine restarted, a mate took the memory): it comes back and keeps its retries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cancelled(Event):
     job: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class Held(Event):
+    """The job is not to be started until it is released; one that runs goes on, but does not start again."""
+
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class Released(Event):
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class Revised(Event):
+    """Something turned out to be otherwise than the job said: it may be split, must be split, or must be alone.
+
+    None leaves a term as it is. A job that holds GPUs holds them on the old terms, so for such a one only the
+    permission to split counts.
+    """
+
+    job: JobId
+    can_shrink: bool | None = None
+    least_accum: int | None = None
+    exclusive: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +136,14 @@ class LimitsChanged(Event):
 @dataclass(frozen=True, slots=True)
 class NodeJoined(Event):
     node: Node
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTaken(Event):
+    """Processes that are none of our jobs hold so much of a GPU's memory now."""
+
+    gpu: GpuId
+    memory: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,18 @@ class Topology:
         self.node_of: dict[GpuId, int] = {}
         self.bit_of: dict[GpuId, int] = {}
         self.largest_memory = 0
+        self.taken: dict[GpuId, int] = {}
+        """What processes that are none of our jobs hold of a GPU's memory; GPUs without such are not listed."""
         self._eligible: dict[int, int] = {}
+
+    def memory_of(self, gpu: GpuId) -> int:
+        """What our jobs may use of a GPU's memory, all together."""
+        memory = self.nodes[self.node_of[gpu]].memory
+        return max(0, memory - self.taken[gpu]) if gpu in self.taken else memory
+
+    def tight(self, needed: int) -> list[GpuId]:
+        """The GPUs on which strangers leave less than this."""
+        return [gpu for gpu in self.taken if self.memory_of(gpu) < needed]
 
     def add(self, node: Node) -> int:
         number = self.present[node.id] = len(self.nodes)
@@ -39,6 +50,7 @@ class Topology:
         number = self.present.pop(node_id)
         for gpu in self.nodes[number].gpus:
             del self.node_of[gpu], self.bit_of[gpu]
+            self.taken.pop(gpu, None)
         self._eligible.clear()
         self.largest_memory = max((self.nodes[number].memory for number in self.present.values()), default=0)
         return number

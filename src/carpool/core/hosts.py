@@ -74,7 +74,7 @@ class Hosts:
             return
         topology, residents, job = self.cluster.topology, self.cluster.residents, record.job
         alone_on = tuple([gpu for gpu in record.gpus if len(residents[gpu]) == 1])
-        memory = min([topology.nodes[topology.node_of[gpu]].memory for gpu in alone_on or record.gpus])
+        memory = min([topology.memory_of(gpu) for gpu in alone_on or record.gpus])
         kind = HostKind(job.model, job.batch, record.accum, job.max_slowdown, memory - record.memory)
         if len(alone_on) == len(record.gpus) and record.status is Status.RUNNING:
             self._add_lone(record, kind)

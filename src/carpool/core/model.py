@@ -34,6 +34,8 @@ class Job:
     retries: int = 0
     can_checkpoint: bool = True
     """May the scheduler suspend the job and resume it later? Only policies that suspend ask."""
+    least_accum: int = 1
+    """The fewest pieces into which the batch must be split: it ran out of memory with fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ class Status(StrEnum):
 
     BLOCKED = "blocked"  # waits for the jobs named in `after`
     PENDING = "pending"
+    HELD = "held"  # would be pending, but is not to be started before it is released
     STARTING = "starting"  # GPUs reserved, workers not up yet
     RUNNING = "running"
     STOPPING = "stopping"  # told to stop; comes back as pending
@@ -90,6 +93,14 @@ class Status(StrEnum):
 def sub_batch(batch: int, accum: int) -> int:
     """The largest of the `accum` micro-batches, whose sizes differ by at most one sample."""
     return -(-batch // accum)
+
+
+def allowed_accumulations(job: Job) -> tuple[int, ...]:
+    """Into how many pieces this job's batch may be cut, fewest first; never empty."""
+    if not job.can_shrink:
+        return (1,)
+    counts = accumulations(job.batch)
+    return tuple(count for count in counts if count >= job.least_accum) or counts[-1:]
 
 
 def accumulations(batch: int) -> tuple[int, ...]:

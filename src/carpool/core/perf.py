@@ -244,6 +244,10 @@ class FittedModel:
             demand = self._demands[key] = self.interference.demand(job.model, sub_batch(job.batch, accum))
         return demand
 
+    def forget_pairs(self) -> None:
+        """The interference table has changed."""
+        self._pairs.clear()
+
     def _pair(self, job: Job, accum: int, mate: Job, mate_accum: int) -> float:
         key = (job.model, job.batch, accum, mate.model, mate.batch, mate_accum)
         xi = self._pairs.get(key)

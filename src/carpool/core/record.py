@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from carpool.core.model import GpuId, Job, Status
+from carpool.core.model import GpuId, Job, JobId, Status
 from carpool.core.perf import Placement
 
 
@@ -73,6 +73,7 @@ class JobRecord:
         "accum",
         "alone_iteration_s",
         "alone_s",
+        "alone_seen",
         "attempt",
         "checkpoint",
         "done",
@@ -86,13 +87,16 @@ class JobRecord:
         "job",
         "leaving",
         "memory",
+        "on_hold",
         "order",
         "pace",
+        "pace_seen",
         "pending_since",
         "preemptions",
         "queue_entry",
         "ran_s",
         "reason",
+        "reported",
         "retries_left",
         "served",
         "shape",
@@ -101,6 +105,7 @@ class JobRecord:
         "slowdown",
         "status",
         "waited_s",
+        "waits_for",
         "whole_iteration_s",
     )
 
@@ -122,6 +127,11 @@ class JobRecord:
         self.iteration_s = 0.0  # 0: does not iterate
         self.slowdown = 1.0
         self.pace = 0  # counts changes of iteration_s, so that a driver recognises stale predictions
+        self.alone_seen = False  # alone_iteration_s was measured in this launch, not predicted
+        self.pace_seen = False  # iteration_s was measured beside the present mates
+        self.reported = False
+        self.on_hold = False
+        self.waits_for: tuple[JobId, ...] = ()  # of `after`: those that have not finished yet
         self.index_entry: object = None  # owned by Hosts
         self.queue_entry: object = None  # owned by Queue
         # the job's story, for receipts and metrics

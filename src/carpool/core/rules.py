@@ -83,6 +83,8 @@ def _check_gang(state: State, record: JobRecord, decision: Decision) -> None:
             raise IllegalPlan(f"job {job.id} got GPU {gpu}, which does not exist")
     if not 1 <= allocation.accum <= job.batch:
         raise IllegalPlan(f"job {job.id} cannot cut a batch of {job.batch} into {allocation.accum}")
+    if job.can_shrink and allocation.accum < job.least_accum:
+        raise IllegalPlan(f"job {job.id} must cut its batch into {job.least_accum} pieces at least")
     if allocation.accum > 1 and not job.can_shrink:
         raise IllegalPlan(f"the sub-batch of job {job.id} may not shrink")
 
@@ -104,8 +106,7 @@ def _check_gpus(state: State, named: dict[str, JobRecord], decisions: Iterable[D
         for resident in state.residents(gpu):
             if resident.job.id not in named:
                 members.append(Member(resident, resident.accum, resident.memory))
-        memory = topology.nodes[topology.node_of[gpu]].memory
-        broken = cohabitation(members, state.jobs_per_gpu, memory, state.perf)
+        broken = cohabitation(members, state.jobs_per_gpu, topology.memory_of(gpu), state.perf)
         if broken:
             raise IllegalPlan(f"GPU {gpu}: {broken}")
 

@@ -1,6 +1,6 @@
 """Makes the shapes by which jobs are alike, one object for each; the performance model says what their sizes cost."""
 
-from carpool.core.model import Job, accumulations
+from carpool.core.model import Job, allowed_accumulations
 from carpool.core.perf import PerformanceModel, Placement
 from carpool.core.record import Shape, Size
 
@@ -12,7 +12,8 @@ class Shapes:
 
     def of(self, job: Job, priority: int, user: str | None) -> Shape:
         """`user` is given only where limits apply to that user."""
-        key = (job.gpus, job.model, job.batch, job.can_shrink, job.exclusive, job.max_slowdown, priority, user)
+        cut = (job.can_shrink, job.least_accum)
+        key = (job.gpus, job.model, job.batch, cut, job.exclusive, job.max_slowdown, priority, user)
         shape = self._known.get(key)
         if shape is None:
             best = Placement(job.gpus, self.perf.fewest_nodes(job.gpus))
@@ -23,5 +24,5 @@ class Shapes:
 
     def _sizes(self, job: Job, best: Placement) -> tuple[Size, ...]:
         whole = self.perf.iteration_time(job, 1, best)
-        accums = accumulations(job.batch) if job.can_shrink else (1,)
+        accums = allowed_accumulations(job)
         return tuple(Size(s, self.perf.memory(job, s), self.perf.iteration_time(job, s, best) / whole) for s in accums)

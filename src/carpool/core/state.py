@@ -5,12 +5,14 @@ free GPUs, hosts) are kept up to date event by event, and only jobs whose neighb
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from carpool.core import events as ev
 from carpool.core.cluster import Cluster
 from carpool.core.hosts import Hosts
-from carpool.core.model import Allocation, GpuId, Job, JobId, Limits, Status, accumulations
+from carpool.core.learning import LearningModel, Lesson, Sighting, life, sighting
+from carpool.core.model import Allocation, GpuId, Job, JobId, Limits, Status, allowed_accumulations
 from carpool.core.outlook import Outlook
 from carpool.core.perf import PerformanceModel, Placement
 from carpool.core.queue import Queue
@@ -29,6 +31,9 @@ class State:
         if jobs_per_gpu < 1:
             raise ValueError("at least one job must fit on a GPU")
         self.perf = perf
+        self.belief_version = 0
+        """Grows whenever `perf` learned something that may change its answers."""
+        self._learner = perf if isinstance(perf, LearningModel) else None
         self.order = order
         self.jobs_per_gpu = jobs_per_gpu
         self.now = 0.0
@@ -115,7 +120,7 @@ class State:
         """Why this job could never run here, or None."""
         if job.id in self.jobs or job.id in self.ended:
             return f"job {job.id} exists already"
-        smallest = accumulations(job.batch)[-1] if job.can_shrink else 1
+        smallest = allowed_accumulations(job)[-1]
         needed = self.perf.memory(job, smallest)
         total, fitting = self.topology.total(), self.topology.total(self.topology.with_memory(needed))
         if job.gpus > total:
@@ -154,28 +159,19 @@ class State:
         self._submissions += 1
         self.jobs[job.id] = record
         record.pending_since = self.now
-        if job.after:
-            unmet = [name for name in dict.fromkeys(job.after) if not self._succeeded(name)]
-            for name in unmet:
-                self._dependents.setdefault(name, []).append(job.id)
-            record.status = Status.BLOCKED if unmet else Status.PENDING
-            failed = self._failed_forerunner(record)
-            if failed is not None:
-                self._end(record, Status.CANCELLED, failed)
-            if unmet:
-                return
-        self._enqueue(record)
+        record.waits_for = tuple([name for name in dict.fromkeys(job.after) if not self._succeeded(name)])
+        if not record.waits_for:
+            self._enqueue(record)
+            return
+        record.status = Status.BLOCKED
+        for name in record.waits_for:
+            self._dependents.setdefault(name, []).append(job.id)
+        failed = next((self.ended[name] for name in record.waits_for if name in self.ended), None)
+        if failed is not None:
+            self._end(record, Status.CANCELLED, _waits_in_vain(failed))
 
     def _succeeded(self, name: JobId) -> bool:
         return name in self.ended and self.ended[name].status is Status.FINISHED
-
-    def _failed_forerunner(self, record: JobRecord) -> str | None:
-        """Why a job that waits for others will never run, or None."""
-        for name in record.job.after:
-            earlier = self.ended.get(name)
-            if earlier is not None and earlier.status is not Status.FINISHED:
-                return f"job {name}, which it waits for, {earlier.status}"
-        return None
 
     def _planned(self, event: ev.Planned) -> None:
         claims: list[tuple[JobRecord, Allocation]] = []
@@ -237,12 +233,17 @@ class State:
             return
         self._settle(record)
         record.done = min(event.done, record.job.iterations)
+        seen = None if self._learner is None else sighting(self.cluster, record, event.iteration_s)
         if self.cluster.mates(record):
             record.slowdown = max(1.0, event.iteration_s / record.alone_iteration_s)
         else:
             record.alone_iteration_s = event.iteration_s
+            record.alone_seen = True
         record.iteration_s = event.iteration_s
+        record.pace_seen = record.reported = True
         self._index_host(record)
+        if seen is not None:
+            self._learn(seen)
 
     def _checkpointed(self, event: ev.Checkpointed) -> None:
         record = self._current(event)
@@ -260,20 +261,27 @@ class State:
         record = self._current(event)
         if record is None or record.status not in ALIVE:
             return
+        seen = None
         if record.gpus:
+            if self._learner is not None:
+                self._settle(record)
+                seen = life(self.cluster, record)
             self._leave(record)
         record.done = float(record.job.iterations)
         self._end(record, Status.FINISHED, "")
+        if seen is not None:
+            self._learn(seen)
 
     def _failed(self, event: ev.Failed) -> None:
         record = self._current(event)
         if record is None or record.status not in ALIVE:
             return
-        if record.status in HOLDING and record.status is not Status.CANCELLING and not record.retries_left:
+        dies = record.status in (Status.STARTING, Status.RUNNING) and not event.again
+        if dies and not record.retries_left:
             self._leave(record)
             self._end(record, Status.FAILED, event.reason)
             return
-        record.retries_left -= record.status in (Status.STARTING, Status.RUNNING)
+        record.retries_left -= dies
         self._gone(record)
 
     def _gone(self, record: JobRecord) -> None:
@@ -302,6 +310,50 @@ class State:
             record.status = Status.CANCELLING
         else:
             self._end(record, Status.CANCELLED, record.reason)
+
+    def _put_on_hold(self, event: ev.Held) -> None:
+        record = self.jobs.get(event.job)
+        if record is None or record.on_hold:
+            return
+        record.on_hold = True
+        if record.status is Status.PENDING:
+            self.queue.remove(record)
+            record.waited_s += self.now - record.pending_since
+            record.status = Status.HELD
+
+    def _released(self, event: ev.Released) -> None:
+        record = self.jobs.get(event.job)
+        if record is None:
+            return
+        record.on_hold = False
+        if record.status is Status.HELD:
+            self._requeue(record)
+
+    def _revised(self, event: ev.Revised) -> None:
+        record = self.jobs.get(event.job)
+        if record is None:
+            return
+        waits = not record.gpus
+        changes: dict[str, Any] = {}
+        if event.can_shrink is not None and (waits or event.can_shrink):
+            changes["can_shrink"] = event.can_shrink
+        if event.least_accum is not None and waits:
+            changes["least_accum"] = min(event.least_accum, record.job.batch)
+        if event.exclusive is not None and waits:
+            changes["exclusive"] = event.exclusive
+        record.job = replace(record.job, **changes)
+        self._reshape(record, record.shape.priority)
+
+    def _memory_taken(self, event: ev.MemoryTaken) -> None:
+        if event.gpu not in self.topology.node_of:
+            return
+        if event.memory > 0:
+            self.topology.taken[event.gpu] = event.memory
+        else:
+            self.topology.taken.pop(event.gpu, None)
+        for record in self.residents(event.gpu):
+            self._index_host(record)
+        self.stirred = True
 
     def _rekeyed(self, event: ev.Rekeyed) -> None:
         record = self.jobs.get(event.job)
@@ -356,8 +408,10 @@ class State:
     # ---- a job's way through the queue -----------------------------------------------------------------------------
 
     def _enqueue(self, record: JobRecord) -> None:
-        record.status = Status.PENDING
+        record.status = Status.HELD if record.on_hold else Status.PENDING
         record.alone_iteration_s = self._best_iteration_time(record)
+        if record.on_hold:
+            return
         self.queue.add(record, self.order(record, self.now))
         self.stirred = True
 
@@ -393,10 +447,11 @@ class State:
                 later = self.jobs.get(name)
                 if later is None or later.status is not Status.BLOCKED:
                     continue
-                failed = self._failed_forerunner(later)
-                if failed is not None:
-                    ending.append((later, Status.CANCELLED, failed))
-                elif all(self._succeeded(other) for other in later.job.after):
+                if status is not Status.FINISHED:
+                    ending.append((later, Status.CANCELLED, _waits_in_vain(record)))
+                    continue
+                later.waits_for = tuple([other for other in later.waits_for if other != record.job.id])
+                if not later.waits_for:
                     later.pending_since = self.now
                     self._enqueue(later)
         self.stirred = True
@@ -485,6 +540,7 @@ class State:
                 self._settle(record)
                 record.slowdown = self._slowdown(record)
                 record.iteration_s = record.alone_iteration_s * record.slowdown
+                record.pace_seen = False
                 record.pace += 1
                 self.repaced.append(record)
             self._index_host(record)
@@ -500,6 +556,7 @@ class State:
 
     def _place(self, record: JobRecord) -> None:
         """Compute the iteration time alone on its GPUs at its accumulation."""
+        record.alone_seen = False
         nodes = self.topology.nodes_spanned(record.gpus)
         if record.accum == 1 and nodes == record.shape.placement.nodes:
             record.alone_iteration_s = record.whole_iteration_s
@@ -507,11 +564,38 @@ class State:
             placement = Placement(len(record.gpus), nodes)
             record.alone_iteration_s = self.perf.iteration_time(record.job, record.accum, placement)
 
+    # ---- belief ----------------------------------------------------------------------------------------------------
+
+    def _learn(self, seen: Sighting) -> None:
+        """Tell the model what was seen. If it changed its mind, refresh all that was derived from its answers."""
+        lesson = self._learner.learn(seen) if self._learner is not None else Lesson.NOTHING
+        if not lesson:
+            return
+        self.belief_version += 1
+        if lesson & Lesson.SPEEDS:
+            self._shapes = Shapes(self.perf)
+            for record in self.jobs.values():
+                self._rethink_speed(record)
+        # what was measured beside the present mates needs no belief
+        self._repace([r for r in self._running.values() if not r.pace_seen and r.status is Status.RUNNING])
+        self.stirred = True
+
+    def _rethink_speed(self, record: JobRecord) -> None:
+        record.whole_iteration_s = self.perf.iteration_time(record.job, 1, record.shape.placement)
+        self._reshape(record, record.shape.priority)
+        if record.gpus and not record.alone_seen:
+            self._place(record)
+            self._index_host(record)
+
     def _index_host(self, record: JobRecord) -> None:
         if self._hosts is not None:
             self._hosts.update(record)
         if self._outlook is not None:
             self._outlook.touch(record)
+
+
+def _waits_in_vain(forerunner: JobRecord) -> str:
+    return f"job {forerunner.job.id}, which it waits for, {forerunner.status}"
 
 
 _APPLY: dict[type[ev.Event], Callable[[State, Any], None]] = {
@@ -526,8 +610,12 @@ _APPLY: dict[type[ev.Event], Callable[[State, Any], None]] = {
     ev.Finished: State._finished,
     ev.Failed: State._failed,
     ev.Cancelled: State._cancelled,
+    ev.Held: State._put_on_hold,
+    ev.Released: State._released,
+    ev.Revised: State._revised,
     ev.Rekeyed: State._rekeyed,
     ev.LimitsChanged: State._limits_changed,
     ev.NodeJoined: State._node_joined,
+    ev.MemoryTaken: State._memory_taken,
     ev.NodeLost: State._node_lost,
 }

@@ -61,18 +61,19 @@ class Choices(NamedTuple):
 
 
 class OptionCache:
-    """Choices by guest shape and host kind, for one performance model and one size of the largest GPU."""
+    """Choices by guest shape and host kind, for what one performance model believes and one size of the largest GPU."""
 
     def __init__(self) -> None:
         self._perf: PerformanceModel | None = None
+        self._version = 0
         self._memory = 0
         self._known: dict[tuple[Shape, int], dict[HostKind, Choices]] = {}
 
     def beside(self, view: View, guest: JobRecord, at_least: int) -> dict[HostKind, Choices]:
         """What is known for guests of this shape and an accumulation of at least so much."""
-        perf, memory = view.perf, view.topology.largest_memory
-        if perf is not self._perf or memory != self._memory:
-            self._perf, self._memory = perf, memory
+        perf, version, memory = view.perf, view.belief_version, view.topology.largest_memory
+        if perf is not self._perf or version != self._version or memory != self._memory:
+            self._perf, self._version, self._memory = perf, version, memory
             self._known.clear()
         known = self._known.get((guest.shape, at_least))
         if known is None:
@@ -180,7 +181,7 @@ class Candidates:
 
     def _kind(self, member: Member, gpus: list[GpuId]) -> HostKind:
         topology, job = self.draft.view.topology, member.record.job
-        memory = min(topology.nodes[topology.node_of[gpu]].memory for gpu in gpus)
+        memory = min(topology.memory_of(gpu) for gpu in gpus)
         return HostKind(job.model, job.batch, member.accum, job.max_slowdown, memory - member.memory)
 
     def _host(self, member: Member, gpus: list[GpuId]) -> Host:

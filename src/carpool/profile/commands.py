@@ -47,7 +47,7 @@ def fit(out: str | None, as_json: bool, **told: Any) -> None:
     if as_json:
         click.echo(dumps(profile), nl=False)
         return
-    _show(profile)
+    show(profile)
     if out is not None:
         click.echo(f"wrote {out}")
 
@@ -98,7 +98,7 @@ def show_command(name: str, as_json: bool) -> None:
     if as_json:
         click.echo(dumps(profile), nl=False)
     else:
-        _show(profile)
+        show(profile)
 
 
 def _list(as_json: bool) -> None:
@@ -125,7 +125,7 @@ def _list(as_json: bool) -> None:
     _print("Profiles", ("name", "GPU", "tasks", "pairs", "mechanisms"), rows)
 
 
-def _show(profile: Profile) -> None:
+def show(profile: Profile) -> None:
     gpu = profile.gpu
     memory = f", {gpu.memory_bytes / GIB:.1f} GiB" if gpu and gpu.memory_bytes else ""
     click.echo(f"{profile.name}: {gpu.name + memory if gpu else 'no GPU named'}")

@@ -179,17 +179,18 @@ def fit_memory(
     runs = [run for path in paths for run in read_solo(path)]
     tasks = sorted({run.task for run in runs})
     return {
-        task: _fit_line([run for run in runs if run.task == task], activation_scale, round(context_gib * GIB))
+        task: memory_line([run for run in runs if run.task == task], activation_scale, round(context_gib * GIB))
         for task in tasks
     }
 
 
-def _fit_line(runs: Sequence[Run], activation_scale: float, context: int) -> Memory:
+def memory_line(runs: Sequence[Run], activation_scale: float, context: int) -> Memory:
+    """The line of one task; where only one batch was run whole, the rows with accumulation tell the slope."""
     plain = [(run.batch, run.memory_bytes or 0.0) for run in runs if run.accum == 1]
     if len({batch for batch, _ in plain}) < 2:
-        raise ProfileError(
-            f"task {runs[0].task}: memory of one batch size only; measure at least two, without accumulation"
-        )
+        plain = [(sub_batch(run.batch, run.accum), run.memory_bytes or 0.0) for run in runs]
+    if len({batch for batch, _ in plain}) < 2:
+        raise ProfileError(f"task {runs[0].task}: memory of one batch size only; measure at least two")
     intercept, slope = _line(plain)
     excess = [
         (run.memory_bytes or 0.0) - intercept - slope * sub_batch(run.batch, run.accum) for run in runs if run.accum > 1

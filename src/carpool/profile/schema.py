@@ -1,12 +1,13 @@
 """The profile file: what is known about tasks and their sharing on one kind of GPU, as versioned JSON.
 
-A profile holds fitted tasks (eq. 3, 4, 7 and memory), measured pairs and groups per sharing mechanism, or any part of
-that; `carpool fit` and the GPU measurements write it, simulator and service load it. Loading is strict: what does
-not follow the schema is refused with the field's path. `docs/profiles.md` describes every field.
+A profile holds fitted tasks (eq. 3, 4, 7, memory, how busy they keep the GPU), measured pairs and groups per sharing
+mechanism, raw measurements, or any part of that; `carpool profile` and `carpool fit` write it, simulator and service
+load it. Loading is strict: what does not follow the schema is refused with the field's path. `docs/profiles.md`
+describes every field.
 """
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,17 @@ from typing import Any
 from carpool.core.perf import AllReduce
 from carpool.errors import nearest
 from carpool.profile.fields import Fields, ProfileError
+from carpool.profile.measure.raw import measurement, plain
 from carpool.profile.values import (
     MECHANISMS,
+    Busy,
     Demand,
     FitError,
     Gpu,
     Group,
     GroupJob,
     Interval,
+    Kappa,
     Memory,
     Pair,
     Point,
@@ -81,6 +85,9 @@ def loads(text: str, file: str) -> Profile:
         pairs=tuple(_pair(pair) for pair in fields.children("pairs")),
         groups=tuple(_group(group) for group in fields.children("groups")),
         points=tuple(_point(point) for point in fields.children("points")),
+        kappa={_known_mechanism(name, fields): _kappa(f) for name, f in fields.named("kappa").items()},
+        measured=fields.maybe("measured", fields.text),
+        raw=tuple(measurement(done) for done in fields.children("raw")),
     )
     fields.done()
     if not (profile.tasks or profile.pairs or profile.groups or profile.points):
@@ -119,6 +126,7 @@ def _task(f: Fields) -> TaskProfile:
         batch_norm=f.maybe("batch_norm", f.flag),
         error=f.maybe("error", lambda key: _error(f.child(key))),
         source=f.maybe("source", f.text),
+        busy=f.maybe("busy", lambda key: _busy(f.child(key))),
         demands=tuple(_demand(demand) for demand in f.children("demands")),
     )
     f.done()
@@ -127,10 +135,24 @@ def _task(f: Fields) -> TaskProfile:
     return task
 
 
+def _busy(f: Fields) -> Busy:
+    busy = Busy(f.number("alpha_s", 0), f.number("beta_s", 0))
+    f.done()
+    if busy.beta_s == 0:
+        f.fail("beta_s", "0, so that the GPU never works; fit the task again")
+    return busy
+
+
 def _demand(f: Fields) -> Demand:
     demand = Demand(_mechanism(f), f.whole("batch", 1), f.number("demand", 0))
     f.done()
     return demand
+
+
+def _kappa(f: Fields) -> Kappa:
+    kappa = Kappa(f.number("kappa", 0), f.number("median_error", 0), f.whole("pairs", 1))
+    f.done()
+    return kappa
 
 
 def _all_reduce(f: Fields) -> AllReduce:
@@ -164,6 +186,8 @@ def _error(f: Fields) -> FitError:
         median_one_gpu=share("median_one_gpu"),
         median_one_node=share("median_one_node"),
         median_several_nodes=share("median_several_nodes"),
+        held_out_median=share("held_out_median"),
+        held_out_points=f.maybe("held_out_points", lambda key: f.whole(key, 1)),
     )
     f.done()
     if error.left_out and not error.why_left_out:
@@ -224,7 +248,10 @@ def _point(f: Fields) -> Point:
 
 
 def _mechanism(f: Fields) -> str:
-    mechanism = f.text("mechanism")
+    return _known_mechanism(f.text("mechanism"), f)
+
+
+def _known_mechanism(mechanism: str, f: Fields) -> str:
     if mechanism not in MECHANISMS:
         f.fail("mechanism", f"unknown {mechanism!r}; give {', '.join(MECHANISMS)}")
     return mechanism
@@ -248,8 +275,12 @@ def _interval(f: Fields, key: str) -> Interval:
 def dumps(profile: Profile) -> str:
     """The file's text: indented for reading, one line for each pair, group and point."""
     parts = [f' "schema": {SCHEMA}']
-    for key, value in _bare(asdict(profile)).items():
-        if key in ("pairs", "groups", "points"):
+    values = {
+        **_bare(asdict(replace(profile, raw=()))),
+        **({"raw": list(map(plain, profile.raw))} if profile.raw else {}),
+    }
+    for key, value in values.items():
+        if key in ("pairs", "groups", "points", "raw"):
             lines = ",\n  ".join(json.dumps(item, ensure_ascii=False) for item in value)
             parts.append(f' "{key}": [\n  {lines}\n ]')
         else:

@@ -4,11 +4,13 @@
 with: tasks and one interference table per sharing mechanism.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from carpool.core.perf import AllReduce, MeasuredPair, TableInterference, Task
 from carpool.profile.fields import ProfileError
+from carpool.profile.measure.raw import Measurement
 
 MECHANISMS = ("mps", "time-slicing", "unknown")
 Interval = tuple[float, float]
@@ -36,6 +38,31 @@ class FitError:
     median_one_gpu: float | None = None
     median_one_node: float | None = None
     median_several_nodes: float | None = None
+    held_out_median: float | None = None
+    """Of points that a fit of the others had not seen."""
+    held_out_points: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """How busy a task keeps the GPU: t(b) = (α⁴ + (β·b)⁴)^¼, of which the GPU works β·b."""
+
+    alpha_s: float
+    beta_s: float
+
+    def share(self, samples: int) -> float:
+        """u in (0, 1]: the share of an iteration in which the GPU works."""
+        working = self.beta_s * samples
+        return working / math.pow(self.alpha_s**4 + working**4, 0.25)
+
+
+@dataclass(frozen=True, slots=True)
+class Kappa:
+    """ξ = 1 + κ·u_a·u_b for pairs nobody measured, and the median relative error of that over those measured."""
+
+    kappa: float
+    median_error: float
+    pairs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +98,7 @@ class TaskProfile:
     batch_norm: bool | None = None
     error: FitError | None = None
     source: str | None = None
+    busy: Busy | None = None
     demands: tuple[Demand, ...] = ()
 
     def core(self) -> Task:
@@ -80,7 +108,7 @@ class TaskProfile:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two jobs on one GPU: ξ of each, at the batches measured (0: any). An interval is the range over all runs."""
+    """Two jobs on one GPU: ξ of each, at the batches measured (0: any), and where a repetition is to be expected."""
 
     a: str
     batch_a: int
@@ -137,6 +165,11 @@ class Profile:
     pairs: tuple[Pair, ...] = ()
     groups: tuple[Group, ...] = ()
     points: tuple[Point, ...] = ()
+    kappa: dict[str, Kappa] = field(default_factory=dict)
+    """By mechanism."""
+    measured: str | None = None
+    """When and with what software."""
+    raw: tuple[Measurement, ...] = ()
 
     def core_tasks(self) -> dict[str, Task]:
         return {name: task.core() for name, task in self.tasks.items()}

@@ -28,8 +28,8 @@ PREFACE = f"""\
 # Robustness
 
 Made by `{{command}} --out docs`; every figure is the mean of {{seeds}} generated workloads (`philly-like`) on which
-nothing was tuned. The base world: 16 × 4 GPUs, ξ as in the Gavel table, at most two jobs per GPU, everything known, no memory
-limits, every placement equally fast. Load 1 is 240 jobs in eight hours, load 2 is 480.
+nothing was tuned. The base world: 16 × 4 GPUs, ξ as in the Gavel table, at most two jobs per GPU, everything known, no
+memory limits, every placement equally fast. Load 1 is 240 jobs in eight hours, load 2 is 480.
 
 A figure is a policy's mean completion time over that of `{REFERENCE}` on the same jobs: the geometric mean over seeds,
 with two standard errors to either side. `repair` is `{REPAIR}`. *Worse* names which of our own

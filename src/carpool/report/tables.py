@@ -61,6 +61,7 @@ def describe(setup: Setup) -> str:
     parts = [f"{setup.cluster} GPUs", f"profile {setup.profile}", f"ξ {setup.truth}{belief}", share]
     parts += [f"durations misjudged by σ {setup.duration_error:g}"] if setup.duration_error else []
     parts += [f"slow-downs misjudged by σ {setup.interference_error:g}"] if setup.interference_error else []
+    parts += [f"reports off by σ {setup.report_error:g}"] if setup.report_error else []
     parts += ["placement ignored"] if setup.ignore_placement else []
     parts += [] if setup.memory_limit else ["no memory limit"]
     parts += [f"launch {setup.costs.launch_s:g} s"] if setup.costs.launch_s else []

@@ -58,7 +58,10 @@ def world_options(command: Command) -> Command:
             help="Slow-down of sharing: a number, a CSV matrix (row slowed by column), or a shipped table.",
         ),
         click.option("--truth", help="The slow-down as it is, where it differs from --interference."),
-        click.option("--belief", help="The slow-down as the policy believes it to be, where it differs."),
+        click.option(
+            "--belief",
+            help="The slow-down as the policy believes it to be, where it differs; or learned: from what jobs report.",
+        ),
         click.option(
             "--duration-error",
             type=number(0.0, 10.0),
@@ -70,6 +73,12 @@ def world_options(command: Command) -> Command:
             type=number(0.0, 10.0),
             default=0.0,
             help="Sigma of a lognormal error in believed slow-downs; the seed draws it.",
+        ),
+        click.option(
+            "--report-error",
+            type=number(0.0, 10.0),
+            default=0.0,
+            help="Sigma of a lognormal error in the iteration times that jobs report.",
         ),
         click.option(
             "--jobs-per-gpu", type=click.IntRange(1, 100), default=2, show_default=True, help="Most jobs on a GPU."
@@ -104,6 +113,7 @@ def make_setup(seed: int, world: dict[str, Any]) -> Setup:
         belief=None if belief == truth else belief,
         duration_error=world["duration_error"],
         interference_error=world["interference_error"],
+        report_error=world["report_error"],
         seed=seed,
         jobs_per_gpu=world["jobs_per_gpu"],
         gpu_memory=parse_bytes(world["gpu_memory"]) if world["gpu_memory"] is not None else None,
@@ -190,7 +200,8 @@ def compare(
     names = list(dict.fromkeys(chosen or PAPER))
     for name in names:
         policies.make(name)
-    if seeds and source != generate.NAME and not (world["duration_error"] or world["interference_error"]):
+    errors = ("duration_error", "interference_error", "report_error")
+    if seeds and source != generate.NAME and not any(world[error] for error in errors):
         raise InputError(f"--seeds belongs to the generator; choose workloads of {source} with --select, as seed=1-8")
     numbers = parse_seeds(seeds or ("1-4" if source == generate.NAME else "1"))
     setup = make_setup(numbers[0], world)

@@ -8,7 +8,8 @@ the same model it is the scheduler's own state, and otherwise a second one that 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from math import inf
+from math import exp, inf
+from random import Random
 from time import perf_counter
 
 from carpool.core import events as ev
@@ -49,6 +50,7 @@ class Engine:
         truth: PerformanceModel | None = None,
         jobs_per_gpu: int = 2,
         costs: Costs | None = None,
+        report_error: tuple[float, int] = (0.0, 1),
         log: Callable[[ev.Event], None] | None = None,
     ) -> None:
         self.scheduler = Scheduler(policy, belief, jobs_per_gpu)
@@ -56,6 +58,8 @@ class Engine:
         same = truth is None or truth is belief
         self.world = self.belief if same else State(truth or belief, policy.key, jobs_per_gpu)
         self.costs = costs or Costs()
+        self._report_error, seed = report_error
+        self._random = Random(f"{seed} reports")
         self.log = log
         self.decision_s: list[float] = []
         """Wall seconds of every step in which the policy was asked."""
@@ -128,6 +132,7 @@ class Engine:
                 self._push(record.end(), record, record.pace)
             if self.world is not self.belief:
                 self._report(now, repaced)
+                wake = self.belief.stirred  # what was learned may change the policy's mind
             repaced.clear()
         again = scheduler.policy.wake(scheduler.state)
         if again is not None and not now < again < inf:
@@ -142,10 +147,14 @@ class Engine:
     def _report(self, now: float, repaced: list[JobRecord]) -> None:
         """Tell those who believe how fast jobs really run, as live workers would; the world knows."""
         for record in repaced:
-            event = ev.Observed(now, record.job.id, record.attempt, record.done, record.iteration_s)
+            seconds = record.iteration_s
+            if self._report_error:
+                seconds *= exp(self._random.gauss(0.0, self._report_error))
+            event = ev.Observed(now, record.job.id, record.attempt, record.done, seconds)
             self.belief.apply(event)
             if self.log is not None:
                 self.log(event)
+        self.belief.repaced.clear()
 
     def _deliver(self, now: float, batch: list[ev.Event], wake: bool = False) -> ev.Planned | None:
         """Tell the world and the scheduler what happened; the plan, if any, has been told to both on return."""

@@ -13,6 +13,8 @@ from itertools import product
 from time import process_time
 
 from carpool import policies
+from carpool.belief.model import Belief
+from carpool.belief.prior import KAPPA, believe
 from carpool.core import events as ev
 from carpool.core.model import Job, Node
 from carpool.core.perf import (
@@ -41,6 +43,8 @@ REMEDIES = {
     "batch": "; give a larger --gpu-memory, or --no-memory-limit",
 }
 MOST_SLOWDOWN = 1000
+LEARNED = "learned"
+"""The belief that starts from the profile alone and learns from what jobs report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +58,16 @@ class Setup:
     truth: str = "1.5"
     """The slow-down of sharing as it is: a number, a CSV matrix, or a shipped table's name."""
     belief: str | None = None
-    """The slow-down as the policy believes it to be; None: it knows the truth."""
+    """The slow-down as the policy believes it to be; None: it knows the truth; "learned": it starts from the profile
+    and learns from what jobs report; "learned:probe=1.5": and tries families that it has not seen share yet."""
     duration_error: float = 0.0
     """Sigma of the lognormal error of believed iteration times."""
     interference_error: float = 0.0
     """Sigma of the lognormal error of believed slow-downs."""
+    report_error: float = 0.0
+    """Sigma of the lognormal error of the iteration times that jobs report."""
     seed: int = 1
-    """Of those errors."""
+    """Of these errors."""
     jobs_per_gpu: int = 2
     gpu_memory: int | None = None
     """Bytes on each GPU; None: what the profile's GPU has."""
@@ -112,6 +119,7 @@ def simulate(
                 truth=truth,
                 jobs_per_gpu=setup.jobs_per_gpu,
                 costs=setup.costs,
+                report_error=(setup.report_error, setup.seed),
                 log=log,
             )
             state = engine.run()
@@ -177,12 +185,31 @@ def _models(setup: Setup, node_gpus: int, workload: Workload) -> tuple[Performan
         )
 
     truth = model(setup.truth)
-    belief: PerformanceModel = truth
-    if setup.interference_error or setup.belief not in (None, setup.truth):
-        belief = model(setup.belief or setup.truth, setup.interference_error)
+    name = setup.belief or setup.truth
+    if name.partition(":")[0] == LEARNED:
+        return _learner(setup, model(setup.truth)), truth
+    # where reports may err they are made, and believed
+    same = name == setup.truth and not setup.report_error and not setup.interference_error
+    belief: PerformanceModel = truth if same else model(name, setup.interference_error)
     if setup.duration_error:
         belief = Misjudged(belief, setup.duration_error, setup.seed)
     return belief, truth
+
+
+def _learner(setup: Setup, fitted: FittedModel) -> Belief:
+    """A belief that knows the profile and the sharing mechanism, and nothing of the true slow-downs."""
+    probe = None
+    _, colon, option = (setup.belief or "").partition(":")
+    if colon:
+        key, _, value = option.partition("=")
+        if key != "probe" or not re.fullmatch(r"\d{1,3}(\.\d{1,9})?", value) or float(value) < 1.0:
+            raise InputError(
+                f"belief {setup.belief!r}: write {LEARNED}, or {LEARNED}:probe=1.5 with a slow-down from 1 on"
+            )
+        probe = float(value)
+    mechanism = next((part for part in setup.truth.split(":") if part in KAPPA), "unknown")
+    times = Misjudged(fitted, setup.duration_error, setup.seed) if setup.duration_error else None
+    return believe(_profile(setup.profile), fitted, mechanism, times=times, with_pairs=False, probe=probe)
 
 
 def _table(text: str, setup: Setup, workload: Workload) -> Interference:

@@ -1,0 +1,113 @@
+"""A whole state as plain data and back, so that a journal need not be replayed from its beginning.
+
+The live service keeps such a snapshot beside its journal; the state restored from it, with the events since, equals the
+one replayed from the start. Jobs that ended are left out: nothing that may still happen depends on them, because a
+waiting job remembers by itself which of its forerunners are not through yet.
+"""
+
+from typing import Any
+
+from carpool.core.codec import plain
+from carpool.core.learning import LearningModel
+from carpool.core.model import Job, Limits, Node, Status
+from carpool.core.perf import PerformanceModel
+from carpool.core.record import JobRecord, Order
+from carpool.core.state import State
+
+_KEPT = (
+    *("attempt", "accum", "memory", "whole_iteration_s", "alone_iteration_s", "done", "checkpoint", "since"),
+    *("iteration_s", "slowdown", "pace", "on_hold", "retries_left", "pending_since", "first_start", "waited_s"),
+    *("held_since", "served", "ran_s", "alone_s", "preemptions", "shares", "hosted", "reason"),
+    *("alone_seen", "pace_seen", "reported"),
+)
+_COUNTERS = ("now", "busy_gpu_s", "shares", "preemptions", "_submissions", "stirred", "belief_version")
+
+
+def encode(state: State) -> dict[str, Any]:
+    """All that a state knows about the cluster and the jobs that have not ended."""
+    topology = state.topology
+    return {
+        "belief": state.perf.dump() if isinstance(state.perf, LearningModel) else None,
+        "counters": {name: getattr(state, name) for name in _COUNTERS},
+        "nodes": [plain(node) for node in topology.nodes],
+        "present": sorted(topology.present.values()),
+        "taken": sorted(topology.taken.items()),
+        "limits": {user: plain(limits) for user, limits in state.limits.items()},
+        "jobs": [_encode_job(record) for record in state.jobs.values()],
+        "running": [record.job.id for record in state.running],
+        "residents": [[gpu, [record.job.id for record in there]] for gpu, there in state.cluster.residents.items()],
+    }
+
+
+def _encode_job(record: JobRecord) -> dict[str, Any]:
+    data = {name: getattr(record, name) for name in _KEPT}
+    entry: Any = record.queue_entry
+    return {
+        "job": plain(record.job),
+        "order": record.order,
+        "status": str(record.status),
+        "priority": record.shape.priority,
+        "gpus": list(record.gpus),
+        "leaving": list(record.leaving),
+        "waits_for": list(record.waits_for),
+        "key": list(entry[1]) if entry is not None else None,
+        **data,
+    }
+
+
+def restore(data: dict[str, Any], perf: PerformanceModel, order: Order, jobs_per_gpu: int = 2) -> State:
+    """The state that `encode` described. Raises ValueError where fewer jobs fit on a GPU now than are there.
+
+    A model that learns is told what the encoded state's model had learned.
+    """
+    if isinstance(perf, LearningModel) and data["belief"] is not None:
+        perf.restore(data["belief"])
+    state = State(perf, order, jobs_per_gpu)
+    _restore_nodes(state, data)
+    state.limits = {user: Limits(**limits) for user, limits in data["limits"].items()}
+    for entry in data["jobs"]:
+        _restore_job(state, entry)
+    _restore_residents(state, data)
+    for name, value in data["counters"].items():
+        setattr(state, name, value)
+    return state
+
+
+def _restore_nodes(state: State, data: dict[str, Any]) -> None:
+    present = set(data["present"])
+    for number, raw in enumerate(data["nodes"]):  # lost ones too: a node keeps its number
+        state.cluster.join(Node(raw["id"], tuple(raw["gpus"]), raw["memory"]))
+        if number not in present:
+            state.cluster.lose(raw["id"])
+    state.topology.taken = dict(data["taken"])
+
+
+def _restore_job(state: State, data: dict[str, Any]) -> None:
+    raw = data["job"]
+    job = Job(**{**raw, "after": tuple(raw["after"])})
+    record = JobRecord(job, state._shape(job, data["priority"]), data["order"], data["whole_iteration_s"])
+    for name in _KEPT:
+        setattr(record, name, data[name])
+    record.status = Status(data["status"])
+    record.gpus, record.leaving = tuple(data["gpus"]), tuple(data["leaving"])
+    record.waits_for = tuple(data["waits_for"])
+    state.jobs[job.id] = record
+    if data["key"] is not None:
+        state.queue.add(record, tuple(data["key"]))
+    for name in record.waits_for if record.status is Status.BLOCKED else ():
+        state._dependents.setdefault(name, []).append(job.id)
+
+
+def _restore_residents(state: State, data: dict[str, Any]) -> None:
+    """Enter everybody as `State` does, then put those who share a GPU in the order in which they came."""
+    for name in data["running"]:
+        record = state.jobs[name]
+        state._running[record.order] = record
+        for gpu in record.gpus:
+            if len(state.cluster.residents[gpu]) >= state.jobs_per_gpu:
+                raise ValueError(f"GPU {gpu} holds more than {state.jobs_per_gpu} jobs")
+        state.cluster.enter(record)
+        if state.limits:
+            state._count_for_user(record, 1)
+    for gpu, names in data["residents"]:
+        state.cluster.residents[gpu] = tuple(state.jobs[name] for name in names)

@@ -1,0 +1,312 @@
+"""NVIDIA MPS: one control daemon for the GPUs we manage, so that kernels of several jobs run side by side.
+
+The live executor and the profiler start a `Daemon`, put its `env()` into their workers, and verify from the running
+processes that MPS serves them: a client that cannot reach the daemon runs on without it and says nothing. The daemon
+has directories of its own, outlives a service that is killed (the next `start` adopts it), and is ended by its pid.
+Clocks, compute mode and MIG layout are not touched, and no share of the GPU's threads is set: kernels of two gangs that
+wait for each other could hang under such a cap.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from carpool.errors import InputError
+from carpool.gpu import nvml
+
+CONTROL = "nvidia-cuda-mps-control"
+SOCKET_LONGEST = 107 - len("/control_privileged")
+"""A Unix socket's path has at most 107 characters; the daemon puts its sockets into the pipe directory."""
+ANSWER_S = 10.0
+START_S = 20.0
+STOP_S = 10.0
+MIB = 2**20
+PROBE_LIMIT = 3 * 2**30
+"""More than any context takes, and less than `PROBE_MUCH`."""
+PROBE_MUCH = 4 * 2**30
+
+
+class MpsError(InputError):
+    """MPS does not work here; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A server that failed: everybody who was on it has to be started again."""
+
+    server: int
+    clients: frozenset[int]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What a trial client showed: whether MPS serves it, and whether the memory limit holds."""
+
+    served: bool
+    limited: bool
+    detail: str
+
+
+def available(control: str = CONTROL) -> str | None:
+    """None if MPS can be used here, else the reason why not."""
+    if not sys.platform.startswith("linux"):
+        return "MPS exists on Linux only"
+    if shutil.which(control) is None:
+        return f"{control} is not installed; it comes with the NVIDIA driver"
+    if not nvml.devices():
+        return "no GPU was found"
+    return None
+
+
+class Daemon:
+    """The control daemon in `directory`, for the GPUs with these UUIDs (none: all of them)."""
+
+    def __init__(self, directory: str | os.PathLike[str], uuids: Sequence[str] = (), control: str = CONTROL) -> None:
+        self.directory = Path(directory).resolve()
+        self.uuids = tuple(uuids)
+        self._control = control
+        self._child: subprocess.Popen[bytes] | None = None
+        self._pid: int | None = None
+        self._birth: int | None = None
+        self._served: dict[int, frozenset[int]] = {}
+        self._failed: set[int] = set()
+
+    @property
+    def pipe(self) -> Path:
+        """Where the sockets are: inside our directory, or in a short private one if that path is too long."""
+        inside = self.directory / "pipe"
+        if len(os.fsencode(inside)) <= SOCKET_LONGEST:
+            return inside
+        name = hashlib.sha256(os.fsencode(self.directory)).hexdigest()[:12]
+        return Path(tempfile.gettempdir()) / f"carpool-{os.getuid()}-{name}"
+
+    @property
+    def log(self) -> Path:
+        return self.directory / "log"
+
+    @property
+    def pid(self) -> int | None:
+        return self._pid
+
+    def start(self) -> None:
+        """Start the daemon, or adopt the one that an earlier service left in this directory."""
+        if self._adopt():
+            return
+        for place in (self.directory, self.pipe, self.log):
+            _private(place)
+        with (self.log / "daemon.log").open("ab") as output:
+            try:
+                self._child = subprocess.Popen(
+                    [self._control, "-f"],
+                    env=self._own_env(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise MpsError(
+                    f"{self._control}: cannot be started ({error.strerror}); share by time-slicing"
+                ) from None
+        self._pid, self._birth = self._child.pid, _birth(self._child.pid)
+        self._note().write_text(json.dumps({"pid": self._pid, "birth": self._birth, "uuids": self.uuids}))
+        until = time.monotonic() + START_S
+        while self._servers() is None:
+            if not self.alive() or time.monotonic() > until:
+                self.stop()
+                raise MpsError(f"the MPS daemon does not answer; see {self.log}, or share by time-slicing")
+            time.sleep(0.05)
+
+    def env(self, memory_limit: int | None = None, gpus: int = 1) -> dict[str, str]:
+        """What a worker needs in its environment. The limit is in bytes for each of its GPUs, its context included."""
+        told = {"CUDA_MPS_PIPE_DIRECTORY": str(self.pipe), "CUDA_MPS_LOG_DIRECTORY": str(self.log)}
+        if memory_limit is not None:
+            whole = max(1, memory_limit // MIB)
+            told["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = ",".join(f"{gpu}={whole}M" for gpu in range(gpus))
+        return told
+
+    def alive(self) -> bool:
+        """Does our daemon's process still run?"""
+        if self._child is not None and self._child.poll() is not None:
+            return False
+        return self._pid is not None and _birth(self._pid) == self._birth and self._birth is not None
+
+    def clients(self) -> set[int]:
+        """The processes that MPS serves now."""
+        return {client for server in self._servers() or () for client in self._clients_of(server)}
+
+    def verify(self, pid: int) -> bool:
+        """Does MPS serve this process, or one that it started? False for one that fell back to time-slicing."""
+        clients = self.clients()
+        return any(client == pid or pid in _ancestors(client) for client in clients)
+
+    def fell_back(self, pids: Sequence[int]) -> list[int]:
+        """Those of `pids` that compute on our GPUs outside MPS."""
+        uuids = self.uuids or tuple(device.uuid for device in nvml.devices())
+        busy = {use.pid for uuid in uuids for use in nvml.processes(uuid)}
+        clients = self.clients()
+        return [pid for pid in pids if pid in busy and pid not in clients]
+
+    def faults(self) -> list[Fault]:
+        """Servers that failed since the last call, with everybody who was last seen on them. Call it now and then.
+
+        A server that is simply gone counts when a process it served is still there: that one has lost its GPU.
+        """
+        servers = self._servers()
+        if servers is None:
+            return self._all_lost() if not self.alive() else []
+        found = []
+        for gone in set(self._served) - set(servers):
+            clients = self._served.pop(gone)
+            if any(_birth(pid) is not None for pid in clients):
+                found.append(Fault(gone, clients, "the server is gone"))
+        for server in servers:
+            seen = frozenset(self._clients_of(server))
+            status = (self._ask(f"get_server_status {server}") or "").strip().upper()
+            if "FAULT" in status and server not in self._failed:
+                self._failed.add(server)
+                found.append(Fault(server, seen | self._served.get(server, frozenset()), "a client's fatal fault"))
+            self._served[server] = seen
+        self._failed &= set(servers)
+        return found
+
+    def _all_lost(self) -> list[Fault]:
+        lost = [Fault(server, clients, "the daemon is gone") for server, clients in self._served.items() if clients]
+        self._served.clear()
+        return lost
+
+    def check(self, uuid: str, python: str = sys.executable) -> Check:
+        """Run a trial client: is it served, and does a memory limit keep it from taking more?"""
+        env = {**os.environ, **self.env(PROBE_LIMIT), "CUDA_VISIBLE_DEVICES": uuid}
+        command = [python, "-m", "carpool.gpu.probe", str(PROBE_MUCH)]
+        with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as probe:
+            assert probe.stdin is not None
+            assert probe.stdout is not None
+            try:
+                answer = json.loads(probe.stdout.readline() or "{}")
+                served = self.verify(probe.pid)
+            except ValueError:
+                answer, served = {}, False
+            finally:
+                probe.stdin.close()
+        limited = answer.get("much") == 2 and answer.get("little") == 0
+        return Check(served, limited, answer.get("error") or json.dumps(answer))
+
+    def stop(self) -> None:
+        """End the daemon and its servers. Workers that still use them fail, so stop those first."""
+        if self.alive():
+            self._ask(f"quit -t {STOP_S / 2:g}", timeout=STOP_S)
+            self._wait_gone(STOP_S)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if self.alive() and self._pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._pid, number)
+                self._wait_gone(STOP_S / 2)
+        self._note().unlink(missing_ok=True)
+        if self.pipe.parent != self.directory:
+            shutil.rmtree(self.pipe, ignore_errors=True)
+        self._child = self._pid = self._birth = None
+
+    def __enter__(self) -> "Daemon":
+        self.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.stop()
+
+    def _note(self) -> Path:
+        return self.directory / "daemon.json"
+
+    def _own_env(self) -> dict[str, str]:
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(self.uuids)} if self.uuids else {}
+        return {**os.environ, **self.env(), **visible}
+
+    def _adopt(self) -> bool:
+        try:
+            note = json.loads(self._note().read_text())
+            pid, birth, uuids = int(note["pid"]), int(note["birth"]), tuple(note["uuids"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+        if _birth(pid) != birth:
+            return False
+        self._pid, self._birth = pid, birth
+        if uuids != self.uuids:
+            if self.clients():
+                raise MpsError(f"{self.directory}: an MPS daemon for other GPUs serves jobs there; let them end first")
+            self.stop()
+            return False
+        if self._servers() is None:
+            self.stop()
+            return False
+        return True
+
+    def _wait_gone(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while self.alive() and time.monotonic() < until:
+            time.sleep(0.05)
+
+    def _servers(self) -> list[int] | None:
+        """None if the daemon does not answer."""
+        answer = self._ask("get_server_list")
+        return None if answer is None else _numbers(answer)
+
+    def _clients_of(self, server: int) -> list[int]:
+        return _numbers(self._ask(f"get_client_list {server}") or "")
+
+    def _ask(self, command: str, timeout: float = ANSWER_S) -> str | None:
+        try:
+            done = subprocess.run(
+                [self._control],
+                input=command + "\n",
+                env={**os.environ, **self.env()},
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout if done.returncode == 0 else None
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(line) for line in text.split() if line.isdigit()]
+
+
+def _private(place: Path) -> None:
+    """A directory of ours alone: who can write into it can speak for the daemon."""
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if place.stat().st_uid != os.getuid():
+        raise MpsError(f"{place}: belongs to somebody else; remove it or choose another home")
+    place.chmod(0o700)
+
+
+def _stat(pid: int) -> list[str] | None:
+    """The fields of /proc/PID/stat after the name; None for a process that is gone, or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else fields
+
+
+def _birth(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot: tells it from a later one with the same number."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields else None
+
+
+def _ancestors(pid: int) -> Iterator[int]:
+    while pid > 1 and (fields := _stat(pid)):
+        pid = int(fields[1])
+        yield pid

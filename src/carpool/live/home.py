@@ -1,0 +1,122 @@
+"""The home directory: where the journal, the tokens and the jobs' files lie, and who may read them.
+
+Everything that the service needs to come back is in here. Directories have mode 0700 and files 0600: environments,
+logs and checkpoints belong to the service's user alone. Where root runs the service, directories have mode 0711, so
+that a job under its user's own id finds the files that it was given.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from carpool.errors import InputError
+from carpool.live.errors import HomeInUse
+
+ENV_HOME = "CARPOOL_HOME"
+
+
+def default_home() -> Path:
+    """`CARPOOL_HOME`, else the user's directory for state as XDG has it."""
+    given = os.environ.get(ENV_HOME)
+    if given:
+        return Path(given).expanduser()
+    state = os.environ.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path.home() / ".local" / "state") / "carpool"
+
+
+class Home:
+    """The layout. Nothing is made before `create`; clients only read."""
+
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        self.path = Path(path).expanduser().absolute() if path is not None else default_home().absolute()
+        self.journal = self.path / "journal.db"
+        self.admin_token = self.path / "admin.token"
+        self.address = self.path / "address.json"
+        self.lock = self.path / "lock"
+        self.jobs = self.path / "jobs"
+        self.running = self.path / "running"
+        """One empty file for each gang that may have processes: what a restarted service looks through."""
+        self.mps = self.path / "mps"
+        self._locked: int | None = None
+
+    def create(self) -> None:
+        # A root service runs jobs under their users' ids: they must get through to their own directories.
+        mode = 0o711 if os.getuid() == 0 else 0o700
+        try:
+            self.path.mkdir(mode=mode, parents=True, exist_ok=True)
+            self.path.chmod(mode)
+            self.jobs.mkdir(mode=mode, exist_ok=True)
+            self.running.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"home {self.path}: {error.strerror}; give another --home") from error
+
+    def acquire(self) -> None:
+        """Take the home for this process, until `release` or its end. One service at a time."""
+        descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+            os.close(descriptor)
+            who = f" (process {holder})" if holder.isdigit() else ""
+            raise HomeInUse(f"home {self.path}: another service{who} uses it; stop that one or give --home") from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        self._locked = descriptor
+
+    def release(self) -> None:
+        if self._locked is not None:
+            os.close(self._locked)
+            self._locked = None
+
+    # ---- where clients find the service ----------------------------------------------------------------------------
+
+    def write_address(self, url: str) -> None:
+        write_private(self.address, json.dumps({"url": url, "pid": os.getpid()}))
+
+    def read_address(self) -> dict[str, Any] | None:
+        """`url` and `pid` of the service, or None where none has written them."""
+        try:
+            data = json.loads(self.address.read_text())
+        except (OSError, ValueError):
+            return None
+        return data if isinstance(data, dict) and isinstance(data.get("url"), str) else None
+
+    def remove_address(self) -> None:
+        with contextlib.suppress(OSError):
+            self.address.unlink()
+
+    # ---- a job's files ---------------------------------------------------------------------------------------------
+
+    def job(self, job: str) -> Path:
+        """A job's directory. Ids are made by the service; anything else is refused before it becomes a path."""
+        if not re.fullmatch(r"[0-9]{1,18}", job):
+            raise InputError(f"{job!r} is no job's id")
+        return self.jobs / job
+
+    def snapshot(self, job: str) -> Path:
+        return self.job(job) / "snapshot"
+
+    def checkpoints(self, job: str) -> Path:
+        return self.job(job) / "checkpoints"
+
+    def attempt(self, job: str, attempt: int) -> Path:
+        return self.job(job) / f"attempt-{attempt}"
+
+    def rank(self, job: str, attempt: int, rank: int) -> Path:
+        return self.attempt(job, attempt) / f"rank-{rank}"
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace a file as a whole, readable by its owner alone from its first moment on."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)

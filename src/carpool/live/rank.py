@@ -1,0 +1,262 @@
+"""The wrapper of one worker process: `python rank.py DIRECTORY NONCE`, started by an executor, outlives the service.
+
+It waits until its gang is complete, starts the worker in a process group of its own, records pid, start time and exit
+code in the worker's directory, and stops it in steps: a word through the channel, SIGTERM, SIGKILL. Whatever the
+worker leaves behind dies with it. If the wrapper itself is killed, the kernel kills the worker. It is run as a plain
+file by a bare interpreter and imports nothing of ours, so that it is up in some 30 ms.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from typing import Any
+
+TOLD = "rank.json"  # what to run; written by the executor
+RECORD = "process.json"  # who we are: pids and start times
+EXIT = "exit.json"  # how it ended
+STOP = "stop.json"  # how to stop: {"how": "save" | "end" | "kill"}
+GO = "go"  # in the directory above: the gang is complete
+EXIT_BYTES = 512
+"""Written full of blanks at the start, so that an exit can be recorded on a disk that has become full."""
+LINGER_S = 5.0
+"""After the last word through the channel, SIGTERM; after this, SIGKILL."""
+NOT_FOUND, NOT_RUNNABLE = 127, 126
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_WAKING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
+
+
+def boot_id() -> str:
+    """Which start of the machine this is; a pid means nothing beyond it."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
+def process_stat(pid: int) -> list[str] | None:
+    """The fields of /proc/PID/stat from the state on, or None: there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
+def start_ticks(pid: int) -> int | None:
+    """When a process started, in ticks since boot: with its pid, its identity. None for the dead, zombies included."""
+    stat = process_stat(pid)
+    return int(stat[19]) if stat is not None and stat[0] not in "ZX" else None
+
+
+class Directory:
+    """The worker's directory, held open: a later one of the same name is another one."""
+
+    def __init__(self, path: str) -> None:
+        self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def read(self, name: str) -> Any:
+        descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.fd)
+        with os.fdopen(descriptor) as file:
+            return json.load(file)
+
+    def replace(self, name: str, data: Any) -> None:
+        descriptor = os.open(f".{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600, dir_fd=self.fd)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(data, file)
+        os.replace(f".{name}", name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+
+    def size(self, name: str) -> int:
+        with contextlib.suppress(OSError):
+            return os.stat(name, dir_fd=self.fd).st_size
+        return 0
+
+    def open_log(self, name: str) -> int:
+        return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600, dir_fd=self.fd)
+
+
+class Wrapper:
+    def __init__(self, path: str, nonce: str) -> None:
+        self.directory = Directory(path)
+        self.told = self.directory.read(TOLD)
+        if self.told["nonce"] != nonce:
+            sys.exit(f"{path} belongs to another launch")
+        self.nonce = nonce
+        self.me = {"pid": os.getpid(), "start": start_ticks(os.getpid()), "boot": boot_id(), "nonce": nonce}
+        self.worker = 0
+        self.status: int | None = None
+        self.deadline: float | None = None
+        self.stage = ""
+        self._exit = os.open(EXIT, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=self.directory.fd)
+        os.pwrite(self._exit, b" " * EXIT_BYTES, 0)
+
+    def run(self) -> None:
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        self.directory.replace(RECORD, self.me)
+        os.write(1, b"r")  # ready
+        while os.read(0, 1):  # the service holds the other end until it has decided, or is gone
+            pass
+        signal.pthread_sigmask(signal.SIG_BLOCK, _WAKING)
+        if not self._complete():
+            self._record({"never": True})
+            return
+        began = time.time()
+        self._start()
+        self._attend()
+        self._leave_nothing_behind()
+        assert self.status is not None
+        code = os.waitstatus_to_exitcode(self.status)
+        ended = {"code": code if code >= 0 else 128 - code, "signal": max(0, -code), "began": began}
+        self._record({**ended, "ended": time.time(), "stage": self.stage})
+
+    def _complete(self) -> bool:
+        """Did the executor say go, and to us?"""
+        with contextlib.suppress(OSError, ValueError):
+            return bool(self.directory.read(f"../{GO}") == self.nonce)
+        return False
+
+    def _record(self, data: dict[str, Any]) -> None:
+        os.pwrite(self._exit, json.dumps(data).encode().ljust(EXIT_BYTES), 0)
+        with contextlib.suppress(OSError):
+            os.fsync(self._exit)
+
+    # ---- the worker ------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        logs = [self.directory.open_log("stdout.log"), self.directory.open_log("stderr.log")]
+        if self.told.get("uid") is not None:
+            for log in logs:
+                os.fchown(log, self.told["uid"], self.told["gid"])
+        parent = os.getpid()
+        self.worker = os.fork()
+        if self.worker == 0:
+            try:
+                _become_worker(self.told, logs, parent)
+            except BaseException as error:
+                code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_RUNNABLE
+                text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+                where = getattr(error, "filename", None) or self.told["command"][0]
+                os.write(logs[1], f"carpool: cannot run {where}: {text}\n".encode())
+                os._exit(code)
+        with contextlib.suppress(OSError):
+            os.setpgid(self.worker, self.worker)
+        for log in logs:
+            os.close(log)
+        worker = {"pid": self.worker, "start": start_ticks(self.worker)}
+        with contextlib.suppress(OSError):  # on a full disk the worker is still found by its marks
+            self.directory.replace(RECORD, {**self.me, "worker": worker})
+
+    def _attend(self) -> None:
+        """Until the worker has ended: pass on what we are told, and see that it is obeyed."""
+        while self.status is None:
+            left = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+            got = signal.sigwaitinfo(_WAKING) if left is None else signal.sigtimedwait(_WAKING, left)
+            if got is None:
+                self._next_stage()
+            elif got.si_signo != signal.SIGCHLD:
+                self._asked_to_stop()
+            self._reap()
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                if pid == self.worker:
+                    self.status = status
+
+    def _asked_to_stop(self) -> None:
+        try:
+            how = self.directory.read(STOP)["how"]
+        except (OSError, ValueError, KeyError, TypeError):
+            how = "end"
+        if how == "kill":
+            self._kill()
+        elif how == "save" and not self.stage and self._reports():
+            self._wait("saving", self.told["grace_s"])  # the training library has read it in control.json
+        elif self.stage in ("", "saving"):
+            self._signal(signal.SIGTERM)
+            self._wait("ending", self.told["grace_s"])
+
+    def _reports(self) -> bool:
+        """Is the training library there?"""
+        return self.directory.size("report") > 0
+
+    def _next_stage(self) -> None:
+        if self.stage == "saving":
+            self._signal(signal.SIGTERM)
+            self._wait("ending", LINGER_S)
+        else:
+            self._kill()
+
+    def _kill(self) -> None:
+        self._signal(signal.SIGKILL)
+        self._wait("killed", 1.0)
+
+    def _wait(self, stage: str, seconds: float) -> None:
+        self.stage, self.deadline = stage, time.monotonic() + seconds
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(OSError):
+            os.killpg(self.worker, number)
+
+    def _leave_nothing_behind(self) -> None:
+        """Orphans of the worker have become our children; kill until there are none."""
+        until = time.monotonic() + 30.0
+        while time.monotonic() < until:
+            self._signal(signal.SIGKILL)
+            try:
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            except ChildProcessError:
+                return
+            for pid in _children(os.getpid()):
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+
+
+def _children(parent: int) -> list[int]:
+    found = []
+    for name in os.listdir("/proc"):
+        stat = process_stat(int(name)) if name.isdigit() else None
+        if stat is not None and int(stat[1]) == parent:
+            found.append(int(name))
+    return found
+
+
+def _become_worker(told: dict[str, Any], logs: list[int], parent: int) -> None:
+    os.setpgid(0, 0)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAKING)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for descriptor, target in zip((nothing, *logs), (0, 1, 2), strict=True):
+        os.dup2(descriptor, target)
+    if told.get("memory"):
+        resource.setrlimit(resource.RLIMIT_DATA, (told["memory"], told["memory"]))
+    if told.get("cores"):
+        os.sched_setaffinity(0, told["cores"])
+    if told.get("uid") is not None:
+        os.setgroups(told["groups"])
+        os.setgid(told["gid"])
+        os.setuid(told["uid"])
+    os.umask(0o077)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user would have cleared it
+    if os.getppid() != parent:
+        os._exit(NOT_RUNNABLE)
+    os.chdir(told["directory"])
+    os.execvpe(told["command"][0], told["command"], told["env"])
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    Wrapper(sys.argv[1], sys.argv[2]).run()

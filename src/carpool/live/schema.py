@@ -1,0 +1,109 @@
+"""The tables of the journal, their version, and how an older home is brought up to date.
+
+Plain SQLAlchemy Core with portable types: SQLite is the embedded default, and nothing here keeps PostgreSQL out. A
+version is one entry of `UPGRADES`; a released one is never changed, and a newer release runs those that are missing.
+"""
+
+from collections.abc import Callable
+
+from sqlalchemy import (
+    Column,
+    Connection,
+    Float,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    inspect,
+    select,
+)
+
+from carpool.errors import InputError
+
+metadata = MetaData()
+
+meta = Table("meta", metadata, Column("key", String, primary_key=True), Column("value", Text, nullable=False))
+
+events = Table(
+    "events",
+    metadata,
+    Column("seq", Integer, primary_key=True, autoincrement=True),
+    Column("at", Float, nullable=False),
+    Column("uptime", Float, nullable=False),  # seconds since boot, which nobody can set
+    Column("kind", String, nullable=False),
+    Column("data", Text, nullable=False),
+)
+"""Everything that happened, in order; `kind` Note is for people and changes nothing."""
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("user", String, nullable=False),
+    Column("name", String, nullable=False),
+    Column("spec", Text, nullable=False),
+    Column("submitted", Float, nullable=False),
+    Column("source", Text, nullable=False),  # where its estimate came from
+    Column("state", String),  # NULL until it has ended
+    Column("ended", Float),
+    Column("story", Text),  # its row as it was at the end, with the receipt
+)
+Index("jobs_ended", jobs.c.state, jobs.c.id)
+
+snapshots = Table(
+    "snapshots", metadata, Column("seq", Integer, primary_key=True, autoincrement=False), Column("data", Text)
+)
+"""The whole state after event `seq`."""
+
+users = Table("users", metadata, Column("name", String, primary_key=True), Column("row", Text, nullable=False))
+
+estimates = Table(
+    "estimates",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("job", Integer, nullable=False),
+    Column("kind", String, nullable=False),  # start, end, duration, slowdown
+    Column("at", Float, nullable=False),  # when it was made
+    Column("value", Float, nullable=False),
+    Column("low", Float, nullable=False),
+    Column("high", Float, nullable=False),
+    Column("actual", Float, nullable=False),
+    Column("source", Text, nullable=False),
+)
+"""How right the estimates were: one row for each that can be judged."""
+
+
+def _to_1(connection: Connection) -> None:
+    metadata.create_all(connection, tables=[meta, events, jobs, snapshots, users])
+
+
+def _to_2(connection: Connection) -> None:
+    """Estimates are kept and judged, and every job remembers where its own came from."""
+    metadata.create_all(connection, tables=[estimates])
+    if "source" not in {column["name"] for column in inspect(connection).get_columns("jobs")}:
+        connection.exec_driver_sql("ALTER TABLE jobs ADD COLUMN source TEXT NOT NULL DEFAULT 'unknown'")
+
+
+UPGRADES: tuple[Callable[[Connection], None], ...] = (_to_1, _to_2)
+VERSION = len(UPGRADES)
+
+
+def bring_up_to_date(connection: Connection) -> int:
+    """Make the tables, or upgrade those of an older release. Returns the version that was found (0: none)."""
+    found = 0
+    if inspect(connection).has_table("meta"):
+        row = connection.execute(select(meta.c.value).where(meta.c.key == "version")).first()
+        found = int(row[0]) if row else 0
+    if found > VERSION:
+        raise InputError(
+            f"this home was written by a newer release (journal {found}, known {VERSION}); upgrade Carpool"
+        )
+    for upgrade in UPGRADES[found:]:
+        upgrade(connection)
+    if found == 0:
+        connection.execute(meta.insert().values(key="version", value=str(VERSION)))
+    elif found < VERSION:
+        connection.execute(meta.update().where(meta.c.key == "version").values(value=str(VERSION)))
+    return found

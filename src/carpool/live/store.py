@@ -1,0 +1,248 @@
+"""The journal on disk: events appended durably, jobs' specs and stories, snapshots, users.
+
+All writing goes through one thread and one connection, so that the event loop never waits for the disk and everything
+that is ready at the same time shares one sync. Reading uses connections of its own (WAL: readers and the writer do
+not wait for each other). An append is durable when it returns; it is written whole or not at all.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event, func, select
+from sqlalchemy.exc import DBAPIError
+
+from carpool.core import codec
+from carpool.core import events as ev
+from carpool.live import schema
+from carpool.live.clock import since_boot
+
+BUSY_S = 5.0
+"""How long a write waits for somebody else (a backup, say) to release the database."""
+NOTE = "Note"
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one commit writes."""
+
+    events: list[ev.Event] = field(default_factory=list)
+    notes: list[tuple[float, str]] = field(default_factory=list)
+    jobs: list[dict[str, Any]] = field(default_factory=list)
+    """New rows of the table of jobs."""
+    stories: list[dict[str, Any]] = field(default_factory=list)
+    """What becomes of rows at the jobs' end: id, state, ended, story."""
+    estimates: list[dict[str, Any]] = field(default_factory=list)
+    users: dict[str, str] = field(default_factory=dict)
+    meta: dict[str, str] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return any((self.events, self.notes, self.jobs, self.stories, self.estimates, self.users, self.meta))
+
+
+class StoreError(OSError):
+    """The journal cannot be written or read now."""
+
+
+class Store:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._engine = _engine(path)
+        self._writer = ThreadPoolExecutor(1, "journal")
+        self._connection: Connection | None = None
+        self.seq = 0
+        """The last event on disk."""
+
+    def open(self) -> int:
+        """Make or upgrade the tables; the version that was found."""
+        try:
+            self.path.touch(mode=0o600, exist_ok=True)
+            return self._writer.submit(self._open).result()
+        except (DBAPIError, OSError) as error:
+            raise StoreError(_short(error)) from error
+
+    def _open(self) -> int:
+        self._connection = self._engine.connect()
+        with self._connection.begin():
+            found = schema.bring_up_to_date(self._connection)
+        with self._connection.begin():
+            last = self._connection.execute(select(func.max(schema.events.c.seq))).scalar()
+            kept = self._connection.execute(select(func.max(schema.snapshots.c.seq))).scalar()
+        self.seq = max(last or 0, kept or 0)
+        return found
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._writer.submit(self._connection.close).result()
+        self._writer.shutdown()
+        self._engine.dispose()
+
+    # ---- writing ---------------------------------------------------------------------------------------------------
+
+    async def write(self, batch: Batch) -> None:
+        """Durable on return; raises `StoreError` and leaves everything as it was where that cannot be."""
+        await self._do(self._write, batch)
+
+    async def keep_snapshot(self, data: Mapping[str, Any], seq: int, keep_events: int) -> None:
+        """Keep a snapshot of the state after event `seq`; forget events that are older than `keep_events` before it."""
+        await self._do(self._keep_snapshot, data, seq, keep_events)
+
+    async def delete_jobs(self, ids: Sequence[int]) -> None:
+        await self._do(self._delete_jobs, ids)
+
+    async def _do(self, function: Callable[..., None], *arguments: Any) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._writer, function, *arguments)
+        except (DBAPIError, OSError) as error:
+            raise StoreError(_short(error)) from error
+
+    def _write(self, batch: Batch) -> None:
+        assert self._connection is not None
+        connection, uptime = self._connection, since_boot()
+        rows = [_event_row(happened, uptime) for happened in batch.events]
+        rows += [{"at": at, "uptime": uptime, "kind": NOTE, "data": json.dumps(text)} for at, text in batch.notes]
+        with connection.begin():
+            for number, row in enumerate(rows, self.seq + 1):
+                row["seq"] = number
+            if rows:
+                connection.execute(schema.events.insert(), rows)
+            if batch.jobs:
+                connection.execute(schema.jobs.insert(), batch.jobs)
+            for story in batch.stories:
+                values = {key: value for key, value in story.items() if key != "id"}
+                connection.execute(schema.jobs.update().where(schema.jobs.c.id == story["id"]).values(**values))
+            if batch.estimates:
+                connection.execute(schema.estimates.insert(), batch.estimates)
+            for table, key, value, pairs in (
+                (schema.users, "name", "row", batch.users),
+                (schema.meta, "key", "value", batch.meta),
+            ):
+                for name, text in pairs.items():
+                    connection.execute(table.delete().where(table.c[key] == name))
+                    connection.execute(table.insert().values({key: name, value: text}))
+        self.seq += len(rows)
+
+    def _keep_snapshot(self, data: Mapping[str, Any], seq: int, keep_events: int) -> None:
+        assert self._connection is not None
+        text = json.dumps(data, separators=(",", ":"))
+        table = schema.snapshots
+        with self._connection.begin():
+            self._connection.execute(table.delete().where(table.c.seq == seq))
+            self._connection.execute(table.insert().values(seq=seq, data=text))
+            older = (
+                select(table.c.seq).order_by(table.c.seq.desc()).offset(2)
+            )  # two are kept: the latest may be damaged
+            self._connection.execute(table.delete().where(table.c.seq.in_(older)))
+            oldest = self._connection.execute(select(func.min(table.c.seq))).scalar() or 0
+            self._connection.execute(schema.events.delete().where(schema.events.c.seq <= oldest - keep_events))
+
+    def _delete_jobs(self, ids: Sequence[int]) -> None:
+        assert self._connection is not None
+        with self._connection.begin():
+            for start in range(0, len(ids), 500):
+                some = ids[start : start + 500]
+                self._connection.execute(schema.jobs.delete().where(schema.jobs.c.id.in_(some)))
+                self._connection.execute(schema.estimates.delete().where(schema.estimates.c.job.in_(some)))
+
+    # ---- reading ---------------------------------------------------------------------------------------------------
+
+    def snapshots(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The snapshots that can be read, the latest first."""
+        with self._engine.connect() as connection:
+            for seq, data in connection.execute(select(schema.snapshots).order_by(schema.snapshots.c.seq.desc())):
+                try:
+                    yield seq, json.loads(data)
+                except ValueError:
+                    continue
+
+    def events_after(self, seq: int) -> Iterator[tuple[int, ev.Event | None]]:
+        """What happened after event `seq`, in order; None where a row cannot be understood. Notes are left out."""
+        table = schema.events
+        asked = select(table.c.seq, table.c.data).where(table.c.seq > seq, table.c.kind != NOTE).order_by(table.c.seq)
+        with self._engine.connect() as connection:
+            for number, data in connection.execution_options(yield_per=1000).execute(asked):
+                try:
+                    yield number, codec.decode(json.loads(data))
+                except (ValueError, KeyError, TypeError):
+                    yield number, None
+
+    def last_moment(self) -> tuple[float, float] | None:
+        """Time and time since boot of the last event."""
+        asked = select(schema.events.c.at, schema.events.c.uptime).order_by(schema.events.c.seq.desc()).limit(1)
+        with self._engine.connect() as connection:
+            row = connection.execute(asked).first()
+        return (row[0], row[1]) if row else None
+
+    def meta(self) -> dict[str, str]:
+        with self._engine.connect() as connection:
+            return dict(tuple(row) for row in connection.execute(select(schema.meta)))
+
+    def users(self) -> dict[str, dict[str, Any]]:
+        with self._engine.connect() as connection:
+            return {name: json.loads(row) for name, row in connection.execute(select(schema.users))}
+
+    def living_jobs(self) -> list[dict[str, Any]]:
+        """The rows of jobs that have not ended."""
+        return self._rows(select(schema.jobs).where(schema.jobs.c.state.is_(None)).order_by(schema.jobs.c.id))
+
+    def job(self, number: int) -> dict[str, Any] | None:
+        rows = self._rows(select(schema.jobs).where(schema.jobs.c.id == number))
+        return rows[0] if rows else None
+
+    def ended_jobs(self, limit: int | None, before: int | None = None, user: str | None = None) -> list[dict[str, Any]]:
+        """The rows of jobs that have ended, the latest submitted first."""
+        table = schema.jobs
+        asked = select(table).where(table.c.state.is_not(None)).order_by(table.c.id.desc())
+        if before is not None:
+            asked = asked.where(table.c.id < before)
+        if user is not None:
+            asked = asked.where(table.c.user == user)
+        return self._rows(asked.limit(limit) if limit is not None else asked)
+
+    def ended_before(self, moment: float, limit: int = 10_000) -> list[int]:
+        table = schema.jobs
+        asked = select(table.c.id).where(table.c.state.is_not(None), table.c.ended < moment).limit(limit)
+        with self._engine.connect() as connection:
+            return [row[0] for row in connection.execute(asked)]
+
+    def highest_job(self) -> int:
+        with self._engine.connect() as connection:
+            return connection.execute(select(func.max(schema.jobs.c.id))).scalar() or 0
+
+    def estimates(self) -> list[dict[str, Any]]:
+        return self._rows(select(schema.estimates).order_by(schema.estimates.c.id))
+
+    def story(self, last: int = 1000) -> list[dict[str, Any]]:
+        """The latest rows of the journal as they are, notes included."""
+        table = schema.events
+        return self._rows(select(table).order_by(table.c.seq.desc()).limit(last))[::-1]
+
+    def _rows(self, asked: Any) -> list[dict[str, Any]]:
+        with self._engine.connect() as connection:
+            return [dict(row) for row in connection.execute(asked).mappings()]
+
+
+def _event_row(happened: ev.Event, uptime: float) -> dict[str, Any]:
+    data = json.dumps(codec.encode(happened), separators=(",", ":"))
+    return {"at": happened.at, "uptime": uptime, "kind": type(happened).__name__, "data": data}
+
+
+def _engine(path: Path) -> Engine:
+    engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": BUSY_S, "check_same_thread": False})
+
+    @event.listens_for(engine, "connect")
+    def prepare(connection: Any, _: Any) -> None:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")  # a commit is on the disk, not on its way there
+
+    return engine
+
+
+def _short(error: Exception) -> str:
+    """SQLAlchemy adds the statement and a link; people need the reason."""
+    return str(getattr(error, "orig", None) or error)

@@ -1,0 +1,261 @@
+"""`carpool profile`: measure trainings on this machine's GPU, alone and beside each other, and write a profile."""
+
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import click
+
+from carpool import __version__
+from carpool.errors import InputError
+from carpool.gpu import mps, nvml
+from carpool.profile.measure import examples
+from carpool.profile.measure.conclude import Naming, conclude
+from carpool.profile.measure.plan import MPS, TIME_SLICING, Scope, Source, plan
+from carpool.profile.measure.pool import Pool
+from carpool.profile.measure.raw import Machine, RawFile, Setting
+from carpool.profile.measure.session import Gpu, Ground, Outcome, Session
+from carpool.profile.measure.timing import Windows
+from carpool.profile.measure.worker import ENDLESS, WorkerError
+from carpool.profile.schema import dumps, save
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--example", "example", multiple=True, metavar="NAME[:BATCHES]", help="Measure one of the examples.")
+@click.option("--with", "mates", multiple=True, metavar="NAME[:BATCHES]", help="An example to run beside the others.")
+@click.option("--task", help="Name of COMMAND's task.  [default: its script]")
+@click.option("--batch", "batches", help="Batches for COMMAND, as 16,64; needs --batch-option.")
+@click.option("--batch-option", help="COMMAND's option that takes the batch, as --batch-size.")
+@click.option("--accumulation", default="2,4", show_default=True, help="Accumulations to time besides 1.")
+@click.option(
+    "--mechanism", "mechanisms", multiple=True, type=click.Choice([MPS, TIME_SLICING]), help="[default: both]"
+)
+@click.option("--solo", is_flag=True, help="No pairs.")
+@click.option(
+    "--groups", default=0, show_default=True, type=click.IntRange(0), help="Groups of 3, and of 4, under MPS."
+)
+@click.option("--repeats", default=3, show_default=True, type=click.IntRange(0), help="Pairs to measure twice a phase.")
+@click.option("--alone", multiple=True, metavar="NAME:BATCHES", help="More batches of a task to measure alone.")
+@click.option("--gpu", "which", help="Index or UUID of the GPU.  [default: the first]")
+@click.option("--cpu", is_flag=True, help="Measure on the processor, where there is no GPU.")
+@click.option("--minutes", type=click.FloatRange(0), help="Stop after this long; the next call goes on. 0: only fit.")
+@click.option(
+    "--precision", default=2.0, show_default=True, type=click.FloatRange(0.1), help="± % for a window to end."
+)
+@click.option("--window", default="1.2,3", show_default=True, help="Shortest and longest window, seconds.")
+@click.option("--examples", "scripts", type=click.Path(file_okay=False), help="Folder of the example scripts.")
+@click.option("--name", help="Name of the profile.  [default: the task's]")
+@click.option("--description", default="", help="What it is about.")
+@click.option("--batch-norm", multiple=True, metavar="TASK", help="A task with BatchNorm, which accumulation changes.")
+@click.option("--note", multiple=True, help="A remark to keep in the file.")
+@click.option("--out", metavar="FILE", help="The profile.  [default: NAME.json]")
+@click.option("--state", metavar="FILE", help="Raw measurements, resumed from.  [default: NAME.raw.jsonl]")
+@click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def profile(as_json: bool, **told: Any) -> None:
+    """Measure training on this machine's GPU and write a profile.
+
+    COMMAND is a training script that uses carpool.train; examples can be measured instead, or beside it. Every process
+    is started once and timed alone, then beside the others, under time-slicing and under MPS. What was measured is
+    kept: the same call again goes on where this one ended.
+    """
+    asked = Asked(**told)
+    gpu = asked.gpu()
+    sources = asked.sources(gpu)
+    name = asked.name or sources[0].task
+    out, state = asked.out or f"{name}.json", asked.state or f"{name}.raw.jsonl"
+    raw = RawFile(state, _machine(gpu))
+    outcome = Outcome()
+    if asked.minutes != 0:
+        outcome = _measure(asked, gpu, sources, raw, quiet=as_json)
+    for problem in outcome.problems:
+        click.echo(f"left out: {problem}", err=True)
+    if not raw.measurements:
+        raise InputError(outcome.problems[0] if outcome.problems else "nothing was measured; give more --minutes")
+    batch_norm = asked.batch_norm or tuple(s.task for s in sources if s.task in examples.BATCH_NORM)
+    naming = Naming(name, asked.description, batch_norm, (*asked.note, *_remarks(outcome)))
+    found = conclude(raw.machine, raw.measurements, naming)
+    save(found, out)
+    if as_json:
+        click.echo(dumps(found), nl=False)
+        return
+    from carpool.profile.commands import show
+
+    show(found)
+    left = f"; {outcome.left} left for the next call" if outcome.left > 0 else ""
+    click.echo(f"\nwrote {out}; {len(raw.measurements)} measurements in {state}{left}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The options, checked when they are used."""
+
+    example: tuple[str, ...]
+    mates: tuple[str, ...]
+    task: str | None
+    batches: str | None
+    batch_option: str | None
+    accumulation: str
+    mechanisms: tuple[str, ...]
+    solo: bool
+    groups: int
+    repeats: int
+    alone: tuple[str, ...]
+    which: str | None
+    cpu: bool
+    minutes: float | None
+    precision: float
+    window: str
+    scripts: str | None
+    name: str | None
+    description: str
+    batch_norm: tuple[str, ...]
+    note: tuple[str, ...]
+    out: str | None
+    state: str | None
+    command: tuple[str, ...]
+
+    def gpu(self) -> Gpu:
+        if self.cpu:
+            return Gpu(None)
+        devices = nvml.devices()
+        if not devices:
+            raise InputError("no GPU was found (is nvidia-ml-py installed?); --cpu measures on the processor")
+        if self.which is None:
+            return Gpu(devices[0])
+        for device in devices:
+            if self.which in (str(device.index), device.uuid):
+                return Gpu(device)
+        raise InputError(f"--gpu {self.which}: no such GPU; there are {', '.join(str(d.index) for d in devices)}")
+
+    def sources(self, gpu: Gpu) -> list[Source]:
+        on_gpu = gpu.device is not None
+        found = [self._own()] if self.command else []
+        if self.example or self.mates:
+            scripts = examples.folder(self.scripts)
+            found += [examples.source(text, scripts, sys.executable, on_gpu) for text in self.example]
+            known = {source.task for source in found}
+            mates = [examples.source(text, scripts, sys.executable, on_gpu, mate_only=True) for text in self.mates]
+            found += [mate for mate in mates if mate.task not in known]
+        if not found:
+            raise InputError("nothing to measure; give -- and a training command, or --example bert")
+        names = [source.task for source in found]
+        for name in names:
+            if names.count(name) > 1:
+                raise InputError(f"{name}: given twice; list its batches together, as {name}:12,64")
+        return found
+
+    def _own(self) -> Source:
+        if self.batches and not self.batch_option:
+            raise InputError("--batch: say with --batch-option how COMMAND takes it, as --batch-size")
+        script = next((Path(word).stem for word in self.command if word.endswith(".py")), Path(self.command[0]).stem)
+        sizes = examples.parse_batches(self.batches, "--batch") if self.batches else ()
+        return Source(self.task or script, self.command, self.batch_option if sizes else None, sizes)
+
+    def scope(self, on_gpu: bool) -> Scope:
+        mechanisms = self.mechanisms or ((MPS, TIME_SLICING) if on_gpu else (TIME_SLICING,))
+        reason = mps.available() if on_gpu else "there is no GPU"
+        if MPS in mechanisms and reason is not None:
+            if self.mechanisms:
+                raise InputError(f"--mechanism mps: {reason}")
+            click.echo(f"without MPS: {reason}", err=True)
+            mechanisms = (TIME_SLICING,)
+        alone = []
+        for text in self.alone:
+            task, _, sizes = text.partition(":")
+            alone += [Setting(task, batch) for batch in examples.parse_batches(sizes, f"--alone {text}")]
+        return Scope(
+            mechanisms=tuple(dict.fromkeys(mechanisms)),
+            accumulations=examples.parse_batches(self.accumulation, "--accumulation") if self.accumulation else (),
+            pairs=not self.solo,
+            groups=self.groups,
+            repeats=self.repeats,
+            alone=tuple(alone),
+        )
+
+    def windows(self) -> Windows:
+        try:
+            least, most = map(float, self.window.split(","))
+        except ValueError:
+            least = most = 0.0
+        if not 0 < least <= most < ENDLESS:
+            raise InputError(f"--window {self.window}: give the shortest and the longest in seconds, as 1.2,3")
+        return Windows(least_s=least, most_s=most, precision=self.precision / 100)
+
+
+def _measure(asked: Asked, gpu: Gpu, sources: Sequence[Source], raw: RawFile, quiet: bool) -> Outcome:
+    if gpu.device is not None and (others := nvml.processes(gpu.device.uuid)):
+        raise InputError(f"{len(others)} other processes use {gpu.device.name}; times would not hold, so free it first")
+    deadline = ENDLESS if asked.minutes is None else time.monotonic() + 60 * asked.minutes
+    scope, windows = asked.scope(gpu.device is not None), asked.windows()
+    with tempfile.TemporaryDirectory(prefix="carpool-") as place:
+        folder = Path(place)
+        known = [_with_batches(source, gpu, folder) for source in sources]
+        for setting in scope.alone:
+            if setting.task not in {source.task for source in known}:
+                raise InputError(f"--alone {setting.task}: not among the tasks that are measured")
+        phases = plan(known, scope)
+        todo = sum(not raw.has(wish) for phase in phases for wish in phase.wishes)
+        with _progress(todo, quiet) as step:
+            return Session(known, raw, gpu, folder, windows, deadline, step).run(phases)
+
+
+def _with_batches(source: Source, gpu: Gpu, folder: Path) -> Source:
+    """A source that does not say its batch is started once to be asked."""
+    if source.batches:
+        return source
+    with Pool(folder / source.task, lambda setting: source.start(0), Ground(gpu, None)) as pool:
+        (worker,) = pool.lend([Setting(source.task, 0)])
+        batch = worker.batch()
+    if batch is None:
+        raise WorkerError(f"{source.task}: its reports do not tell the batch; give --batch and --batch-option")
+    return replace(source, batch_option=None, batches=(batch,))
+
+
+def _machine(gpu: Gpu) -> Machine:
+    device, today = gpu.device, datetime.now(UTC).date().isoformat()
+    software = f"Carpool {__version__}, Python {platform.python_version()}"
+    with suppress(PackageNotFoundError):
+        software += f", PyTorch {version('torch')}"
+    if device is None:
+        return Machine("CPU", None, None, today, software)
+    idle = None if nvml.processes(device.uuid) else nvml.free_memory(device.uuid)
+    return Machine(device.name, idle or device.memory, device.driver, today, software)
+
+
+def _remarks(outcome: Outcome) -> list[str]:
+    if outcome.memory_limit is None:
+        return []
+    holds = "holds" if outcome.memory_limit else "does NOT hold"
+    return [f"MPS: the memory limit of a client {holds} here (tried with a client that asked for more)."]
+
+
+@contextmanager
+def _progress(total: int, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """A bar on standard error; where nobody watches, a line for each phase."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda what: click.echo(what, err=True) if what.startswith("starting") and not quiet else None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=total)
+        seen = 0
+
+        def step(what: str) -> None:
+            nonlocal seen
+            measuring = not what.startswith("starting")
+            progress.update(task, description=what, completed=seen)
+            seen += measuring
+
+        yield step

@@ -1,0 +1,113 @@
+"""Training processes kept alive between measurements: started together, paused, and lent to one measurement at a time.
+
+Starting a training takes many seconds and measuring it two, so each process is started once for all its measurements.
+Those that do not fit on the GPU beside the others are started when they are needed, in place of the others.
+"""
+
+import shutil
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from carpool.profile.measure.raw import Setting
+from carpool.profile.measure.worker import STOP_S, ShortOfMemory, Worker, WorkerError
+
+POLL_S = 0.05
+Place = tuple[Setting, int]
+"""A task at a batch, and which of its processes."""
+
+
+class Ground(Protocol):
+    """Where workers run: a GPU under one mechanism."""
+
+    def env(self) -> Mapping[str, str]: ...
+
+    def accept(self, worker: Worker) -> None:
+        """Raises if the worker does not run under the mechanism."""
+
+
+class Pool:
+    def __init__(
+        self, folder: Path, command: Callable[[Setting], Sequence[str]], ground: Ground, start_s: float = 180.0
+    ) -> None:
+        self._folder, self._command, self._ground, self._start_s = folder, command, ground, start_s
+        self._workers: dict[Place, Worker] = {}
+        self._started = 0
+
+    def __enter__(self) -> "Pool":
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._drop(list(self._workers))
+
+    def warm(self, copies: Mapping[Setting, int]) -> None:
+        """Start all these at once, as many as can be. Who fails here is tried again, and blamed, when it is needed."""
+        places = [
+            (setting, copy) for copy in range(max(copies.values())) for setting in copies if copy < copies[setting]
+        ]
+        self._start(places)
+
+    def lend(self, settings: Sequence[Setting]) -> list[Worker]:
+        """A paused worker for each of these; others make room if they must."""
+        plain = [Setting(s.task, s.batch) for s in settings]
+        places = [(setting, plain[:i].count(setting)) for i, setting in enumerate(plain)]
+        failed = self._start([place for place in places if place not in self._workers])
+        if failed and all(isinstance(error, ShortOfMemory) for error in failed.values()):
+            self._drop([place for place in self._workers if place not in places])
+            failed = self._start(list(failed))
+        for error in failed.values():
+            raise error
+        return [self._workers[place] for place in places]
+
+    def forget(self, settings: Collection[Setting]) -> None:
+        """End the workers of these tasks: one of them failed, and nobody knows what it left behind."""
+        plain = {Setting(s.task, s.batch) for s in settings}
+        self._drop([place for place in self._workers if place[0] in plain])
+
+    def _start(self, places: Sequence[Place]) -> dict[Place, WorkerError]:
+        """Bring these up together; whoever fails is ended and named with its reason."""
+        coming: dict[Place, Worker] = {}
+        failed: dict[Place, WorkerError] = {}
+        try:
+            for place in places:
+                coming[place] = self._launch(place)
+            until = time.monotonic() + self._start_s
+            while coming:
+                self._gather(coming, failed, time.monotonic() > until)
+                time.sleep(POLL_S if coming else 0.0)
+        finally:  # an interrupt: those that were on their way are ended, too
+            self._workers.update(coming)
+            self._drop(list(coming))
+        return failed
+
+    def _launch(self, place: Place) -> Worker:
+        setting, _ = place
+        self._started += 1
+        name = f"{setting.task} at batch {setting.batch}" if setting.batch else setting.task
+        folder = self._folder / f"{self._started:03d}"
+        return Worker(name, self._command(setting), folder, self._ground.env())
+
+    def _gather(self, coming: dict[Place, Worker], failed: dict[Place, WorkerError], late: bool) -> None:
+        """Take over those that are ready, paused at once, so that the others get ready sooner."""
+        for place, worker in list(coming.items()):
+            try:
+                if worker.ready():
+                    self._ground.accept(worker)
+                    worker.pause()
+                    self._workers[place] = coming.pop(place)
+                elif late:
+                    raise worker.silent(self._start_s)
+            except WorkerError as error:
+                failed[place] = error
+                self._workers[place] = coming.pop(place)
+                self._drop([place])
+
+    def _drop(self, places: Sequence[Place]) -> None:
+        leaving = [self._workers.pop(place) for place in places]
+        for worker in leaving:
+            worker.ask_to_stop()
+        until = time.monotonic() + STOP_S
+        for worker in leaving:
+            worker.end(until)
+            shutil.rmtree(worker.folder, ignore_errors=True)

@@ -1,0 +1,150 @@
+"""One training process under measurement: started with a channel of its own, paused and resumed, told its accumulation.
+
+A paused process (SIGSTOP to its group) keeps its memory and computes nothing, so that one start serves many
+measurements. `pool.py` owns the workers. What goes wrong with a script is told in one line with its own last words.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from carpool.channel import ENV_DIRECTORY, Control, Report, State, read_report, write_control
+from carpool.errors import InputError
+from carpool.profile.measure.timing import Stamp
+
+READY_ITERATIONS = 4
+"""The first iterations compile kernels and fill the allocator's cache."""
+STOP_S = 8.0
+ENDLESS = 10**9
+LOG_TAIL = 4000
+OUT_OF_MEMORY = "out of memory"
+
+
+class WorkerError(InputError):
+    """A training script that cannot be measured."""
+
+
+class ShortOfMemory(WorkerError):
+    """It did not fit on the GPU, perhaps only because of others."""
+
+
+class Worker:
+    def __init__(self, name: str, command: Sequence[str], folder: Path, env: Mapping[str, str]) -> None:
+        self.name = name
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._control = Control(sequence=1, accumulation=1, may_shrink=True)
+        write_control(folder, self._control)
+        with (folder / "log").open("wb") as log:
+            try:
+                self._process = subprocess.Popen(
+                    list(command),
+                    env={**os.environ, **env, ENV_DIRECTORY: str(folder)},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise WorkerError(f"{command[0]}: cannot be run ({error.strerror}); check the command") from None
+        self.paused = False
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def accumulation(self) -> int:
+        return self._control.accumulation
+
+    def report(self) -> Report | None:
+        return read_report(self.folder)
+
+    def stamp(self) -> Stamp | None:
+        report = self.report()
+        return (report.iteration, report.time) if report is not None else None
+
+    def ready(self) -> bool:
+        """Is it past its first iterations? Raises if it never will be."""
+        self.check()
+        report = self.report()
+        return report is not None and report.iteration >= READY_ITERATIONS
+
+    def check(self) -> None:
+        """Raises unless the process runs and trains."""
+        report, status = self.report(), self._process.poll()
+        if report is not None and report.state is State.OUT_OF_MEMORY:
+            raise ShortOfMemory(f"{self.name}: does not fit on this GPU ({report.note or OUT_OF_MEMORY})")
+        if status is None:
+            return
+        if OUT_OF_MEMORY in self._log():
+            raise ShortOfMemory(f"{self.name}: does not fit on this GPU; give a smaller batch")
+        if status != 0:
+            raise WorkerError(f"{self.name}: the script failed with status {status}: {self._last_words()}")
+        if report is None:
+            raise WorkerError(
+                f"{self.name}: the script ended without a step that Carpool could see; does it use carpool.train?"
+            )
+        raise WorkerError(
+            f"{self.name}: the training ended after {report.iteration} iterations, too early; let it run longer"
+        )
+
+    def silent(self, seconds: float) -> WorkerError:
+        """Why a worker that never got ready is given up."""
+        what = "no report" if self.report() is None else "hardly an iteration"
+        return WorkerError(f"{self.name}: {what} within {seconds:.0f} s; does the script use carpool.train?")
+
+    def batch(self) -> int | None:
+        """The samples of an iteration, as the worker counts them."""
+        report = self.report()
+        if report is None or report.seconds <= 0:
+            return None
+        return round(report.samples_per_second * report.seconds) or None
+
+    def split(self, accumulation: int) -> None:
+        """Ask for another number of micro-batches; it takes effect at the next step."""
+        if accumulation != self._control.accumulation:
+            self._control = Control(sequence=self._control.sequence + 1, accumulation=accumulation, may_shrink=True)
+            write_control(self.folder, self._control)
+
+    def obeyed(self) -> bool:
+        report = self.report()
+        return report is not None and report.control >= self._control.sequence
+
+    def pause(self) -> None:
+        if not self.paused:
+            self._signal(signal.SIGSTOP)
+            self.paused = True
+
+    def resume(self) -> None:
+        if self.paused:
+            self._signal(signal.SIGCONT)
+            self.paused = False
+
+    def ask_to_stop(self) -> None:
+        """It ends at its next step, which is kinder to an MPS server than a kill."""
+        write_control(self.folder, Control(sequence=self._control.sequence + 1, stop=True))
+        self.resume()
+
+    def end(self, until: float) -> None:
+        """Wait for the end until a moment (monotonic), then make it happen, for the whole process group."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(max(0.0, until - time.monotonic()))
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+    def _log(self) -> str:
+        data = (self.folder / "log").read_bytes()
+        return data[-LOG_TAIL:].decode("utf-8", "replace")
+
+    def _last_words(self) -> str:
+        lines = [line.strip() for line in self._log().splitlines() if line.strip()]
+        return lines[-1] if lines else "it said nothing"

@@ -1,0 +1,174 @@
+"""The MPS daemon's life, against a fake control program here and against the real one where there is a GPU."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from carpool.gpu import mps, nvml
+
+
+@pytest.fixture
+def control(tmp_path):
+    script = tmp_path / "fake-control"
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -S {Path(__file__).parent / "fake_mps.py"} "$@"\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+@pytest.fixture
+def daemon(tmp_path, control):
+    daemon = mps.Daemon(tmp_path / "mps", ["GPU-1", "GPU-2"], control)
+    yield daemon
+    daemon.stop()
+
+
+@pytest.fixture
+def sleeper():
+    process = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
+    yield process
+    process.stdin.close()
+    process.wait()
+
+
+def serve(daemon, **servers):
+    (daemon.pipe / "servers.json").write_text(json.dumps({name.strip("s"): told for name, told in servers.items()}))
+
+
+def test_a_daemon_starts_with_its_own_directories_and_ends_by_its_pid(daemon):
+    daemon.start()
+    assert daemon.alive()
+    told = json.loads((daemon.pipe / "environment.json").read_text())
+    assert told["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-2"
+    assert told["CUDA_MPS_PIPE_DIRECTORY"] == str(daemon.pipe)
+    assert told["CUDA_MPS_LOG_DIRECTORY"] == str(daemon.log)
+    assert daemon.pipe.stat().st_mode & 0o777 == 0o700
+    pid = daemon.pid
+    daemon.stop()
+    assert not daemon.alive()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_daemon_that_ignores_quit_is_ended_all_the_same(daemon, monkeypatch):
+    monkeypatch.setenv("FAKE_MPS_STUBBORN", "1")
+    monkeypatch.setattr(mps, "STOP_S", 0.2)
+    daemon.start()
+    pid = daemon.pid
+    daemon.stop()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_the_next_service_adopts_the_daemon_and_keeps_its_clients(tmp_path, control, daemon):
+    daemon.start()
+    serve(daemon, s7={"clients": [os.getpid()]})
+    later = mps.Daemon(tmp_path / "mps", ["GPU-1", "GPU-2"], control)
+    later.start()
+    assert later.pid == daemon.pid
+    assert later.clients() == {os.getpid()}
+    with pytest.raises(mps.MpsError, match="other GPUs"):
+        mps.Daemon(tmp_path / "mps", ["GPU-3"], control).start()
+    assert daemon.alive()
+
+
+def test_a_note_of_a_process_that_is_no_more_is_not_believed(tmp_path, control, daemon):
+    daemon.start()
+    note = daemon.directory / "daemon.json"
+    told = json.loads(note.read_text())
+    first = daemon.pid
+    daemon.stop()
+    note.write_text(json.dumps({**told, "pid": os.getpid()}))  # the number belongs to somebody else now
+    daemon.start()
+    assert daemon.pid not in (first, os.getpid())
+
+
+def test_a_daemon_that_cannot_start_is_one_clear_line(daemon, monkeypatch):
+    monkeypatch.setenv("FAKE_MPS_FAILS", "1")
+    with pytest.raises(mps.MpsError, match=r"does not answer; see .*log"):
+        daemon.start()
+    assert not daemon.alive()
+
+
+def test_clients_are_told_from_processes_that_fell_back(daemon, sleeper, monkeypatch):
+    daemon.start()
+    serve(daemon, s7={"clients": [sleeper.pid]}, s8={"clients": []})
+    uses = [nvml.Use(sleeper.pid, 5, False), nvml.Use(99, 5, False)]
+    monkeypatch.setattr(nvml, "processes", lambda uuid: uses)
+    assert daemon.verify(sleeper.pid)
+    assert daemon.verify(os.getpid()), "a client that we started verifies us"
+    assert not daemon.verify(99)
+    assert daemon.fell_back([sleeper.pid, 99, 100]) == [99]
+
+
+def test_a_fault_names_everybody_who_was_on_the_server_once(daemon, sleeper):
+    daemon.start()
+    serve(daemon, s7={"clients": [11, sleeper.pid]}, s8={"clients": [12]})
+    assert daemon.faults() == []
+    serve(daemon, s7={"clients": [sleeper.pid], "status": "FAULT"}, s8={"clients": [12]})
+    assert [(fault.server, fault.clients) for fault in daemon.faults()] == [(7, {11, sleeper.pid})]
+    assert daemon.faults() == []
+
+
+def test_a_server_that_is_gone_is_a_fault_if_it_left_somebody_behind(daemon, sleeper):
+    daemon.start()
+    serve(daemon, s7={"clients": [sleeper.pid]}, s8={"clients": [2**22 + 1]})
+    daemon.faults()
+    serve(daemon)
+    assert [fault.clients for fault in daemon.faults()] == [{sleeper.pid}]
+
+
+def test_a_dead_daemon_is_a_fault_of_all_it_served(daemon, sleeper):
+    daemon.start()
+    serve(daemon, s7={"clients": [sleeper.pid]})
+    daemon.faults()
+    os.kill(daemon.pid, 9)
+    until = time.monotonic() + 5
+    while daemon.alive() and time.monotonic() < until:
+        time.sleep(0.01)
+    (daemon.pipe / "control").unlink()
+    assert [fault.clients for fault in daemon.faults()] == [{sleeper.pid}]
+    assert not daemon.alive()
+
+
+def test_the_memory_limit_is_given_for_each_gpu(daemon):
+    limit = daemon.env(3 * 2**30, gpus=2)["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"]
+    assert limit == "0=3072M,1=3072M"
+    assert set(daemon.env()) == {"CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"}, "no share of threads is set"
+
+
+def test_a_long_home_gets_short_sockets(tmp_path):
+    deep = tmp_path / ("long" * 30)
+    pipe = mps.Daemon(deep).pipe
+    assert len(str(pipe / "control_privileged")) <= 107
+    assert pipe == mps.Daemon(deep).pipe
+    assert pipe != mps.Daemon(deep / "other").pipe
+
+
+def test_what_is_missing_is_said(monkeypatch):
+    assert "not installed" in mps.available("no-such-control-program")
+    monkeypatch.setattr(nvml, "devices", list)
+    assert mps.available(sys.executable) == "no GPU was found"
+
+
+@pytest.mark.skipif(mps.available() is not None, reason=f"no MPS here: {mps.available()}")
+def test_the_real_daemon_serves_a_client_limits_its_memory_and_notices_one_that_fell_back(tmp_path):
+    device = nvml.devices()[0]
+    with mps.Daemon(tmp_path / "mps", [device.uuid]) as daemon:
+        found = daemon.check(device.uuid)
+        assert found.served, found.detail
+        assert found.limited, found.detail
+        env = {**os.environ, "CUDA_VISIBLE_DEVICES": device.uuid, "CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "nobody")}
+        command = [sys.executable, "-m", "carpool.gpu.probe", str(2**20)]
+        with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as outside:
+            assert json.loads(outside.stdout.readline()) == {"much": 0, "little": 0}
+            assert not daemon.verify(outside.pid)
+            assert daemon.fell_back([outside.pid]) == [outside.pid]
+            outside.stdin.close()
+        pid = daemon.pid
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
