@@ -124,13 +124,18 @@ class Cache:
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self._known: dict[str, dict[str, Any]] = {}
-        if path is not None and path.exists():
-            try:
-                for line in path.read_text(encoding="utf-8").splitlines():
-                    entry = json.loads(line)
-                    self._known[entry["key"]] = entry["run"]
-            except (OSError, ValueError, KeyError, TypeError):
-                raise InputError(f"{path}: is not the cache of a study; remove it or give another --cache") from None
+        if path is None or not path.exists():
+            return
+        try:
+            text = path.read_text(encoding="utf-8")
+            whole = text[: text.rfind("\n") + 1]  # a line that was cut off by an interruption is made again
+            for line in whole.splitlines():
+                entry = json.loads(line)
+                self._known[entry["key"]] = entry["run"]
+            if whole != text:
+                path.write_text(whole, encoding="utf-8")
+        except (OSError, ValueError, KeyError, TypeError):
+            raise InputError(f"{path}: is not the cache of a study; remove it or give another --cache") from None
 
     def find(self, key: str) -> dict[str, Any] | None:
         return self._known.get(key)

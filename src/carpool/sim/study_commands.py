@@ -11,7 +11,7 @@ from carpool.errors import InputError
 from carpool.report.output import results_in
 from carpool.sim.commands import progress_bar
 from carpool.sim.sources import parse_seeds
-from carpool.sim.study import Cache, cells, plan, run_study
+from carpool.sim.study import Cache, Cell, cells, plan, run_study
 
 SEEDS, QUICK_SEEDS = "101-116", "101-104"
 """Nothing was tuned on them."""
@@ -66,8 +66,8 @@ def study(
         click.echo(f"written to {out}/")
 
 
-def _speaks_of(cell: object, text: str) -> bool:
-    return any(text.lower() in str(getattr(cell, part)).lower() for part in ("group", "name"))
+def _speaks_of(cell: Cell, text: str) -> bool:
+    return text.lower() in cell.group.lower() or text.lower() in cell.name.lower()
 
 
 def _command(quick: bool, seeds: str | None, chosen: tuple[str, ...], only: str | None) -> str:
