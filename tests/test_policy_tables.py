@@ -8,12 +8,13 @@ from carpool.core.perf import MeasuredPair, TableInterference
 from carpool.policies.bsbf import SjfBsbf
 from carpool.policies.ffs import SjfFfs
 from carpool.policies.fifo import Fifo
+from carpool.policies.joint import Carpool
 from carpool.policies.sjf import Sjf
 from carpool.policies.tiresias import Tiresias
 
 FOUR = cluster("1x4")
-EVERY = [Fifo(), Sjf(), Tiresias(), SjfFfs(), SjfBsbf()]
-SHARING = [SjfFfs(), SjfBsbf()]
+EVERY = [Fifo(), Sjf(), Tiresias(), SjfFfs(), SjfBsbf(), Carpool(), Carpool(suspend=True)]
+SHARING = [SjfFfs(), SjfBsbf(), Carpool()]
 
 
 @pytest.mark.parametrize("policy", EVERY, ids=lambda policy: policy.name)
@@ -161,7 +162,7 @@ class TestSharing:
         given(FOUR, starting("a", gpus=4), pending("b", left=10)).expect(policy, b="shares a")
 
     def test_a_job_that_starts_in_the_same_plan_is_a_host_too(self, policy):
-        jobs = (pending("a", gpus=4, left=10), pending("b", gpus=4, left=10, priority=-1))
+        jobs = (pending("a", gpus=4, left=10), pending("b", gpus=4, left=11))
         given(FOUR, *jobs, xi=1.2).expect(policy, a="starts", b="shares a")
 
 
@@ -208,6 +209,17 @@ class TestBsbf:
         # Beside the host the guest must run 64 micro-batches: 64·0.1 + 0.64 s instead of 0.1 + 0.64 s an iteration.
         host = running("a", gpus=4, left=200, model="fat", batch=88)  # leaves 1.2 GiB
         given(FOUR, host, pending("b", left=100, batch=64), xi=1.2).expect(SjfBsbf(), b="waits")
+
+    def test_a_floor_on_total_speed_keeps_bad_pairs_apart(self):
+        jobs = (running("a", gpus=4, left=100), pending("b", left=10))
+        given(FOUR, *jobs, xi=2.2).expect(SjfBsbf(), b="shares a")
+        given(FOUR, *jobs, xi=2.2).expect(SjfBsbf(floor=0.95), b="waits")
+        given(FOUR, *jobs, xi=2.1).expect(SjfBsbf(floor=0.95), b="shares a")
+
+    def test_one_host_may_be_preferred_to_a_better_union(self):
+        hosts = (running("a", on=[0], left=300), running("b", on=[1], left=300), running("c", on=[2, 3], left=5000))
+        given(FOUR, *hosts, pending("d", gpus=2, left=100)).expect(SjfBsbf(), d="shares a b")
+        given(FOUR, *hosts, pending("d", gpus=2, left=100)).expect(SjfBsbf(single_host=True), d="shares c")
 
     def test_waits_for_a_gang_that_only_some_hosts_would_help(self):
         jobs = (running("a", on=[0, 1], left=50), running("b", on=[2, 3], left=5000), pending("c", gpus=4, left=100))

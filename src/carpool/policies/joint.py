@@ -37,7 +37,8 @@ class Carpool(BasePolicy):
 
     def decide(self, view: View) -> list[Decision]:
         draft = Draft(view)
-        if not len(view.queue) or not (draft.free_count or draft.shareable() or self.suspend):
+        shareable = draft.shareable()  # counted before the first move, and kept up to date from then on
+        if not len(view.queue) or not (draft.free_count or shareable or self.suspend):
             return []
         return Pass(self, draft, self._options).run()
 
@@ -49,9 +50,9 @@ class Pass:
         self.policy = policy
         self.draft = draft
         self.view = draft.view
-        self.candidates = Candidates(draft, cache)
         self.starved = _starved(draft.view, policy.patience) if policy.patience else []
-        self._places: Places | None = None
+        self.places = Places(draft, Candidates(draft, cache), self._set_scene)
+        self._scene: Scene | None = None
         self._early: list[Move] = []
         """Made before anything had to be weighed."""
 
@@ -67,7 +68,7 @@ class Pass:
                 continue
             else:
                 alike_too = not self._place(job, is_starved)
-                somebody_waits = somebody_waits or alike_too or self.places.scene.claims > 0
+                somebody_waits = somebody_waits or alike_too or bool(self.places.claimed)
                 blocked += alike_too
             if alike_too and not is_starved:
                 pending.skip_alike()
@@ -85,14 +86,17 @@ class Pass:
             if job.order not in first:
                 yield job, False
 
-    @property
-    def places(self) -> Places:
-        if self._places is None:
-            scene = Scene(self.draft, self.policy.look_ahead, self.policy.restart_s, self.starved)
-            for move in self._early:
-                scene.note(move)
-            self._places = Places(self.draft, scene, self.candidates)
-        return self._places
+    def _set_scene(self) -> Scene:
+        self._scene = Scene(self.draft, self.policy.look_ahead, self.policy.restart_s, self.starved)
+        for move in self._early:
+            self._scene.note(move)
+        return self._scene
+
+    def _note(self, move: Move) -> None:
+        if self._scene is not None:
+            self._scene.note(move)
+        else:
+            self._early.append(move)
 
     # ---- the choice ------------------------------------------------------------------------------------------------
 
@@ -101,10 +105,7 @@ class Pass:
         move = self._alone(job)
         if move is None:
             return False
-        if self._places is not None:
-            self._places.scene.note(move)
-        else:
-            self._early.append(move)
+        self._note(move)
         assert move.size is not None
         self.draft.assign(job, move.gpus, move.size, "first in the queue, and its GPUs are free")
         return True
@@ -159,6 +160,7 @@ class Pass:
         draft, guest, size = self.draft, move.guest, move.size
         self.places.scene.note(move)
         if size is None:
+            self.places.claimed.update(host.order for host in move.hosts)
             draft.hold([gpu for gpu in move.gpus if not draft.members(gpu)])
             return
         if move.victims:

@@ -4,7 +4,8 @@ A *cell* is the GPUs that hold one and the same set of jobs. For cells of one jo
 guests out of the second place, which short ones pass through quickly. Cells of several jobs are played forward.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from heapq import heapify, heappop, nsmallest
 from itertools import islice
 from operator import attrgetter
@@ -36,12 +37,19 @@ _cost = attrgetter("cost")
 
 
 class Places:
-    def __init__(self, draft: Draft, scene: Scene, candidates: Candidates) -> None:
+    def __init__(self, draft: Draft, candidates: Candidates, set_scene: Callable[[], Scene]) -> None:
         self.draft = draft
-        self.scene = scene
         self.candidates = candidates
+        self.claimed: set[int] = set()
+        """The hosts for whose GPUs a job of this pass waits, by order of submission."""
+        self._set_scene = set_scene
         self.perf = draft.view.perf
         self.topology = draft.view.topology
+
+    @cached_property
+    def scene(self) -> Scene:
+        """Set when something has to be weighed for the first time: most passes end without."""
+        return self._set_scene()
 
     def now(self, guest: JobRecord) -> list[Move]:
         """Ways to join running jobs at once."""
@@ -158,7 +166,7 @@ class Places:
 
     def _open(self, cells: Iterable[Candidate], guest: JobRecord) -> Iterator[Candidate]:
         """Without hosts that a job of this pass waits for, and without hosts of a higher priority."""
-        claimed, priority = self.scene.claimed, guest.shape.priority
+        claimed, priority = self.claimed, guest.shape.priority
         for cell in cells:
             if all(m.record.order not in claimed and m.record.shape.priority <= priority for m in cell.members):
                 yield cell
@@ -283,7 +291,7 @@ class Places:
     def _crowded(self, guest: JobRecord) -> list[Move]:
         """Join a cell of several where that beats joining when the first of them leaves, and total speed rises."""
         moves: list[Move] = []
-        claimed, priority = self.scene.claimed, guest.shape.priority
+        claimed, priority = self.claimed, guest.shape.priority
         for members, gpus in self.candidates.crowded():
             if len(gpus) < guest.shape.gpus:
                 continue

@@ -49,12 +49,8 @@ class Scene:
         self.draft = draft
         self.now = view.now
         self.restart_s = restart_s
-        self.claimed: set[int] = set()
-        """The hosts for whose GPUs a job of this pass waits, by order of submission."""
         self.moved: set[int] = set()
         """All jobs that a move of this pass concerned."""
-        self.claims = 0
-        """How many jobs of this pass wait for certain GPUs."""
         outlook = view.outlook
         self.available = outlook.lent.copy()
         self.available.add(FREE, view.free.count)
@@ -62,7 +58,7 @@ class Scene:
         self._new_ends: dict[int, float] = {}
         self._present: dict[int, float] = {}  # by priority
         self._budgets: dict[int, float] = {}  # by order of submission
-        total = view.topology.total()
+        total = len(view.topology.node_of)
         possible = (job for job in view.queue.scan() if job.shape.gpus <= total and draft.may_start(job))
         self.waiting = [self._waiting(job) for job in islice(possible, look_ahead)]
         if first:
@@ -176,9 +172,6 @@ class Scene:
         self.available = self.after(move)
         self._new_ends.update(move.ends)
         self.moved.update(move.ends, [host.order for host in move.hosts], [victim.order for victim in move.victims])
-        if move.size is None:
-            self.claims += 1
-            self.claimed.update(host.order for host in move.hosts)
         self.waiting = [job for job in self.waiting if job.order != move.guest.order]
         if move.victims:
             suspended = [self._suspended(victim) for victim in move.victims]
