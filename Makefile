@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # An environment variable, so that pip also pins what it builds with.
 PIP := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pip
 
-.PHONY: install demo test lint types bench study clean
+.PHONY: install demo test chaos lint types bench study clean
 
 install: $(VENV)/.installed
 
@@ -25,6 +25,9 @@ demo: install
 
 test: lint types
 	$(BIN)/python -m pytest
+
+chaos: $(VENV)/.installed-dev
+	$(BIN)/python tests/live/chaos.py --rounds 500 --seed 1 --show
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

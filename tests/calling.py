@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,9 +26,9 @@ class Said:
     err: str
 
 
-def call(*arguments: object) -> Said:
-    """As `main` would, without the cost of a process."""
-    result = CliRunner().invoke(cli, [str(a) for a in arguments], prog_name="carpool", catch_exceptions=True)
+def call(*arguments: object, env: Mapping[str, str | None] | None = None) -> Said:
+    """As `main` would, without the cost of a process; a variable of `env` that is None is unset."""
+    result = CliRunner().invoke(cli, [str(a) for a in arguments], prog_name="carpool", catch_exceptions=True, env=env)
     error = result.exception
     if isinstance(error, InputError):
         return Said(2, result.stdout, f"error: {error}\n")

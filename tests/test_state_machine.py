@@ -126,6 +126,18 @@ class Life(RuleBasedStateMachine):
             self.tell(ev.Cancelled(self.state.now, record.job.id))
 
     @rule(data=st.data())
+    def a_job_is_requeued(self, data):
+        if record := self.some(data, *Status):
+            self.tell(ev.Requeued(self.state.now, record.job.id, record.attempt))
+
+    @rule(data=st.data(), accum=st.sampled_from([1, 2, 64]))
+    def a_job_splits_its_batch_by_itself(self, data, accum):
+        if record := self.some(data, *ALIVE):
+            accum = min(accum, record.job.batch)
+            if accum >= record.accum:
+                self.tell(ev.Retuned(self.state.now, record.job.id, record.attempt, accum, True))
+
+    @rule(data=st.data())
     def a_job_is_held(self, data):
         if record := self.some(data, *Status):
             self.tell(ev.Held(self.state.now, record.job.id))
@@ -240,6 +252,7 @@ def test_every_event_survives_encoding():
         ev.Retuned(3.0, "j", 1, 4),
         ev.Checkpointed(3.0, "j", 1, 7.0),
         ev.Stopped(3.0, "j", 1, 7.0),
+        ev.Requeued(3.0, "j", 1),
         ev.Finished(3.0, "j", 1),
         ev.Failed(3.0, "j", 1, "reason"),
         ev.Cancelled(3.0, "j"),

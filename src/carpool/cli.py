@@ -23,6 +23,23 @@ COMMANDS = {
     "profiles": "carpool.profile.commands:profiles",
     "fit": "carpool.profile.commands:fit",
     "check": "carpool.train.commands:check",
+    "serve": "carpool.live.serve:serve",
+    "submit": "carpool.live.submit:submit",
+    "jobs": "carpool.live.job_commands:jobs",
+    "show": "carpool.live.job_commands:show",
+    "logs": "carpool.live.job_commands:logs",
+    "explain": "carpool.live.job_commands:explain",
+    "cancel": "carpool.live.job_commands:cancel",
+    "hold": "carpool.live.job_commands:hold",
+    "release": "carpool.live.job_commands:release",
+    "requeue": "carpool.live.job_commands:requeue",
+    "priority": "carpool.live.job_commands:priority",
+    "gpus": "carpool.live.box_commands:gpus",
+    "history": "carpool.live.box_commands:history",
+    "replay": "carpool.live.replay:replay",
+    "user": "carpool.live.user_commands:user",
+    "doctor": "carpool.live.doctor:doctor",
+    "demo": "carpool.live.demo:demo",
 }
 
 

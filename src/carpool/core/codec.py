@@ -17,6 +17,7 @@ EVENTS = {
         ev.Retuned,
         ev.Checkpointed,
         ev.Stopped,
+        ev.Requeued,
         ev.Finished,
         ev.Failed,
         ev.Cancelled,

@@ -58,6 +58,8 @@ class Retuned(JobEvent):
     """The workers now run with this accumulation."""
 
     accum: int
+    unasked: bool = False
+    """Nobody planned it: they ran out of memory and split their batch by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,11 @@ class Stopped(JobEvent):
     """The workers are gone on request; a restart resumes at `done` iterations."""
 
     done: float
+
+
+@dataclass(frozen=True, slots=True)
+class Requeued(JobEvent):
+    """Somebody wants the job stopped and back in the queue."""
 
 
 @dataclass(frozen=True, slots=True)

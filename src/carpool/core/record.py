@@ -98,6 +98,7 @@ class JobRecord:
         "reason",
         "reported",
         "retries_left",
+        "saved_s",
         "served",
         "shape",
         "shares",
@@ -147,6 +148,7 @@ class JobRecord:
         self.preemptions = 0
         self.shares = 0  # times it joined others
         self.hosted = 0  # times others joined it
+        self.saved_s = 0.0  # how much longer it would have waited for those it joined to end, as believed then
         self.reason = ""
 
     def __repr__(self) -> str:

@@ -17,7 +17,7 @@ from carpool.core.state import State
 _KEPT = (
     *("attempt", "accum", "memory", "whole_iteration_s", "alone_iteration_s", "done", "checkpoint", "since"),
     *("iteration_s", "slowdown", "pace", "on_hold", "retries_left", "pending_since", "first_start", "waited_s"),
-    *("held_since", "served", "ran_s", "alone_s", "preemptions", "shares", "hosted", "reason"),
+    *("held_since", "served", "ran_s", "alone_s", "preemptions", "shares", "hosted", "saved_s", "reason"),
     *("alone_seen", "pace_seen", "reported"),
 )
 _COUNTERS = ("now", "busy_gpu_s", "shares", "preemptions", "_submissions", "stirred", "belief_version")
@@ -87,7 +87,8 @@ def _restore_job(state: State, data: dict[str, Any]) -> None:
     job = Job(**{**raw, "after": tuple(raw["after"])})
     record = JobRecord(job, state._shape(job, data["priority"]), data["order"], data["whole_iteration_s"])
     for name in _KEPT:
-        setattr(record, name, data[name])
+        if name in data:  # a snapshot of an older release may know less
+            setattr(record, name, data[name])
     record.status = Status(data["status"])
     record.gpus, record.leaving = tuple(data["gpus"]), tuple(data["leaving"])
     record.waits_for = tuple(data["waits_for"])

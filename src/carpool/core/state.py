@@ -181,15 +181,23 @@ class State:
                 if allocation is not None and allocation.gpus == record.gpus:
                     self._retune(record, allocation.accum)
                     continue
-                record.leaving = record.gpus
-                self._leave(record)
-                record.status = Status.STOPPING
-                record.preemptions += 1
-                self.preemptions += 1
+                self._preempt(record)
             if allocation is not None:  # a start, or a move: stop there, start here
                 claims.append((record, allocation))
         for record, allocation in claims:
             self._claim(record, allocation)
+
+    def _preempt(self, record: JobRecord) -> None:
+        record.leaving = record.gpus
+        self._leave(record)
+        record.status = Status.STOPPING
+        record.preemptions += 1
+        self.preemptions += 1
+
+    def _requeued(self, event: ev.Requeued) -> None:
+        record = self._current(event)
+        if record is not None and record.status in (Status.STARTING, Status.RUNNING):
+            self._preempt(record)
 
     def _retune(self, record: JobRecord, accum: int) -> None:
         self._settle(record)
@@ -201,7 +209,11 @@ class State:
 
     def _retuned(self, event: ev.Retuned) -> None:
         record = self._current(event)
-        if record is None or not record.gpus or event.accum != record.accum:  # or another re-tune is under way
+        if record is None or not record.gpus:
+            return
+        if event.unasked and record.job.can_shrink and record.status is not Status.CANCELLING:
+            self._retune(record, event.accum)
+        if event.accum != record.accum:  # another re-tune is under way
             return
         self.cluster.reserve(record, self.perf.memory(record.job, record.accum))
         self._place(record)
@@ -493,6 +505,7 @@ class State:
         mates = self.cluster.mates(record)
         if mates:
             record.shares += 1
+            record.saved_s += max([mate.alone_left(self.now) for mate in mates])
             self.shares += 1
             for mate in mates:
                 mate.hosted += 1
@@ -607,6 +620,7 @@ _APPLY: dict[type[ev.Event], Callable[[State, Any], None]] = {
     ev.Retuned: State._retuned,
     ev.Checkpointed: State._checkpointed,
     ev.Stopped: State._stopped,
+    ev.Requeued: State._requeued,
     ev.Finished: State._finished,
     ev.Failed: State._failed,
     ev.Cancelled: State._cancelled,

@@ -111,12 +111,13 @@ class Home:
         return self.attempt(job, attempt) / f"rank-{rank}"
 
 
-def write_private(path: Path, text: str) -> None:
+def write_private(path: Path, text: str, *, sync: bool = True) -> None:
     """Replace a file as a whole, readable by its owner alone from its first moment on."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
     os.replace(partial, path)

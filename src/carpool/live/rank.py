@@ -86,7 +86,12 @@ class Wrapper:
         if self.told["nonce"] != nonce:
             sys.exit(f"{path} belongs to another launch")
         self.nonce = nonce
-        self.me = {"pid": os.getpid(), "start": start_ticks(os.getpid()), "boot": boot_id(), "nonce": nonce}
+        self.me: dict[str, Any] = {
+            "pid": os.getpid(),
+            "start": start_ticks(os.getpid()),
+            "boot": boot_id(),
+            "nonce": nonce,
+        }
         self.worker = 0
         self.status: int | None = None
         self.deadline: float | None = None
@@ -104,7 +109,7 @@ class Wrapper:
         if not self._complete():
             self._record({"never": True})
             return
-        began = time.time()
+        began = self.me["began"] = time.time()
         self._start()
         self._attend()
         self._leave_nothing_behind()
@@ -139,7 +144,8 @@ class Wrapper:
             except BaseException as error:
                 code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_RUNNABLE
                 text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-                where = getattr(error, "filename", None) or self.told["command"][0]
+                place, program = self.told["directory"], self.told["command"][0]
+                where = place if getattr(error, "filename", None) == place else program
                 os.write(logs[1], f"carpool: cannot run {where}: {text}\n".encode())
                 os._exit(code)
         with contextlib.suppress(OSError):

@@ -2,116 +2,285 @@
 
 One asyncio process. What happens comes in as events (submits, reports, exits); they are durable in the journal before
 anything is done about them. The HTTP API calls the methods of `Service`; who may call which is decided there, not here.
-All results are plain lists and dictionaries, ready for JSON.
+This file starts and ends it; `requests.py` and `reading.py` have what others call.
 """
 
+import asyncio
+import contextlib
+import json
+import logging
+import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
-from carpool.core.model import Limits
-from carpool.live.home import Home
-from carpool.live.spec import Spec
+from carpool import policies
+from carpool.core import events as ev
+from carpool.core import snapshot
+from carpool.core.record import JobRecord
+from carpool.core.scheduler import Scheduler
+from carpool.core.state import ALIVE
+from carpool.errors import InputError
+from carpool.live import prune, recovery
+from carpool.live.clock import RealClock
+from carpool.live.driver import Driver, Ending
+from carpool.live.executors.base import Launch
+from carpool.live.inside import new_row
+from carpool.live.knowledge import Knowledge
+from carpool.live.machine import Ours, discover
+from carpool.live.outlook import Outlook
+from carpool.live.processes import boot_id
+from carpool.live.reading import Reading
+from carpool.live.spec import ARRAY_VARIABLE, from_json
+from carpool.live.store import Batch, StoreError
+from carpool.live.watch import EVERY_S
+
+log = logging.getLogger("carpool.live")
 
 Row = dict[str, Any]
+SNAPSHOT_EVENTS = 20_000
+"""So many events after the last snapshot, there is another one."""
+KEEP_EVENTS = 200_000
+"""So many events before the older snapshot stay in the journal, for those who want to look back."""
+STRANGERS_S = 5.0
+LOOK_AHEAD_S = 2.0
 
 
-class Service:
-    def __init__(
-        self,
-        home: Home,
-        policy: str = "sjf-bsbf",
-        *,
-        gpus: int | None = None,
-        jobs_per_gpu: int = 2,
-    ) -> None:
-        """`gpus`: so many logical slots; None: the GPUs that NVML finds."""
+class Service(Reading):
+    _snapshot_at = 0
+    _snapshotting: asyncio.Task[None] | None = None
+    _tasks: Sequence[asyncio.Task[None]] = ()
+
+    # ---- life ------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Take the home, read the journal, find the workers that still run. Raises `InputError` where that fails."""
+        self.home.create()
+        self.home.acquire()
+        try:
+            await self._start()
+        except BaseException:
+            self._store.close()
+            self.home.release()
+            raise
+
+    async def _start(self) -> None:
+        self._machine = discover(self._options[0], self._options[1], self.home, mps=self._options[2])
+        machine = self._machine
+        self._knowledge = Knowledge(len(machine.slots), machine.mechanism, machine.names.values(), self._perf)
+        try:
+            self._store.open()
+            loaded = await recovery.load(self._store, self._new_scheduler)
+            scheduler = loaded.scheduler
+        except StoreError as error:
+            raise InputError(f"journal {self.home.journal}: {error}; see `carpool doctor`") from error
+        self._driver = Driver(
+            scheduler, self._store, self._executor, self._clock, self._launch_of, self._story_of, self._after_turn
+        )
+        self._snapshot_at = loaded.seq
+        for text in loaded.notes:
+            self._driver.note(text)
+        self._resume_clock()
+        self._read_jobs()
+        self._users = self._store.users()
+        self._outlook = Outlook(
+            lambda: self._state,
+            lambda: policies.make(self.policy),
+            lambda job: self._sources.get(job, {}),
+            lambda job: self.specs[job].name if job in self.specs else "",
+            lambda gpu: self._machine.slot(gpu).name,
+            self._clock.now,
+        )
+        self._driver.on_plan = self._outlook.planned
+        self._outlook.learn(self._store.estimates())
+        self._executor.start(self._driver)
+        await recovery.reattach(self._driver)
+        self._check_machine()
+        await self._begin()
+
+    def _new_scheduler(self, jobs_per_gpu: int | None = None) -> Scheduler:
+        policy, perf = policies.make(self.policy), self._knowledge.fresh()
+        return Scheduler(policy, perf, jobs_per_gpu or self.jobs_per_gpu, strict=False)
+
+    def _resume_clock(self) -> None:
+        last, boot = self._store.last_moment(), self._store.meta().get("boot", "")
+        if last is not None and isinstance(self._clock, RealClock):
+            busy = any(record.status in ALIVE for record in self._state.jobs.values())
+            self._clock.resume(*last, boot, busy)
+
+    def _read_jobs(self) -> None:
+        """The specs of living jobs, and the stories of those that ended without one. What a damaged journal forgot
+        is submitted again."""
+        state, driver = self._state, self._driver
+        rows = self._store.living_jobs()
+        self._next_id = 1 + max(self._store.highest_job(), *(int(name) for name in state.jobs if name.isdigit()), 0)
+        lost = list(recovery.forgotten(self.home, self._next_id - 1))
+        for row in rows:
+            name = str(row["id"])
+            self.specs[name] = from_json(row["spec"])
+            self._sources[name] = json.loads(row["source"]) if row["source"].startswith("{") else {}
+            if name not in state.jobs and name not in state.ended:
+                driver.note(f"job {name}: the journal lost its submission; it is queued again")
+                driver.put(lambda now, batch, name=name, row=row: self._queued_again(name, row["user"], now))  # type: ignore[misc]
+        for data in lost:
+            name = str(data["id"])
+            self._next_id = max(self._next_id, data["id"] + 1)
+            self.specs[name] = from_json(json.dumps(data["spec"]))
+            driver.note(f"job {name}: the journal lost it; it is queued again")
+            driver.put(lambda now, batch, name=name, data=data: self._found(name, data["user"], now, batch))  # type: ignore[misc]
+        unwritten = {str(row["id"]) for row in rows}
+        for name in [name for name in state.ended if name not in unwritten]:
+            del state.ended[name]
+        driver.remember(self._exit_code_on_disk)
+
+    def _queued_again(self, name: str, user: str, now: float) -> Sequence[ev.Event]:
+        job, _ = self._knowledge.job(self._state.perf, replace(self.specs[name], after=()), name, user, now)
+        return () if name in self._state.jobs else (ev.Submitted(now, job),)
+
+    def _found(self, name: str, user: str, now: float, batch: Batch) -> Sequence[ev.Event]:
+        batch.jobs.append(new_row(name, user, now, self.specs[name], {}))
+        return self._queued_again(name, user, now)
+
+    def _check_machine(self) -> None:
+        """Tell the scheduler which GPUs there are, if they are not those that it knows."""
+        state, node, now = self._state, self._machine.node, self._clock.now()
+        number = state.topology.present.get(node.id)
+        known = state.topology.nodes[number] if number is not None else None
+        if known == node:
+            return
+        if known is not None:
+            self._driver.note(f"the GPUs have changed: {len(known.gpus)} before, {len(node.gpus)} now")
+            self._driver.tell(ev.NodeLost(now, node.id))
+        self._driver.tell(ev.NodeJoined(now, node))
+
+    async def _begin(self) -> None:
+        """The first turn: what was found is written down."""
+        now, state, meta = self._clock.now(), self._state, self._store.meta()
+        if meta.get("policy", self.policy) != self.policy:
+            self._driver.tell(*(ev.Rekeyed(now, record.job.id) for record in list(state.queue)))
+        start = {"policy": self.policy, "jobs_per_gpu": str(self.jobs_per_gpu), "boot": boot_id()}
+        waiting = sum(record.status not in ALIVE for record in state.jobs.values())
+        found = f"{len(self._executor.present())} gangs found running, {waiting} jobs waiting"
+        self._driver.note(f"the service started under {self.policy}: {found}", logging.INFO)
+
+        def prepare(now: float, batch: Batch) -> Sequence[ev.Event]:
+            batch.meta.update(start)
+            return ()
+
+        self._driver.put(prepare)
+        if not await self._driver.turn():
+            raise InputError(f"the journal cannot be written ({self._driver.trouble_now}); make room and start again")
 
     async def run(self) -> None:
         """Schedule until `stop` is called."""
+        work = (self._poll, self._look_for_strangers, self._look_ahead, self._prune)
+        self._tasks = [asyncio.create_task(task()) for task in work]
+        try:
+            await self._driver.run()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def stop(self) -> None:
         """Leave; the workers go on and are found again by the next start."""
+        driver = getattr(self, "_driver", None)
+        if driver is None or driver.stopped:
+            return
+        for task in self._tasks:
+            task.cancel()
+        await driver.finish()
+        await self._executor.close()
+        if self._snapshotting is not None:
+            await self._snapshotting
+        if driver.quiet and not driver.trouble_now:
+            with contextlib.suppress(StoreError):
+                await self._store.keep_snapshot(snapshot.encode(self._state), self._store.seq, KEEP_EVENTS)
+        if not any(record.status in ALIVE for record in self._state.jobs.values()):
+            await asyncio.to_thread(self._machine.stop)
+        self._store.close()
+        self.home.release()
 
-    # ---- changing --------------------------------------------------------------------------------------------------
+    async def _poll(self) -> None:
+        """Hear what the workers say."""
+        while True:
+            await asyncio.sleep(EVERY_S)
+            reports = self._watch.read(self._state)
+            if reports:
+                self._driver.put(lambda now, batch, reports=reports: self._watch.events(self._state, reports, now))  # type: ignore[misc]
 
-    async def submit(self, specs: Sequence[Spec], user: str) -> list[str]:
-        """The new jobs' ids, durable on return. All or none: raises `InputError` for what could never run."""
-        raise NotImplementedError
+    async def _look_for_strangers(self) -> None:
+        ours = Ours(self.home, self._machine.mps)
+        while self._machine.mechanism != "logical":
+            for gpu, memory in await asyncio.to_thread(self._machine.taken_by_strangers, ours):
+                self._driver.tell(ev.MemoryTaken(self._clock.now(), gpu, memory))
+            await asyncio.sleep(STRANGERS_S)
 
-    async def cancel(self, job: str) -> None: ...
+    async def _look_ahead(self) -> None:
+        """Forecast jobs that are new, so that it can be judged later how right that was."""
+        while True:
+            await asyncio.sleep(LOOK_AHEAD_S)
+            try:
+                self._outlook.look_ahead()
+            except Exception:  # nobody waits for it, and nothing depends on it
+                log.exception("no forecast could be made")
 
-    async def hold(self, job: str) -> None:
-        """Keep a waiting job from starting until `release`."""
+    async def _prune(self) -> None:
+        while True:
+            ends = await asyncio.to_thread(self._store.ends)
+            gone = await asyncio.to_thread(prune.prune, self.home, ends, self._clock.now(), self.keep)
+            if gone:
+                self._driver.note(f"the files of {len(gone)} old jobs were removed", logging.INFO)
+            await asyncio.sleep(prune.EVERY_S)
 
-    async def release(self, job: str) -> None: ...
+    def _after_turn(self, written: Sequence[Ending]) -> None:
+        for ending in written:
+            name = ending.record.job.id
+            self.specs.pop(name, None)
+            judged = self._outlook.judge(ending.record, self._sources.pop(name, {}))
+            if judged:
+                self._driver.put(lambda now, batch, rows=judged: batch.estimates.extend(rows) or ())  # type: ignore[misc]
+            for waiter in self._waiters.pop(name, ()):
+                if not waiter.done():
+                    waiter.set_result(None)
+        busy = self._snapshotting is not None and not self._snapshotting.done()
+        if self._store.seq - self._snapshot_at >= SNAPSHOT_EVENTS and self._driver.quiet and not busy:
+            self._snapshot_at = self._store.seq
+            data = snapshot.encode(self._state)
+            self._snapshotting = asyncio.create_task(self._keep(data, self._store.seq))
 
-    async def requeue(self, job: str) -> None:
-        """Stop a running job (it saves first) and put it back into the queue."""
+    async def _keep(self, data: Mapping[str, Any], seq: int) -> None:
+        try:
+            await self._store.keep_snapshot(data, seq, KEEP_EVENTS)
+        except StoreError as error:  # the journal is whole without it
+            self._driver.note(f"no snapshot could be kept: {error}")
 
-    async def set_priority(self, job: str, priority: int) -> None: ...
+    # ---- what the driver asks --------------------------------------------------------------------------------------
 
-    async def set_limits(self, user: str, limits: Limits) -> None:
-        """`user` "" stands for everybody without limits of their own."""
+    def _launch_of(self, record: JobRecord) -> Launch:
+        spec = self.specs[record.job.id]
+        extra = self._machine.environment()
+        if spec.array_index is not None:
+            extra[ARRAY_VARIABLE] = str(spec.array_index)
+        return Launch(
+            record.job.id,
+            record.attempt,
+            tuple(self._machine.slot(gpu) for gpu in record.gpus),
+            spec.command,
+            spec.directory,
+            spec.env,
+            accum=record.accum,
+            may_shrink=spec.can_shrink,
+            cpus=spec.cpus,
+            memory=spec.memory,
+            grace_s=spec.grace_s,
+            uid=self._users.get(record.job.user, {}).get("uid") if os.getuid() == 0 else None,
+            extra=extra,
+        )
 
-    # ---- reading ---------------------------------------------------------------------------------------------------
+    def _exit_code_on_disk(self, record: JobRecord) -> int | None:
+        """Of a job that ended just before the service did."""
+        from carpool.live.executors.gang import open_gang
 
-    def dry_run(self, spec: Spec, user: str) -> Row:
-        """What would happen: `where` (GPUs or None), `mates`, `start` and `end` estimates with a range and source."""
-        raise NotImplementedError
-
-    def jobs(self, all: bool = False, *, limit: int | None = None, before: str | None = None) -> list[Row]:
-        """Jobs in order of submission; those that ended only with `all`, the last `limit` of them before a job id.
-
-        Keys: job, name, user, state, gpus, submitted, started, finished, exit_code, and reason, priority, held,
-        model, attempt, progress (0 to 1), on (GPUs as node:index), mates.
-        """
-        raise NotImplementedError
-
-    def show(self, job: str) -> Row:
-        """All that is known: the keys of `jobs`, and spec (with env: leave it out for other users), attempts with
-        their ranks, receipt, estimates with their source."""
-        raise NotImplementedError
-
-    def owner(self, job: str) -> str:
-        """Whose job it is; raises `NoSuchJob`."""
-        raise NotImplementedError
-
-    def explain(self, job: str) -> Row:
-        """position, reason, mates with predicted and measured slow-down of both, start and end with a range."""
-        raise NotImplementedError
-
-    def gpus(self) -> Row:
-        """nodes → GPUs with their residents, memory, foreign memory; `mechanism`: mps, time-slicing or logical."""
-        raise NotImplementedError
-
-    def log_file(self, job: str, rank: int = 0, stream: str = "stdout", attempt: int | None = None) -> Path:
-        """The file a worker writes to; `stream` is stdout or stderr. It may not exist yet."""
-        raise NotImplementedError
-
-    def history(self, *, limit: int = 100, before: str | None = None, user: str | None = None) -> list[Row]:
-        """Ended jobs, the latest first, with their receipts."""
-        raise NotImplementedError
-
-    def accuracy(self) -> Row:
-        """How right the estimates were."""
-        raise NotImplementedError
-
-    def workload(self) -> list[Row]:
-        """The jobs of the history as the simulator wants them, for `carpool replay`."""
-        raise NotImplementedError
-
-    async def wait(self, job: str) -> str:
-        """The job's state once it has ended: finished, failed or cancelled."""
-        raise NotImplementedError
-
-    # ---- users: rows only; tokens and rights are auth.py's business ------------------------------------------------
-
-    async def put_user(self, name: str, row: Mapping[str, Any]) -> None:
-        """Keep a user's row: `token_hash`, `role`, `uid`, `revoked` and whatever else auth.py wants (JSON)."""
-
-    def users(self) -> dict[str, Row]:
-        raise NotImplementedError
+        gang = open_gang(self.home.attempt(record.job.id, record.attempt), (record.job.id, record.attempt))
+        return gang.ended().exit_code if gang is not None else None

@@ -7,7 +7,7 @@ not wait for each other). An append is durable when it returns; it is written wh
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,8 @@ from carpool.live.clock import since_boot
 BUSY_S = 5.0
 """How long a write waits for somebody else (a backup, say) to release the database."""
 NOTE = "Note"
+DAMAGED = "Damaged"
+"""Rows that could not be understood, and all after them: kept for people, left out of every replay."""
 
 
 @dataclass(slots=True)
@@ -91,8 +93,9 @@ class Store:
         """Keep a snapshot of the state after event `seq`; forget events that are older than `keep_events` before it."""
         await self._do(self._keep_snapshot, data, seq, keep_events)
 
-    async def delete_jobs(self, ids: Sequence[int]) -> None:
-        await self._do(self._delete_jobs, ids)
+    async def set_aside(self, seq: int) -> None:
+        """Leave out event `seq` and all after it from now on."""
+        await self._do(self._set_aside, seq)
 
     async def _do(self, function: Callable[..., None], *arguments: Any) -> None:
         loop = asyncio.get_running_loop()
@@ -141,13 +144,13 @@ class Store:
             oldest = self._connection.execute(select(func.min(table.c.seq))).scalar() or 0
             self._connection.execute(schema.events.delete().where(schema.events.c.seq <= oldest - keep_events))
 
-    def _delete_jobs(self, ids: Sequence[int]) -> None:
+    def _set_aside(self, seq: int) -> None:
         assert self._connection is not None
+        table = schema.events
         with self._connection.begin():
-            for start in range(0, len(ids), 500):
-                some = ids[start : start + 500]
-                self._connection.execute(schema.jobs.delete().where(schema.jobs.c.id.in_(some)))
-                self._connection.execute(schema.estimates.delete().where(schema.estimates.c.job.in_(some)))
+            self._connection.execute(
+                table.update().where(table.c.seq >= seq, table.c.kind != NOTE).values(kind=DAMAGED)
+            )
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
@@ -163,7 +166,11 @@ class Store:
     def events_after(self, seq: int) -> Iterator[tuple[int, ev.Event | None]]:
         """What happened after event `seq`, in order; None where a row cannot be understood. Notes are left out."""
         table = schema.events
-        asked = select(table.c.seq, table.c.data).where(table.c.seq > seq, table.c.kind != NOTE).order_by(table.c.seq)
+        asked = (
+            select(table.c.seq, table.c.data)
+            .where(table.c.seq > seq, table.c.kind.not_in([NOTE, DAMAGED]))
+            .order_by(table.c.seq)
+        )
         with self._engine.connect() as connection:
             for number, data in connection.execution_options(yield_per=1000).execute(asked):
                 try:
@@ -204,11 +211,12 @@ class Store:
             asked = asked.where(table.c.user == user)
         return self._rows(asked.limit(limit) if limit is not None else asked)
 
-    def ended_before(self, moment: float, limit: int = 10_000) -> list[int]:
+    def ends(self) -> list[tuple[str, float]]:
+        """All jobs that have ended, and when."""
         table = schema.jobs
-        asked = select(table.c.id).where(table.c.state.is_not(None), table.c.ended < moment).limit(limit)
+        asked = select(table.c.id, table.c.ended).where(table.c.state.is_not(None))
         with self._engine.connect() as connection:
-            return [row[0] for row in connection.execute(asked)]
+            return [(str(number), at) for number, at in connection.execute(asked)]
 
     def highest_job(self) -> int:
         with self._engine.connect() as connection:

@@ -4,7 +4,7 @@ this one; the scheduler core knows nothing of them."""
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from carpool.channel import Report
 from carpool.core.model import GpuId
@@ -116,6 +116,9 @@ class Executor(Protocol):
 
     def report(self, key: Key) -> Report | None:
         """What the first worker reported last."""
+
+    def ranks(self, key: Key) -> list[dict[str, Any]]:
+        """What is recorded of a gang's workers: rank, pid, started, exit_code, ended."""
 
     async def close(self) -> None:
         """Let go; the workers run on."""

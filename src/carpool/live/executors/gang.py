@@ -15,12 +15,13 @@ from typing import Any
 from carpool import channel
 from carpool.live import rank as wrapper
 from carpool.live.executors.base import Ended, Key, Outcome, Slot
+from carpool.live.home import write_private
 from carpool.live.processes import Identity, boot_id
 
 OUT_OF_MEMORY = re.compile(rb"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED")
 """What the last lines of a script without the training library say when GPU memory ran out."""
 TAIL_BYTES = 16_384
-GANG = "gang.json"
+GANG, BROKEN = "gang.json", "broken.json"
 
 
 @dataclass(slots=True)
@@ -65,7 +66,8 @@ class Gang:
     stop: str = ""
     """How it was asked to stop last; empty: it was not."""
     broken: str = ""
-    """Which worker's death ended it."""
+    """Which worker's death ended it, and how that one ended."""
+    broken_code: int | None = None
     control: channel.Control = field(default_factory=channel.Control)
 
     @property
@@ -98,7 +100,7 @@ class Gang:
         saved = [report.checkpoint for report in reports if report.checkpoint >= 0]
         done = float(max(saved)) if saved else None
         codes = [rank.code for rank in self.ranks]
-        bad = next((code for code in codes if code), None)
+        bad = self.broken_code or next((code for code in codes if code), None)
         outcome, reason = self._judge(reports)
         exit_code = 0 if outcome is Outcome.FINISHED else bad
         alone = any(report.needs_alone for report in reports)
@@ -135,6 +137,13 @@ class Gang:
     def _epitaph(self) -> str:
         dead = self.first_death()
         return self.describe(dead) if dead else "its workers ended without a word"
+
+    def break_off(self, dead: Rank) -> None:
+        """Remember who was the first to die; the others are about to be ended."""
+        self.broken = self.describe(dead)
+        self.broken_code = 137 if dead.code is None else dead.code
+        with contextlib.suppress(OSError):
+            write_private(self.directory / BROKEN, json.dumps({"reason": self.broken, "code": self.broken_code}))
 
     def describe(self, rank: Rank) -> str:
         """Of what a worker died."""
@@ -173,6 +182,7 @@ def open_gang(directory: Path, key: Key) -> Gang | None:
         stop = read_json(rank.directory / wrapper.STOP)
         gang.stop = gang.stop or (stop.get("how", "end") if isinstance(stop, dict) else "")
     gang.control = channel.read_control(gang.ranks[0].directory) or gang.control
-    broken = read_json(directory / "broken.json")
-    gang.broken = broken if isinstance(broken, str) else ""
+    broken = read_json(directory / BROKEN)
+    if isinstance(broken, dict):
+        gang.broken, gang.broken_code = broken.get("reason", ""), broken.get("code")
     return gang

@@ -2,8 +2,8 @@
 
 A gang starts in two phases. First all wrappers come up and wait, each with one end of a pipe that we hold; then the
 file `go` is made and the pipes are closed. A wrapper that sees its pipe close looks for `go`: if we die in between,
-either all of them start or none. A nonce in both keeps a straggler of an earlier launch from taking part. Ends are noticed
-through pidfds, for wrappers that an earlier service started as well.
+either all of them start or none. A nonce in both keeps a straggler of an earlier launch from taking part. Ends are
+noticed through pidfds, for wrappers that an earlier service started as well.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ from typing import Any
 from carpool import channel
 from carpool.core.model import GpuId
 from carpool.live import rank as wrapper
+from carpool.live.accounts import account
 from carpool.live.executors.base import Ended, How, Key, Launch, Listener, Outcome
 from carpool.live.executors.gang import GANG, Gang, Rank, open_gang, read_json
 from carpool.live.home import Home, write_private
@@ -104,7 +105,7 @@ class LocalExecutor:
     def _prepare(self, gang: Gang, launch: Launch, nonce: str) -> None:
         """Make the directories and bring all wrappers up. Runs in a thread."""
         _make_room(gang.directory)
-        user = pwd.getpwuid(launch.uid) if launch.uid is not None and launch.uid != os.getuid() else None
+        user = account(launch.uid) if launch.uid is not None and launch.uid != os.getuid() else None
         checkpoints = self.home.checkpoints(launch.job)
         mode = 0o711 if user else 0o700
         self.home.job(launch.job).mkdir(mode=mode, parents=True, exist_ok=True)
@@ -214,7 +215,7 @@ class LocalExecutor:
 
     def retune(self, key: Key, accum: int) -> None:
         gang = self._gangs.get(key)
-        if gang is not None:
+        if gang is not None and gang.control.accumulation != accum:
             gang.say(replace(gang.control, sequence=gang.control.sequence + 1, accumulation=accum))
 
     async def _watch(self, gang: Gang) -> None:
@@ -258,9 +259,7 @@ class LocalExecutor:
         if gang.stop:  # it will not save any more
             gang.stop = str(How.END)
         else:
-            gang.broken = gang.describe(dead)
-            with contextlib.suppress(OSError):
-                write_private(gang.directory / "broken.json", json.dumps(gang.broken))
+            gang.break_off(dead)
         self._tell_to_stop(gang, How.END)
 
     def _reap(self) -> None:
@@ -297,9 +296,9 @@ class LocalExecutor:
                 self._listener.gang_up(*key)
                 self._spawn(self._watch(gang))
             else:
-                await self._clear(key)
+                await self._clear(key, remembered=key in wanted)
 
-    async def _clear(self, key: Key) -> None:
+    async def _clear(self, key: Key, *, remembered: bool) -> None:
         """See to it that nothing runs of a gang that was never complete, or that nobody wants any more."""
         try:
             killed = await asyncio.to_thread(_kill_all, self.home.attempt(*key))
@@ -307,17 +306,24 @@ class LocalExecutor:
             self._listener.trouble(key[0], str(error))
             return
         self._unmark(key)
-        if killed:
+        if killed and not remembered:
             text = f"attempt {key[1]} ran though nobody remembers it; {killed} of its processes were killed"
             self._listener.trouble(key[0], text)
 
-    def exits(self, key: Key) -> list[Mapping[str, Any]]:
-        """What the wrappers recorded, rank by rank."""
+    def ranks(self, key: Key) -> list[dict[str, Any]]:
         directory = self.home.attempt(*key)
         rows = []
         for path in sorted(directory.glob("rank-*"), key=lambda p: int(p.name.partition("-")[2])):
             record, ended = read_json(path / wrapper.RECORD) or {}, read_json(path / wrapper.EXIT) or {}
-            rows.append({"pid": record.get("worker", {}).get("pid"), **ended})
+            rows.append(
+                {
+                    "rank": int(path.name.partition("-")[2]),
+                    "pid": record.get("worker", {}).get("pid"),
+                    "started": record.get("began", ended.get("began")),
+                    "exit_code": ended.get("code"),
+                    "ended": ended.get("ended"),
+                }
+            )
         return rows
 
 
@@ -420,7 +426,7 @@ def _environments(launch: Launch, port: int) -> list[dict[str, str]]:
 
 def _base_environment(user: pwd.struct_passwd | None) -> dict[str, str]:
     """Who one is and where programs are: nothing else of ours gets into a job."""
-    me = user or pwd.getpwuid(os.getuid())
+    me = user or account(os.getuid())
     programs = f"{Path(sys.executable).parent}:{DEFAULT_PATH}"
     who = {"HOME": me.pw_dir, "USER": me.pw_name, "LOGNAME": me.pw_name, "SHELL": me.pw_shell or "/bin/sh"}
     return {"PATH": programs, "LANG": "C.UTF-8", **who}

@@ -1,0 +1,189 @@
+"""The HTTP API: a FastAPI application around a `Service`, documented at `/openapi.json`.
+
+Routes are thin: they check whose job it is, call the service, and answer in JSON. Everything that could go wrong with a
+request ends as `{"error": "one sentence"}` with the status that says whose fault it is. `carpool serve` runs it.
+"""
+
+import json
+import logging
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from time import time
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from carpool import __version__
+from carpool.errors import InputError
+from carpool.live import messages
+from carpool.live.auth import Keyring, Principal
+from carpool.live.errors import NoSuchJob, Unavailable, WrongState
+from carpool.live.gate import HEALTH, App, Gate
+from carpool.live.home import Home
+from carpool.live.service import Service
+from carpool.live.snapshot import MOST_PACKED, Uploads
+
+log = logging.getLogger("carpool.api")
+PROBLEMS = {
+    400: "The request cannot be understood: a wrong host, path or body.",
+    401: "There is no token, or it is not known.",
+    403: "The job belongs to somebody else, or only the administrator may do this.",
+    404: "There is no such job, user or file.",
+    409: "The job is in a state in which this cannot be done.",
+    413: "The body is too large.",
+    422: "A field is wrong, or the job could never run here.",
+    503: "Nothing can be written down at the moment (the disk is full, say).",
+}
+
+
+@dataclass(frozen=True)
+class Box:
+    """What the routes work with."""
+
+    service: Service
+    home: Home
+    keyring: Keyring
+    policy: str = ""
+    jobs_per_gpu: int = 2
+    as_root: bool = False
+    hosts: tuple[str, ...] = ()
+    started: float = field(default_factory=time)
+
+    @property
+    def uploads(self) -> Uploads:
+        return Uploads(self.home.path / "uploads")
+
+
+class Forbidden(Exception):
+    """Somebody may not do that; the message says who may."""
+
+
+class Json(JSONResponse):
+    """Plain data as JSON. Not FastAPI's own way: validating ten thousand rows takes longer than making them."""
+
+    def render(self, content: Any) -> bytes:
+        try:
+            return json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
+        except ValueError:
+            return json.dumps(finite(content), separators=(",", ":")).encode()
+
+
+def finite(value: Any) -> Any:
+    """JSON has no infinity: what never ends is None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def answers(*codes: int, ok: int = 200, model: Any = None) -> dict[int | str, dict[str, Any]]:
+    """What a route may answer, for the OpenAPI document. Every route has 400, 401 and 413, which the gate gives."""
+    documented: dict[int | str, dict[str, Any]] = {
+        code: {"model": messages.Problem, "description": PROBLEMS[code]} for code in sorted({400, 401, 413, *codes})
+    }
+    if model is not None:
+        documented[ok] = {"model": model}
+    return documented
+
+
+def me(request: Request) -> Principal:
+    principal: Principal = request.state.principal
+    return principal
+
+
+def box(request: Request) -> Box:
+    found: Box = request.app.state.box
+    return found
+
+
+def create_app(inside: Box) -> App:
+    """The whole application, gate included."""
+    from carpool.live import box_routes, job_routes
+
+    app = FastAPI(
+        title="Carpool",
+        version=__version__,
+        description="Jobs that share GPUs. Every path but /health needs `Authorization: Bearer TOKEN`.",
+        docs_url=None,  # its page loads scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+        default_response_class=Json,
+    )
+    app.state.box = inside
+    _answer_errors(app)
+
+    @app.get(HEALTH, responses={200: {"model": messages.Health}, 400: answers()[400], 413: answers()[413]})
+    async def health() -> Json:
+        """Is somebody there? Needs no token and tells nothing else."""
+        return Json({"status": "ok"})
+
+    app.include_router(job_routes.router, prefix="/v1")
+    app.include_router(box_routes.router, prefix="/v1")
+    _document_security(app)
+    return Gate(app, inside.keyring.who, hosts=inside.hosts, large_bodies={"/v1/snapshots": MOST_PACKED})
+
+
+def _answer_errors(app: FastAPI) -> None:
+    statuses: Iterable[tuple[type[Exception], int]] = (
+        (Forbidden, 403),
+        (NoSuchJob, 404),
+        (WrongState, 409),
+        (Unavailable, 503),
+        (InputError, 422),
+    )
+
+    def answering(status: int) -> Any:
+        async def respond(request: Request, error: Exception) -> JSONResponse:
+            return problem(status, " ".join(str(error).split()))
+
+        return respond
+
+    for kind, status in statuses:
+        app.add_exception_handler(kind, answering(status))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        if first["type"] == "json_invalid":
+            return problem(400, "the body is not JSON")
+        where = [str(part) for part in first["loc"][1:]] or ["body"]
+        return problem(422, f"{ascii('.'.join(where))[1:-1][:100]}: {first['msg']}")
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> JSONResponse:
+        words = {
+            404: "there is nothing at this path; /openapi.json lists what there is",
+            405: "this path does not take that method",
+        }
+        return problem(error.status_code, words.get(error.status_code, "the body cannot be read"), error.headers)
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+        log.error("request failed: %s %s", request.method, request.url.path, exc_info=error)
+        return problem(500, "something went wrong in the service; its log has the details")
+
+
+def problem(status: int, sentence: str, headers: Any = None) -> JSONResponse:
+    return JSONResponse({"error": sentence}, status, headers)
+
+
+def _document_security(app: FastAPI) -> None:
+    """The token in the OpenAPI document, for every path but the health check."""
+    original = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = original()
+            schemes = document.setdefault("components", {}).setdefault("securitySchemes", {})
+            schemes["token"] = {"type": "http", "scheme": "bearer"}
+            for path, operations in document["paths"].items():
+                for operation in operations.values():
+                    operation["security"] = [] if path == HEALTH else [{"token": []}]
+        return app.openapi_schema or {}
+
+    app.openapi = openapi  # type: ignore[method-assign]

@@ -1,0 +1,90 @@
+"""Who may do what: tokens, the people behind them, and the administrator's token file.
+
+A token is 256 random bits. Only its SHA-256 is kept: a slow, salted hash protects passwords because they can be
+guessed, and a number of that size cannot. `Keyring.who` compares with every digest in constant time. The HTTP gate asks
+it at every request; `carpool serve` makes the administrator's token; users live in the service's store.
+"""
+
+import hashlib
+import hmac
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from carpool.errors import InputError
+
+ADMIN = "admin"
+TOKEN_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who sent a request."""
+
+    name: str
+    admin: bool = False
+
+    def may_change(self, owner: str) -> bool:
+        """Read logs of, cancel, or change a job of that owner."""
+        return self.admin or self.name == owner
+
+
+def new_token() -> str:
+    return secrets.token_urlsafe(TOKEN_BYTES)
+
+
+def digest(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+class Keyring:
+    """The digests of all tokens that open the door."""
+
+    def __init__(self, admin_digest: str, digests: Mapping[str, str] | None = None) -> None:
+        self._digests = {ADMIN: admin_digest}
+        self._digests.update(digests or {})
+
+    def who(self, token: str) -> Principal | None:
+        offered, found = digest(token), None
+        for name, known in self._digests.items():  # all of them, so that the time does not tell which was near
+            if hmac.compare_digest(offered, known):
+                found = name
+        return None if found is None else Principal(found, found == ADMIN)
+
+    def add(self, name: str, known: str) -> None:
+        self._digests[name] = known
+
+    def revoke(self, name: str) -> None:
+        self._digests.pop(name, None)
+
+
+def admin_token(path: Path) -> str:
+    """The administrator's token, made at the first start. The file is created with its mode, never loosened later."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    except FileExistsError:
+        return read_token(path)
+    token = new_token()
+    with os.fdopen(descriptor, "w") as file:
+        file.write(f"{token}\n")
+        file.flush()
+        os.fsync(file.fileno())
+    return token
+
+
+def read_token(path: Path) -> str:
+    """A token file's content. One that others can read is refused: who read it is not known."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}; set CARPOOL_TOKEN, or ask for a token") from None
+    with os.fdopen(descriptor) as file:
+        mode = os.fstat(file.fileno()).st_mode
+        token = file.read(4096).strip()
+    if mode & 0o077:
+        raise InputError(f"{path}: others can read it; run `chmod 600 {path}`, or remove it to have a new one made")
+    if len(token) < TOKEN_BYTES or not token.isascii() or not token.isprintable():
+        raise InputError(f"{path}: does not hold a token; remove it to have a new one made at the next start")
+    return token

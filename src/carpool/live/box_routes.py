@@ -1,0 +1,186 @@
+"""The routes of the machine and its people: GPUs, history, accuracy, the workload for replays, snapshots and users."""
+
+import asyncio
+import os
+import tempfile
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Path, Query, Request
+
+from carpool import __version__
+from carpool.core.model import Limits
+from carpool.errors import InputError
+from carpool.live import messages
+from carpool.live.accounts import uid_for
+from carpool.live.api import Box, Forbidden, Json, answers, box, me
+from carpool.live.auth import ADMIN, Principal, digest, new_token
+from carpool.live.errors import NoSuchJob, WrongState
+
+Me = Annotated[Principal, Depends(me)]
+Inside = Annotated[Box, Depends(box)]
+Name = Annotated[str, Path(pattern=r"^[a-z_][a-z0-9_.-]{0,31}$", max_length=32)]
+router = APIRouter()
+Before = Annotated[str | None, Query(pattern=r"^[0-9]{1,18}$", max_length=18)]
+
+
+class NoSuchUser(NoSuchJob):
+    def __init__(self, name: str) -> None:
+        InputError.__init__(self, f"there is no user {name}; `carpool user list` lists them")
+
+
+def _admin_only(who: Principal) -> None:
+    if not who.admin:
+        raise Forbidden("only the administrator may do this")
+
+
+@router.get("/me", tags=["service"], responses=answers(model=messages.Me))
+async def whoami(who: Me) -> Json:
+    """Whose token this is."""
+    return Json({"name": who.name, "admin": who.admin})
+
+
+@router.get("/status", tags=["service"], responses=answers(model=messages.Status))
+async def status(inside: Inside, who: Me) -> Json:
+    """What kind of service this is."""
+    return Json(
+        {
+            "version": __version__,
+            "policy": inside.policy,
+            "jobs_per_gpu": inside.jobs_per_gpu,
+            "as_root": inside.as_root,
+            "started": inside.started,
+            "pid": os.getpid(),
+            "home": str(inside.home.path) if who.admin else None,
+        }
+    )
+
+
+@router.get("/gpus", tags=["service"], responses=answers(model=dict[str, Any]))
+async def gpus(inside: Inside, who: Me) -> Json:
+    """Nodes, GPUs and who is on them; and by what mechanism jobs share."""
+    return Json(inside.service.gpus())
+
+
+@router.get("/history", tags=["service"], responses=answers(422, model=messages.History))
+async def history(
+    inside: Inside, who: Me, limit: Annotated[int, Query(ge=1, le=10_000)] = 100, before: Before = None
+) -> Json:
+    """Ended jobs, the latest first, with what sharing gained or cost them."""
+    rows = inside.service.history(limit=limit + 1, before=before)
+    page = rows[:limit]
+    return Json({"jobs": page, "next": page[-1]["job"] if len(page) < len(rows) else None})
+
+
+@router.get("/accuracy", tags=["service"], responses=answers(model=dict[str, Any]))
+async def accuracy(inside: Inside, who: Me) -> Json:
+    """How right the service's estimates were."""
+    return Json(inside.service.accuracy())
+
+
+@router.get("/workload", tags=["service"], responses=answers(model=messages.Workload))
+async def workload(inside: Inside, who: Me) -> Json:
+    """The history as the simulator reads it."""
+    return Json({"jobs": inside.service.workload()})
+
+
+@router.post(
+    "/snapshots",
+    tags=["jobs"],
+    status_code=201,
+    responses=answers(422, ok=201, model=messages.Snapshot),
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+        }
+    },
+)
+async def upload(request: Request, inside: Inside, who: Me) -> Json:
+    """Upload a directory (a gzipped tar archive) for a job that is submitted next."""
+    with tempfile.TemporaryFile() as packed:
+        async for part in request.stream():
+            packed.write(part)
+        packed.seek(0)
+        name = await asyncio.to_thread(inside.uploads.add, packed, who.name)
+    return Json({"snapshot": name}, 201)
+
+
+# ---- users ----------------------------------------------------------------------------------------------------------
+
+
+def _shown(name: str, row: dict[str, Any]) -> dict[str, Any]:
+    """A user without the token's hash."""
+    shown = {key: row.get(key) for key in ("uid", "max_jobs", "max_gpus", "max_priority", "added")}
+    return {"name": name, "role": row.get("role", "user"), "revoked": bool(row.get("revoked")), **shown}
+
+
+@router.get("/users", tags=["users"], responses=answers(403, model=messages.Users))
+async def users(inside: Inside, who: Me) -> Json:
+    """Everybody who has or had a token."""
+    _admin_only(who)
+    return Json({"users": [_shown(name, row) for name, row in sorted(inside.service.users().items())]})
+
+
+@router.post(
+    "/users", tags=["users"], status_code=201, responses=answers(403, 409, 422, 503, ok=201, model=messages.NewUser)
+)
+async def add_user(request: messages.UserRequest, inside: Inside, who: Me) -> Json:
+    """Let somebody in. The answer holds their token, which is not kept and cannot be asked for again."""
+    _admin_only(who)
+    name = request.name
+    known = inside.service.users().get(name)
+    if name == ADMIN or (known and not known.get("revoked")):
+        raise WrongState(f"user {name} exists already; revoke them first to give them a new token")
+    token = new_token()
+    row = {
+        "token_hash": digest(token),
+        "role": "user",
+        "uid": _uid(inside, name, request.uid),
+        "revoked": False,
+        **request.model_dump(include={"max_jobs", "max_gpus", "max_priority"}),
+    }
+    await inside.service.put_user(name, row)
+    await inside.service.set_limits(name, Limits(request.max_jobs, request.max_gpus))
+    inside.keyring.add(name, row["token_hash"])
+    return Json({**_shown(name, row), "token": token}, 201)
+
+
+def _uid(inside: Box, name: str, uid: int | None) -> int | None:
+    """Whose uid a user's jobs get; only a service that runs as root can give one."""
+    if not inside.as_root:
+        if uid is not None:
+            raise InputError("uid: this service does not run as root, so all jobs run as its own user; leave --uid out")
+        return None
+    if uid is not None:
+        return uid
+    found = uid_for(name, (row.get("uid") for row in inside.service.users().values()))
+    if found == 0:
+        raise InputError(f"uid: the login name {name} is root's; give another name, or --uid")
+    return found
+
+
+@router.delete("/users/{name}", tags=["users"], responses=answers(403, 404, 422, 503, model=messages.User))
+async def revoke(name: Name, inside: Inside, who: Me) -> Json:
+    """Shut somebody out. Their jobs go on; cancel them where that is not wanted."""
+    _admin_only(who)
+    row = {**_known(inside, name), "token_hash": "", "revoked": True}
+    await inside.service.put_user(name, row)
+    inside.keyring.revoke(name)
+    return Json(_shown(name, row))
+
+
+@router.put("/users/{name}/limits", tags=["users"], responses=answers(403, 404, 422, 503, model=messages.User))
+async def limit(name: Name, request: messages.LimitsRequest, inside: Inside, who: Me) -> Json:
+    """What somebody may hold at a time; what is left out has no limit."""
+    _admin_only(who)
+    row = {**_known(inside, name), **request.model_dump()}
+    await inside.service.put_user(name, row)
+    await inside.service.set_limits(name, Limits(request.max_jobs, request.max_gpus))
+    return Json(_shown(name, row))
+
+
+def _known(inside: Box, name: str) -> dict[str, Any]:
+    row = inside.service.users().get(name)
+    if row is None:
+        raise NoSuchUser(name)
+    return dict(row)

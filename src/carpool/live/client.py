@@ -1,0 +1,186 @@
+"""The client's side of the API: finds the service, sends a request, turns a refusal into an `InputError`.
+
+Built on the standard library's HTTP client: a command starts in half the time, and a proxy named in the environment
+never sees a token. The commands use it; so may scripts.
+"""
+
+import http.client
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from carpool.errors import InputError
+from carpool.live.auth import read_token
+from carpool.live.home import Home
+
+ENV_URL = "CARPOOL_URL"
+ENV_TOKEN = "CARPOOL_TOKEN"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+"""Only to these is the token of the home directory sent unasked."""
+TIMEOUT_S = 90.0
+"""Longer than the service lets anybody wait."""
+Params = Mapping[str, str | int | float | bool | None]
+
+
+class Refusal(InputError):
+    """The service said no; `status` is the HTTP status."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+class Unreachable(InputError):
+    """Nobody answers."""
+
+
+class Client:
+    def __init__(self, url: str, token: str) -> None:
+        parts = urlsplit(url)
+        try:
+            port = parts.port
+        except ValueError:
+            port = None
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
+            raise InputError(f"{ENV_URL} {url!r}: write an address such as http://127.0.0.1:8471")
+        if not token.isascii() or not token.isprintable() or not token:
+            raise InputError(f"{ENV_TOKEN}: does not hold a token; ask the administrator for one")
+        self.url = url.rstrip("/")
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._connection = kind(parts.hostname, port, timeout=TIMEOUT_S)
+        self._headers = {"Authorization": f"Bearer {token}"}
+
+    @classmethod
+    def find(cls, home: str | Path | None = None) -> "Client":
+        """By `CARPOOL_URL` and `CARPOOL_TOKEN`, and what is not set there by the home directory."""
+        place = Home(home)
+        url, token = None if home else os.environ.get(ENV_URL), os.environ.get(ENV_TOKEN)
+        if url and not token and urlsplit(url).hostname not in LOOPBACK:
+            raise InputError(f"{ENV_TOKEN}: is not set; {url} needs the token that its administrator gave you")
+        if not url:
+            address = place.read_address()
+            if address is None:
+                raise Unreachable(
+                    f"no service has written its address to {place.path}; start one with `carpool serve`, "
+                    f"or set {ENV_URL} and {ENV_TOKEN}"
+                )
+            url = str(address["url"])
+        return cls(url, token or read_token(place.admin_token))
+
+    # ---- requests --------------------------------------------------------------------------------------------------
+
+    def get(self, path: str, **params: str | int | float | bool | None) -> Any:
+        return self._json("GET", path, params)
+
+    def post(self, path: str, data: Any = None) -> Any:
+        return self._json("POST", path, {}, data)
+
+    def put(self, path: str, data: Any) -> Any:
+        return self._json("PUT", path, {}, data)
+
+    def delete(self, path: str) -> Any:
+        return self._json("DELETE", path, {})
+
+    def upload(self, path: str, file: IO[bytes], size: int) -> Any:
+        headers = {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
+        return _read_json(*self._send("POST", path, {}, file, headers))
+
+    def raw(self, path: str, **params: str | int | float | bool | None) -> tuple[bytes, Mapping[str, str]]:
+        response, body = self._send("GET", path, params, None, {})
+        if response.status != 200:
+            _read_json(response, body)
+        return body, dict(response.getheaders())
+
+    def _json(self, method: str, path: str, params: Params, data: Any = None) -> Any:
+        body = None if data is None else json.dumps(data).encode()
+        return _read_json(*self._send(method, path, params, body, {"Content-Type": "application/json"} if body else {}))
+
+    def _send(
+        self, method: str, path: str, params: Params, body: bytes | IO[bytes] | None, headers: Mapping[str, str]
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        given = {key: _word(value) for key, value in params.items() if value is not None}
+        target = f"{path}?{urlencode(given)}" if given else path
+        for attempt in (1, 2):
+            try:
+                self._connection.request(method, target, body, {**self._headers, **headers})
+                response = self._connection.getresponse()
+                return response, response.read()
+            except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError) as error:
+                self._connection.close()
+                if attempt == 2 or method != "GET":  # a kept connection may just have been closed; asking again is safe
+                    raise self._unreachable(error) from None
+            except (OSError, http.client.HTTPException) as error:
+                self._connection.close()
+                raise self._unreachable(error) from None
+        raise AssertionError("unreachable")
+
+    def _unreachable(self, error: Exception) -> Unreachable:
+        if isinstance(error, ConnectionRefusedError):
+            return Unreachable(f"no service answers at {self.url}; start one with `carpool serve`")
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        return Unreachable(f"{self.url}: {why}; is `carpool serve` running there?")
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_connection"):  # a wrong address made none
+            self.close()
+
+    # ---- what several commands need --------------------------------------------------------------------------------
+
+    def jobs(self, all: bool = False) -> list[dict[str, Any]]:
+        """Every page of the list, in order of submission."""
+        pages: list[list[dict[str, Any]]] = []
+        before = None
+        while True:
+            page = self.get("/v1/jobs", all=all, limit=10_000, before=before)
+            pages.append(page["jobs"])
+            before = page["next"]
+            if before is None:
+                return [row for rows in reversed(pages) for row in rows]
+
+    def wait(self, job: str) -> dict[str, Any]:
+        """The job's state once it has ended."""
+        while True:
+            row: dict[str, Any] = self.get(f"{job_path(job)}/wait", timeout_s=30)
+            if row["state"] in ("finished", "failed", "cancelled"):
+                return row
+
+    def log(self, job: str, *, offset: int = 0, **which: str | int | None) -> Iterator[tuple[bytes, int, bool]]:
+        """Pieces of a log from an offset on: bytes, the offset that follows, whether the job has ended."""
+        while True:
+            data, headers = self.raw(f"{job_path(job)}/logs", offset=offset, **which)
+            which.pop("tail", None)  # only where to begin
+            offset = int(headers.get("carpool-next", offset))
+            yield data, offset, headers.get("carpool-ended") == "1"
+
+
+def segment(text: str) -> str:
+    """A user's name as one part of a path, whatever somebody typed."""
+    return quote(text, safe="") or "-"
+
+
+def job_path(job: str) -> str:
+    """Where a job is; what can be no id never becomes a path."""
+    if not (job.isascii() and job.isdigit() and len(job) <= 18):
+        raise InputError(f"{ascii(job)[:40]} is no job's id; `carpool jobs --all` lists them")
+    return f"/v1/jobs/{job}"
+
+
+def _word(value: str | int | float | bool | None) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _read_json(response: http.client.HTTPResponse, body: bytes) -> Any:
+    try:
+        data = json.loads(body)
+    except ValueError:
+        data = None
+    if response.status >= 400 or data is None:
+        sentence = data.get("error") if isinstance(data, dict) else None
+        raise Refusal(response.status, str(sentence or f"the service answered with status {response.status}"))
+    return data

@@ -1,0 +1,169 @@
+"""`carpool doctor`: what is wrong with this set-up, and what to do about it. Looks at the installation, the home
+directory, the GPUs and the running service; changes nothing."""
+
+import os
+import platform
+import shutil
+import stat
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from carpool import __version__
+from carpool.errors import InputError
+from carpool.live.client import ENV_URL, Client, Unreachable
+from carpool.live.home import Home
+from carpool.live.options import home_option, json_option, print_json
+from carpool.live.text import printable, size
+
+LITTLE_DISK = 1 << 30
+MARKS = {"ok": "✓", "note": "·", "warning": "!", "error": "✗"}
+COLOURS = {"ok": "green", "note": "", "warning": "yellow", "error": "red"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    what: str
+    level: Literal["ok", "note", "warning", "error"]
+    found: str
+    remedy: str = ""
+
+
+@click.command()
+@home_option
+@json_option
+def doctor(home: Path | None, as_json: bool) -> None:
+    """Say what is wrong with this set-up. Exits with 1 if something must be mended."""
+    findings = list(examine(home))
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+    else:
+        _print(findings)
+    raise SystemExit(any(finding.level == "error" for finding in findings))
+
+
+def examine(home: Path | None) -> Iterator[Finding]:
+    yield from _installation()
+    place = Home(home)
+    yield from _home(place)
+    yield from _gpus()
+    yield from _service(place, home)
+
+
+def _installation() -> Iterator[Finding]:
+    yield Finding("version", "ok", f"carpool {__version__}, Python {platform.python_version()}")
+    missing = [name for name in ("fastapi", "uvicorn", "sqlalchemy", "psutil", "yaml") if find_spec(name) is None]
+    if missing:
+        yield Finding("packages", "error", f"{', '.join(missing)} missing", "pip install 'carpool[live]'")
+    if find_spec("torch") is None:
+        yield Finding("PyTorch", "note", "not installed beside carpool", "jobs may use their own; see docs/training.md")
+    if sys.platform != "linux":
+        yield Finding("system", "warning", f"{sys.platform} is not tested", "use Linux for the service")
+    _, hard = _open_files()
+    if hard < 4096:
+        yield Finding("open files", "warning", f"at most {hard} for one process", "raise it: ulimit -n 65536")
+
+
+def _open_files() -> tuple[int, int]:
+    import resource
+
+    return resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+def _home(place: Home) -> Iterator[Finding]:
+    if not place.path.exists():
+        yield Finding("home", "note", f"{place.path} is not there yet", "`carpool serve` makes it")
+        return
+    for path, wanted in ((place.path, 0o077), (place.admin_token, 0o077), (place.journal, 0o077)):
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            continue
+        except PermissionError:
+            note = "set CARPOOL_URL and CARPOOL_TOKEN to be its client"
+            yield Finding("home", "note", f"{path} belongs to somebody else", note)
+            return
+        loose = stat.S_IMODE(found.st_mode) & wanted
+        if loose & 0o066:
+            yield Finding("permissions", "error", f"others can read or write {path}", f"chmod go-rw {path}")
+    free = shutil.disk_usage(place.path).free
+    level: Literal["ok", "error"] = "ok" if free > LITTLE_DISK else "error"
+    remedy = "" if free > LITTLE_DISK else "make room: nothing can be submitted on a full disk"
+    yield Finding("home", level, f"{place.path}, {size(free)} free", remedy)
+
+
+def _gpus() -> Iterator[Finding]:
+    try:
+        from carpool.gpu import mps, nvml
+    except ModuleNotFoundError:
+        yield Finding(
+            "GPUs", "note", "this installation cannot look for GPUs", "`carpool serve --gpus N` works without"
+        )
+        return
+    devices = nvml.devices()
+    if not devices:
+        yield Finding("GPUs", "note", "NVML finds none", "`carpool serve --gpus N` offers logical ones")
+        return
+    for device in devices:
+        uses = nvml.processes(device.uuid)
+        held = sum(use.memory or 0 for use in uses)
+        found = f"{device.index}: {device.name}, {size(device.memory)}"
+        yield Finding("GPU", "ok", found + (f", {size(held)} held by {len(uses)} processes" if uses else ""))
+    why = mps.available()
+    if why:
+        yield Finding("MPS", "warning", f"not usable: {why}", "jobs that share will be time-sliced, which costs more")
+    else:
+        yield Finding("MPS", "ok", "can be used")
+
+
+def _service(place: Home, home: Path | None) -> Iterator[Finding]:
+    try:
+        client = Client.find(home)
+        status: dict[str, Any] = client.get("/v1/status")
+    except Unreachable as error:
+        address = place.read_address()
+        gone = address is not None and not os.environ.get(ENV_URL) and not _alive(address.get("pid"))
+        remedy = "the last one ended without a word; `carpool serve` goes on where it was" if gone else ""
+        yield Finding("service", "warning", str(error), remedy)
+        return
+    except InputError as error:
+        yield Finding("service", "error", str(error))
+        return
+    yield Finding("service", "ok", f"answers at {client.url}, policy {status['policy']}")
+    if status["version"] != __version__:
+        yield Finding("service", "warning", f"runs release {status['version']}", "restart it; jobs go on meanwhile")
+    if not status["as_root"]:
+        yield Finding("users", "note", "all jobs run as the service's user", "let in only people who trust each other")
+    gpus = client.get("/v1/gpus")
+    yield Finding("sharing", "ok", str(gpus.get("mechanism", "unknown")))
+
+
+def _alive(pid: Any) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, TypeError, ValueError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _print(findings: list[Finding]) -> None:
+    from rich.text import Text
+
+    from carpool.report.console import new_console
+
+    console = new_console()
+    for finding in findings:
+        remedy = f" – {finding.remedy}" if finding.remedy else ""
+        line = f"{MARKS[finding.level]} {finding.what}: {printable(finding.found)}{printable(remedy)}"
+        console.print(Text(line, COLOURS[finding.level]))
+    bad = sum(finding.level == "error" for finding in findings)
+    console.print(f"{bad} must be mended" if bad else "nothing must be mended")

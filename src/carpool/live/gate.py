@@ -1,0 +1,195 @@
+"""What every request passes before it reaches a route: the host it was sent to, the shape of its path, its token and
+the size and depth of its body. Written against ASGI itself, so that nothing, not even the OpenAPI document or an
+unknown path, is answered without these checks; `api.py` puts it around the application.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from carpool.live.auth import Principal
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+HEALTH = "/health"
+"""The one path that needs no token."""
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+MOST_BODY = 1 << 20
+MOST_DEPTH = 32
+BODY_TIMEOUT_S = 30.0
+MOST_DRAINED = 64 << 20
+DRAIN_S = 2.0
+_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+_TRICKS = re.compile(rb"%(?:00|2e|2f|5c|25)|\\|//|(?:^|/)\.{1,2}(?:/|$)|[\x00-\x20\x7f-\xff]", re.IGNORECASE)
+
+
+class Refused(Exception):
+    """A request that goes no further: a status and one sentence."""
+
+    def __init__(self, status: int, sentence: str, unread: bool = False) -> None:
+        super().__init__(sentence)
+        self.status = status
+        self.sentence = sentence
+        self.unread = unread
+        """More of the body is on its way."""
+
+
+class Gate:
+    def __init__(
+        self,
+        app: App,
+        who: Callable[[str], Principal | None],
+        *,
+        hosts: Iterable[str] = (),
+        most_body: int = MOST_BODY,
+        large_bodies: MutableMapping[str, int] | None = None,
+    ) -> None:
+        self.app = app
+        self.who = who
+        self.hosts = LOOPBACK | {host.lower() for host in hosts}
+        self.most_body = most_body
+        self.large_bodies = dict(large_bodies or {})
+        """Paths whose bodies may be larger, and are not JSON."""
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":  # a websocket: there is none here
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        try:
+            self._check_host(scope)
+            self._check_path(scope)
+            if scope["path"] != HEALTH:
+                scope.setdefault("state", {})["principal"] = self._authenticate(scope)
+            limit = self.large_bodies.get(scope["path"])
+            if limit is not None:  # read by its route as it comes
+                await self.app(scope, self._counted(scope, receive, limit), send)
+                return
+            body = await self._body(scope, receive)
+        except Refused as refused:
+            if refused.unread:
+                await _drain(receive)
+            await answer(send, refused.status, refused.sentence)
+            return
+        await self.app(scope, _replay(body, receive), send)
+
+    def _check_host(self, scope: MutableMapping[str, Any]) -> None:
+        """A page in a browser may reach us under a name of its own (DNS rebinding); it cannot choose the header."""
+        given = _values(scope, b"host")
+        try:
+            name = urlsplit(f"//{given[0].decode('ascii')}").hostname if len(given) == 1 else None
+        except ValueError:
+            name = None
+        if name not in self.hosts:
+            raise Refused(400, "the Host header does not name this service; use 127.0.0.1, or serve with --host-name")
+
+    def _check_path(self, scope: MutableMapping[str, Any]) -> None:
+        if _TRICKS.search(scope.get("raw_path", scope["path"].encode())):
+            raise Refused(400, "the path holds something that no path of this service has")
+
+    def _authenticate(self, scope: MutableMapping[str, Any]) -> Principal:
+        given = _values(scope, b"authorization")
+        scheme, _, token = given[0].decode("latin-1").partition(" ") if len(given) == 1 else ("", "", "")
+        principal = self.who(token.strip()) if scheme.lower() == "bearer" and token.isascii() else None
+        if principal is None:
+            problem = "this token is not known here" if token else "a token is needed"
+            raise Refused(401, f"{problem}: send it as Authorization: Bearer, or set CARPOOL_TOKEN")
+        return principal
+
+    async def _body(self, scope: MutableMapping[str, Any], receive: Receive) -> bytes:
+        """The whole body."""
+        counted, parts, more = self._counted(scope, receive, self.most_body), [], True
+        while more:
+            message = await counted()
+            parts.append(message.get("body", b""))
+            more = message.get("more_body", False)
+        body = b"".join(parts)
+        if body and depth(body) > MOST_DEPTH:
+            raise Refused(400, f"the body is nested more than {MOST_DEPTH} levels deep")
+        return body
+
+    def _counted(self, scope: MutableMapping[str, Any], receive: Receive, limit: int) -> Receive:
+        """A body counted as it comes, because a chunked one announces no length, and refused when it is late."""
+        announced = _values(scope, b"content-length")
+        if announced and (not announced[0].isdigit() or int(announced[0][:20]) > limit):
+            raise Refused(413, f"the body is larger than {limit} bytes", unread=True)
+        size = 0
+
+        async def counted() -> Message:
+            nonlocal size
+            try:
+                message = await asyncio.wait_for(receive(), BODY_TIMEOUT_S)
+            except TimeoutError:
+                raise Refused(408, "the body did not come in time") from None
+            if message["type"] != "http.request":
+                raise Refused(400, "the body ended early")
+            size += len(message.get("body", b""))
+            if size > limit:
+                raise Refused(413, f"the body is larger than {limit} bytes", message.get("more_body", False))
+            return message
+
+        return counted
+
+
+def depth(body: bytes) -> int:
+    """How deep a JSON text is nested, without parsing it: a parser would have to recurse."""
+    level = deepest = 0
+    for found in _BRACKETS.finditer(body):
+        if found[0] in b"[{":
+            level += 1
+            deepest = max(deepest, level)
+        elif found[0] in b"]}":
+            level -= 1
+    return deepest
+
+
+async def _drain(receive: Receive) -> None:
+    """Let a client that sends too much finish, within reason: who is cut off in mid-sentence does not hear why."""
+    left = MOST_DRAINED
+    try:
+        async with asyncio.timeout(DRAIN_S):
+            while left > 0:
+                message = await receive()
+                left -= len(message.get("body", b""))
+                if message["type"] != "http.request" or not message.get("more_body", False):
+                    return
+    except TimeoutError:
+        return
+
+
+async def answer(send: Send, status: int, sentence: str) -> None:
+    body = json.dumps({"error": sentence}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if status in (408, 413):
+        headers.append((b"connection", b"close"))  # what is left of the body is not read
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _values(scope: MutableMapping[str, Any], name: bytes) -> list[bytes]:
+    return [value for key, value in scope["headers"] if key == name]
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """The body once, then what follows (the client's leaving)."""
+    given = False
+
+    async def again() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again

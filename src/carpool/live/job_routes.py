@@ -1,0 +1,190 @@
+"""The routes of jobs: submit, look, explain, read logs, change. Who may do what is decided here.
+
+Everybody sees the queue; logs, commands and environments belong to a job's owner and the administrator, and so does
+the right to change it. An environment is shown to nobody else in any answer.
+"""
+
+import asyncio
+from contextlib import suppress
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Path, Query
+from starlette.responses import Response
+
+from carpool.live import logs, messages, spec
+from carpool.live.api import Box, Forbidden, Json, answers, box, me
+from carpool.live.auth import Principal
+
+router = APIRouter(tags=["jobs"])
+Me = Annotated[Principal, Depends(me)]
+Inside = Annotated[Box, Depends(box)]
+Job = Annotated[str, Path(pattern=r"^[0-9]{1,18}$", max_length=18)]
+MOST_ROWS = 10_000
+PRIVATE = ("spec", "env", "command", "directory", "attempts", "note")
+"""What `show` keeps from other users: commands and paths may hold secrets, environments often do."""
+ENDED = ("finished", "failed", "cancelled")
+
+
+def _own(inside: Box, who: Principal, job: str) -> None:
+    owner = inside.service.owner(job)
+    if not who.may_change(owner):
+        raise Forbidden(f"job {job} belongs to {owner}; only they and the administrator may do this")
+
+
+def _check_priority(inside: Box, who: Principal, priority: int) -> None:
+    most = None if who.admin else inside.service.users().get(who.name, {}).get("max_priority")
+    if most is not None and priority > most:
+        raise Forbidden(
+            f"priority: {priority} is above {most}, the highest that the administrator lets {who.name} have"
+        )
+
+
+def _specs(request: messages.JobRequest) -> list[spec.Spec]:
+    given = request.model_dump(exclude_unset=True, exclude={"array", "snapshot"})
+    one = spec.parse(given)
+    return [one] if request.array is None else spec.expand(one, request.array)
+
+
+@router.post("/jobs", status_code=201, responses=answers(403, 422, 503, ok=201, model=messages.Submitted))
+async def submit(request: messages.JobRequest, inside: Inside, who: Me) -> Json:
+    """Queue a job, or an array of them: all or none. They are on disk when the answer comes."""
+    _check_priority(inside, who, request.priority)
+    specs = _specs(request)
+    if request.snapshot is None:
+        jobs = await inside.service.submit(specs, who.name)
+    else:
+        with inside.uploads.taken(request.snapshot, who.name) as directory:
+            specs = [replace(one, directory=str(directory), snapshot=True) for one in specs]
+            jobs = await inside.service.submit(specs, who.name)
+    return Json({"job": jobs[0], "jobs": jobs}, 201)
+
+
+@router.post("/jobs/dry-run", responses=answers(422, model=dict[str, Any]))
+async def dry_run(request: messages.JobRequest, inside: Inside, who: Me) -> Json:
+    """What would happen to a job, without queueing it."""
+    return Json(inside.service.dry_run(_specs(request)[0], who.name))
+
+
+@router.get("/jobs", responses=answers(422, model=messages.Jobs))
+async def jobs(
+    inside: Inside,
+    who: Me,
+    all: Annotated[bool, Query(description="Also those that ended.")] = False,
+    limit: Annotated[int, Query(ge=1, le=MOST_ROWS)] = 1000,
+    before: Annotated[str | None, Query(pattern=r"^[0-9]{1,18}$", max_length=18)] = None,
+) -> Json:
+    """The queue and what runs, in order of submission; the latest `limit` of them, or of those before a job."""
+    rows = inside.service.jobs(all, limit=limit + 1 if all else None, before=before if all else None)
+    if before is not None:
+        rows = [row for row in rows if int(row["job"]) < int(before)]
+    page = rows[-limit:]
+    return Json({"jobs": page, "next": page[0]["job"] if len(page) < len(rows) else None})
+
+
+@router.get("/jobs/{job}", responses=answers(404, 422, model=messages.JobRow))
+async def show(job: Job, inside: Inside, who: Me) -> Json:
+    """All that is known of a job; of another user's, what the queue shows, and its receipt."""
+    row = inside.service.show(job)
+    if not who.may_change(row["user"]):
+        row = {key: value for key, value in row.items() if key not in PRIVATE}
+    return Json(row)
+
+
+@router.get("/jobs/{job}/explain", responses=answers(404, 422, model=messages.Explanation))
+async def explain(job: Job, inside: Inside, who: Me) -> Json:
+    """Why it waits or shares, with whom, and when it starts and ends."""
+    return Json(inside.service.explain(job))
+
+
+@router.get("/jobs/{job}/wait", responses=answers(404, 422, model=messages.JobState))
+async def wait(
+    job: Job, inside: Inside, who: Me, timeout_s: Annotated[float, Query(ge=0, le=60, allow_inf_nan=False)] = 5.0
+) -> Json:
+    """The job's row once it has ended, or as it is after the timeout."""
+    inside.service.owner(job)
+    with suppress(TimeoutError):
+        await asyncio.wait_for(inside.service.wait(job), timeout_s)
+    row = inside.service.show(job)
+    return Json({key: row.get(key) for key in ("job", "state", "exit_code", "reason")})
+
+
+LOG_ANSWER: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "Bytes of the log as they were written.",
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+        "headers": {
+            "Carpool-Next": {"description": "The offset of what follows.", "schema": {"type": "integer"}},
+            "Carpool-Ended": {"description": "1: the job has ended, the log is whole.", "schema": {"type": "integer"}},
+        },
+    }
+}
+
+
+@router.get("/jobs/{job}/logs", responses={**answers(403, 404, 422), **LOG_ANSWER}, response_class=Response)
+async def read_log(
+    job: Job,
+    inside: Inside,
+    who: Me,
+    rank: Annotated[int, Query(ge=0, le=100_000)] = 0,
+    stream: Literal["stdout", "stderr"] = "stdout",
+    attempt: Annotated[int | None, Query(ge=1, le=1_000_000)] = None,
+    offset: Annotated[int, Query(ge=0, le=2**62)] = 0,
+    limit: Annotated[int, Query(ge=1, le=logs.MOST_BYTES)] = logs.MOST_BYTES,
+    tail: Annotated[int | None, Query(ge=0, le=100_000, description="Only the last so many lines.")] = None,
+) -> Response:
+    """A worker's output from an offset on; to follow it, ask again from `Carpool-Next`."""
+    _own(inside, who, job)
+    ended = inside.service.show(job)["state"] in ENDED  # asked first: what was written before it ended is then read
+    path = inside.service.log_file(job, rank, stream, attempt)
+    part = await asyncio.to_thread(logs.read, path, offset, limit, tail)
+    headers = {"Carpool-Next": str(part.next), "Carpool-Ended": str(int(ended and part.last))}
+    return Response(part.data, media_type="application/octet-stream", headers=headers)
+
+
+async def _changed(inside: Box, job: str) -> Json:
+    return Json({"job": job, "state": inside.service.show(job)["state"]})
+
+
+CHANGE = answers(403, 404, 409, 422, 503, model=messages.JobState)
+
+
+@router.post("/jobs/{job}/cancel", responses=CHANGE)
+async def cancel(job: Job, inside: Inside, who: Me) -> Json:
+    """Stop the whole gang for good."""
+    _own(inside, who, job)
+    await inside.service.cancel(job)
+    return await _changed(inside, job)
+
+
+@router.post("/jobs/{job}/hold", responses=CHANGE)
+async def hold(job: Job, inside: Inside, who: Me) -> Json:
+    """Keep a waiting job from starting."""
+    _own(inside, who, job)
+    await inside.service.hold(job)
+    return await _changed(inside, job)
+
+
+@router.post("/jobs/{job}/release", responses=CHANGE)
+async def release(job: Job, inside: Inside, who: Me) -> Json:
+    """Let a held job start again."""
+    _own(inside, who, job)
+    await inside.service.release(job)
+    return await _changed(inside, job)
+
+
+@router.post("/jobs/{job}/requeue", responses=CHANGE)
+async def requeue(job: Job, inside: Inside, who: Me) -> Json:
+    """Stop a running job (it saves first) and put it back into the queue."""
+    _own(inside, who, job)
+    await inside.service.requeue(job)
+    return await _changed(inside, job)
+
+
+@router.put("/jobs/{job}/priority", responses=CHANGE)
+async def set_priority(job: Job, request: messages.PriorityRequest, inside: Inside, who: Me) -> Json:
+    """Change a job's place in the queue: higher goes first."""
+    _own(inside, who, job)
+    _check_priority(inside, who, request.priority)
+    await inside.service.set_priority(job, request.priority)
+    return await _changed(inside, job)

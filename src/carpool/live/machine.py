@@ -1,0 +1,119 @@
+"""This machine's GPUs as the scheduler sees them: logical slots, or what NVML finds, with MPS where it works.
+
+The service asks it once at the start for its slots and now and then for the memory that strangers hold.
+"""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from carpool.channel import ENV_DIRECTORY
+from carpool.core.model import GpuId, Node
+from carpool.errors import InputError
+from carpool.live.executors.base import Slot
+from carpool.live.home import Home
+
+NODE = "node0"
+LOGICAL_MEMORY = 2**50
+"""A logical slot has no memory to run out of."""
+NOTICEABLE = 256 * 2**20
+"""Strangers who take or leave less than this are not worth an event."""
+
+
+@dataclass
+class Machine:
+    slots: tuple[Slot, ...]
+    memory: int
+    mechanism: str
+    """How jobs share a GPU: logical, mps or time-slicing."""
+    why: str = ""
+    """Why not MPS."""
+    names: Mapping[GpuId, str] = field(default_factory=dict)
+    mps: Any = None
+    _strangers: dict[GpuId, int] = field(default_factory=dict)
+
+    @property
+    def node(self) -> Node:
+        return Node(NODE, tuple(slot.id for slot in self.slots), self.memory)
+
+    def slot(self, gpu: GpuId) -> Slot:
+        return self.slots[gpu]
+
+    def environment(self) -> dict[str, str]:
+        """What all jobs get so that they can share."""
+        return dict(self.mps.env()) if self.mps is not None and self.mps.alive() else {}
+
+    def taken_by_strangers(self, is_ours: "Ours") -> list[tuple[GpuId, int]]:
+        """GPUs on which processes that are not ours hold noticeably more or less memory than before. Blocks."""
+        if self.mechanism == "logical":
+            return []
+        from carpool.gpu import nvml
+
+        changes = []
+        for slot in self.slots:
+            uses = [use for use in nvml.processes(slot.uuid) if not is_ours(use.pid)]
+            memory = sum(use.memory or 0 for use in uses)
+            if abs(memory - self._strangers.get(slot.id, 0)) >= NOTICEABLE:
+                self._strangers[slot.id] = memory
+                changes.append((slot.id, memory))
+        return changes
+
+    def stop(self) -> None:
+        """Called when nothing runs any more: a daemon that serves jobs outlives us."""
+        if self.mps is not None:
+            self.mps.stop()
+            self.mps = None
+
+
+class Ours:
+    """Tells our jobs' processes, and the MPS daemon that serves them, from strangers."""
+
+    def __init__(self, home: Home, mps: Any = None) -> None:
+        self._mark = f"{ENV_DIRECTORY}={home.jobs}/".encode()
+        self._mps = mps
+
+    def __call__(self, pid: int) -> bool:
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                variables = file.read().split(b"\0")
+        except OSError:  # gone meanwhile, or another user's
+            return not os.path.exists(f"/proc/{pid}")
+        if any(variable.startswith(self._mark) for variable in variables):
+            return True
+        return self._mps is not None and f"CUDA_MPS_PIPE_DIRECTORY={self._mps.pipe}".encode() in variables
+
+
+def discover(gpus: int | None, gpu_memory: int | None, home: Home, *, mps: bool = True) -> Machine:
+    """`gpus` logical slots, or the GPUs that NVML finds."""
+    if gpus is not None:
+        slots = tuple(Slot(index, NODE, index) for index in range(gpus))
+        return Machine(slots, gpu_memory or LOGICAL_MEMORY, "logical")
+    from carpool.gpu import nvml
+
+    devices = nvml.devices()
+    if not devices:
+        raise InputError("no GPU was found; give --gpus N for logical slots")
+    slots = tuple(Slot(number, NODE, device.index, device.uuid) for number, device in enumerate(devices))
+    memory = gpu_memory or min(device.memory for device in devices)
+    names = {number: device.name for number, device in enumerate(devices)}
+    daemon, why = _start_mps(home, [device.uuid for device in devices]) if mps else (None, "switched off")
+    return Machine(slots, memory, "mps" if daemon else "time-slicing", why, names, daemon)
+
+
+def _start_mps(home: Home, uuids: Sequence[str]) -> tuple[Any, str]:
+    from carpool.gpu import mps
+
+    why = mps.available()
+    if why is not None:
+        return None, why
+    daemon = mps.Daemon(home.mps, uuids)
+    try:
+        daemon.start()
+    except InputError as error:
+        return None, str(error)
+    return daemon, ""
+
+
+def names_of(slots: Iterable[Slot]) -> list[str]:
+    return [slot.name for slot in slots]

@@ -1,0 +1,253 @@
+"""The service's view of what is to come, and its memory of how right it was.
+
+Answers `explain` and `submit --dry-run`, remembers the first forecast of every job, and judges it, and the length that
+was believed, when the job has ended. What was judged narrows or widens the ranges of later estimates.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from math import inf
+from statistics import median
+from typing import Any
+
+from carpool.belief.estimate import run_time, slowdown
+from carpool.belief.model import Belief
+from carpool.core.model import GpuId, Job, JobId, Status
+from carpool.core.perf import PerformanceModel, Placement
+from carpool.core.record import JobRecord
+from carpool.core.scheduler import Policy
+from carpool.core.state import State
+from carpool.live import explain, forecast
+from carpool.live.text import clock, span
+from carpool.sim.metrics import percentile
+
+Row = dict[str, Any]
+SPREADS = {"measured": 1.1, "profile": 1.3, "history": 1.5, "time": 2.0, "default": 10.0}
+"""How far off, as a factor both ways, an estimate from such a source may be, until there is experience with it."""
+ENOUGH = 10
+"""So many judged estimates make experience."""
+KEPT = 1000
+MOST_FORESEEN = 1000
+"""With more jobs than this, forecasts are made only when somebody asks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    value: float
+    low: float
+    high: float
+    source: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """What was forecast of a job when it was first looked at."""
+
+    at: float
+    times: forecast.Forecast
+    waiting: bool
+
+
+class Outlook:
+    def __init__(
+        self,
+        state: Callable[[], State],
+        policy: Callable[[], Policy],
+        source: Callable[[JobId], Mapping[str, str]],
+        name: Callable[[JobId], str],
+        gpu: Callable[[GpuId], str],
+        now: Callable[[], float],
+    ) -> None:
+        """`source` says how a job's length is known: `kind`, one of `SPREADS`, and `detail` in words."""
+        self._state = state
+        self._policy = policy
+        self._source = source
+        self._name = name
+        self._gpu = gpu
+        self._now = now
+        self._why: dict[JobId, str] = {}
+        self._foreseen: dict[JobId, Foreseen] = {}
+        self._ratios: dict[str, list[float]] = {}
+
+    def planned(self, decisions: Iterable[Any]) -> None:
+        """Remember why jobs are where they are."""
+        for decision in decisions:
+            self._why[decision.job] = decision.why
+
+    # ---- estimates -------------------------------------------------------------------------------------------------
+
+    def estimate(self, job: Job) -> Estimate:
+        """How long a job takes alone, in all."""
+        state = self._state()
+        record = state.jobs.get(job.id)
+        if record is not None and getattr(record, "alone_seen", False):
+            value, kind = job.iterations * record.alone_iteration_s, "measured"
+            detail = "its own reports: seconds per iteration as measured"
+        else:
+            found = run_time(state.perf, job) if isinstance(state.perf, Belief) else None
+            if found is not None and found.kind not in ("time", "default"):
+                return Estimate(found.value, found.low, found.high, found.source, found.kind)
+            source = self._source(job.id)
+            kind, detail = source.get("kind", "default"), source.get("detail", "nothing known of it")
+            value = alone_s(state.perf, job)
+        low, high = self._spread(kind)
+        return Estimate(value, value * low, value * high, detail, kind)
+
+    def _spread(self, kind: str) -> tuple[float, float]:
+        """From experience, the range in which four out of five were; without, a stated factor."""
+        ratios = sorted(self._ratios.get(kind, ()))
+        if len(ratios) >= ENOUGH:
+            return min(1.0, percentile(ratios, 0.1)), max(1.0, percentile(ratios, 0.9))
+        factor = SPREADS.get(kind, SPREADS["default"])
+        return 1.0 / factor, factor
+
+    def _book(self) -> explain.Book:
+        return explain.Book(
+            self._state(),
+            self._policy,
+            self.estimate,
+            name=self._name,
+            gpu=self._gpu,
+            why=lambda job: self._why.get(job, ""),
+            now=self._now(),
+            pair=self._pair,
+        )
+
+    def _pair(self, record: JobRecord, mate: JobRecord) -> tuple[float, float, str]:
+        """The range of ξ of a job beside a mate, and how it is known."""
+        perf = self._state().perf
+        if not isinstance(perf, Belief):
+            xi = perf.slowdown(record.job, record.accum, [(mate.job, mate.accum)])
+            return xi, xi, "a model that was given"
+        found = slowdown(perf, record.job, record.accum, mate.job, mate.accum)
+        return found.low, found.high, found.source
+
+    # ---- answers ---------------------------------------------------------------------------------------------------
+
+    def explain(self, job: JobId) -> Row:
+        """Of a job that has not ended."""
+        return explain.explain(self._book(), job)
+
+    def dry_run(self, job: Job, source: Mapping[str, str]) -> Row:
+        """Of a job that is not there."""
+        low, high = self._spread(source["kind"])
+        book = self._book()
+
+        def spread(other: Job) -> tuple[float, float]:
+            return (low, high) if other.id == job.id else book.spread(other)
+
+        now = self._now()
+        found = forecast.trial(self._state(), self._policy, job, spread, now)
+        value = alone_s(self._state().perf, job)
+        run = {"value": value, "low": value * low, "high": value * high, "source": source["detail"]}
+        answer: Row = {
+            "where": [self._gpu(gpu) for gpu in found.gpus] or None,
+            "mates": list(found.mates),
+            "run": run,
+            **explain.times_of(found.forecast, source["detail"]),
+        }
+        return {**answer, "sentences": _dry_sentences(answer, now)}
+
+    # ---- how right it was ------------------------------------------------------------------------------------------
+
+    def look_ahead(self) -> None:
+        """Make the first forecast of jobs that have none."""
+        state = self._state()
+        if len(state.jobs) > MOST_FORESEEN or all(name in self._foreseen for name in state.jobs):
+            return
+        book, now = self._book(), self._now()
+        for name, times in forecast.forecast(state, self._policy, book.spread, now=now).items():
+            if name not in self._foreseen:
+                waiting = state.jobs[name].first_start < 0.0
+                self._foreseen[name] = Foreseen(now, times, waiting)
+
+    def judge(self, record: JobRecord, source: Mapping[str, Any]) -> list[Row]:
+        """Compare what was said of a job with what became of it: rows for the table of estimates."""
+        name = record.job.id
+        self._why.pop(name, None)
+        seen = self._foreseen.pop(name, None)
+        if record.status is not Status.FINISHED:
+            return []
+        rows = []
+        if seen is not None:
+            kinds = [("start", record.first_start)] if seen.waiting else []
+            for kind, actual in (*kinds, ("end", record.ended)):
+                value, low, high = (
+                    getattr(times, kind) - seen.at for times in (seen.times.believed, seen.times.early, seen.times.late)
+                )
+                if value < inf:
+                    rows.append(
+                        _row(record, kind, seen.at, (value, low, min(high, 1e12)), actual - seen.at, "forecast")
+                    )
+        believed, kind = source.get("alone_s"), str(source.get("kind", "default"))
+        if believed and record.alone_s > 0.0:
+            low, high = self._spread(kind)
+            estimate = (believed, believed * low, believed * high)
+            rows.append(_row(record, "duration", record.job.submitted, estimate, record.alone_s, kind))
+        self.learn(rows)
+        return rows
+
+    def learn(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Experience with lengths, by source; also from rows of earlier services."""
+        for row in rows:
+            if row["kind"] == "duration" and row["value"] > 0.0:
+                ratios = self._ratios.setdefault(row["source"], [])
+                ratios.append(row["actual"] / row["value"])
+                del ratios[:-KEPT]
+
+
+def alone_s(perf: PerformanceModel, job: Job) -> float:
+    """How long a job takes alone, as believed."""
+    return job.iterations * perf.iteration_time(job, 1, Placement(job.gpus, perf.fewest_nodes(job.gpus)))
+
+
+def _row(
+    record: JobRecord, kind: str, at: float, estimate: tuple[float, float, float], actual: float, source: str
+) -> Row:
+    value, low, high = estimate
+    return {
+        "job": int(record.job.id),
+        "kind": kind,
+        "at": at,
+        "source": source,
+        "value": value,
+        "low": low,
+        "high": high,
+        "actual": actual,
+    }
+
+
+def accuracy(rows: Iterable[Mapping[str, Any]]) -> dict[str, Row]:
+    """How right estimates were: by kind, and lengths by their source too."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        name = f"duration, from {row['source']}" if row["kind"] == "duration" else str(row["kind"])
+        groups.setdefault(name, []).append(row)
+    return {name: _summary(group) for name, group in sorted(groups.items())}
+
+
+def _summary(rows: list[Mapping[str, Any]]) -> Row:
+    errors_s = sorted(abs(row["actual"] - row["value"]) for row in rows)
+    within = [row["low"] <= row["actual"] <= row["high"] for row in rows]
+    relative = [abs(row["actual"] - row["value"]) / row["actual"] for row in rows if row["actual"] > 0.0]
+    return {
+        "judged": len(rows),
+        "median_error_s": median(errors_s),
+        "p90_error_s": percentile(errors_s, 0.9),
+        "median_error": median(relative) if relative else None,
+        "within_range": sum(within) / len(within),
+    }
+
+
+def _dry_sentences(answer: Row, now: float) -> list[str]:
+    if answer["where"]:
+        beside = f", beside job {', '.join(answer['mates'])}" if answer["mates"] else ""
+        lines = [f"It would start at once on {' '.join(answer['where'])}{beside}."]
+    else:
+        lines = ["It would wait."]
+    lines.append(f"Alone it takes {explain.ranged(answer['run'], span)}; known from: {answer['run']['source']}.")
+    for key in ("start", "end") if not answer["where"] else ("end",):
+        if answer[key]:
+            lines.append(f"It should {key} at {explain.ranged(answer[key], lambda at: clock(at, now))}.")
+    return lines

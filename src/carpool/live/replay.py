@@ -1,0 +1,120 @@
+"""`carpool replay`: what would other policies have made of my history? The jobs that ran here go through the simulator,
+on a cluster like this one, and the table sets the results beside what really happened."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import click
+
+from carpool import policies
+from carpool.core.model import Job
+from carpool.core.perf import GENERIC
+from carpool.errors import InputError
+from carpool.live.options import connect, home_option, json_option, print_json
+from carpool.live.tables import gpus_of
+from carpool.profile.schema import load
+from carpool.report.tables import comparison_json, comparison_tables
+from carpool.sim.run import Setup
+from carpool.sim.sweep import Case, Outcome, run_all
+from carpool.sim.workload import Workload
+
+POLICIES = ("fifo", "sjf", "sjf-ffs", "sjf-bsbf")
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Achieved:
+    """What really happened to the jobs that are replayed."""
+
+    jobs: int
+    mean_jct_s: float
+    mean_queue_s: float
+
+
+@click.command()
+@click.option("--policy", "chosen", multiple=True, help="One or several.  [default: fifo, sjf, sjf-ffs, sjf-bsbf]")
+@click.option("--interference", help="Slow-down of sharing: a number or a table.  [default: 1.5]", default="1.5")
+@click.option("--profile", default="t4", show_default=True, help="Speeds and memory of the models that it knows.")
+@click.option("--jobs-per-gpu", type=click.IntRange(1, 100), default=2, show_default=True, help="Most jobs on a GPU.")
+@click.option("--cluster", help="Nodes x GPUs per node.  [default: as it is here]")
+@home_option
+@json_option
+def replay(
+    chosen: Sequence[str],
+    interference: str,
+    profile: str,
+    jobs_per_gpu: int,
+    cluster: str | None,
+    home: Path | None,
+    as_json: bool,
+) -> None:
+    """Run my history through other policies in the simulator and compare.
+
+    Only jobs that finished count. Each is as long as it was here, alone: what sharing cost it is taken out, and the
+    simulator puts its own slow-down in where a policy lets jobs share.
+    """
+    for name in chosen:
+        policies.make(name)
+    client = connect(home)
+    rows = client.get("/v1/workload")["jobs"]
+    shape = cluster or cluster_of(client.get("/v1/gpus"))
+    setup = Setup(cluster=shape, profile=profile, truth=interference, jobs_per_gpu=jobs_per_gpu, memory_limit=False)
+    outcomes = run(rows, setup, chosen or POLICIES)
+    achieved = achieved_by(rows)
+    if as_json:
+        print_json(
+            {"achieved": {f.name: getattr(achieved, f.name) for f in fields(achieved)}, **comparison_json(outcomes)}
+        )
+        return
+    comparison_tables(outcomes, setup)
+    click.echo(f"as it was: mean JCT {achieved.mean_jct_s:.2f} s, {achieved.mean_queue_s:.2f} s of it in the queue")
+
+
+def cluster_of(gpus: Row) -> str:
+    """This machine as the simulator writes clusters."""
+    sizes = [len(node.get("gpus", ())) for node in gpus.get("nodes", ())]
+    if not sizes or not gpus_of(gpus):
+        raise InputError("this service has no GPUs; give --cluster")
+    return f"{len(sizes)}x{max(sizes)}"
+
+
+def run(rows: Sequence[Row], setup: Setup, names: Sequence[str]) -> list[Outcome]:
+    """The finished jobs of a history under each policy."""
+    known = set(load(setup.profile).core_tasks())
+    jobs = jobs_of(rows, known)
+    if not jobs:
+        raise InputError("no job has finished here yet; there is nothing to replay")
+    workload = Workload(tuple(jobs), "my history")
+    return run_all(list(names), [Case(f"{len(jobs)} jobs of my history", "1", workload)], setup, workers=1)
+
+
+def jobs_of(rows: Sequence[Row], known: set[str]) -> list[Job]:
+    """As the simulator wants them: in order, from time 0 on, each with its measured length."""
+    ran = sorted((row for row in rows if row["alone_s"] > 0.0), key=lambda row: row["submitted"])
+    ids = {row["job"] for row in ran}
+    return [
+        Job(
+            row["job"],
+            row["submitted"] - ran[0]["submitted"],
+            row["model"] if row["model"] in known else GENERIC,
+            row["gpus"],
+            row["batch"],
+            row["iterations"],
+            user=row["user"],
+            alone_s=row["alone_s"],
+            exclusive=row.get("exclusive", False),
+            max_slowdown=row.get("max_slowdown"),
+            priority=row.get("priority", 0),
+            after=tuple(name for name in row.get("after", ()) if name in ids),
+        )
+        for row in ran
+    ]
+
+
+def achieved_by(rows: Sequence[Row]) -> Achieved:
+    done = [row for row in rows if row["alone_s"] > 0.0]
+    jct = fmean(row["finished"] - row["submitted"] for row in done)
+    return Achieved(len(done), jct, fmean(row["started"] - row["submitted"] for row in done))

@@ -1,0 +1,175 @@
+"""`submit --snapshot`: the working directory as it is now, packed by the client and unpacked by the service, so that
+later edits do not change a queued job.
+
+The client reads its own files: a service that runs as root is never asked to read a directory for somebody. What is
+left out, and how much is too much, is stated here once and printed by the command.
+"""
+
+import os
+import shutil
+import stat
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+from uuid import uuid4
+
+from carpool.errors import InputError
+
+LEFT_OUT = frozenset(
+    {
+        ".git",
+        ".hg",
+        ".svn",
+        "__pycache__",
+        ".venv",
+        "venv",
+        "node_modules",
+        ".mypy_cache",
+        ".pytest_cache",
+        ".ruff_cache",
+    }
+)
+"""Directories of these names, wherever they are; so is everything that is neither a file, a directory nor a link."""
+IGNORE_FILE = ".carpoolignore"
+MOST_BYTES = 256 << 20
+MOST_FILES = 20_000
+MOST_PACKED = MOST_BYTES + (64 << 20)
+KEPT_S = 600.0
+"""An upload that no submit asked for in this time is removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    files: int
+    size: int
+    """Before packing."""
+
+
+def pack(directory: Path, target: IO[bytes]) -> Packed:
+    """The directory as a compressed archive. Raises `InputError` where it is too large, naming the largest part."""
+    ignored = _ignored(directory)
+    files, size, largest = 0, 0, (0, "")
+    with tarfile.open(fileobj=target, mode="w:gz", compresslevel=1) as archive:
+        for path, relative in _walk(directory, ignored):
+            info = archive.gettarinfo(path, arcname=relative)
+            info.uid = info.gid = 0
+            info.uname = info.gname = ""
+            files += 1
+            size += info.size
+            largest = max(largest, (info.size, relative))
+            if size > MOST_BYTES or files > MOST_FILES:
+                raise InputError(
+                    f"--snapshot: {directory} holds more than {MOST_BYTES >> 20} MiB or {MOST_FILES} files (largest: "
+                    f"{largest[1]!a}); name what is not needed in {IGNORE_FILE}, one name a line, or submit without"
+                )
+            if info.isreg():
+                info.type, info.linkname = tarfile.REGTYPE, ""  # hard links would point outside of what is packed
+                with path.open("rb") as file:
+                    info.size = os.fstat(file.fileno()).st_size
+                    archive.addfile(info, file)
+            else:
+                archive.addfile(info)
+    return Packed(files, size)
+
+
+def _ignored(directory: Path) -> frozenset[str]:
+    try:
+        lines = (directory / IGNORE_FILE).read_text().splitlines()
+    except OSError:
+        return LEFT_OUT
+    except UnicodeDecodeError:
+        raise InputError(f"{IGNORE_FILE}: is not text; write one name a line") from None
+    return LEFT_OUT | {line.strip().rstrip("/") for line in lines if line.strip() and not line.startswith("#")}
+
+
+def _walk(directory: Path, ignored: frozenset[str]) -> Iterator[tuple[Path, str]]:
+    """Files, links and directories below, each with its path from the top; in a fixed order."""
+
+    def complain(error: OSError) -> None:
+        raise InputError(f"--snapshot: {error.filename}: {error.strerror}; name it in {IGNORE_FILE}, or leave it out")
+
+    for folder, folders, names in os.walk(directory, onerror=complain):
+        base = os.path.relpath(folder, directory)
+        folders[:] = sorted(
+            name
+            for name in folders
+            if name not in ignored and os.path.normpath(os.path.join(base, name)) not in ignored
+        )
+        for name in sorted([*folders, *names]):
+            relative = os.path.normpath(os.path.join(base, name))
+            path = Path(folder, name)
+            mode = path.lstat().st_mode
+            plain = stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)
+            if plain and name not in ignored and relative not in ignored:
+                yield path, relative
+
+
+class Uploads:
+    """Unpacked snapshots on the service's side, each waiting for the submit that names it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def add(self, packed: IO[bytes], user: str) -> str:
+        """Unpack an archive; the name by which its owner may use it once."""
+        self.path.mkdir(mode=0o700, exist_ok=True)
+        self._forget_old()
+        name = uuid4().hex
+        target = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=self.path))
+        try:
+            _unpack(packed, target / "files")
+            (target / "user").write_text(user)
+            target.rename(self.path / name)
+        except BaseException:
+            shutil.rmtree(target, ignore_errors=True)
+            raise
+        return name
+
+    @contextmanager
+    def taken(self, name: str, user: str) -> Iterator[Path]:
+        """The directory of an upload, for one submit."""
+        upload = self.path / name
+        try:
+            owner = (upload / "user").read_text()
+        except OSError:
+            owner = ""
+        if owner != user or not name.isalnum():
+            raise InputError("snapshot: there is no such upload of yours; upload the directory again")
+        yield upload / "files"
+        shutil.rmtree(upload, ignore_errors=True)  # only after success: a refused submit may be mended and sent again
+
+    def _forget_old(self) -> None:
+        for entry in self.path.iterdir():
+            try:
+                if time.time() - entry.lstat().st_mtime > KEPT_S:
+                    shutil.rmtree(entry, ignore_errors=True)
+            except OSError:
+                continue
+
+
+def _unpack(packed: IO[bytes], target: Path) -> None:
+    """Only plain files, directories and links that stay inside (Python's `data` filter sees to it), within limits."""
+    size = files = 0
+    target.mkdir(mode=0o700)
+
+    def counted(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
+        nonlocal size, files
+        size, files = size + member.size, files + 1
+        if size > MOST_BYTES or files > MOST_FILES:
+            raise InputError(f"snapshot: holds more than {MOST_BYTES >> 20} MiB or {MOST_FILES} files")
+        return tarfile.data_filter(member, path)
+
+    try:
+        with tarfile.open(fileobj=packed, mode="r:gz") as archive:
+            archive.extractall(target, filter=counted)
+    except (tarfile.TarError, EOFError, OSError, ValueError, UnicodeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            "snapshot: is not an archive that can be unpacked safely; make it with `carpool submit`"
+        ) from None

@@ -1,0 +1,228 @@
+"""Tables and lines for people about live jobs. Whatever came from somebody else is printed harmlessly."""
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from carpool.live.text import clock, printable, size, span
+from carpool.report.console import new_console
+
+Row = Mapping[str, Any]
+COLOURS = {"running": "green", "starting": "cyan", "stopping": "cyan", "failed": "red", "cancelled": "yellow"}
+WIDE = 110
+
+
+def new_table(*columns: str, right: Sequence[str] = ()) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return table
+
+
+def _text(value: object, style: str = "") -> Any:
+    from rich.text import Text
+
+    return Text(printable(value), style)
+
+
+# ---- the queue -------------------------------------------------------------------------------------------------------
+
+
+def jobs_table(rows: Sequence[Row], limit: int = 50, width: int | None = None) -> Any:
+    """What runs first, then what waits, then what ended; a narrow terminal gets fewer columns."""
+    now = time.time()
+    wide = (width or new_console().width) >= WIDE
+    columns = ["job", "name", "user", "state", "GPUs", "waited", "ran", "done"]
+    columns += ["on", "why"] if wide else ["why"]
+    table = new_table(*columns, right=("GPUs", "waited", "ran", "done"))
+    for row in order(rows)[:limit]:
+        cells = [_text(row["job"]), _text(row["name"]), _text(row["user"])]
+        cells += [_text(row["state"], COLOURS.get(row["state"], "")), _text(row["gpus"])]
+        cells += [_text(span(_waited(row, now))), _text(span(_ran(row, now))), _text(_share(row.get("progress")))]
+        cells += [_text(" ".join(map(str, row.get("on") or ())))] if wide else []
+        table.add_row(*cells, _text(why(row)))
+    return table
+
+
+def order(rows: Sequence[Row]) -> list[Row]:
+    ranks = {"running": 0, "starting": 0, "stopping": 0, "pending": 1}
+    return sorted(rows, key=lambda row: (ranks.get(row["state"], 2), row.get("position") or 0, int(row["job"])))
+
+
+def why(row: Row) -> str:
+    """The reason for a job's state, or who is beside it."""
+    mates = row.get("mates") or ()
+    if mates and row["state"] in ("running", "starting"):
+        return "shares with " + ", ".join(str(mate) for mate in mates)
+    return str(row.get("reason") or "")
+
+
+def _waited(row: Row, now: float) -> float | None:
+    until = float(row["started"] or row["finished"] or now)
+    return until - float(row["submitted"])
+
+
+def _ran(row: Row, now: float) -> float | None:
+    until = float(row["finished"] or now)
+    return None if row["started"] is None else until - float(row["started"])
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.0%}"
+
+
+def counts(rows: Sequence[Row]) -> str:
+    """One line: how many jobs are where."""
+    found: dict[str, int] = {}
+    for row in rows:
+        found[row["state"]] = found.get(row["state"], 0) + 1
+    return ", ".join(f"{number} {state}" for state, number in found.items()) or "no jobs"
+
+
+def print_jobs(rows: Sequence[Row], limit: int) -> None:
+    console = new_console()
+    if rows:
+        console.print(jobs_table(rows, limit, console.width))
+    console.print(counts(rows) + (f"; the first {limit} are shown (--limit)" if len(rows) > limit else ""))
+
+
+def watch(render: Callable[[], Any], until: Callable[[], bool] = lambda: False) -> None:
+    """A table that stays up to date in a terminal; without one, printed once."""
+    console = new_console()
+    if not sys.stdout.isatty():
+        console.print(render())
+        return
+    from rich.live import Live
+
+    try:
+        with Live(render(), console=console, auto_refresh=False, screen=False) as live:
+            while not until():
+                time.sleep(1.0)
+                live.update(render(), refresh=True)
+    except KeyboardInterrupt:
+        return
+
+
+# ---- one job ---------------------------------------------------------------------------------------------------------
+
+
+def print_job(row: Row) -> None:
+    console, now = new_console(), time.time()
+    table = new_table("", "")
+    table.show_header = False
+    for name, value in _facts(row, now):
+        if value not in (None, "", "-"):
+            table.add_row(_text(name, "bold"), _text(value))
+    console.print(table)
+    attempts = row.get("attempts") or ()
+    if attempts:
+        console.print(_attempts(attempts, now))
+    for line in (row.get("receipt") or {}).get("sentences", ()):
+        console.print(printable(line))
+
+
+def _facts(row: Row, now: float) -> list[tuple[str, Any]]:
+    spec = row.get("spec") or {}
+    return [
+        ("job", f"{row['job']} {row['name']}".strip()),
+        ("user", row["user"]),
+        ("state", row["state"] + (f" ({row['reason']})" if row.get("reason") else "")),
+        ("command", " ".join(spec.get("command", ()))),
+        ("directory", spec.get("directory")),
+        ("environment", " ".join(sorted(spec.get("env") or ()))),
+        ("GPUs", f"{row['gpus']}" + (f" on {' '.join(row['on'])}" if row.get("on") else "")),
+        ("shares with", ", ".join(map(str, row.get("mates") or ()))),
+        ("model", row.get("model")),
+        ("priority", row.get("priority") or None),
+        ("submitted", clock(row["submitted"], now)),
+        ("started", clock(row["started"], now)),
+        ("finished", clock(row["finished"], now)),
+        ("exit code", row["exit_code"]),
+        ("done", _share(row.get("progress"))),
+        *(("estimate", line) for line in estimate_lines(row.get("estimates") or {}, now)),
+    ]
+
+
+def _attempts(attempts: Sequence[Row], now: float) -> Any:
+    table = new_table("attempt", "rank", "pid", "started", "exit", right=("attempt", "rank", "pid", "exit"))
+    for attempt in attempts:
+        ranks: Sequence[Row] = attempt.get("ranks") or ({},)
+        for rank in ranks:
+            code = rank.get("exit_code")
+            table.add_row(
+                _text(attempt.get("attempt", "")),
+                _text(rank.get("rank", "")),
+                _text(rank.get("pid") or ""),
+                _text(clock(rank.get("started") or attempt.get("started"), now)),
+                _text("" if code is None else code),
+            )
+    return table
+
+
+def estimate_lines(estimates: Mapping[str, Any], now: float) -> list[str]:
+    """Estimates with their range and where they came from."""
+    lines = []
+    for name, estimate in estimates.items():
+        if isinstance(estimate, Mapping) and "value" in estimate:
+            shown = _moment if name in ("start", "end") else lambda value, now: span(value)
+            between = f" ({shown(estimate['low'], now)} to {shown(estimate['high'], now)})" if "low" in estimate else ""
+            source = f", from {estimate['source']}" if estimate.get("source") else ""
+            lines.append(f"{name} {shown(estimate['value'], now)}{between}{source}")
+    return lines
+
+
+def _moment(at: float | None, now: float) -> str:
+    return "not in sight" if at is None else clock(at, now)
+
+
+def dry_run_lines(answer: Row) -> list[str]:
+    """What a dry run says, as sentences where the service wrote some."""
+    sentences = answer.get("sentences")
+    if sentences:
+        return [printable(line) for line in sentences]
+    where = answer.get("where")
+    lines = [f"would start on {' '.join(map(str, where))}" if where else "would wait"]
+    mates = answer.get("mates")
+    lines += [f"would share with {', '.join(map(str, mates))}"] if mates else []
+    estimates = {name: answer[name] for name in ("start", "end") if isinstance(answer.get(name), Mapping)}
+    return [printable(line) for line in lines + estimate_lines(estimates, time.time())]
+
+
+# ---- the machine -----------------------------------------------------------------------------------------------------
+
+
+def print_gpus(answer: Row) -> None:
+    console = new_console()
+    table = new_table("GPU", "kind", "memory", "reserved", "others", "jobs", right=("memory", "reserved", "others"))
+    for gpu in gpus_of(answer):
+        jobs = ", ".join(_resident(job) for job in gpu.get("jobs") or ())
+        table.add_row(
+            _text(gpu.get("gpu", gpu.get("index", ""))),
+            _text(gpu.get("name") or "logical"),
+            _text(size(gpu.get("memory") or None)),
+            _text(size(gpu.get("reserved") or gpu.get("used") or None)),
+            _text(size(gpu.get("foreign") or None)),
+            _text(jobs or "free"),
+        )
+    console.print(table)
+    console.print(printable(f"sharing: {answer.get('mechanism', 'unknown')}" + _because(answer)))
+
+
+def _because(answer: Row) -> str:
+    why = answer.get("why") or answer.get("note")
+    return f" ({why})" if why else ""
+
+
+def _resident(job: Any) -> str:
+    if isinstance(job, Mapping):
+        return f"{job.get('job')} {job.get('name') or ''}".strip()
+    return str(job)
+
+
+def gpus_of(answer: Row) -> list[Row]:
+    """All GPUs of all nodes."""
+    return [gpu for node in answer.get("nodes", ()) for gpu in node.get("gpus", ())]

@@ -1,0 +1,80 @@
+"""Words for people: times, sizes, and texts that came from somebody else made harmless for a terminal."""
+
+import re
+from datetime import datetime
+
+from carpool.errors import InputError
+
+_DURATION = re.compile(r"\s*(\d{1,9}(?:\.\d{1,6})?)\s*(s|sec|m|min|h|d)?\s*", re.IGNORECASE)
+_SECONDS = {"": 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_COLOUR = re.compile(rb"\x1b\[[0-9;]{0,32}m")
+_CONTROL = re.compile(
+    rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_].*?(?:\x07|\x1b\\)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", re.DOTALL
+)
+
+
+def printable(text: object) -> str:
+    """A text with its control characters spelt out, so that a name cannot move the cursor or hide a line."""
+    shown = str(text)
+    if shown.isprintable():
+        return shown
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in shown)
+
+
+def harmless(data: bytes) -> bytes:
+    """A log for a terminal: line ends, tabs and colours stay, whatever else a terminal would obey goes."""
+    return b"".join(
+        part if _COLOUR.fullmatch(part) else b"" if _CONTROL.fullmatch(part) else part for part in _pieces(data)
+    )
+
+
+def _pieces(data: bytes) -> list[bytes]:
+    pieces, end = [], 0
+    for found in _CONTROL.finditer(data):
+        pieces += [data[end : found.start()], found[0]]
+        end = found.end()
+    return [*pieces, data[end:]]
+
+
+def duration(text: str, option: str = "--time") -> float:
+    """`90`, `45m`, `2h`, `1.5d` or `1:30:00` as seconds."""
+    match = _DURATION.fullmatch(text)
+    if match:
+        return float(match[1]) * _SECONDS[(match[2] or "").lower()]
+    clock = re.fullmatch(r"\s*(\d{1,6}):([0-5]\d):([0-5]\d)\s*", text)
+    if clock:
+        hours, minutes, seconds = (int(part) for part in clock.groups())
+        return hours * 3600.0 + minutes * 60.0 + seconds
+    raise InputError(f"{option} {text!r}: write a time such as 90s, 45m, 2h or 1:30:00")
+
+
+def span(seconds: float | None) -> str:
+    """A length of time in its two largest units."""
+    if seconds is None:
+        return "-"
+    sign, rest = ("-", -seconds) if seconds < 0 else ("", seconds)
+    if rest < 9.95:
+        return f"{sign}{rest:.1f} s"
+    whole = round(rest)
+    for size, unit, smaller, name in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            more = whole % size // smaller
+            return f"{sign}{whole // size} {unit}" + (f" {more} {name}" if more and whole < 100 * size else "")
+    return f"{sign}{whole} s"
+
+
+def clock(at: float | None, now: float) -> str:
+    """A moment: the time of day, with the date where it is not today."""
+    if at is None:
+        return "-"
+    moment, today = datetime.fromtimestamp(at), datetime.fromtimestamp(now)
+    return moment.strftime("%H:%M:%S" if moment.date() == today.date() else "%a %d %b %H:%M")
+
+
+def size(count: float | None) -> str:
+    if count is None:
+        return "-"
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB")):
+        if count >= unit:
+            return f"{count / unit:.1f} {name}"
+    return f"{count / 1024:.0f} KiB"

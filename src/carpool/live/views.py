@@ -1,0 +1,121 @@
+"""What people see of the jobs and GPUs: rows of plain data. Reads the state; changes nothing."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from carpool.channel import Report
+from carpool.core.model import Status
+from carpool.core.record import JobRecord
+from carpool.core.state import State
+from carpool.live.executors.base import Slot
+from carpool.live.receipt import receipt
+from carpool.live.spec import Spec
+
+Row = dict[str, Any]
+SHOWN = {
+    Status.BLOCKED: "pending",
+    Status.HELD: "pending",
+    Status.CANCELLING: "stopping",
+}
+WHY_WAITING = {
+    Status.PENDING: "waits for GPUs, or for a place where sharing pays",
+    Status.HELD: "on hold; `carpool release` lets it start",
+}
+
+
+def shown_state(status: Status) -> str:
+    return SHOWN.get(status, str(status))
+
+
+def job_row(state: State, record: JobRecord, spec: Spec, slots: Sequence[Slot], report: Report | None) -> Row:
+    """A job that has not ended."""
+    job = record.job
+    started = record.first_start if record.first_start >= 0.0 else None
+    return {
+        "job": job.id,
+        "name": spec.name,
+        "user": job.user,
+        "state": shown_state(record.status),
+        "gpus": job.gpus,
+        "submitted": job.submitted,
+        "started": started,
+        "finished": None,
+        "exit_code": None,
+        "reason": reason(record),
+        "priority": record.shape.priority,
+        "held": record.on_hold,
+        "model": spec.model,
+        "attempt": record.attempt,
+        "progress": progress(state, record, report),
+        "measured": report is not None,
+        "on": [slots[gpu].name for gpu in record.gpus],
+        "mates": sorted((mate.job.id for mate in state.cluster.mates(record)), key=int) if record.gpus else [],
+    }
+
+
+def reason(record: JobRecord) -> str:
+    if record.status is Status.BLOCKED:
+        return f"waits for job {', '.join(record.waits_for)}"
+    if record.status is Status.CANCELLING:
+        return record.reason
+    return WHY_WAITING.get(record.status, "")
+
+
+def progress(state: State, record: JobRecord, report: Report | None) -> float:
+    if report is not None and record.status is Status.RUNNING:
+        done = float(report.iteration)
+    else:
+        done = record.job.iterations - record.iterations_left(max(state.now, record.since))
+    return min(1.0, max(0.0, done / record.job.iterations))
+
+
+def ended_row(state: State, record: JobRecord, spec: Spec, exit_code: int | None) -> Row:
+    """A job that has ended, as it is kept."""
+    finished = record.status is Status.FINISHED
+    done = 1.0 if finished else min(1.0, record.done / record.job.iterations)
+    return {
+        **job_row(state, record, spec, (), None),
+        "state": str(record.status),
+        "finished": record.ended,
+        "exit_code": exit_code,
+        "reason": record.reason,
+        "progress": done,
+        "receipt": receipt(record, record.ended),
+    }
+
+
+def gpu_rows(state: State, slots: Sequence[Slot], names: Mapping[int, str], specs: Mapping[str, Spec]) -> list[Row]:
+    rows = []
+    for slot in slots:
+        if slot.id not in state.topology.node_of:
+            continue
+        residents = [
+            {"job": r.job.id, "name": specs[r.job.id].name, "user": r.job.user, "state": shown_state(r.status)}
+            for r in state.residents(slot.id)
+            if r.job.id in specs
+        ]
+        total = state.topology.nodes[state.topology.node_of[slot.id]].memory
+        rows.append(
+            {
+                "gpu": slot.name,
+                "index": slot.index,
+                "uuid": slot.uuid or None,
+                "name": names.get(slot.id),
+                "memory": total if slot.uuid else None,
+                "reserved": state.memory_used(slot.id),
+                "foreign": state.topology.taken.get(slot.id, 0),
+                "jobs": residents,
+            }
+        )
+    return rows
+
+
+def workload_row(row: Mapping[str, Any]) -> Row:
+    """A finished job as the simulator reads it, with what became of it here; from its row in the journal."""
+    story, spec, receipt = json.loads(row["story"]), json.loads(row["spec"]), json.loads(row["story"])["receipt"]
+    same = ("job", "name", "user", "gpus", "submitted", "started", "finished", "batch", "iterations", "model")
+    wishes = {key: spec[key] for key in ("exclusive", "max_slowdown", "priority", "after") if key in spec}
+    shared = bool(receipt["shares"] or receipt["hosted"])
+    account = {"alone_s": receipt["alone_s"], "ran_s": receipt["ran_s"], "shared": shared}
+    return {**{key: story[key] for key in same}, **wishes, **account, "measured": receipt["measured"]}

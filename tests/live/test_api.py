@@ -1,0 +1,335 @@
+"""The HTTP API of a real service: answers, rights, hostile requests, and whatever schemathesis thinks of."""
+
+import http.client
+import json
+import socket
+import time
+from urllib.parse import urlsplit
+
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from carpool.live.client import Refusal
+
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+
+
+def ask(service, method, path, body=None, token=None, **headers):
+    """Status and answer of a request as it is, without a client's manners."""
+    parts = urlsplit(service.url)
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=20)
+    given = {"Authorization": f"Bearer {token or service.token}", **headers}
+    data = json.dumps(body) if isinstance(body, dict | list) else body
+    connection.request(method, path, data, {name: value for name, value in given.items() if value is not None})
+    response = connection.getresponse()
+    text = response.read()
+    connection.close()
+    return response.status, json.loads(text) if response.headers["content-type"] == "application/json" else text
+
+
+def refused(call, *arguments, **more):
+    with pytest.raises(Refusal) as refusal:
+        call(*arguments, **more)
+    return refusal.value.status
+
+
+# ---- rights ----------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_but_the_health_check_answers_without_a_token(service):
+    assert ask(service, "GET", "/health", Authorization=None) == (200, {"status": "ok"})
+    document = service.client().get("/openapi.json")
+    paths = [path.replace("{job}", "1").replace("{name}", "x") for path in document["paths"] if path != "/health"]
+    assert len(paths) > 15
+    for path in [*paths, "/openapi.json", "/docs", "/"]:
+        for method in ("GET", "POST", "PUT", "DELETE"):
+            assert ask(service, method, path, Authorization=None)[0] == 401, path
+
+
+def test_the_token_is_documented(service):
+    document = service.client().get("/openapi.json")
+    assert document["components"]["securitySchemes"]["token"] == {"type": "http", "scheme": "bearer"}
+    assert document["paths"]["/v1/jobs"]["get"]["security"] == [{"token": []}]
+    assert document["paths"]["/health"]["get"]["security"] == []
+
+
+def test_users_see_the_queue_and_touch_only_what_is_theirs(service, alice, bob):
+    job = service.submit("sh", "-c", "echo secret; sleep 60", token=alice, env={"KEY": "s3cret"}, name="hers")
+    service.until(job, "running")
+    hers, his, admin = service.client(alice), service.client(bob), service.client()
+    assert [row["user"] for row in his.jobs() if row["job"] == job] == ["alice"]
+    for action in ("cancel", "hold", "release", "requeue"):
+        assert refused(his.post, f"/v1/jobs/{job}/{action}") == 403
+    assert refused(his.put, f"/v1/jobs/{job}/priority", {"priority": 5}) == 403
+    assert refused(his.raw, f"/v1/jobs/{job}/logs") == 403
+    shown = (
+        json.dumps(his.get(f"/v1/jobs/{job}")) + json.dumps(his.get(f"/v1/jobs/{job}/explain")) + json.dumps(his.jobs())
+    )
+    assert "s3cret" not in shown
+    assert "echo secret" not in shown
+    assert hers.get(f"/v1/jobs/{job}")["spec"]["env"] == {"KEY": "s3cret"}
+    assert b"secret" in admin.raw(f"/v1/jobs/{job}/logs")[0]
+    hers.put(f"/v1/jobs/{job}/priority", {"priority": 5})
+    hers.post(f"/v1/jobs/{job}/cancel")
+    service.until(job, "cancelled")
+    assert "s3cret" not in json.dumps(his.get("/v1/history")) + json.dumps(his.get("/v1/workload"))
+
+
+def test_users_are_the_administrators_business(service, alice):
+    hers = service.client(alice)
+    assert refused(hers.get, "/v1/users") == 403
+    assert refused(hers.post, "/v1/users", {"name": "mallory"}) == 403
+    assert refused(hers.delete, "/v1/users/alice") == 403
+    assert refused(hers.put, "/v1/users/alice/limits", {"max_jobs": 100}) == 403
+
+
+def test_a_revoked_user_is_shut_out_at_once_and_may_come_back(service):
+    admin = service.client()
+    token = admin.post("/v1/users", {"name": "carol"})["token"]
+    assert service.client(token).get("/v1/me") == {"name": "carol", "admin": False}
+    assert refused(admin.post, "/v1/users", {"name": "carol"}) == 409
+    admin.delete("/v1/users/carol")
+    assert refused(service.client(token).get, "/v1/me") == 401
+    again = admin.post("/v1/users", {"name": "carol"})["token"]
+    assert again != token
+    assert service.client(again).get("/v1/me")["name"] == "carol"
+    assert refused(service.client(token).get, "/v1/me") == 401
+    assert refused(admin.post, "/v1/users", {"name": "admin"}) == 409
+    assert refused(admin.delete, "/v1/users/nobody-here") == 404
+
+
+def test_limits(service):
+    admin = service.client()
+    token = admin.post("/v1/users", {"name": "dave", "max_jobs": 1, "max_gpus": 2, "max_priority": 3})["token"]
+    assert refused(service.submit, token=token, gpus=3) == 422
+    assert refused(service.submit, token=token, priority=4) == 403
+    first, second = service.submit(token=token, priority=3), service.submit(token=token)
+    service.until(first, "running")
+    assert "may run 1 at a time" in admin.get(f"/v1/jobs/{second}/explain")["reason"]
+    admin.put("/v1/users/dave/limits", {"max_jobs": 2})
+    service.until(second, "running")
+    assert [row["max_jobs"] for row in admin.get("/v1/users")["users"] if row["name"] == "dave"] == [2]
+    for job in (first, second):
+        admin.post(f"/v1/jobs/{job}/cancel")
+
+
+def test_no_token_or_hash_is_ever_shown_or_kept(service, alice):
+    shown = json.dumps(service.client().get("/v1/users"))
+    assert alice not in shown
+    assert "hash" not in shown
+    kept = b"".join(
+        path.read_bytes() for path in service.home.rglob("*") if path.is_file() and path.name != "admin.token"
+    )
+    assert alice.encode() not in kept
+    assert service.token.encode() not in kept + service.log.read_bytes()
+
+
+# ---- lists and logs --------------------------------------------------------------------------------------------------
+
+
+def test_pages(service):
+    jobs = service.client().post("/v1/jobs", {"command": ["true"], "directory": "/", "array": "0-6"})["jobs"]
+    for job in jobs:
+        service.until(job, "finished")
+    client, seen, before = service.client(), [], None
+    while True:
+        page = client.get("/v1/jobs", all=True, limit=3, before=before)
+        assert len(page["jobs"]) <= 3
+        seen = [row["job"] for row in page["jobs"]] + seen
+        before = page["next"]
+        if before is None:
+            break
+    assert seen[-7:] == jobs
+    assert seen == sorted(set(seen), key=int) == [row["job"] for row in client.jobs(all=True)]
+    page = client.get("/v1/history", limit=2)
+    assert [row["job"] for row in page["jobs"]] == jobs[:-3:-1]
+    assert client.get("/v1/history", limit=2, before=page["next"])["jobs"][0]["job"] == jobs[-3]
+
+
+def test_a_log_in_pieces(service):
+    job = service.submit("sh", "-c", "echo one; echo two; echo three; echo bad >&2")
+    service.until(job, "finished")
+    client = service.client()
+    data, headers = client.raw(f"/v1/jobs/{job}/logs", limit=5)
+    assert (data, headers["carpool-next"], headers["carpool-ended"]) == (b"one\nt", "5", "0")
+    data, headers = client.raw(f"/v1/jobs/{job}/logs", offset=5)
+    assert (data, headers["carpool-ended"]) == (b"wo\nthree\n", "1")
+    assert client.raw(f"/v1/jobs/{job}/logs", tail=1)[0] == b"three\n"
+    assert client.raw(f"/v1/jobs/{job}/logs", stream="stderr")[0] == b"bad\n"
+    assert refused(client.raw, f"/v1/jobs/{job}/logs", rank=1) == 422
+    assert refused(client.raw, f"/v1/jobs/{job}/logs", attempt=9) == 422
+    assert refused(client.raw, "/v1/jobs/999999/logs") == 404
+
+
+def test_waiting_through_the_api(service):
+    job = service.submit("sh", "-c", "sleep 0.3; exit 4")
+    assert service.client().get(f"/v1/jobs/{job}/wait", timeout_s=0)["state"] != "failed"
+    row = service.client().get(f"/v1/jobs/{job}/wait", timeout_s=20)
+    assert (row["state"], row["exit_code"]) == ("failed", 4)
+
+
+def test_a_change_that_comes_too_late(service):
+    job = service.submit("true")
+    service.until(job, "finished")
+    for action in ("cancel", "hold", "release", "requeue"):
+        assert refused(service.client().post, f"/v1/jobs/{job}/{action}") == 409
+        assert refused(service.client().post, f"/v1/jobs/999999/{action}") == 404
+
+
+# ---- hostile requests ------------------------------------------------------------------------------------------------
+
+GOOD = {"command": ["true"], "directory": "/"}
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"command": []}, "command"),
+        ({"command": [""]}, "command"),
+        ({"command": ["a\0b"]}, "command"),
+        ({"command": "true"}, "command"),
+        ({"directory": "relative"}, "directory"),
+        ({"name": "\x1b[2J"}, "name"),
+        ({"name": "a\nb"}, "name"),
+        ({"name": "x" * 300}, "name"),
+        ({"name": "\u202e"}, "name"),
+        ({"gpus": 0}, "gpus"),
+        ({"gpus": 5}, "gpus"),
+        ({"gpus": "2"}, "gpus"),
+        ({"gpus": True}, "gpus"),
+        ({"gpus": 10**30}, "gpus"),
+        ({"iterations": 1.5}, "iterations"),
+        ({"time_s": -1}, "time_s"),
+        ({"env": {"A=B": "c"}}, "env"),
+        ({"env": {"RANK": "1"}}, "env"),
+        ({"env": {"CARPOOL_GPUS": "1"}}, "env"),
+        ({"env": ["A"]}, "env"),
+        ({"after": ["../../etc"]}, "after"),
+        ({"after": ["999999"]}, "after"),
+        ({"array": "9-1"}, "array"),
+        ({"array": "0-99999999"}, "array"),
+        ({"snapshot": "../../etc/passwd"}, "snapshot"),
+        ({"snapshot": "0" * 32}, "snapshot"),
+        ({"user": "root"}, "user"),
+        ({"max_slowdown": 0.5}, "max_slowdown"),
+    ],
+)
+def test_wrong_fields_are_named(service, change, word):
+    before = len(service.client().jobs(all=True))
+    status, answer = ask(service, "POST", "/v1/jobs", {**GOOD, **change}, **{"Content-Type": "application/json"})
+    assert status == 422
+    assert word in answer["error"]
+    assert answer["error"].isprintable()
+    assert len(service.client().jobs(all=True)) == before
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"\xff\xfe",
+        b'{"command": ["\\ud800"], "directory": "/"}',
+        b"[" * 100_000,
+        b"9" * 10_000,
+    ],
+)
+def test_bodies_that_are_no_jobs(service, body):
+    status, answer = ask(service, "POST", "/v1/jobs", body, **{"Content-Type": "application/json"})
+    assert status in (400, 422)
+    assert answer["error"]
+
+
+def test_huge_bodies_are_cut_short(service):
+    assert ask(service, "POST", "/v1/jobs", b"x" * (2 << 20))[0] == 413
+    parts = urlsplit(service.url)
+    with socket.create_connection((parts.hostname, parts.port), timeout=20) as raw:
+        head = f"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {service.token}\r\n"
+        raw.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
+        try:
+            for _ in range(200):  # 20 MB without an announced length
+                raw.sendall(b"186a0\r\n" + b"x" * 100_000 + b"\r\n")
+        except OSError:
+            pass  # it hung up on us
+        else:
+            assert b" 413 " in raw.recv(1000)
+    assert ask(service, "GET", "/health")[0] == 200
+
+
+def test_a_body_that_never_comes_does_not_block_others(service):
+    parts = urlsplit(service.url)
+    with socket.create_connection((parts.hostname, parts.port)) as raw:
+        head = f"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {service.token}\r\n"
+        raw.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+        began = time.monotonic()
+        assert ask(service, "GET", "/v1/jobs")[0] == 200
+        assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/jobs/../users", "/v1/jobs/%2e%2e", "/v1/jobs/1%2f..%2f2", "//etc/passwd", "/v1/jobs/1/"]
+)
+def test_path_tricks(service, path):
+    assert ask(service, "GET", path)[0] in (400, 404)
+
+
+@pytest.mark.parametrize("job", ["abc", "-1", "1e3", "٣", "0x1", "9" * 19, "1;2"])
+def test_ids_that_are_none(service, job):
+    assert ask(service, "GET", f"/v1/jobs/{job.encode('utf-8').hex() if not job.isascii() else job}")[0] in (404, 422)
+
+
+def test_other_hosts_and_methods(service):
+    assert ask(service, "GET", "/v1/jobs", Host="evil.example")[0] == 400
+    assert ask(service, "GET", "/health", Host="evil.example")[0] == 400
+    assert ask(service, "PATCH", "/v1/jobs")[0] == 405
+    assert ask(service, "GET", "/nothing")[0] == 404
+
+
+# ---- schemathesis ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["right", "wrong"])
+def test_no_request_that_the_document_describes_breaks_it(service, mode):
+    """Jobs are submitted as somebody who may run none: what schemathesis makes up is never executed."""
+    admin = service.client()
+    name = f"fuzz{mode.name.lower()}"
+    token = admin.post("/v1/users", {"name": name, "max_jobs": 0})["token"]
+    known = service.submit("true", token=token)
+    document = admin.get("/openapi.json")
+    schema = schemathesis.openapi.from_dict(document)
+    asked = 0
+
+    def examine(case):
+        nonlocal asked
+        asked += 1
+        if "job" in (case.path_parameters or {}) and asked % 2 and mode is GenerationMode.POSITIVE:
+            case.path_parameters["job"] = known
+        if case.operation.path.endswith("/wait") and mode is GenerationMode.POSITIVE:
+            case.query = {**(case.query or {}), "timeout_s": 0}
+        own = token if case.operation.label.startswith("POST /v1/jobs") else service.token
+        response = case.call(base_url=service.url, headers={"Authorization": f"Bearer {own}"}, session=session)
+        case.validate_response(response, checks=CHECKS)
+
+    few = settings(
+        max_examples=5, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+    )
+    with requests.Session() as session:
+        for result in schema.get_all_operations():
+            operation = result.ok()
+            if (
+                mode is GenerationMode.POSITIVE or operation.path != "/health"
+            ):  # which takes nothing that could be wrong
+                few(given(operation.as_strategy(generation_mode=mode))(examine))()
+    assert asked > 100
+    assert "Traceback" not in service.log.read_text()

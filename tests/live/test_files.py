@@ -1,0 +1,211 @@
+"""Logs, snapshots and job files: what is read from disks."""
+
+import contextlib
+import io
+import os
+import re
+import tarfile
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.errors import InputError
+from carpool.live import job_file, logs, snapshot
+from carpool.live.snapshot import Uploads, pack
+
+# ---- logs ------------------------------------------------------------------------------------------------------------
+
+
+def test_pieces_of_a_log(tmp_path):
+    path = tmp_path / "log"
+    path.write_bytes(b"abcdef")
+    first = logs.read(path, 0, 4)
+    assert (first.data, first.next, first.last) == (b"abcd", 4, False)
+    second = logs.read(path, first.next, 4)
+    assert (second.data, second.next, second.last) == (b"ef", 6, True)
+    assert logs.read(path, 100).data == b""
+    assert logs.read(tmp_path / "nothing") == logs.Part(b"", 0, True)
+
+
+short_lines = st.lists(st.text("ab é\r\x1b", max_size=5).map(str.encode), max_size=30)
+
+
+@given(short_lines, st.integers(0, 35), st.booleans())
+def test_the_last_lines_are_those_of_a_plain_split(tmp_path_factory, lines, wanted, ended):
+    path = tmp_path_factory.mktemp("log") / "log"
+    content = b"\n".join(lines) + (b"\n" if ended else b"")
+    path.write_bytes(content)
+    kept = re.findall(rb"[^\n]*\n|[^\n]+", content)
+    assert logs.read(path, tail=wanted).data == b"".join(kept[-wanted:] if wanted else [])
+
+
+def test_a_long_log_is_not_read_whole_for_its_last_lines(tmp_path, monkeypatch):
+    path = tmp_path / "log"
+    with path.open("wb") as file:
+        file.truncate(1 << 33)  # sparse
+        file.seek(0, os.SEEK_END)
+        file.write(b"\none\ntwo\n")
+    assert logs.read(path, tail=2).data == b"one\ntwo\n"
+
+
+def test_what_is_not_a_plain_file_is_not_read(tmp_path):
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "link").symlink_to(tmp_path / "secret")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link", "pipe"):
+        with pytest.raises(InputError):
+            logs.read(tmp_path / name)
+
+
+# ---- snapshots -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def project(tmp_path):
+    folder = tmp_path / "project"
+    for path, text in {
+        "train.py": "print(1)",
+        "src/model.py": "x = 1",
+        "src/__pycache__/model.pyc": "compiled",
+        ".git/config": "secret",
+        "data/big.bin": "0" * 1000,
+        "data/small.csv": "1,2",
+        ".carpoolignore": "# not needed\ndata/big.bin\n",
+    }.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    (folder / "run.sh").write_text("#!/bin/sh\n")
+    (folder / "run.sh").chmod(0o755)
+    (folder / "link").symlink_to("train.py")
+    return folder
+
+
+def packed(folder):
+    file = io.BytesIO()
+    found = pack(folder, file)
+    file.seek(0)
+    return file, found
+
+
+def test_a_snapshot_is_the_directory_without_what_is_left_out(project, tmp_path):
+    uploads = Uploads(tmp_path / "uploads")
+    file, found = packed(project)
+    name = uploads.add(file, "alice")
+    with uploads.taken(name, "alice") as folder:
+        there = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+        assert there == {"train.py", "src/model.py", "data/small.csv", ".carpoolignore", "run.sh", "link"}
+        assert (folder / "src/model.py").read_text() == "x = 1"
+        assert os.access(folder / "run.sh", os.X_OK)
+    assert found.files == 8  # six files, src and data
+    assert list((tmp_path / "uploads").iterdir()) == []
+
+
+def test_an_upload_is_its_owners_alone_and_for_one_submit(project, tmp_path):
+    uploads = Uploads(tmp_path / "uploads")
+    name = uploads.add(packed(project)[0], "alice")
+    with pytest.raises(InputError, match="no such upload"), uploads.taken(name, "bob"):
+        pass
+    with pytest.raises(ZeroDivisionError), uploads.taken(name, "alice"):
+        raise ZeroDivisionError  # a submit that was refused: it may be tried again
+    with uploads.taken(name, "alice"):
+        pass
+    with pytest.raises(InputError, match="no such upload"), uploads.taken(name, "alice"):
+        pass
+
+
+def test_too_large_a_directory_is_refused_before_it_is_sent(project, monkeypatch):
+    monkeypatch.setattr(snapshot, "MOST_BYTES", 20)
+    with pytest.raises(InputError, match=r"holds more than .*carpoolignore"):
+        packed(project)
+
+
+@pytest.mark.parametrize("attack", ["../escape", "/etc/escape", "a/../../escape"])
+def test_an_archive_cannot_write_outside(tmp_path, attack):
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w:gz") as archive:
+        info = tarfile.TarInfo(attack)
+        info.size = 4
+        archive.addfile(info, io.BytesIO(b"evil"))
+    file.seek(0)
+    (tmp_path / "deep").mkdir()
+    with contextlib.suppress(InputError):
+        Uploads(tmp_path / "deep" / "uploads").add(file, "alice")
+    assert all(tmp_path / "deep" / "uploads" in path.parents for path in tmp_path.rglob("escape"))
+    assert not os.path.exists("/etc/escape")
+
+
+def test_links_devices_and_bombs_in_an_archive(tmp_path, monkeypatch):
+    for kind, target in ((tarfile.SYMTYPE, "/etc/passwd"), (tarfile.SYMTYPE, "../../x"), (tarfile.CHRTYPE, "")):
+        file = io.BytesIO()
+        with tarfile.open(fileobj=file, mode="w:gz") as archive:
+            info = tarfile.TarInfo("entry")
+            info.type, info.linkname = kind, target
+            archive.addfile(info)
+        file.seek(0)
+        with pytest.raises(InputError, match="safely"):
+            Uploads(tmp_path / "uploads").add(file, "alice")
+    monkeypatch.setattr(snapshot, "MOST_BYTES", 1000)
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w:gz") as archive:
+        info = tarfile.TarInfo("zeros")
+        info.size = 10_000
+        archive.addfile(info, io.BytesIO(bytes(10_000)))
+    file.seek(0)
+    with pytest.raises(InputError, match="holds more"):
+        Uploads(tmp_path / "uploads").add(file, "alice")
+    with pytest.raises(InputError, match="safely"):
+        Uploads(tmp_path / "uploads").add(io.BytesIO(b"not an archive"), "alice")
+    assert list((tmp_path / "uploads").iterdir()) == []
+
+
+# ---- job files -------------------------------------------------------------------------------------------------------
+
+
+def test_yaml_and_toml_say_the_same(tmp_path):
+    (tmp_path / "job.yaml").write_text(
+        "name: resnet\ncommand: python train.py --lr '0.1 x'\ngpus: 2\nbatch_size: 64\ntime: 2h\nmemory: 8GiB\n"
+        "after: 7\nenv: {SEED: 3}\nexclusive: true\ndirectory: sub\n"
+    )
+    (tmp_path / "job.toml").write_text(
+        'name = "resnet"\ncommand = ["python", "train.py", "--lr", "0.1 x"]\ngpus = 2\nbatch_size = 64\ntime = 7200\n'
+        'memory = "8GiB"\nafter = ["7"]\nexclusive = true\ndirectory = "sub"\n[env]\nSEED = "3"\n'
+    )
+    read = job_file.read(tmp_path / "job.yaml")
+    assert read == job_file.read(tmp_path / "job.toml")
+    assert read["command"] == ["python", "train.py", "--lr", "0.1 x"]
+    assert (read["time_s"], read["memory"], read["batch"]) == (7200, 8 << 30, 64)
+    assert read["directory"] == str(tmp_path / "sub")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.yaml", "gpu: 2", "did you mean gpus"),
+        ("a.yaml", "- 1", "must hold fields"),
+        ("a.yaml", "a: [", "line 1"),
+        ("a.toml", "a = ", "Invalid value"),
+        ("a.yaml", "command: 'echo \"'", "close the quotes"),
+        ("a.yaml", "time: soon", "such as"),
+        ("a.yaml", "memory: 8", None),
+        ("a.yaml", "env: {A: [1]}", "put quotes"),
+        ("a.yaml", "!!python/object/apply:os.system ['true']", "could not determine a constructor"),
+    ],
+)
+def test_wrong_job_files_get_one_line(tmp_path, name, text, said):
+    (tmp_path / name).write_text(text)
+    if said is None:
+        assert job_file.read(tmp_path / name)["memory"] == 8  # the service says what is wrong with it
+        return
+    with pytest.raises(InputError, match=said) as error:
+        job_file.read(tmp_path / name)
+    assert name in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_job_file_that_is_not_there_or_no_text(tmp_path):
+    with pytest.raises(InputError, match="No such file"):
+        job_file.read(tmp_path / "a.yaml")
+    (tmp_path / "a.yaml").write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(InputError, match="UTF-8"):
+        job_file.read(tmp_path / "a.yaml")

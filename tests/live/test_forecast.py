@@ -1,0 +1,84 @@
+"""A forecast made in the middle of a simulation says what then happens."""
+
+from dataclasses import replace
+
+import pytest
+
+from carpool import policies
+from carpool.core import events as ev
+from carpool.core.state import State
+from carpool.live.forecast import forecast
+from carpool.profile.schema import load
+from carpool.sim import Setup, generate, simulate
+from carpool.sim.run import _models
+from carpool.sim.workload import Workload
+
+
+def story(policy, count=40, seed=3):
+    """All jobs are there from the start, so that the future holds no surprises."""
+    jobs = generate.philly_like(load("t4").core_tasks(), jobs=count, load=1.0, seed=seed).jobs
+    workload = Workload(tuple(replace(job, submitted=0.0, gpus=min(job.gpus, 8)) for job in jobs))
+    setup = Setup(cluster="2x4")
+    events = []
+    result = simulate(workload, policy, setup, log=events.append)
+    perf = _models(setup, 4, workload)[0]
+    return events, {record.job.id: record for record in result.jobs}, perf
+
+
+def middle(events, perf, policy, share):
+    state = State(perf, policies.make(policy).key, 2)
+    for event in events[: int(len(events) * share)]:
+        state.apply(event)
+    return state
+
+
+@pytest.mark.parametrize("policy", ["fifo", "sjf", "sjf-ffs", "sjf-bsbf"])
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
+def test_it_says_what_happens(policy, share):
+    events, ended, perf = story(policy)
+    cut = next(i for i in range(int(len(events) * share), len(events)) if events[i].at > events[i - 1].at)
+    state = State(perf, policies.make(policy).key, 2)
+    for event in events[:cut]:
+        state.apply(event)
+    found = forecast(state, lambda: policies.make(policy))
+    assert set(found) == set(state.jobs)
+    assert found
+    for name, times in found.items():
+        assert times.believed.end == pytest.approx(ended[name].ended, rel=1e-9)
+        assert times.believed.start == pytest.approx(ended[name].first_start, rel=1e-9)
+
+
+def test_the_present_is_left_alone():
+    events, _, perf = story("sjf-bsbf")
+    state = middle(events, perf, "sjf-bsbf", 0.5)
+    before = [(r.job.id, r.status, r.done, r.iteration_s, r.gpus) for r in state.jobs.values()]
+    forecast(state, lambda: policies.make("sjf-bsbf"), lambda job: (0.5, 2.0))
+    assert [(r.job.id, r.status, r.done, r.iteration_s, r.gpus) for r in state.jobs.values()] == before
+
+
+def spans(found):
+    return sum(times.late.end - times.early.end for times in found.values())
+
+
+def test_a_range_holds_the_believed_times_and_grows_with_the_doubt():
+    events, _, perf = story("sjf-bsbf")
+    state = middle(events, perf, "sjf-bsbf", 0.5)
+    narrow = forecast(state, lambda: policies.make("sjf-bsbf"), lambda job: (0.9, 1.1))
+    wide = forecast(state, lambda: policies.make("sjf-bsbf"), lambda job: (0.5, 2.0))
+    for name in narrow:
+        for found in (narrow[name], wide[name]):
+            assert found.early.start <= found.believed.start <= found.late.start
+            assert found.early.end <= found.believed.end <= found.late.end
+    assert sum(f.late.end - f.early.end for f in wide.values()) > 2 * sum(
+        f.late.end - f.early.end for f in narrow.values()
+    )
+
+
+def test_held_jobs_and_those_behind_them_have_no_forecast():
+    events, _, perf = story("sjf")
+    state = middle(events, perf, "sjf", 0.5)
+    held = next(iter(state.queue)).job.id
+    state.apply(ev.Held(state.now, held))
+    found = forecast(state, lambda: policies.make("sjf"))
+    assert held not in found
+    assert set(found) == set(state.jobs) - {held}

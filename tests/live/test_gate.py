@@ -1,0 +1,168 @@
+"""What reaches the application, and what is turned away before: hosts, paths, tokens, bodies."""
+
+import asyncio
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from carpool.live import gate
+from carpool.live.auth import Keyring, Principal, digest, new_token
+from carpool.live.gate import Gate, depth
+
+TOKEN = new_token()
+KEYRING = Keyring(digest(TOKEN))
+
+
+def ask(path="/v1/jobs", *, headers=None, body=(b"",), large=None, host="127.0.0.1:8471", token=TOKEN, query=b""):
+    """The status and what the application was given; a gate around an application that only listens."""
+    reached, sent = [], []
+
+    async def application(scope, receive, send):
+        data, more = b"", True
+        while more:
+            message = await receive()
+            data, more = data + message["body"], message.get("more_body", False)
+        reached.append((scope.get("state", {}).get("principal"), data))
+        await gate.answer(send, 200, "fine")
+
+    given = [(b"host", host.encode())] if host is not None else []
+    given += [(b"authorization", f"Bearer {token}".encode())] if token else []
+    given += [(name.lower().encode(), value.encode("latin-1")) for name, value in headers or ()]
+    pieces = list(body)
+
+    async def receive():
+        return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "path": path, "raw_path": path.encode(), "headers": given, "query_string": query}
+    asyncio.run(Gate(application, KEYRING.who, most_body=1000, large_bodies=large)(scope, receive, send))
+    answer = json.loads(sent[1]["body"])
+    return sent[0]["status"], answer["error"], reached
+
+
+def test_a_good_request_comes_through_with_its_sender():
+    status, _, reached = ask(body=(b'{"a":', b"1}"))
+    assert (status, reached) == (200, [(Principal("admin", True), b'{"a":1}')])
+
+
+def test_only_the_health_check_needs_no_token():
+    assert ask("/health", token=None)[0] == 200
+    for path in ("/v1/jobs", "/openapi.json", "/", "/health/", "/nothing"):
+        status, sentence, reached = ask(path, token=None)
+        assert (status, reached) == (401, [])
+        assert "token is needed" in sentence
+
+
+@pytest.mark.parametrize("token", ["wrong", TOKEN[:-1], TOKEN + "x", TOKEN.swapcase(), "é" * 43, " "])
+def test_wrong_tokens(token):
+    status, sentence, reached = ask(token=None, headers=[("authorization", f"Bearer {token}")])
+    assert (status, reached) == (401, [])
+    assert token.strip() not in sentence or not token.strip()
+
+
+def test_a_token_sent_twice_or_under_another_scheme_is_none():
+    assert ask(headers=[("authorization", f"Bearer {TOKEN}")])[0] == 401
+    assert ask(token=None, headers=[("authorization", f"Basic {TOKEN}")])[0] == 401
+    assert ask(token=None, query=f"token={TOKEN}".encode())[0] == 401
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost:1", "LOCALHOST", "[::1]:8471"])
+def test_hosts_that_are_us(host):
+    assert ask(host=host)[0] == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", None, "[", "10.0.0.1", "127.0.0.1@x.y"])
+def test_hosts_that_are_not(host):
+    status, sentence, reached = ask(host=host)
+    assert (status, reached) == (400, [])
+    assert "Host" in sentence
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/../x",
+        "/v1/%2e%2e/x",
+        "/v1/a%2Fb",
+        "//v1",
+        "/v1/a%00",
+        "/v1/a%5cb",
+        "/v1/a\\b",
+        "/v1/.",
+        "/v1/%252e",
+        "/v1/a b",
+    ],
+)
+def test_path_tricks(path):
+    status, _, reached = ask(path)
+    assert (status, reached) == (400, [])
+
+
+def test_bodies_are_counted_announced_or_not():
+    assert ask(body=(b"1" * 1000,))[0] == 200
+    assert ask(body=(b"1" * 500, b"1" * 501))[0] == 413  # chunked: no length was announced
+    status, _, reached = ask(headers=[("content-length", "1001")], body=(b"",))
+    assert (status, reached) == (413, [])
+    assert ask(headers=[("content-length", "-1")])[0] == 413
+    assert ask(headers=[("content-length", "9" * 5000)])[0] == 413
+
+
+def test_a_larger_body_is_allowed_where_it_belongs_and_counted_too():
+    assert ask("/up", large={"/up": 3000}, body=(b"1" * 1500, b"1" * 1500))[0] == 200
+    assert ask("/up", large={"/up": 3000}, body=(b"1" * 1500, b"1" * 1501))[0] == 413
+
+
+def test_a_body_that_is_late(monkeypatch):
+    monkeypatch.setattr(gate, "BODY_TIMEOUT_S", 0.01)
+
+    async def never():
+        await asyncio.sleep(10)
+
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    headers = [(b"host", b"localhost"), (b"authorization", f"Bearer {TOKEN}".encode())]
+    scope = {"type": "http", "path": "/", "raw_path": b"/", "headers": headers}
+    asyncio.run(Gate(None, KEYRING.who)(scope, never, send))
+    assert sent[0]["status"] == 408
+
+
+def test_depth():
+    assert ask(body=(b"[" * 33 + b"]" * 33,))[0] == 400
+    assert ask(body=(b"[" * 32 + b"]" * 32,))[0] == 200
+    assert ask(body=(b'["' + b"[" * 100 + b'"]',))[0] == 200  # brackets in a text are none
+
+
+nested = st.recursive(
+    st.none() | st.text() | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+)
+
+
+def true_depth(value):
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inner is None else 1 + max(map(true_depth, inner), default=0)
+
+
+@settings(max_examples=50)
+@given(nested, st.booleans())
+def test_depth_is_the_parsers(value, ascii_only):
+    assert depth(json.dumps(value, ensure_ascii=ascii_only).encode()) == true_depth(value)
+
+
+def test_websockets_are_closed():
+    sent = []
+
+    async def receive():
+        return {"type": "websocket.connect"}
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(Gate(None, KEYRING.who)({"type": "websocket", "path": "/", "headers": []}, receive, send))
+    assert sent == [{"type": "websocket.close", "code": 1008}]

@@ -1,0 +1,59 @@
+"""Texts from elsewhere cannot play with a terminal; times read as people write them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.errors import InputError
+from carpool.live.text import duration, harmless, printable, span
+
+
+@given(st.text())
+def test_nothing_that_a_terminal_obeys_is_left(text):
+    assert printable(text).isprintable()
+
+
+def test_what_is_harmless_stays():
+    assert printable("résumé ξ 模型") == "résumé ξ 模型"
+    assert printable("a\x1b[2Jb\u202e") == "a\\x1b[2Jb\\u202e"
+
+
+def test_logs_keep_lines_and_colours_and_lose_the_rest():
+    log = b"a\tb\r\n\x1b[31mred\x1b[0m\x1b[2J\x1b]0;title\x07\x08\x1bPdcs\x1b\\end\n"
+    assert harmless(log) == b"a\tb\r\n\x1b[31mred\x1b[0mend\n"
+
+
+@given(st.binary())
+def test_a_harmless_log_holds_no_escape_but_colours(data):
+    left = harmless(data)
+    assert all(left[i : i + 2] == b"\x1b[" for i in range(len(left)) if left[i] == 0x1B) or b"\x1b" not in left
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("45m", 2700), ("2h", 7200), ("1.5d", 129600), ("1:30:00", 5400)]
+)
+def test_durations(text, seconds):
+    assert duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-5", "2 weeks", "1:99:00", "nan", "1e9"])
+def test_what_is_no_duration(text):
+    with pytest.raises(InputError, match="such as 90s"):
+        duration(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0.04, "0.0 s"),
+        (9.0, "9.0 s"),
+        (59.6, "1 min"),
+        (3599, "59 min 59 s"),
+        (3600, "1 h"),
+        (90061, "1 d 1 h"),
+        (-5, "-5.0 s"),
+        (None, "-"),
+    ],
+)
+def test_spans(seconds, shown):
+    assert span(seconds) == shown
