@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # An environment variable, so that pip also pins what it builds with.
 PIP := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pip
 
-.PHONY: install demo test chaos lint types bench clean
+.PHONY: install demo test chaos lint types bench study clean
 
 install: $(VENV)/.installed
 
@@ -38,6 +38,9 @@ types: $(VENV)/.installed-dev
 
 bench: install
 	$(BIN)/python bench/speed.py
+
+study: install
+	$(BIN)/carpool study --out docs --cache out/study.jsonl
 
 clean:
 	rm -rf $(VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

@@ -15,6 +15,8 @@ from carpool.errors import InputError, nearest
 COMMANDS = {
     "simulate": "carpool.sim.commands:simulate",
     "compare": "carpool.sim.commands:compare",
+    "bound": "carpool.sim.bound_commands:bound",
+    "study": "carpool.sim.study_commands:study",
     "workload": "carpool.sim.workload_commands:workload",
     "policies": "carpool.policies.commands:policies",
     "profile": "carpool.profile.measure.commands:profile",

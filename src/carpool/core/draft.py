@@ -27,6 +27,7 @@ class Draft:
         self._arrived: dict[GpuId, list[Member]] = {}
         self._stopped: set[int] = set()
         self._shareable: int | None = None
+        self._changed: list[GpuId] = []  # before anybody asked what is shareable
         self._held: dict[str, list[int]] = {}
 
     # ---- what policies look at -------------------------------------------------------------------------------------
@@ -41,6 +42,8 @@ class Draft:
             self._shareable = 0
             for jobs in range(1, self.view.jobs_per_gpu):
                 self._shareable |= self.view.gpus_holding(jobs)
+            for gpu in self._changed:
+                self._note_room(gpu)
         return self._shareable
 
     def members(self, gpu: GpuId) -> list[Member]:
@@ -141,10 +144,12 @@ class Draft:
         self.decisions.append(Decision(record.job.id, allocation, why))
 
     def _note_room(self, gpu: GpuId) -> None:
-        if self._shareable is not None:
-            bit = 1 << gpu
-            room = 0 < len(self.members(gpu)) < self.view.jobs_per_gpu
-            self._shareable = self._shareable | bit if room else self._shareable & ~bit
+        if self._shareable is None:
+            self._changed.append(gpu)
+            return
+        bit = 1 << gpu
+        room = 0 < len(self.members(gpu)) < self.view.jobs_per_gpu
+        self._shareable = self._shareable | bit if room else self._shareable & ~bit
 
     def _take(self, gpus: Sequence[GpuId]) -> None:
         self._just_taken += gpus

@@ -13,18 +13,24 @@ from typing import Any
 
 from carpool.core.scheduler import Policy
 from carpool.errors import InputError, nearest
+from carpool.policies.backfill import Backfill
 from carpool.policies.base import BasePolicy
 from carpool.policies.bsbf import SjfBsbf
 from carpool.policies.ffs import SjfFfs
 from carpool.policies.fifo import Fifo
 from carpool.policies.joint import Carpool
+from carpool.policies.las import Las
+from carpool.policies.lucid import Lucid
 from carpool.policies.pollux import Pollux
 from carpool.policies.sjf import Sjf
+from carpool.policies.srsf import Srsf
+from carpool.policies.srtf import Srtf
+from carpool.policies.tesserae import Tesserae
 from carpool.policies.tiresias import Tiresias
 
-BUILT_IN: dict[str, type[BasePolicy]] = {
-    cls.name: cls for cls in (Fifo, Sjf, Tiresias, Pollux, SjfFfs, SjfBsbf, Carpool)
-}
+PAPERS = (Fifo, Sjf, Tiresias, Pollux, SjfFfs, SjfBsbf)
+BASELINES = (Backfill, Srtf, Srsf, Las, Lucid, Tesserae)
+BUILT_IN: dict[str, type[BasePolicy]] = {cls.name: cls for cls in (*PAPERS, Carpool, *BASELINES)}
 ENTRY_POINTS = "carpool.policies"
 REQUIRED = object()
 """The default of an option that has none."""

@@ -11,7 +11,7 @@ from carpool.core.codec import encode
 from carpool.core.record import JobRecord
 from carpool.report import plots
 from carpool.report.output import write_csv, write_json
-from carpool.report.tables import by_case, comparison_json
+from carpool.report.tables import Bounds, by_case, comparison_json
 from carpool.report.timeline import segments
 from carpool.sim.metrics import Summary, jct
 from carpool.sim.run import Result
@@ -61,9 +61,9 @@ def _job_row(record: JobRecord) -> list[object]:
     ]
 
 
-def write_comparison(folder: Path, outcomes: Sequence[Outcome]) -> None:
+def write_comparison(folder: Path, outcomes: Sequence[Outcome], bounds: Bounds | None = None) -> None:
     """A comparison: every run and the means over seeds as CSV, and three pictures."""
-    write_json(folder / "comparison.json", comparison_json(outcomes))
+    write_json(folder / "comparison.json", comparison_json(outcomes, bounds))
     flat = [field.name for field in fields(Summary) if field.name not in ("policy", "large", "small", "models")]
     parts = [f"{part}_{name}" for part in ("large", "small") for name in ("jobs", "mean_jct_s", "mean_queue_s")]
     write_csv(folder / "runs.csv", ["policy", "case", "seed", *flat, *parts], (_run_row(o, flat) for o in outcomes))

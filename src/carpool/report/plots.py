@@ -1,6 +1,7 @@
 """Pictures of a run or a comparison, as PNG files. Matplotlib is imported only here (extra `plots`).
 
-A policy has the same colour in every picture; the colours are Okabe and Ito's, which the colour-blind can tell apart.
+A policy has the same colour in every picture; the colours are Okabe and Ito's, then Tol's, which the
+colour-blind can tell apart.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,8 @@ from carpool.report.timeline import Segment
 
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, RED, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#777777"
+BLACK, INDIGO, TEAL, OLIVE, WINE, ROSE = "#000000", "#332288", "#44AA99", "#999933", "#882255", "#CC6677"
+"""Paul Tol's muted colours, for more policies than Okabe and Ito have colours."""
 POLICY_COLOURS = {
     "fifo": GREY,
     "sjf": SKY,
@@ -22,6 +25,12 @@ POLICY_COLOURS = {
     "sjf-ffs": GREEN,
     "sjf-bsbf": RED,
     "carpool": BLUE,
+    "backfill": BLACK,
+    "srtf": OLIVE,
+    "srsf": ROSE,
+    "las": WINE,
+    "lucid": TEAL,
+    "tesserae": INDIGO,
 }
 MODEL_COLOURS = {
     "bert": BLUE,
@@ -51,6 +60,16 @@ def _figure(width: float, height: float) -> tuple[Any, Any]:
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes
+
+
+def panels(number: int, width: float, height: float) -> tuple[Any, list[Any]]:
+    """Several pictures side by side that share what is up and down."""
+    figure, axes = _figure(width, height)
+    axes.remove()
+    row = figure.subplots(1, number, sharey=True, squeeze=False)[0]
+    for one in row:
+        one.spines[["top", "right"]].set_visible(False)
+    return figure, list(row)
 
 
 def colours(names: Sequence[str], table: Mapping[str, str]) -> dict[str, str]:

@@ -1,15 +1,20 @@
 """Tables for people, in the terminal. Rich is imported when a table is printed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from carpool.report.console import new_console
 from carpool.sim.metrics import Group, Summary
 from carpool.sim.run import Setup
 from carpool.sim.sweep import Mean, Outcome, mean
 
+if TYPE_CHECKING:
+    from carpool.sim.bound import Bound
+
 Value = Callable[[Summary], float]
+Bounds = Mapping[tuple[str, str], "Bound"]
+"""Lower bounds by case and seed."""
 NARROW = 126
 """Below this width a comparison leaves out its less important columns."""
 
@@ -33,7 +38,7 @@ def unit_for(mean_s: float) -> Unit:
     return SECONDS if mean_s < 360.0 else HOURS
 
 
-def _table(*columns: str) -> Any:
+def new_table(*columns: str) -> Any:
     from rich import box
     from rich.table import Table
 
@@ -55,6 +60,7 @@ def describe(setup: Setup) -> str:
     share = f"up to {setup.jobs_per_gpu} jobs per GPU" if setup.jobs_per_gpu > 1 else "no sharing"
     parts = [f"{setup.cluster} GPUs", f"profile {setup.profile}", f"ξ {setup.truth}{belief}", share]
     parts += [f"durations misjudged by σ {setup.duration_error:g}"] if setup.duration_error else []
+    parts += [f"slow-downs misjudged by σ {setup.interference_error:g}"] if setup.interference_error else []
     parts += [f"reports off by σ {setup.report_error:g}"] if setup.report_error else []
     parts += ["placement ignored"] if setup.ignore_placement else []
     parts += [] if setup.memory_limit else ["no memory limit"]
@@ -66,7 +72,7 @@ def describe(setup: Setup) -> str:
 def run_tables(summary: Summary, setup: Setup) -> None:
     """One simulation."""
     unit = unit_for(summary.mean_jct_s)
-    table = _table(unit.name, "jobs", "mean JCT", "p50", "p95", "p99", "queue", "makespan")
+    table = new_table(unit.name, "jobs", "mean JCT", "p50", "p95", "p99", "queue", "makespan")
     parts: list[tuple[str, Summary | Group]] = [
         ("all", summary),
         (f"large (> {setup.large_above} GPUs)", summary.large),
@@ -95,8 +101,8 @@ def by_case(outcomes: Sequence[Outcome]) -> dict[str, dict[str, list[Outcome]]]:
     return cases
 
 
-def comparison_tables(outcomes: Sequence[Outcome], setup: Setup) -> None:
-    """Policies side by side, one table per case."""
+def comparison_tables(outcomes: Sequence[Outcome], setup: Setup, bounds: Bounds | None = None) -> None:
+    """Policies side by side, one table per case; with lower bounds, each as a multiple of them."""
     console = new_console()
     columns = [column for column in COLUMNS if column.important or console.width >= NARROW]
     for case, of_policy in by_case(outcomes).items():
@@ -106,13 +112,24 @@ def comparison_tables(outcomes: Sequence[Outcome], setup: Setup) -> None:
         jcts = {policy: mean([summary.mean_jct_s for summary in some]) for policy, some in summaries.items()}
         best = min(jct.value for jct in jcts.values())
         unit = unit_for(best)
-        table = _table(unit.name, "mean JCT", "÷ best", *(column.title for column in columns))
+        bound = _mean_bound(case, bounds)
+        multiple = ["÷ bound"] if bound else []
+        table = new_table(unit.name, "mean JCT", "÷ best", *multiple, *(column.title for column in columns))
         for policy, some in summaries.items():
             averages = [(column.show or unit.show)(mean([column.value(s) for s in some]).value) for column in columns]
-            table.add_row(_short(policy), *_jct_cells(jcts[policy], best, unit), *averages)
+            ratio = [f"{jcts[policy].value / bound:.2f}"] if bound else []
+            table.add_row(_short(policy), *_jct_cells(jcts[policy], best, unit), *ratio, *averages)
+        if bound:
+            table.add_row("lower bound", unit.show(bound), f"{bound / best:.2f}", "1.00", *("" for _ in columns))
         _print(console, title, table)
     several = any(len(some) > 1 for of_policy in by_case(outcomes).values() for some in of_policy.values())
     console.print(describe(setup) + ("; ± is the standard error over seeds" if several else ""))
+
+
+def _mean_bound(case: str, bounds: Bounds | None) -> float | None:
+    """Of all seeds of a case."""
+    own = [bound.sharing_s for (label, _), bound in (bounds or {}).items() if label == case]
+    return mean(own).value if own else None
 
 
 def _short(policy: str) -> str:
@@ -153,13 +170,14 @@ def _jct_cells(jct: Mean, best: float, unit: Unit) -> list[Any]:
     return [Text(shown, "bold" if jct.value == best else ""), ratio]
 
 
-def comparison_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Every run, and the means over seeds."""
+def comparison_json(outcomes: Sequence[Outcome], bounds: Bounds | None = None) -> dict[str, Any]:
+    """Every run, and the means over seeds, where known with the lower bound."""
     means = []
     for case, of_policy in by_case(outcomes).items():
         for policy, some in of_policy.items():
             jct: Mean = mean([outcome.summary.mean_jct_s for outcome in some])
             queue: Mean = mean([outcome.summary.mean_queue_s for outcome in some])
+            bound = _mean_bound(case, bounds)
             means.append(
                 {
                     "policy": policy,
@@ -169,19 +187,35 @@ def comparison_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
                     "mean_jct_error_s": jct.error,
                     "mean_queue_s": queue.value,
                     "mean_queue_error_s": queue.error,
+                    **({"bound_s": bound, "mean_jct_over_bound": jct.value / bound} if bound else {}),
                 }
             )
     runs = [{**asdict(o.summary), "case": o.case, "seed": o.seed} for o in outcomes]
     return {"means": means, "runs": runs}
 
 
+def bound_table(bounds: Bounds, setup: Setup) -> None:
+    """Lower bounds by case, means over seeds."""
+    cases = list(dict.fromkeys(case for case, _ in bounds))
+    unit = unit_for(mean([bound.alone_s for bound in bounds.values()]).value)
+    table = new_table(unit.name, "seeds", "jobs", "alone", "bound with sharing", "exclusive bound")
+    for case in cases:
+        some = [bound for (label, _), bound in bounds.items() if label == case]
+        times = [[b.alone_s for b in some], [b.sharing_s for b in some], [b.exclusive_s for b in some]]
+        jobs = f"{mean([b.jobs for b in some]).value:.0f}"
+        table.add_row(case, str(len(some)), jobs, *(unit.show(mean(values).value) for values in times))
+    console = new_console()
+    _print(console, "No schedule has a smaller mean completion time than", table)
+    console.print(f"{describe(setup)}; alone: the mean if every job had the cluster to itself")
+
+
 def workload_tables(facts: dict[str, Any]) -> None:
-    table = _table("model", "jobs", "share", "mean run h")
+    table = new_table("model", "jobs", "share", "mean run h")
     for model, part in facts["models"].items():
         table.add_row(model, str(part["jobs"]), f"{part['jobs'] / facts['jobs']:.1%}", HOURS.show(part["mean_run_s"]))
     table.add_section()
     table.add_row("all", str(facts["jobs"]), "100.0%", HOURS.show(facts["mean_run_s"]))
-    gangs = _table("GPUs of a job", "jobs", "share")
+    gangs = new_table("GPUs of a job", "jobs", "share")
     for gpus, jobs in facts["gangs"].items():
         gangs.add_row(str(gpus), str(jobs), f"{jobs / facts['jobs']:.1%}")
     load = "" if facts["load"] is None else f", {facts['load']:.2f} times what {facts['load_of_gpus']} GPUs can do"

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from time import process_time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -30,6 +30,9 @@ from carpool.sim.sources import (
 )
 from carpool.sim.sweep import Case, run_all
 from carpool.units import parse_bytes
+
+if TYPE_CHECKING:
+    from carpool.sim.bound import Bound
 
 PAPER = ("fifo", "sjf", "tiresias", "sjf-ffs", "sjf-bsbf")
 Command = Callable[..., Any]
@@ -64,6 +67,12 @@ def world_options(command: Command) -> Command:
             type=number(0.0, 10.0),
             default=0.0,
             help="Sigma of a lognormal error in believed iteration times; the seed draws it.",
+        ),
+        click.option(
+            "--interference-error",
+            type=number(0.0, 10.0),
+            default=0.0,
+            help="Sigma of a lognormal error in believed slow-downs; the seed draws it.",
         ),
         click.option(
             "--report-error",
@@ -103,6 +112,7 @@ def make_setup(seed: int, world: dict[str, Any]) -> Setup:
         truth=truth,
         belief=None if belief == truth else belief,
         duration_error=world["duration_error"],
+        interference_error=world["interference_error"],
         report_error=world["report_error"],
         seed=seed,
         jobs_per_gpu=world["jobs_per_gpu"],
@@ -169,6 +179,7 @@ def simulate(
 @click.option("--loads", default="1", show_default=True, help="Arrive so many times as fast, such as 0.5,1,2.")
 @click.option("--seeds", help="Of the generator, such as 1-8.  [default: 1-4]")
 @world_options
+@click.option("--bound", "with_bound", is_flag=True, help="Show every policy as a multiple of the lower bound.")
 @click.option("--workers", type=click.IntRange(1), help="Processes.  [default: one per core]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for tables as CSV and pictures.")
@@ -179,6 +190,7 @@ def compare(
     jobs: int | None,
     loads: str,
     seeds: str | None,
+    with_bound: bool,
     workers: int | None,
     as_json: bool,
     out: Path | None,
@@ -188,29 +200,31 @@ def compare(
     names = list(dict.fromkeys(chosen or PAPER))
     for name in names:
         policies.make(name)
-    if seeds and source != generate.NAME and not (world["duration_error"] or world["report_error"]):
+    errors = ("duration_error", "interference_error", "report_error")
+    if seeds and source != generate.NAME and not any(world[error] for error in errors):
         raise InputError(f"--seeds belongs to the generator; choose workloads of {source} with --select, as seed=1-8")
     numbers = parse_seeds(seeds or ("1-4" if source == generate.NAME else "1"))
     setup = make_setup(numbers[0], world)
     with results_in(out) if out else nullcontext() as folder:
-        cases = _cases(source, select, jobs, parse_loads(loads), numbers, setup.profile)
-        with _progress(len(cases) * len(names), quiet=as_json) as advance:
+        cases = make_cases(source, select, jobs, parse_loads(loads), numbers, setup.profile)
+        with progress_bar("simulating", len(cases) * (len(names) + with_bound), quiet=as_json) as advance:
+            bounds = bounds_of(cases, setup, advance) if with_bound else {}
             outcomes = run_all(names, cases, setup, workers=workers, progress=advance)
         if folder:
             from carpool.report.folders import write_comparison
 
-            write_comparison(folder, outcomes)
+            write_comparison(folder, outcomes, bounds)
     from carpool.report.tables import comparison_json, comparison_tables
 
     if as_json:
-        click.echo(json.dumps(comparison_json(outcomes)))
+        click.echo(json.dumps(comparison_json(outcomes, bounds)))
         return
-    comparison_tables(outcomes, setup)
+    comparison_tables(outcomes, setup, bounds)
     if out:
         click.echo(f"written to {out}/")
 
 
-def _cases(
+def make_cases(
     source: str, select: str | None, jobs: int | None, loads: list[float], seeds: list[int], profile: str
 ) -> list[Case]:
     selections = expand_selection(select)
@@ -234,6 +248,17 @@ def _cases(
     return cases
 
 
+def bounds_of(cases: Sequence[Case], setup: Setup, progress: Callable[[], None]) -> dict[tuple[str, str], "Bound"]:
+    """The lower bounds of all cases, by label and seed."""
+    from carpool.sim.bound import lower_bound
+
+    found = {}
+    for case in cases:
+        found[case.label, case.seed] = lower_bound(case.workload, setup)
+        progress()
+    return found
+
+
 def _waiting(what: str, show: bool) -> Any:
     if not show or not sys.stderr.isatty():
         return nullcontext()
@@ -242,7 +267,7 @@ def _waiting(what: str, show: bool) -> Any:
     return Console(stderr=True).status(f"{what} …")
 
 
-def _progress(total: int, quiet: bool) -> Any:
+def progress_bar(what: str, total: int, quiet: bool) -> Any:
     """A progress bar on standard error; yields what to call after each run."""
     if quiet or not sys.stderr.isatty():
         return nullcontext(lambda: None)
@@ -253,7 +278,7 @@ def _progress(total: int, quiet: bool) -> Any:
 
     @contextmanager
     def bar() -> Any:
-        columns = ("simulating", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        columns = (what, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
             task = progress.add_task("", total=total)
             yield lambda: progress.advance(task)

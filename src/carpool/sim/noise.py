@@ -6,7 +6,7 @@ from random import Random
 
 from carpool.core.elastic import Pace, Scaling
 from carpool.core.model import Job
-from carpool.core.perf import Mate, PerformanceModel, Placement
+from carpool.core.perf import Interference, Mate, PerformanceModel, Placement
 
 
 class Misjudged:
@@ -46,3 +46,18 @@ class Misjudged:
             # by the job's name, so that an error does not depend on when a policy first asks
             factor = self._factors[job.id] = exp(Random(f"{self.seed} {job.id}").gauss(0.0, self.sigma))
         return factor
+
+class MisjudgedPairs:
+    """Another table whose slow-downs are off by a lognormal factor, one for each model beside each mate."""
+
+    def __init__(self, table: Interference, sigma: float, seed: int) -> None:
+        self.table = table
+        self.sigma = sigma
+        self.seed = seed
+
+    def pair(self, model: str, samples: int, mate: str, mate_samples: int) -> float:
+        factor = exp(Random(f"{self.seed} {model} beside {mate}").gauss(0.0, self.sigma))
+        return max(1.0, factor * self.table.pair(model, samples, mate, mate_samples))
+
+    def demand(self, model: str, samples: int) -> float:
+        return self.table.demand(model, samples)

@@ -34,7 +34,7 @@ from carpool.profile.interference import read_interference
 from carpool.profile.schema import Profile, load
 from carpool.sim.engine import Costs, Engine, Impossible
 from carpool.sim.metrics import Summary, finished, summarise
-from carpool.sim.noise import Misjudged
+from carpool.sim.noise import Misjudged, MisjudgedPairs
 from carpool.sim.workload import Workload, check_dependencies, check_ids
 
 NO_COSTS = Costs()
@@ -62,6 +62,8 @@ class Setup:
     and learns from what jobs report; "learned:probe=1.5": and tries families that it has not seen share yet."""
     duration_error: float = 0.0
     """Sigma of the lognormal error of believed iteration times."""
+    interference_error: float = 0.0
+    """Sigma of the lognormal error of believed slow-downs."""
     report_error: float = 0.0
     """Sigma of the lognormal error of the iteration times that jobs report."""
     seed: int = 1
@@ -155,6 +157,11 @@ def cluster_nodes(setup: Setup) -> list[Node]:
     return [Node(f"node{n}", tuple(range(n * size, (n + 1) * size)), memory) for n in range(number)]
 
 
+def true_model(workload: Workload, setup: Setup) -> PerformanceModel:
+    """How fast these jobs really are in this world."""
+    return _models(setup, len(cluster_nodes(setup)[0].gpus), workload)[1]
+
+
 def _models(setup: Setup, node_gpus: int, workload: Workload) -> tuple[PerformanceModel, PerformanceModel]:
     """What the policy believes and what is true; one object where they are the same."""
     tasks = _profile(setup.profile).core_tasks()
@@ -167,10 +174,11 @@ def _models(setup: Setup, node_gpus: int, workload: Workload) -> tuple[Performan
                 problem += f" (or {GENERIC}, with a duration_s)"
             raise InputError(f"{workload.where(job.id)}: {problem}")
 
-    def model(interference: str) -> FittedModel:
+    def model(interference: str, error: float = 0.0) -> FittedModel:
+        table = _table(interference, setup, workload)
         return FittedModel(
             tasks,
-            _table(interference, setup, workload),
+            MisjudgedPairs(table, error, setup.seed) if error else table,
             node_gpus,
             ignore_placement=setup.ignore_placement,
             ignore_memory=not setup.memory_limit,
@@ -180,8 +188,9 @@ def _models(setup: Setup, node_gpus: int, workload: Workload) -> tuple[Performan
     name = setup.belief or setup.truth
     if name.partition(":")[0] == LEARNED:
         return _learner(setup, model(setup.truth)), truth
-    same = name == setup.truth and not setup.report_error  # where reports may err they are made, and believed
-    belief: PerformanceModel = truth if same else model(name)
+    # where reports may err they are made, and believed
+    same = name == setup.truth and not setup.report_error and not setup.interference_error
+    belief: PerformanceModel = truth if same else model(name, setup.interference_error)
     if setup.duration_error:
         belief = Misjudged(belief, setup.duration_error, setup.seed)
     return belief, truth

@@ -58,15 +58,8 @@ def run_all(
 ) -> list[Outcome]:
     """Every policy on every case, in that order. One process per core; an interrupt ends them all."""
     tasks = [(policy, case, setup) for case in cases for policy in policies]
-    workers = min(workers or os.cpu_count() or 1, len(tasks))
-    if workers == 1:
-        outcomes = []
-        for task in tasks:
-            outcomes.append(_run(*task))
-            progress()
-        return outcomes
     done: dict[int, Outcome] = {}
-    with closing(_in_parallel(tasks, workers)) as results:
+    with closing(run_each(tasks, workers)) as results:
         for number, outcome in results:
             done[number] = outcome
             progress()
@@ -74,6 +67,17 @@ def run_all(
 
 
 Task = tuple[str, Case, Setup]
+
+
+def run_each(tasks: Sequence[Task], workers: int | None = None) -> Generator[tuple[int, Outcome], None, None]:
+    """The number and the outcome of each task, as they get done; close it, so that no process is left."""
+    workers = min(workers or os.cpu_count() or 1, len(tasks))
+    if workers <= 1:
+        for number, task in enumerate(tasks):
+            yield number, _run(*task)
+        return
+    with closing(_in_parallel(tasks, workers)) as results:
+        yield from results
 
 
 def _in_parallel(tasks: Sequence[Task], workers: int) -> Generator[tuple[int, Outcome], None, None]:

@@ -1,0 +1,289 @@
+"""The robustness study as tables and a picture: every policy against `sjf-bsbf`, paired by seed.
+
+A ratio is the geometric mean over seeds of one policy's mean completion time over that of the reference on the same
+jobs; its interval is two standard errors to either side (of the logarithms). Called by `carpool study`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from math import exp, log
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from carpool.report import plots
+from carpool.report.console import new_console
+from carpool.report.output import write_csv
+from carpool.report.tables import new_table
+from carpool.sim.study import OURS, REFERENCE, REPAIR, Run
+from carpool.sim.sweep import mean
+
+TOLERANCE = 1.02
+"""A policy is worse than the reference where the lower end of the interval is above this."""
+SHOWN = {REPAIR: "repair", "carpool:suspend=true": "carpool, suspends"}
+"""Policies whose specification is too long for a column."""
+
+
+PREFACE = f"""\
+# Robustness
+
+Made by `{{command}} --out docs`; every figure is the mean of {{seeds}} generated workloads (`philly-like`) on which
+nothing was tuned. The base world: 16 × 4 GPUs, ξ as in the Gavel table, at most two jobs per GPU, everything known, no
+memory limits, every placement equally fast. Load 1 is 240 jobs in eight hours, load 2 is 480.
+
+A figure is a policy's mean completion time over that of `{REFERENCE}` on the same jobs: the geometric mean over seeds,
+with two standard errors to either side. `repair` is `{REPAIR}`. *Worse* names which of our own
+policies is worse than `{REFERENCE}` by more than {TOLERANCE - 1:.0%} (the lower end of the interval counts)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One policy in one cell, over all seeds. Times in hours."""
+
+    group: str
+    cell: str
+    load: float
+    policy: str
+    seeds: int
+    mean_jct_h: float
+    mean_jct_error_h: float | None
+    p95_h: float
+    p99_h: float
+    large_h: float
+    makespan_h: float
+    worst_host: float
+    preemptions_per_job: float
+    ratio: float
+    ratio_low: float | None
+    ratio_high: float | None
+    over_bound: float | None
+
+    @property
+    def worse(self) -> bool:
+        """Than the reference, by more than the tolerance and more than chance."""
+        return self.ratio_low is not None and self.ratio_low > TOLERANCE
+
+    def facts(self) -> dict[str, Any]:
+        return {**asdict(self), "worse": self.worse}
+
+
+def digest(runs: Sequence[Run]) -> list[Row]:
+    """The runs, over seeds; cells and policies in the order in which they came."""
+    cells: dict[tuple[str, str, float], dict[str, dict[int, Run]]] = {}
+    for run in runs:
+        cells.setdefault((run.group, run.cell, run.load), {}).setdefault(run.policy, {})[run.seed] = run
+    rows = []
+    for (group, cell, load), by_policy in cells.items():
+        reference = by_policy[REFERENCE]
+        for policy, some in by_policy.items():
+            rows.append(_row((group, cell, load, policy), list(some.values()), reference))
+    return rows
+
+
+def _row(where: tuple[str, str, float, str], runs: Sequence[Run], reference: dict[int, Run]) -> Row:
+    jct = mean([run.mean_jct_s / 3600 for run in runs])
+    ratio = mean([log(run.mean_jct_s / reference[run.seed].mean_jct_s) for run in runs])
+    bounds = [run.bound_s for run in runs if run.bound_s]
+    group, cell, load, policy = where
+    return Row(
+        group=group,
+        cell=cell,
+        load=load,
+        policy=policy,
+        seeds=len(runs),
+        mean_jct_h=jct.value,
+        mean_jct_error_h=jct.error,
+        p95_h=fmean(run.p95_jct_s for run in runs) / 3600,
+        p99_h=fmean(run.p99_jct_s for run in runs) / 3600,
+        large_h=fmean(run.large_jct_s for run in runs) / 3600,
+        makespan_h=fmean(run.makespan_s for run in runs) / 3600,
+        worst_host=max(run.worst_host for run in runs),
+        preemptions_per_job=fmean(run.preemptions_per_job for run in runs),
+        ratio=exp(ratio.value),
+        ratio_low=None if ratio.error is None else exp(ratio.value - 2 * ratio.error),
+        ratio_high=None if ratio.error is None else exp(ratio.value + 2 * ratio.error),
+        over_bound=jct.value * 3600 / fmean(bounds) if bounds else None,
+    )
+
+
+def by_cell(rows: Sequence[Row]) -> dict[str, dict[tuple[str, float], list[Row]]]:
+    """Rows by group, then by cell and load."""
+    groups: dict[str, dict[tuple[str, float], list[Row]]] = {}
+    for row in rows:
+        groups.setdefault(row.group, {}).setdefault((row.cell, row.load), []).append(row)
+    return groups
+
+
+def _name(policy: str) -> str:
+    return SHOWN.get(policy, policy)
+
+
+def _ratio(row: Row) -> str:
+    if row.policy == REFERENCE:
+        error = "" if row.mean_jct_error_h is None else f" ± {row.mean_jct_error_h:.2f}"
+        return f"{row.mean_jct_h:.2f}{error} h"
+    interval = "" if row.ratio_low is None else f" [{row.ratio_low:.2f}, {row.ratio_high:.2f}]"
+    return f"{row.ratio:.3f}{interval}"
+
+
+def verdict(rows: Sequence[Row]) -> str:
+    """Which of our own policies is worse than the reference in this cell."""
+    worse = [_name(row.policy) for row in rows if row.policy in OURS and row.worse]
+    return ", ".join(worse) or "none"
+
+
+def study_tables(rows: Sequence[Row]) -> None:
+    """For the terminal: one line a cell, one column a policy."""
+    console = new_console()
+    for group, of_cell in by_cell(rows).items():
+        policies = [row.policy for row in next(iter(of_cell.values()))]
+        lead = [p for p in (REFERENCE, REPAIR, *OURS) if p in policies]
+        shown = (lead + [p for p in policies if p not in lead])[:5]
+        table = new_table(group, "load", *(_name(policy) for policy in shown), "worse")
+        for (cell, load), some in of_cell.items():
+            of_policy = {row.policy: row for row in some}
+            table.add_row(cell, f"{load:g}", *(_ratio(of_policy[policy]) for policy in shown), verdict(some))
+        console.print(table)
+        console.print()
+    worse = [f"{row.cell} at load {row.load:g} ({_name(row.policy)})" for row in rows if _ours_worse(row)]
+    console.print(f"worse than {REFERENCE} by more than {TOLERANCE - 1:.0%}: {'; '.join(worse) or 'nowhere'}")
+
+
+def _ours_worse(row: Row) -> bool:
+    return row.policy in OURS and row.worse
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
+def write_study(folder: Path, rows: Sequence[Row], command: str) -> None:
+    """robustness.md with all tables, robustness.csv with all rows, robustness.png where matplotlib is there."""
+    names = [field.name for field in fields(Row)]
+    write_csv(folder / "robustness.csv", [*names, "worse"], ([*asdict(row).values(), row.worse] for row in rows))
+    drawn = plots.available()
+    if drawn:
+        picture(folder / "robustness.png", rows)
+    (folder / "robustness.md").write_text(markdown(rows, command, drawn), encoding="utf-8")
+
+
+def markdown(rows: Sequence[Row], command: str, drawn: bool) -> str:
+    lines = [*PREFACE.format(command=command, seeds=max(row.seeds for row in rows)).splitlines(), "", *_summary(rows)]
+    if drawn:
+        lines += ["![Mean completion time against sjf-bsbf in every cell](robustness.png)", ""]
+    for group, of_cell in by_cell(rows).items():
+        lines += [f"## {group.capitalize()}", "", *_ratio_table(of_cell), ""]
+        lines += ["<details><summary>all figures</summary>", "", *_detail_table(of_cell), "", "</details>", ""]
+    return "\n".join([*lines, *_crowding(rows)]).rstrip() + "\n"
+
+
+def _summary(rows: Sequence[Row]) -> list[str]:
+    cells = len({(row.cell, row.load) for row in rows})
+    lines = []
+    for policy in OURS:
+        own = [row for row in rows if row.policy == policy]
+        if not own:
+            continue
+        worse = [f"{row.cell} at load {row.load:g}" for row in own if row.worse]
+        middle = exp(fmean(log(row.ratio) for row in own))
+        most = max(own, key=lambda row: row.ratio)
+        where = f"{len(worse)}: {'; '.join(worse)}" if worse else "none"
+        lines.append(
+            f"- `{policy}`: {middle:.3f} in the geometric mean of {cells} cells, at worst {most.ratio:.3f}"
+            f" ({most.cell}, load {most.load:g}); cells in which it is worse: {where}."
+        )
+    return [*lines, ""]
+
+
+def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(line)} |" for line in (header, ["---"] * len(header), *rows)]
+
+
+def _ratio_table(of_cell: dict[tuple[str, float], list[Row]]) -> list[str]:
+    policies = list(dict.fromkeys(row.policy for some in of_cell.values() for row in some))
+    lead = [p for p in (REFERENCE, REPAIR, *OURS) if p in policies]
+    policies = lead + [p for p in policies if p not in lead]
+    lines = []
+    for (cell, load), some in of_cell.items():
+        of_policy = {row.policy: row for row in some}
+        figures = [_ratio(of_policy[policy]) if policy in of_policy else "" for policy in policies]
+        lines.append([cell, f"{load:g}", *figures, verdict(some)])
+    return _markdown_table(["", "load", *(f"`{_name(policy)}`" for policy in policies), "worse"], lines)
+
+
+def _detail_table(of_cell: dict[tuple[str, float], list[Row]]) -> list[str]:
+    bound = any(row.over_bound for some in of_cell.values() for row in some)
+    header = [
+        "",
+        "load",
+        "policy",
+        "mean JCT h",
+        "p95",
+        "p99",
+        "large jobs",
+        "makespan",
+        "worst host",
+        "preempted per job",
+    ]
+    lines = []
+    for (cell, load), some in of_cell.items():
+        for row in some:
+            error = "" if row.mean_jct_error_h is None else f" ± {row.mean_jct_error_h:.3f}"
+            times = (row.p95_h, row.p99_h, row.large_h, row.makespan_h)
+            line = [cell, f"{load:g}", _name(row.policy), f"{row.mean_jct_h:.3f}{error}", *(f"{t:.2f}" for t in times)]
+            line += [f"{row.worst_host:.2f}", f"{row.preemptions_per_job:.2f}"]
+            lines.append([*line, *([f"{row.over_bound:.2f}" if row.over_bound else ""] if bound else [])])
+    return _markdown_table([*header, *(["÷ lower bound"] if bound else [])], lines)
+
+
+def _crowding(rows: Sequence[Row]) -> list[str]:
+    """What more jobs per GPU do to each policy: its own mean at C over that at C = 2."""
+    base = {("gavel" if row.cell == "base" else row.cell, row.load, row.policy): row for row in rows}
+    lines = []
+    for row in rows:
+        table, comma, crowd = row.cell.partition(", C = ")
+        if not comma and row.cell.startswith("C = "):
+            table, crowd = "gavel", row.cell.removeprefix("C = ")
+        two = base.get((table, row.load, row.policy))
+        if crowd and two is not None and row.policy in (REFERENCE, *OURS):
+            share = f"{row.mean_jct_h / two.mean_jct_h:.3f}"
+            lines.append([table, f"{row.load:g}", _name(row.policy), crowd, share])
+    if not lines:
+        return []
+    header = ["table", "load", "policy", "C", "mean JCT over that at C = 2"]
+    return ["## More than two jobs per GPU", "", *_markdown_table(header, lines), ""]
+
+
+def picture(path: Path, rows: Sequence[Row]) -> None:
+    """Every cell as a dot with its interval, one panel a load, one colour a policy."""
+    loads = [load for load in (1.0, 2.0) if any(row.load == load for row in rows)] or [rows[0].load]
+    policies = [p for p in (REPAIR, *OURS) if any(row.policy == p for row in rows)]
+    names = list(dict.fromkeys((row.group, row.cell) for row in rows if row.load in loads))
+    palette = dict(zip((REPAIR, *OURS), (plots.GREY, plots.BLUE, plots.ORANGE), strict=True))
+    figure, panels = plots.panels(len(loads), 4.6 * len(loads) + 2.4, 0.235 * len(names) + 1.4)
+    for axes, load in zip(panels, loads, strict=True):
+        for shift, policy in enumerate(policies):
+            own = {(row.group, row.cell): row for row in rows if row.load == load and row.policy == policy}
+            places = [at for at, name in enumerate(names) if name in own]
+            some = [own[names[at]] for at in places]
+            spread = [[row.ratio - (row.ratio_low or row.ratio) for row in some]]
+            spread.append([(row.ratio_high or row.ratio) - row.ratio for row in some])
+            axes.errorbar(
+                [row.ratio for row in some],
+                [at + 0.24 * (shift - (len(policies) - 1) / 2) for at in places],
+                xerr=spread,
+                fmt="o",
+                markersize=3,
+                linewidth=1,
+                color=palette[policy],
+                label=_name(policy),
+            )
+        axes.axvline(1.0, color="black", linewidth=0.8)
+        axes.axvline(TOLERANCE, color="black", linewidth=0.8, linestyle=":")
+        axes.set_title(f"load {load:g}", fontsize=10)
+        axes.set_xlabel(f"mean completion time ÷ {REFERENCE}")
+        axes.grid(axis="x", alpha=0.3)
+    panels[0].set_yticks(range(len(names)), [cell for _, cell in names], fontsize=8)
+    panels[0].set_ylim(len(names) - 0.5, -0.5)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, ncols=len(policies), loc="outside upper center")
+    figure.savefig(path)
