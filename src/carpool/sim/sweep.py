@@ -58,15 +58,8 @@ def run_all(
 ) -> list[Outcome]:
     """Every policy on every case, in that order. One process per core; an interrupt ends them all."""
     tasks = [(policy, case, setup) for case in cases for policy in policies]
-    workers = min(workers or os.cpu_count() or 1, len(tasks))
-    if workers == 1:
-        outcomes = []
-        for task in tasks:
-            outcomes.append(_run(*task))
-            progress()
-        return outcomes
     done: dict[int, Outcome] = {}
-    with closing(_in_parallel(tasks, workers)) as results:
+    with closing(run_each(tasks, workers)) as results:
         for number, outcome in results:
             done[number] = outcome
             progress()
@@ -76,8 +69,18 @@ def run_all(
 Task = tuple[str, Case, Setup]
 
 
+def run_each(tasks: Sequence[Task], workers: int | None = None) -> Generator[tuple[int, Outcome], None, None]:
+    """The number and the outcome of each task, as they get done."""
+    workers = min(workers or os.cpu_count() or 1, len(tasks))
+    if workers > 1:
+        yield from _in_parallel(tasks, workers)
+        return
+    for number, task in enumerate(tasks):
+        yield number, _run(*task)
+
+
 def _in_parallel(tasks: Sequence[Task], workers: int) -> Generator[tuple[int, Outcome], None, None]:
-    """The number and the outcome of each task, as they get done.
+    """`run_each` with several processes.
 
     Each worker has a pipe of its own. Unlike an executor's queues it cannot block us when we end a worker in the
     middle of a message, and a worker whose parent was killed finds it closed.
