@@ -53,7 +53,7 @@ def decode(data: dict[str, Any]) -> ev.Event:
 def _decision(data: dict[str, Any]) -> Decision:
     allocation = data["allocation"]
     if allocation is not None:
-        allocation = Allocation(tuple(allocation["gpus"]), allocation["accum"])
+        allocation = Allocation(tuple(allocation["gpus"]), allocation["accum"], allocation.get("batch"))
     return Decision(data["job"], allocation, data["why"])
 
 

@@ -55,9 +55,10 @@ class Observed(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class Retuned(JobEvent):
-    """The workers now run with this accumulation."""
+    """The workers now run with this accumulation, and with this batch where the scheduler chose one."""
 
     accum: int
+    batch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

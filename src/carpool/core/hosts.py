@@ -72,6 +72,8 @@ class Hosts:
         self._discard(record)
         if self.jobs_per_gpu == 1 or record.shape.exclusive or record.status is Status.CANCELLING or not record.gpus:
             return
+        if record.batch is not None:  # scaled jobs do not share
+            return
         topology, residents, job = self.cluster.topology, self.cluster.residents, record.job
         alone_on = tuple([gpu for gpu in record.gpus if len(residents[gpu]) == 1])
         memory = min([topology.nodes[topology.node_of[gpu]].memory for gpu in alone_on or record.gpus])

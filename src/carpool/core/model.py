@@ -4,7 +4,7 @@ All of them are frozen. Times are seconds, sizes are bytes, work is counted in i
 Every part of Carpool, from the policies to the live service, speaks in these words.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 JobId = str
@@ -14,7 +14,7 @@ NodeId = str
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a user asked for. `batch` is samples per GPU per iteration and is never changed."""
+    """What a user asked for. `batch` is samples per GPU per iteration and is never changed, unless the job is `elastic`."""
 
     id: JobId
     submitted: float
@@ -32,6 +32,8 @@ class Job:
     priority: int = 0
     after: tuple[JobId, ...] = ()
     retries: int = 0
+    elastic: bool = False
+    """May the scheduler give it another number of GPUs and another batch, within the limits of its task?"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ class Allocation:
 
     gpus: tuple[GpuId, ...]
     accum: int = 1
+    batch: int | None = None
+    """Samples per GPU and iteration that the scheduler chose for an elastic job; None: the user's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,11 @@ class Status(StrEnum):
     FINISHED = "finished"
     FAILED = "failed"
     CANCELLED = "cancelled"
+
+
+def as_scaled(job: Job, allocation: Allocation) -> Job:
+    """The job as it runs there: an elastic one has the GPUs and the batch that the scheduler chose."""
+    return job if allocation.batch is None else replace(job, gpus=len(allocation.gpus), batch=allocation.batch)
 
 
 def sub_batch(batch: int, accum: int) -> int:

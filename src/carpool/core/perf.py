@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from carpool.core.elastic import Pace, Scaling, Stretch, useful
 from carpool.core.model import Job, sub_batch
 
 GENERIC = "generic"
@@ -39,6 +40,15 @@ class PerformanceModel(Protocol):
     def slowdown(self, job: Job, accum: int, mates: Sequence[Mate]) -> float:
         """ξ ≥ 1: by how much the job's iterations stretch beside these mates on one GPU."""
 
+    def scaling(self, job: Job) -> Scaling | None:
+        """Within which limits the job's GPUs and batch may be changed; None: not at all."""
+
+    def noise(self, job: Job, done: float) -> float:
+        """The gradient noise scale, in samples, of an elastic job that has done so many iterations."""
+
+    def scaled_pace(self, job: Job, batch: int, accum: int, placement: Placement, done: float) -> Pace:
+        """The pace of an elastic job at another batch (per GPU) or number of GPUs, in iterations of its own batch."""
+
 
 @dataclass(frozen=True, slots=True)
 class AllReduce:
@@ -62,6 +72,8 @@ class Task:
     delta: float
     memory_static: int = 0
     memory_per_sample: float = 0.0
+    scaling: Scaling | None = None
+    """None: nobody knows what another batch would be worth."""
 
     def compute(self, samples: int) -> float:  # eq. 3
         return self.alpha_s + self.beta_s * samples
@@ -156,6 +168,7 @@ class FittedModel:
         self._iterations: dict[tuple[str, int, int, int, int], float] = {}
         self._memory: dict[tuple[str, int, int], int] = {}
         self._pairs: dict[tuple[str, int, int, str, int, int], float] = {}
+        self._stretches: dict[tuple[str, int, int], tuple[Stretch, ...]] = {}
 
     def fewest_nodes(self, gpus: int) -> int:
         return -(-gpus // self.node_gpus)
@@ -175,10 +188,13 @@ class FittedModel:
         return given * (self._fitted(job, accum, gpus, nodes) / best)
 
     def _fitted(self, job: Job, accum: int, gpus: int, nodes: int) -> float:
-        key = (job.model, job.batch, accum, gpus, nodes)
+        return self._timed(job.model, job.batch, accum, gpus, nodes)
+
+    def _timed(self, model: str, batch: int, accum: int, gpus: int, nodes: int) -> float:
+        key = (model, batch, accum, gpus, nodes)
         time = self._iterations.get(key)
         if time is None:
-            time = self.tasks[job.model].iteration(job.batch, accum, Placement(gpus, nodes))
+            time = self.tasks[model].iteration(batch, accum, Placement(gpus, nodes))
             self._iterations[key] = time
         return time
 
@@ -203,3 +219,37 @@ class FittedModel:
             samples, mate_samples = sub_batch(job.batch, accum), sub_batch(mate.batch, mate_accum)
             xi = self._pairs[key] = self.interference.pair(job.model, samples, mate.model, mate_samples)
         return xi
+
+    def scaling(self, job: Job) -> Scaling | None:
+        return self.tasks[job.model].scaling if job.elastic else None
+
+    def noise(self, job: Job, done: float) -> float:
+        return self._stretch(job, done).noise
+
+    def scaled_pace(self, job: Job, batch: int, accum: int, placement: Placement, done: float) -> Pace:
+        gpus, nodes = placement
+        if self.ignore_placement:
+            nodes = self.fewest_nodes(gpus)
+        time = self._timed(job.model, batch, accum, gpus, nodes)
+        if job.alone_s is not None:
+            # as in `iteration_time`; the given duration is that of micro-steps no larger than the task's limit
+            scaling = self.tasks[job.model].scaling
+            own = scaling.micro_steps(job.batch) if scaling else 1
+            best = self._timed(job.model, job.batch, own, job.gpus, self.fewest_nodes(job.gpus))
+            time *= job.alone_s / job.iterations / best
+        stretch = self._stretch(job, done)
+        return Pace(time / useful(stretch.noise, batch * gpus, job.batch * job.gpus), stretch.until)
+
+    def _stretch(self, job: Job, done: float) -> Stretch:
+        """The phase that a job is in."""
+        own_batch = job.batch * job.gpus
+        key = (job.model, own_batch, job.iterations)
+        stretches = self._stretches.get(key)
+        if stretches is None:
+            scaling = self.tasks[job.model].scaling
+            assert scaling is not None, f"{job.model} does not scale"
+            stretches = self._stretches[key] = scaling.stretches(own_batch, job.iterations)
+        for stretch in stretches:
+            if done < stretch.until:
+                return stretch
+        return stretches[-1]

@@ -55,6 +55,10 @@ class JobView(Protocol):
     @property
     def accum(self) -> int: ...
     @property
+    def batch(self) -> int | None: ...
+    @property
+    def most_gpus(self) -> int: ...
+    @property
     def attempt(self) -> int: ...
     @property
     def slowdown(self) -> float: ...
@@ -74,6 +78,8 @@ class JobRecord:
         "alone_iteration_s",
         "alone_s",
         "attempt",
+        "batch",
+        "border",
         "checkpoint",
         "done",
         "ended",
@@ -86,6 +92,7 @@ class JobRecord:
         "job",
         "leaving",
         "memory",
+        "most_gpus",
         "order",
         "pace",
         "pending_since",
@@ -113,6 +120,7 @@ class JobRecord:
         self.gpus: tuple[GpuId, ...] = ()
         self.leaving: tuple[GpuId, ...] = ()  # where its workers may still be, though the GPUs are no longer its own
         self.accum = 1
+        self.batch: int | None = None  # where the scheduler chose one
         self.memory = 0  # reserved on each GPU
         self.whole_iteration_s = whole_iteration_s  # the uncut batch, most consolidated
         self.alone_iteration_s = whole_iteration_s  # where it is placed now, or best could be
@@ -120,6 +128,7 @@ class JobRecord:
         self.checkpoint = 0.0
         self.since = 0.0
         self.iteration_s = 0.0  # 0: does not iterate
+        self.border = float(job.iterations)  # up to where the pace holds
         self.slowdown = 1.0
         self.pace = 0  # counts changes of iteration_s, so that a driver recognises stale predictions
         self.index_entry: object = None  # owned by Hosts
@@ -137,6 +146,7 @@ class JobRecord:
         self.preemptions = 0
         self.shares = 0  # times it joined others
         self.hosted = 0  # times others joined it
+        self.most_gpus = 0  # that it ever ran on
         self.reason = ""
 
     def __repr__(self) -> str:
@@ -161,8 +171,8 @@ class JobRecord:
         return self.served + len(self.gpus) * (now - self.held_since) if self.gpus else self.served
 
     def end(self) -> float:
-        """When the job will be done at its present pace."""
-        return self.since + (self.job.iterations - self.done) * self.iteration_s
+        """When the job will be done at its present pace, or come to where that pace changes."""
+        return self.since + (self.border - self.done) * self.iteration_s
 
 
 Order = Callable[[JobView, float], tuple[float, ...]]

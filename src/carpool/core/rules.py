@@ -7,7 +7,7 @@ applied. A policy cannot forget a rule, and one that tries to break it is told w
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from carpool.core.model import Decision, GpuId, Status
+from carpool.core.model import Allocation, Decision, GpuId, Status, as_scaled, sub_batch
 from carpool.core.perf import PerformanceModel
 from carpool.core.record import JobRecord
 from carpool.core.state import State
@@ -23,6 +23,8 @@ class Member(NamedTuple):
     record: JobRecord
     accum: int
     memory: int
+    batch: int | None = None
+    """Where the scheduler chose it."""
 
 
 def cohabitation(members: Sequence[Member], jobs_per_gpu: int, memory: int, perf: PerformanceModel) -> str | None:
@@ -34,12 +36,14 @@ def cohabitation(members: Sequence[Member], jobs_per_gpu: int, memory: int, perf
         return None
     if len(members) > jobs_per_gpu:
         return f"{len(members)} jobs on one GPU, the limit is {jobs_per_gpu}"
-    for record, accum, _ in members:
+    for record, accum, _, batch in members:
         job = record.job
+        if batch is not None:
+            return f"job {job.id} runs at a batch that the scheduler chose and does not share"
         if job.exclusive:
             return f"job {job.id} asked not to share"
         if job.max_slowdown is not None:
-            mates = [(mate.job, mate_accum) for mate, mate_accum, _ in members if mate is not record]
+            mates = [(mate.job, mate_accum) for mate, mate_accum, *_ in members if mate is not record]
             slowdown = perf.slowdown(job, accum, mates)
             if slowdown > job.max_slowdown:
                 return f"job {job.id} would run {slowdown:.2f} times slower, its limit is {job.max_slowdown:.2f}"
@@ -74,17 +78,38 @@ def _check_gang(state: State, record: JobRecord, decision: Decision) -> None:
     gpus = allocation.gpus
     if gpus == record.gpus and record.status is Status.STARTING:
         raise IllegalPlan(f"job {job.id} cannot be re-tuned before it runs")
-    if len(gpus) != job.gpus:
+    if allocation.batch is not None:
+        _check_scale(state, record, allocation)
+    elif len(gpus) != job.gpus:
         raise IllegalPlan(f"job {job.id} is a gang of {job.gpus} GPUs and got {len(gpus)}")
     if len(gpus) > 1 and len(set(gpus)) != len(gpus):
         raise IllegalPlan(f"job {job.id} got a GPU twice")
     for gpu in gpus:
         if gpu not in state.topology.node_of:
             raise IllegalPlan(f"job {job.id} got GPU {gpu}, which does not exist")
-    if not 1 <= allocation.accum <= job.batch:
-        raise IllegalPlan(f"job {job.id} cannot cut a batch of {job.batch} into {allocation.accum}")
+    batch = job.batch if allocation.batch is None else allocation.batch
+    if not 1 <= allocation.accum <= batch:
+        raise IllegalPlan(f"job {job.id} cannot cut a batch of {batch} into {allocation.accum}")
     if allocation.accum > 1 and not job.can_shrink:
         raise IllegalPlan(f"the sub-batch of job {job.id} may not shrink")
+
+
+def _check_scale(state: State, record: JobRecord, allocation: Allocation) -> None:
+    """An elastic job may have other GPUs and another batch, within the limits of its task; its own always."""
+    job, gpus, batch = record.job, len(allocation.gpus), allocation.batch
+    assert batch is not None
+    scaling = state.perf.scaling(job)
+    if scaling is None:
+        raise IllegalPlan(f"the GPUs and the batch of job {job.id} may not be changed")
+    if gpus < 1 or (scaling.max_gpus is not None and gpus > max(scaling.max_gpus, job.gpus)):
+        raise IllegalPlan(f"job {job.id} got {gpus} GPUs, its task takes 1 to {scaling.max_gpus}")
+    own = job.batch * job.gpus
+    least, most = min(scaling.initial_batch, own), max(scaling.max_batch, own)
+    if not least <= gpus * batch <= most:
+        raise IllegalPlan(f"job {job.id} got a batch of {gpus * batch} in all, its task takes {least} to {most}")
+    samples = sub_batch(batch, max(1, allocation.accum))
+    if samples > max(scaling.max_sub_batch, job.batch):
+        raise IllegalPlan(f"job {job.id} got {samples} samples per GPU, its task takes {scaling.max_sub_batch}")
 
 
 def _check_gpus(state: State, named: dict[str, JobRecord], decisions: Iterable[Decision]) -> None:
@@ -96,14 +121,15 @@ def _check_gpus(state: State, named: dict[str, JobRecord], decisions: Iterable[D
             record = named[decision.job]
             # a re-tuned job keeps the larger of both sub-batches until its workers confirm
             held = record.memory if record.gpus == allocation.gpus else 0
-            member = Member(record, allocation.accum, max(held, state.perf.memory(record.job, allocation.accum)))
+            needed = state.perf.memory(as_scaled(record.job, allocation), allocation.accum)
+            member = Member(record, allocation.accum, max(held, needed), allocation.batch)
             for gpu in allocation.gpus:
                 arriving.setdefault(gpu, []).append(member)
     topology = state.topology
     for gpu, members in arriving.items():
         for resident in state.residents(gpu):
             if resident.job.id not in named:
-                members.append(Member(resident, resident.accum, resident.memory))
+                members.append(Member(resident, resident.accum, resident.memory, resident.batch))
         memory = topology.nodes[topology.node_of[gpu]].memory
         broken = cohabitation(members, state.jobs_per_gpu, memory, state.perf)
         if broken:
@@ -116,10 +142,10 @@ def _check_users(state: State, named: dict[str, JobRecord], decisions: Iterable[
     change: dict[str, list[int]] = {}
     for decision in decisions:
         record = named[decision.job]
-        sign = (decision.allocation is not None) - bool(record.gpus)
+        allocation = decision.allocation
         jobs_gpus = change.setdefault(record.job.user, [0, 0])
-        jobs_gpus[0] += sign
-        jobs_gpus[1] += sign * record.job.gpus
+        jobs_gpus[0] += (allocation is not None) - bool(record.gpus)
+        jobs_gpus[1] += (len(allocation.gpus) if allocation else 0) - len(record.gpus)
     for user, (jobs, gpus) in change.items():
         limits, held = state.limits_of(user), state.held_by(user)
         if jobs > 0 and limits.jobs is not None and held[0] + jobs > limits.jobs:

@@ -17,7 +17,10 @@ from carpool.core.view import View
 
 
 class Policy(Protocol):
-    """Who decides. Pure: the same view gives the same plan, and the view is left as it was."""
+    """Who decides. Pure: the same view gives the same plan, and the view is left as it was.
+
+    Two more attributes may be there: `in_rounds` (it is asked only at the times that `wake` names, whatever happens in
+    between) and `start_s` (what the simulator charges when a job starts for the first time)."""
 
     restart_s: float
     """What the simulator charges when a preempted job starts again."""
@@ -37,6 +40,7 @@ class Scheduler:
         self.policy = policy
         self.state = State(perf, policy.key, jobs_per_gpu)
         self.strict = strict
+        self.in_rounds = bool(getattr(policy, "in_rounds", False))
         self.asked = 0
         """How often the policy was asked."""
         self.refused: deque[IllegalPlan] = deque(maxlen=100)
@@ -45,12 +49,13 @@ class Scheduler:
     def step(self, now: float, events: Iterable[Event], *, wake: bool = False) -> Planned | None:
         """Apply what happened, ask the policy, check its plan, apply it as `Planned`, and return it to be acted upon.
 
-        The policy is asked only if something happened that may change its mind, or if `wake` says so.
+        The policy is asked only if something happened that may change its mind, or if `wake` says so; one that decides
+        in rounds only if `wake` says so.
         """
         state = self.state
         for event in events:
             state.apply(event)
-        if not (state.stirred or wake):
+        if not (wake or (state.stirred and not self.in_rounds)):
             return None
         state.stirred = False
         if state.now != now:

@@ -10,7 +10,7 @@ from typing import Any
 from carpool.core import events as ev
 from carpool.core.cluster import Cluster
 from carpool.core.hosts import Hosts
-from carpool.core.model import Allocation, GpuId, Job, JobId, Limits, Status, accumulations
+from carpool.core.model import Allocation, GpuId, Job, JobId, Limits, Status, accumulations, as_scaled
 from carpool.core.perf import PerformanceModel, Placement
 from carpool.core.queue import Queue
 from carpool.core.record import JobRecord, Order, Shape
@@ -165,7 +165,7 @@ class State:
             record, allocation = self.jobs[decision.job], decision.allocation
             if record.gpus:
                 if allocation is not None and allocation.gpus == record.gpus:
-                    self._retune(record, allocation.accum)
+                    self._retune(record, allocation)
                     continue
                 record.leaving = record.gpus
                 self._leave(record)
@@ -177,19 +177,19 @@ class State:
         for record, allocation in claims:
             self._claim(record, allocation)
 
-    def _retune(self, record: JobRecord, accum: int) -> None:
+    def _retune(self, record: JobRecord, allocation: Allocation) -> None:
         self._settle(record)
-        record.accum = accum
-        needed = self.perf.memory(record.job, accum)
+        record.accum, record.batch = allocation.accum, allocation.batch
+        needed = self._needed(record.job, allocation)
         if needed > record.memory:  # what it holds until the workers confirm is the larger of the two
             self.cluster.reserve(record, needed)
         self._index_host(record)
 
     def _retuned(self, event: ev.Retuned) -> None:
         record = self._current(event)
-        if record is None or not record.gpus or event.accum != record.accum:  # or another re-tune is under way
-            return
-        self.cluster.reserve(record, self.perf.memory(record.job, record.accum))
+        if record is None or not record.gpus or (event.accum, event.batch) != (record.accum, record.batch):
+            return  # the latter: another re-tune is under way
+        self.cluster.reserve(record, self._needed(record.job, Allocation(record.gpus, record.accum, record.batch)))
         self._place(record)
         self._repace([record, *self.cluster.mates(record)])
         self.stirred = True
@@ -204,6 +204,8 @@ class State:
             record.done = min(event.done, float(record.job.iterations))
         if record.first_start < 0.0:
             record.first_start = self.now
+        if len(record.gpus) > record.most_gpus:
+            record.most_gpus = len(record.gpus)
         self._repace([record, *self.cluster.mates(record)])
 
     def _progressed(self, event: ev.Progressed) -> None:
@@ -211,6 +213,9 @@ class State:
         if record is not None and record.iteration_s:
             self._settle(record)
             record.done = min(event.done, record.job.iterations)
+            if record.done >= record.border and record.batch is not None:  # its pace changes here
+                self._place(record)
+                self._repace([record])
             self._index_host(record)
 
     def _observed(self, event: ev.Observed) -> None:
@@ -407,7 +412,8 @@ class State:
         record.attempt += 1
         record.gpus = allocation.gpus
         record.accum = allocation.accum
-        record.memory = self.perf.memory(record.job, allocation.accum)
+        record.batch = allocation.batch
+        record.memory = self._needed(record.job, allocation)
         record.held_since = self.now
         self._place(record)
         self._running[record.order] = record
@@ -422,6 +428,10 @@ class State:
                 mate.hosted += 1
                 self._index_host(mate)
         self._index_host(record)
+
+    def _needed(self, job: Job, allocation: Allocation) -> int:
+        """Bytes that a job takes on each GPU of an allocation."""
+        return self.perf.memory(job if allocation.batch is None else as_scaled(job, allocation), allocation.accum)
 
     def _leave(self, record: JobRecord) -> None:
         """Give back all GPUs of a job; its mates speed up."""
@@ -480,6 +490,12 @@ class State:
     def _place(self, record: JobRecord) -> None:
         """Compute the iteration time alone on its GPUs at its accumulation."""
         nodes = self.topology.nodes_spanned(record.gpus)
+        if record.batch is not None:
+            placement = Placement(len(record.gpus), nodes)
+            pace = self.perf.scaled_pace(record.job, record.batch, record.accum, placement, record.done)
+            record.alone_iteration_s, record.border = pace
+            return
+        record.border = float(record.job.iterations)
         if record.accum == 1 and nodes == record.shape.placement.nodes:
             record.alone_iteration_s = record.whole_iteration_s
         else:

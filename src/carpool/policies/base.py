@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import floor
 from typing import Any, ClassVar
 
 from carpool.core.model import Decision
@@ -20,6 +21,7 @@ class BasePolicy:
 
     name: ClassVar[str]
     restart_s: ClassVar[float] = 0.0
+    start_s: ClassVar[float] = 0.0
 
     def key(self, job: JobView, now: float) -> tuple[float, ...]:
         raise TypeError(f"{type(self).__name__} must define key()")
@@ -29,6 +31,17 @@ class BasePolicy:
 
     def wake(self, view: View) -> float | None:
         return None
+
+    @property
+    def in_rounds(self) -> bool:
+        """Is the policy asked only at the times that `wake` names?"""
+        return False
+
+
+def next_round(now: float, round_s: float) -> float:
+    """The first multiple of the round after now."""
+    number = floor(now / round_s) + 1
+    return number * round_s if number * round_s > now else (number + 1) * round_s
 
 
 def shortest_first(job: JobView, now: float) -> tuple[float, ...]:

@@ -7,7 +7,7 @@ from carpool.core.draft import Draft
 from carpool.core.model import Decision, Status
 from carpool.core.record import JobRecord, JobView, Shape
 from carpool.core.view import View
-from carpool.policies.base import BasePolicy, option
+from carpool.policies.base import BasePolicy, next_round, option
 
 TICK_S = 1e-3
 """So close to the threshold counts as over it: clocks that show seconds since 1970 resolve no less than 1e-6 s."""
@@ -20,6 +20,8 @@ class Tiresias(BasePolicy):
     name = "tiresias"
     threshold_gpu_s: float = option(3600.0, "attained service, in GPU-seconds, that moves a job to the second queue")
     restart_s: float = option(30.0, "seconds the simulator charges when a preempted job starts again")  # type: ignore[misc]
+    start_s: float = option(0.0, "seconds the simulator charges when a job starts for the first time")  # type: ignore[misc]
+    round_s: float = option(0.0, "decide only at multiples of so many seconds; 0: whenever something happens")
 
     def key(self, job: JobView, now: float) -> tuple[float, ...]:
         # The level is derived from the service, never stored; a waiting job's service does not change.
@@ -49,12 +51,18 @@ class Tiresias(BasePolicy):
             hopeless.add(failed.shape)
 
     def wake(self, view: View) -> float | None:
-        """The next moment at which a running job moves to the second queue."""
+        """The next round, or the next moment at which a running job moves to the second queue."""
         if not len(view.queue):
             return None
+        if self.round_s:
+            return next_round(view.now, self.round_s)
         now, threshold = view.now, self.threshold_gpu_s
         first = [job for job in view.running if self.key(job, now)[0] == 0.0]
         return min((now + (threshold - job.service(now)) / len(job.gpus) for job in first), default=None)
+
+    @property
+    def in_rounds(self) -> bool:
+        return self.round_s > 0.0
 
     def _rank(self, job: JobRecord, now: float) -> tuple[int, tuple[float, ...], int]:
         return (-job.shape.priority, self.key(job, now), job.order)

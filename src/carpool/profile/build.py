@@ -4,7 +4,7 @@ It fits tasks and memory, merges repeated pairs, and notes what a reader should 
 faster than smaller ones, communication that no row tells, and batches that ran although the memory line refuses them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +12,7 @@ from statistics import median
 
 from carpool.core.model import sub_batch
 from carpool.profile.fields import ProfileError
+from carpool.profile.efficiency import fit_scaling, read_epochs
 from carpool.profile.fit import fit_memory, fit_task
 from carpool.profile.rows import GIB, Run, merge_pairs, read_pairs, read_runs
 from carpool.profile.values import MECHANISMS, Gpu, Group, Memory, Pair, Profile, TaskProfile
@@ -29,6 +30,9 @@ class FitRequest:
     description: str = ""
     throughput: tuple[str, ...] = ()
     memory: tuple[str, ...] = ()
+    efficiency: tuple[str, ...] = ()
+    most_per_gpu: tuple[str, ...] = ()
+    most_gpus: tuple[str, ...] = ()
     activation_scale: float = 2.0
     context_gib: float = 0.7
     pairs: tuple[str, ...] = ()
@@ -51,6 +55,7 @@ def build(request: FitRequest) -> Profile:
     runs = [run for path in request.throughput for run in read_runs(path)]
     tasks, notes = _tasks(request, runs, gpu.memory_bytes if gpu else None)
     pairs, groups = _pairs(request)
+    tasks = _with_scaling(request, tasks, runs)
     return Profile(
         name=request.name,
         description=request.description,
@@ -91,6 +96,36 @@ def _tasks(
     if runs and all(run.gpus == 1 for run in runs):
         notes.append("All rows come from one GPU: the communication constants are unknown and stand at 0.")
     return tasks, notes
+
+
+def _with_scaling(request: FitRequest, tasks: dict[str, TaskProfile], runs: Sequence[Run]) -> dict[str, TaskProfile]:
+    per_gpu = _numbers("--most-per-gpu", request.most_per_gpu, tasks)
+    gpus = _numbers("--most-gpus", request.most_gpus, tasks)
+    if not request.efficiency and (per_gpu or gpus):
+        raise ProfileError("--most-per-gpu, --most-gpus: they limit how tasks scale; give --efficiency as well")
+    scaled = dict(tasks)
+    for path in request.efficiency:
+        for name, batches in read_epochs(path).items():
+            if name in tasks:
+                own = [run for run in runs if run.task == name]
+                scaling, error = fit_scaling(batches, own, per_gpu.get(name), gpus.get(name))
+                scaled[name] = replace(tasks[name], scaling=scaling, scaling_error=error)
+    if request.efficiency and all(task.scaling is None for task in scaled.values()):
+        raise ProfileError("--efficiency: its tasks and those of --throughput have no name in common; check both files")
+    return scaled
+
+
+def _numbers(option: str, told: Sequence[str], tasks: Iterable[str]) -> dict[str, int]:
+    """`task=8` for each task that is told."""
+    found = {}
+    for text in told:
+        name, _, number = text.partition("=")
+        if name not in tasks:
+            raise ProfileError(f"{option} {text}: no such task in the rows; they have {', '.join(tasks) or 'none'}")
+        if not number.isdecimal() or int(number) < 1:
+            raise ProfileError(f"{option} {text}: write it as {name}=8")
+        found[name] = int(number)
+    return found
 
 
 def _odd_speeds(runs: Sequence[Run]) -> list[str]:

@@ -18,6 +18,9 @@ GIB = 2**30
 
 @click.command()
 @click.option("--throughput", multiple=True, metavar="FILE", help="Timed rows: CSV table, or a measurement's JSON.")
+@click.option("--efficiency", multiple=True, metavar="CSV", help="Gradient statistics of each epoch and batch.")
+@click.option("--most-per-gpu", multiple=True, metavar="TASK=N", help="Limit of a micro-step; otherwise the rows' own.")
+@click.option("--most-gpus", multiple=True, metavar="TASK=N", help="Limit of a task's GPUs when it is scaled.")
 @click.option("--memory", multiple=True, metavar="JSON", help="Measurement file whose solo rows tell memory.")
 @click.option(
     "--activation-scale", default=2.0, show_default=True, help="Times the memory per sample (2: 16 to 32 bits)."
@@ -134,6 +137,8 @@ def _show(profile: Profile) -> None:
     if profile.tasks:
         _constants(profile)
         _errors(profile)
+    if any(task.scaling for task in profile.tasks.values()):
+        _scaling(profile)
     if any(task.memory for task in profile.tasks.values()):
         _memory(profile)
     for mechanism in profile.pair_mechanisms():
@@ -177,6 +182,20 @@ def _errors(profile: Profile) -> None:
     ]
     heads = ("task", "median", "p90", "one GPU", "one node", "several nodes", "points")
     _print("Error of the fit (medians by placement)", heads, rows)
+
+
+def _scaling(profile: Profile) -> None:
+    rows = []
+    for name, task in profile.tasks.items():
+        if (s := task.scaling) is None:
+            continue
+        e = task.scaling_error
+        worth = [f"{100 * s.efficiency(phase.noise, s.max_batch):.0f}" for phase in (s.phases[0], s.phases[-1])]
+        off = f"{100 * e.median:.1f} / {100 * e.p90:.1f}" if e else "–"
+        limits = (f"{s.initial_batch:,}–{s.max_batch:,}", f"{s.min_sub_batch:,}–{s.max_sub_batch:,}", s.max_gpus or "–")
+        rows.append((name, *limits, len(s.phases), " → ".join(worth), off))
+    heads = ("task", "batch", "micro-step", "most GPUs", "phases", "worth %", "error, points")
+    _print("Scaling: limits, and what a sample of the largest batch is worth at first and at last", heads, rows)
 
 
 def _memory(profile: Profile) -> None:

@@ -9,7 +9,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,35 +40,39 @@ def read_runs(path: str | Path) -> list[Run]:
 
 
 def read_throughput(path: str | Path) -> list[Run]:
-    lines = _csv(path)
-    header = lines[0][1]
-    missing = [column for column in COLUMNS if column not in header]
-    if missing:
-        raise ProfileError(f"{path}: line 1: no column {missing[0]}; a throughput table has {', '.join(COLUMNS)}")
     runs = []
-    for number, cells in lines[1:]:
-        if len(cells) != len(header):
-            raise ProfileError(
-                f"{path}: line {number}: {len(cells)} fields, the header has {len(header)}; mend the row"
-            )
-        row = dict(zip(header, cells, strict=True))
-        where = f"{path}: line {number}"
-        if not row["app"].strip():
-            raise ProfileError(f"{where}: app: empty; name the task")
+    for where, row in read_table(path, COLUMNS, "a throughput table"):
         run = Run(
             task=row["app"].strip(),
-            batch=_whole(row["local_bsz"], f"{where}: local_bsz"),
-            accum=_whole(row.get("accum", "1"), f"{where}: accum"),
-            gpus=_whole(row["gpus"], f"{where}: gpus"),
-            nodes=_whole(row["nodes"], f"{where}: nodes"),
+            batch=whole(row["local_bsz"], f"{where}: local_bsz"),
+            accum=whole(row.get("accum", "1"), f"{where}: accum"),
+            gpus=whole(row["gpus"], f"{where}: gpus"),
+            nodes=whole(row["nodes"], f"{where}: nodes"),
             seconds=_positive(row["step_time"], f"{where}: step_time"),
         )
         if run.nodes > run.gpus:
             raise ProfileError(f"{where}: nodes: {run.nodes} nodes for {run.gpus} GPUs; each node holds at least one")
         runs.append(run)
-    if not runs:
-        raise ProfileError(f"{path}: no rows below the header; give a table with at least one task")
     return runs
+
+
+def read_table(path: str | Path, columns: Sequence[str], what: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """The rows of a CSV table of tasks, each with how to point a person to it."""
+    lines = _csv(path)
+    header = lines[0][1]
+    missing = [column for column in columns if column not in header]
+    if missing:
+        raise ProfileError(f"{path}: line 1: no column {missing[0]}; {what} has {', '.join(columns)}")
+    if not lines[1:]:
+        raise ProfileError(f"{path}: no rows below the header; give a table with at least one task")
+    for number, cells in lines[1:]:
+        where = f"{path}: line {number}"
+        if len(cells) != len(header):
+            raise ProfileError(f"{where}: {len(cells)} fields, the header has {len(header)}; mend the row")
+        row = dict(zip(header, cells, strict=True))
+        if not row["app"].strip():
+            raise ProfileError(f"{where}: app: empty; name the task")
+        yield where, row
 
 
 def read_solo(path: str | Path) -> list[Run]:
@@ -194,7 +198,7 @@ def _check_names(where: str, columns: list[str]) -> None:
 
 
 def _slowdown(text: str, where: str) -> float:
-    xi = _number(text, where)
+    xi = number(text, where)
     if xi < 1:
         raise ProfileError(
             f"{where}: {text.strip()} is below 1; give the slow-down (shared time / time alone), 1 for none"
@@ -234,7 +238,7 @@ def _text(path: str | Path) -> str:
         raise ProfileError(f"{path}: cannot read it ({error.strerror}); check the path") from None
 
 
-def _number(text: str, where: str) -> float:
+def number(text: str, where: str) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -245,14 +249,14 @@ def _number(text: str, where: str) -> float:
 
 
 def _positive(text: str, where: str) -> float:
-    value = _number(text, where)
+    value = number(text, where)
     if value <= 0:
         raise ProfileError(f"{where}: {text.strip()} is not above 0; measure it again")
     return value
 
 
-def _whole(text: str, where: str) -> int:
-    value = _number(text, where)
+def whole(text: str, where: str) -> int:
+    value = number(text, where)
     if value < 1 or value != int(value):
         raise ProfileError(f"{where}: {text.strip()} is not a whole number of at least 1; mend it")
     return int(value)

@@ -8,9 +8,11 @@ not follow the schema is refused with the field's path. `docs/profiles.md` descr
 import json
 from dataclasses import asdict
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from carpool.core.elastic import Phase, Scaling
 from carpool.core.perf import AllReduce
 from carpool.errors import nearest
 from carpool.profile.fields import Fields, ProfileError
@@ -118,11 +120,36 @@ def _task(f: Fields) -> TaskProfile:
         batch_norm=f.maybe("batch_norm", f.flag),
         error=f.maybe("error", lambda key: _error(f.child(key))),
         source=f.maybe("source", f.text),
+        scaling=f.maybe("scaling", lambda key: _scaling(f.child(key))),
+        scaling_error=f.maybe("scaling_error", lambda key: _error(f.child(key))),
     )
     f.done()
     if task.alpha_s == task.beta_s == 0:
         f.fail("alpha_s", "zero, and beta_s too, so that an iteration takes no time; fit the task again")
     return task
+
+
+def _scaling(f: Fields) -> Scaling:
+    initial, least = f.whole("initial_batch", 1), f.whole("min_sub_batch", 1)
+    scaling = Scaling(
+        initial_batch=initial,
+        max_batch=f.whole("max_batch", initial),
+        min_sub_batch=least,
+        max_sub_batch=f.whole("max_sub_batch", least),
+        phases=tuple(_phase(phase) for phase in f.children("phases")),
+        max_gpus=f.maybe("max_gpus", lambda key: f.whole(key, 1)),
+    )
+    f.done()
+    ends = [phase.until for phase in scaling.phases]
+    if not ends or ends[0] <= 0 or ends[-1] != 1 or any(a >= b for a, b in pairwise(ends)):
+        f.fail("phases", "their ends do not rise to 1; give each phase a larger `until` than the one before, the last 1")
+    return scaling
+
+
+def _phase(f: Fields) -> Phase:
+    phase = Phase(f.number("until", 0), f.number("noise", 0))
+    f.done()
+    return phase
 
 
 def _all_reduce(f: Fields) -> AllReduce:

@@ -6,6 +6,7 @@ with: tasks and one interference table per sharing mechanism.
 
 from dataclasses import dataclass, field
 
+from carpool.core.elastic import Scaling
 from carpool.core.perf import AllReduce, MeasuredPair, TableInterference, Task
 from carpool.profile.fields import ProfileError
 
@@ -61,10 +62,14 @@ class TaskProfile:
     batch_norm: bool | None = None
     error: FitError | None = None
     source: str | None = None
+    scaling: Scaling | None = None
+    """Limits and statistical efficiency of other batches, where known."""
+    scaling_error: FitError | None = None
+    """Of the efficiency, in absolute terms: 0.01 is one hundredth."""
 
     def core(self) -> Task:
         static, slope = (self.memory.static_bytes, self.memory.bytes_per_sample) if self.memory else (0, 0.0)
-        return Task(self.alpha_s, self.beta_s, self.intra, self.inter, self.delta, static, slope)
+        return Task(self.alpha_s, self.beta_s, self.intra, self.inter, self.delta, static, slope, self.scaling)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ MOST_IDLE_CALLS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Delays of the world, in seconds. A policy's own `restart_s` adds to every restart."""
+    """Delays of the world, in seconds. A policy's own `start_s` and `restart_s` add to every start."""
 
     launch_s: float = 0.0
     stop_s: float = 0.0
@@ -56,6 +56,7 @@ class Engine:
         same = truth is None or truth is belief
         self.world = self.belief if same else State(truth or belief, policy.key, jobs_per_gpu)
         self.costs = costs or Costs()
+        self._start_s: float = getattr(policy, "start_s", 0.0)
         self.log = log
         self.decision_s: list[float] = []
         """Wall seconds of every step in which the policy was asked."""
@@ -113,10 +114,16 @@ class Engine:
                 wake = wake or now == self._wake_at  # a call that was superseded is dropped
             elif isinstance(what, JobRecord):
                 if what.pace == pace:
-                    batch.append(ev.Finished(now, what.job.id, what.attempt))
+                    batch.append(self._arrival(now, what))
             else:
                 batch.append(what)
         return wake
+
+    def _arrival(self, now: float, record: JobRecord) -> ev.Event:
+        """A job comes to its end, or to where its pace changes."""
+        if record.border < record.job.iterations:
+            return ev.Progressed(now, record.job.id, record.attempt, record.border)
+        return ev.Finished(now, record.job.id, record.attempt)
 
     def _step(self, now: float, batch: list[ev.Event], wake: bool) -> None:
         scheduler, repaced = self.scheduler, self.world.repaced
@@ -179,7 +186,7 @@ class Engine:
             elif record.status is Status.STOPPING:
                 event = ev.Stopped(now + stop_s, decision.job, record.attempt, record.done)
             else:
-                event = ev.Retuned(now, decision.job, record.attempt, record.accum)
+                event = ev.Retuned(now, decision.job, record.attempt, record.accum, record.batch)
             if event.at == now:
                 prompt.append(event)
             else:
@@ -191,7 +198,7 @@ class Engine:
         at = now
         for gpu in (*record.gpus, *record.leaving) if self._empty_at else ():
             at = max(at, self._empty_at.get(gpu, now))
-        return at + self.costs.launch_s + (self.scheduler.policy.restart_s if record.attempt > 1 else 0.0)
+        return at + self.costs.launch_s + (self.scheduler.policy.restart_s if record.attempt > 1 else self._start_s)
 
     def _push(self, at: float, what: ev.Event | JobRecord | None, pace: int) -> None:
         self._pushes += 1

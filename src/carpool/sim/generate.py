@@ -133,7 +133,7 @@ def philly_like(
         kind = drawn.kind.calibrated()
         batch, run_s = FITTING_BATCHES[kind.model], kind.run_s * drawn.factor
         iteration_s = tasks[kind.model].iteration(batch, 1, Placement(kind.gpus, -(-kind.gpus // NODE_GPUS)))
-        return Job(name, at, kind.model, kind.gpus, batch, max(1, round(run_s / iteration_s)), drawn.user, run_s)
+        return Job(name, at, kind.model, kind.gpus, batch, max(1, round(run_s / iteration_s)), drawn.user, run_s, elastic=True)
 
     return _workload(NAME, make, _draw(jobs, seed, hours), load, seed)
 
@@ -146,7 +146,7 @@ def pollux_like(
     def make(name: str, at: float, drawn: Drawn) -> Job:
         kind = drawn.kind.calibrated() if calibrated else drawn.kind
         batch = -(-kind.batch // kind.gpus)
-        return Job(name, at, kind.model, kind.gpus, batch, kind.iterations, drawn.user, kind.run_s)
+        return Job(name, at, kind.model, kind.gpus, batch, kind.iterations, drawn.user, kind.run_s, elastic=True)
 
     return _workload(CALIBRATED if calibrated else POLLUX, make, _draw(jobs, seed, hours), load, seed)
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from math import exp
 from random import Random
 
+from carpool.core.elastic import Pace, Scaling
 from carpool.core.model import Job
 from carpool.core.perf import Mate, PerformanceModel, Placement
 
@@ -18,11 +19,7 @@ class Misjudged:
         self._factors: dict[str, float] = {}
 
     def iteration_time(self, job: Job, accum: int, placement: Placement) -> float:
-        factor = self._factors.get(job.id)
-        if factor is None:
-            # by the job's name, so that an error does not depend on when a policy first asks
-            factor = self._factors[job.id] = exp(Random(f"{self.seed} {job.id}").gauss(0.0, self.sigma))
-        return factor * self.model.iteration_time(job, accum, placement)
+        return self._factor(job) * self.model.iteration_time(job, accum, placement)
 
     def fewest_nodes(self, gpus: int) -> int:
         return self.model.fewest_nodes(gpus)
@@ -32,3 +29,20 @@ class Misjudged:
 
     def slowdown(self, job: Job, accum: int, mates: Sequence[Mate]) -> float:
         return self.model.slowdown(job, accum, mates)
+
+    def scaling(self, job: Job) -> Scaling | None:
+        return self.model.scaling(job)
+
+    def noise(self, job: Job, done: float) -> float:
+        return self.model.noise(job, done)
+
+    def scaled_pace(self, job: Job, batch: int, accum: int, placement: Placement, done: float) -> Pace:
+        pace = self.model.scaled_pace(job, batch, accum, placement, done)
+        return pace._replace(iteration_s=self._factor(job) * pace.iteration_s)
+
+    def _factor(self, job: Job) -> float:
+        factor = self._factors.get(job.id)
+        if factor is None:
+            # by the job's name, so that an error does not depend on when a policy first asks
+            factor = self._factors[job.id] = exp(Random(f"{self.seed} {job.id}").gauss(0.0, self.sigma))
+        return factor

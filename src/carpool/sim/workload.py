@@ -17,7 +17,7 @@ from carpool.core.perf import GENERIC
 from carpool.errors import InputError, nearest
 
 OWN_COLUMNS = ("job", "submitted_s", "model", "gpus", "batch", "iterations")
-OPTIONAL_COLUMNS = ("duration_s", "user", "can_shrink", "exclusive", "max_slowdown", "priority", "after", "retries")
+OPTIONAL_COLUMNS = ("duration_s", "user", "can_shrink", "exclusive", "max_slowdown", "priority", "after", "retries", "elastic")
 POLLUX_COLUMNS = ("name", "time", "app", "gpus", "batch", "iters")
 PHILLY_COLUMNS = ("timestamp", "duration", "num_gpus")
 MOST = 1e12
@@ -251,12 +251,13 @@ def _own(rows: Iterable[Row]) -> Iterator[tuple[int, Job]]:
                 priority=row.count("priority", least=-(10**6)) if row.has("priority") else 0,
                 after=tuple(dict.fromkeys(row.text("after", "").split())),
                 retries=row.count("retries", least=0) if row.has("retries") else 0,
+                elastic=row.flag("elastic", False),
             ),
         )
 
 
 def _pollux(rows: Iterable[Row]) -> Iterator[tuple[int, Job]]:
-    """Pollux's batch is that of the whole gang; ours is per GPU."""
+    """Pollux's batch is that of the whole gang; ours is per GPU. All its jobs are elastic."""
     for row in rows:
         gpus = row.count("gpus")
         job = Job(
@@ -267,6 +268,7 @@ def _pollux(rows: Iterable[Row]) -> Iterator[tuple[int, Job]]:
             batch=-(-row.count("batch") // gpus),
             iterations=row.count("iters"),
             alone_s=row.number("dur", above=True) if row.has("dur") else None,
+            elastic=True,
         )
         yield row.line, job
 
