@@ -20,6 +20,7 @@ COMMANDS = {
     "profiles": "carpool.profile.commands:profiles",
     "fit": "carpool.profile.commands:fit",
     "check": "carpool.train.commands:check",
+    "paper": "carpool.report.paper.command:paper",
 }
 
 

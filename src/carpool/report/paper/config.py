@@ -29,7 +29,6 @@ class PolicyRow:
     label: str
     spec: str
     paper: str
-    slow: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +109,6 @@ class Config:
     setup: Setup
     hours: float
     seeds: tuple[int, ...]
-    slow_seeds: tuple[int, ...]
     policies: tuple[PolicyRow, ...]
     workloads: tuple[WorkloadRow, ...]
     figure1: TwoJobs
@@ -134,9 +132,6 @@ class Config:
     def headline(self) -> WorkloadRow:
         """The workload on which verdicts are given."""
         return self.workloads[0]
-
-    def seeds_of(self, policy: str) -> tuple[int, ...]:
-        return self.slow_seeds if self.policy(policy).slow else self.seeds
 
 
 def load(path: Path | None = None, quick: bool = False) -> Config:
@@ -167,14 +162,12 @@ def _config(top: Table, text: str) -> Config:
         if needed not in names:
             top.fail("policies", f"there is none named {needed!r}, of which the paper speaks; add it")
     setup, hours = _world(top.child("world"))
-    seeds = top.child("seeds")
     verdict, tables = top.child("verdict"), top.child("tables").child("jobs")
     figure5, figure6a = top.child("figure5"), top.child("figure6a")
     config = Config(
         setup=setup,
         hours=hours,
-        seeds=seeds.seeds("all"),
-        slow_seeds=seeds.seeds("slow"),
+        seeds=top.seeds("seeds"),
         policies=rows,
         workloads=tuple(_workload(table) for table in top.children("workloads")),
         figure1=_two_jobs(top.child("figure1")),
@@ -190,7 +183,7 @@ def _config(top: Table, text: str) -> Config:
         paper=_paper(top.child("paper"), {row.paper for row in rows}),
         text=text,
     )
-    for table in (seeds, verdict, tables, figure5, figure6a):
+    for table in (verdict, tables, figure5, figure6a):
         table.close()
     return config
 
@@ -199,9 +192,8 @@ def _quick(table: Table, config: Config) -> Config:
     part = replace(
         config,
         seeds=table.seeds("seeds"),
-        slow_seeds=table.seeds("slow_seeds"),
         figure6a=table.counts("figure6a"),
-        overhead=replace(config.overhead, nodes=table.counts("overhead_nodes"), seeds=table.seeds("slow_seeds")),
+        overhead=replace(config.overhead, nodes=table.counts("overhead_nodes"), seeds=table.seeds("seeds")[:1]),
     )
     table.close()
     return part
@@ -222,9 +214,7 @@ def _world(table: Table) -> tuple[Setup, float]:
 
 
 def _policy(table: Table) -> PolicyRow:
-    row = PolicyRow(
-        table.text("name"), table.text("label"), table.text("spec"), table.text("paper"), table.flag("slow", False)
-    )
+    row = PolicyRow(*(table.text(key) for key in ("name", "label", "spec", "paper")))
     table.close()
     try:
         policies.make(row.spec)

@@ -76,9 +76,8 @@ def batchnorm(config: Config, jobs: int, may_shrink: bool) -> Setting:
 
 
 def plan(config: Config) -> list[Run]:
-    """Every run, once; the slow policies first, so that no core waits for them at the end."""
-    runs = dict.fromkeys(_all(config))
-    return sorted(runs, key=lambda run: (-config.policy(run.policy).slow, -run.setting.jobs))
+    """Every run, once; those with the most jobs first, so that no core waits for them at the end."""
+    return sorted(dict.fromkeys(_all(config)), key=lambda run: -run.setting.jobs)
 
 
 def _all(config: Config) -> Iterator[Run]:
@@ -102,5 +101,5 @@ def _all(config: Config) -> Iterator[Run]:
 
 def _runs(config: Config, setting: Setting, policies: list[str] | tuple[str, ...]) -> Iterator[Run]:
     for policy in policies:
-        for seed in config.seeds_of(policy):
+        for seed in config.seeds:
             yield Run(setting, policy, seed)
