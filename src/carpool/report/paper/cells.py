@@ -71,6 +71,14 @@ def show(value: float, digits: int) -> str:
     return f"{value:.{digits}f}"
 
 
+def lower(found: Mean | None, digits: int = 0) -> str:
+    """A reduction in words: 17 ± 3 % lower, or so much higher."""
+    if found is None:
+        return "–"
+    error = "" if found.error is None else f" ± {found.error:.{digits}f}"
+    return f"{abs(found.value):.{digits}f}{error} % {'lower' if found.value >= 0 else 'higher'}"
+
+
 def percent(found: Mean | None, digits: int = 0) -> str:
     if found is None:
         return "–"

@@ -11,7 +11,7 @@ from statistics import linear_regression
 
 from carpool.profile.schema import load as load_profile
 from carpool.report.paper import plan
-from carpool.report.paper.cells import percent
+from carpool.report.paper.cells import lower, percent
 from carpool.report.paper.measured import Measured
 from carpool.report.paper.plan import Setting
 from carpool.report.paper.results import Results, Value, jct_h, model_queue_s, queue_h, share_within, shortest_mean_s
@@ -58,10 +58,8 @@ def _less(
     found = [results.lower(setting, OURS, name, value) for name in than]
     verdicts = [less(one, printed, config.points) for one in found]
     if len(than) == 1:
-        return percent(found[0]), verdicts[0]
-    shown = "; ".join(
-        f"{percent(one)} ({config.policy(name).label})" for name, one in zip(than, found, strict=True)
-    )
+        return lower(found[0]), verdicts[0]
+    shown = "; ".join(f"{lower(one)} ({config.policy(name).label})" for name, one in zip(than, found, strict=True))
     return shown, combined(verdicts)
 
 
@@ -70,9 +68,9 @@ def _other(results: Results, jobs: int, than: Sequence[str], value: Value) -> st
     parts = []
     for row in results.config.workloads[1:]:
         setting = plan.main(results.config, row.name, jobs)
-        shown = ", ".join(percent(results.lower(setting, OURS, name, value)) for name in than)
-        parts.append(f"on {row.title} workload {shown}")
-    return "; ".join(parts)
+        shown = ", ".join(lower(results.lower(setting, OURS, name, value)) for name in than)
+        parts.append(f"On {row.title} workload: {shown}.")
+    return " ".join(parts)
 
 
 def _headline(results: Results, jobs: int) -> Setting:
@@ -97,7 +95,7 @@ def _against_preemptive(results: Results) -> Iterator[Claim]:
         f"{said['tiresias_simulated']:g} %",
         shown,
         verdict,
-        f"The threshold decides, and the paper does not name it; both must agree. {_other(results, low, TIRESIAS, jct_h())}.",
+        f"The threshold decides, and the paper does not name it; both must agree. {_other(results, low, TIRESIAS, jct_h())}",
     )
     for jobs, table in ((low, "III"), (high, "IV")):
         printed = config.paper.jct[table]
@@ -109,7 +107,7 @@ def _against_preemptive(results: Results) -> Iterator[Claim]:
             f"{stated:.0f} % by Table {table}",
             shown,
             verdict,
-            f"The paper's own tables contradict its abstract. {_other(results, jobs, ['pollux'], jct_h())}.",
+            f"The paper's own tables contradict its abstract. {_other(results, jobs, ['pollux'], jct_h())}",
         )
     yield from _pollux_details(results)
 
@@ -172,7 +170,7 @@ def _against_first_fit(results: Results) -> Iterator[Claim]:
             f"{said[key]:g} %",
             shown,
             verdict,
-            f"{_first_fit_reason(what)} {_other(results, high.jobs, [FIRST_FIT], value)}.".strip(),
+            f"{_first_fit_reason(what)} {_other(results, high.jobs, [FIRST_FIT], value)}".strip(),
         )
 
 
@@ -276,7 +274,7 @@ def _load_and_interference(results: Results) -> Iterator[Claim]:
         "V-C, Fig. 6a",
         "Pollux loses its advantage as the load grows",
         "yes",
-        f"SJF-BSBF lower by {percent(gains[0])} at {low} jobs, {percent(gains[1])} at {high}",
+        f"against Pollux SJF-BSBF is {lower(gains[0])} at {low} jobs, {lower(gains[1])} at {high}",
         every([_ordered(gains[0], gains[1])]),
         "The gain of SJF-BSBF at the highest load against that at the lowest.",
     )
@@ -313,7 +311,7 @@ def _injected(results: Results, equal_xi: float) -> Iterator[Claim]:
         "V-C, Fig. 6b",
         f"ξ ≤ {equal_xi:g}: SJF-BSBF as SJF-FFS, {jobs} jobs",
         "the same",
-        ", ".join(f"{percent(gain, 1)} lower at {xi:g}" for xi, gain in mild.items()),
+        ", ".join(f"{lower(gain, 1)} at {xi:g}" for xi, gain in mild.items()),
         combined([equal(gain, 0.0, config.equal) for gain in mild.values()]),
         f"The same up to {config.equal:g} %.",
     )
@@ -324,7 +322,7 @@ def _injected(results: Results, equal_xi: float) -> Iterator[Claim]:
         "V-C, Fig. 6b",
         f"ξ from {low:g} to {high:g}: mean JCT lower than SJF-FFS, {jobs} jobs",
         f"{least:g}–{most:g} %",
-        ", ".join(f"{percent(gain, 1)} at {xi:g}" for xi, gain in wise.items()),
+        ", ".join(f"{lower(gain, 1)} at {xi:g}" for xi, gain in wise.items()),
         combined(verdicts),
         "At ξ = 1.5 a pair whose host ends first gains nothing by sharing, and a tie waits. The worst of the three counts.",
     )

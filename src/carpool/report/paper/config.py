@@ -37,6 +37,7 @@ class WorkloadRow:
     title: str
     generator: str
     file: str
+    file_seeds: tuple[int, ...]
     why: str
 
 
@@ -109,6 +110,8 @@ class Config:
     setup: Setup
     hours: float
     seeds: tuple[int, ...]
+    use_files: bool
+    """Run the real files too, where they are at hand?"""
     policies: tuple[PolicyRow, ...]
     workloads: tuple[WorkloadRow, ...]
     figure1: TwoJobs
@@ -168,6 +171,7 @@ def _config(top: Table, text: str) -> Config:
         setup=setup,
         hours=hours,
         seeds=top.seeds("seeds"),
+        use_files=True,
         policies=rows,
         workloads=tuple(_workload(table) for table in top.children("workloads")),
         figure1=_two_jobs(top.child("figure1")),
@@ -192,6 +196,7 @@ def _quick(table: Table, config: Config) -> Config:
     part = replace(
         config,
         seeds=table.seeds("seeds"),
+        use_files=table.flag("files", True),
         figure6a=table.counts("figure6a"),
         overhead=replace(config.overhead, nodes=table.counts("overhead_nodes"), seeds=table.seeds("seeds")[:1]),
     )
@@ -224,7 +229,8 @@ def _policy(table: Table) -> PolicyRow:
 
 
 def _workload(table: Table) -> WorkloadRow:
-    row = WorkloadRow(*(table.text(key) for key in ("name", "title", "generator", "file", "why")))
+    name, title, generator, file = (table.text(key) for key in ("name", "title", "generator", "file"))
+    row = WorkloadRow(name, title, generator, file, table.seeds("file_seeds"), table.text("why"))
     table.among("generator", [row.generator], generate.GENERATORS)
     table.close()
     return row

@@ -1,8 +1,7 @@
 """What the report's pictures have in common: one style, one colour for a policy, each picture as PNG and as SVG."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +37,26 @@ def picture(folder: Path, name: str, width: float, height: float, rows: int = 1,
         yield figure, figure.subplots(rows, columns)
         figure.savefig(folder / f"{name}.png")
         figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+
+
+def log_axis(axes: Any, which: str, base: int) -> None:
+    """A logarithmic axis whose labels are plain numbers: 1, 2, 5, 10 … or powers of two, with k and M."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    getattr(axes, f"set_{which}scale")("log", base=base)
+    axis = getattr(axes, f"{which}axis")
+    axis.set_major_locator(LogLocator(base=base, subs=(1.0,) if base == 2 else (1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+    axis.set_minor_locator(NullLocator())
+
+
+def short(value: float) -> str:
+    """A number on an axis: 0.5, 200, 20k, 1M; powers of two stay as they are up to five digits."""
+    if value >= 1e6:
+        return f"{value / 1e6:g}M"
+    if value >= 1e4 and value % 1000 == 0:
+        return f"{value / 1e3:g}k"
+    return f"{value:g}"
 
 
 def policy_colours(config: Config) -> dict[str, str]:

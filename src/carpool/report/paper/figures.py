@@ -6,7 +6,8 @@ from statistics import fmean
 from typing import Any
 
 from carpool.report.paper import plan
-from carpool.report.paper.drawing import GRID, PAPER_MARK, grouped_bars, picture, policy_colours, second_of_family
+from carpool.report.paper.config import Config
+from carpool.report.paper.drawing import GRID, PAPER_MARK, grouped_bars, log_axis, picture, policy_colours, second_of_family
 from carpool.report.paper.plan import Setting
 from carpool.report.paper.results import HOUR, Results, jct_h
 from carpool.report.paper.tables import gpus_of
@@ -35,8 +36,7 @@ def _cdf(axes: Any, results: Results, setting: Setting, policies: Sequence[str])
         shares = [100.0 * (rank + 1) / len(times) for rank in range(len(times))]
         style = "--" if policy in dashed else "-"
         axes.step(hours, shares, where="post", color=palette[policy], linestyle=style, linewidth=1.6)
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter("{x:g}")
+    log_axis(axes, "x", 10)
     axes.set_xlabel("job completion time (hours)")
     axes.set_ylabel("jobs done (%)")
     axes.set_ylim(0, 100)
@@ -81,11 +81,11 @@ def load(folder: Path, results: Results) -> None:
             axes.set_xticks(config.figure6a)
             axes.set_xlabel("jobs in eight hours")
             axes.set_ylabel("mean completion time (hours)")
-            axes.set_ylim(bottom=0)
+            log_axis(axes, "y", 10)
             axes.grid(**GRID)
             axes.set_title(f"{workload.title} workload")
         handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, frameon=False, ncols=4, loc="outside upper center")
+        figure.legend(handles, labels, frameon=False, ncols=4, handlelength=3.2, loc="outside upper center")
 
 
 def _printed(axes: Any, results: Results, palette: dict[str, str]) -> None:
@@ -114,19 +114,24 @@ def interference(folder: Path, results: Results) -> None:
                 places = [place - 0.42 + width * (number + 0.5) for place in range(len(settings))]
                 errors = [(mean.error or 0.0) if mean else 0.0 for mean in means[name]]
                 axes.errorbar(places, heights[name], yerr=errors, fmt="none", ecolor="black", capsize=2, linewidth=0.8)
-            top = max(height for found in heights.values() for height in found)
-            axes.set_ylim(0, 1.15 * top)
-            for place, setting in enumerate(settings):
-                gain = results.lower(setting, names[-1], names[0], jct_h())
-                if gain:
-                    height = max(heights[name][place] for name in names)
-                    text = f"{-gain.value:+.0f} %".replace("-", "−").replace("+0 %", "0 %").replace("−0 %", "0 %")
-                    axes.annotate(text, (place, height + 0.06 * top), ha="center", fontsize=8)
-            axes.set_xlabel("slow-down ξ of all who share")
+            gains = [results.lower(setting, names[-1], names[0], jct_h()) for setting in settings]
+            texts = [f"{-gain.value:+.0f} %" if gain else "" for gain in gains]
+            ticks = [f"{xi}\n{_sign(text)}" for xi, text in zip(plan.constants(config), texts, strict=True)]
+            axes.set_xticks(range(len(settings)), ticks)
+            axes.set_xlabel(f"slow-down ξ of all who share; {_label(config, -1)} against {_label(config, 0)}")
             axes.set_ylabel("mean completion time (hours)")
-            axes.set_title(f"{jobs} jobs; above: {config.policy(names[-1]).label} against {config.policy(names[0]).label}")
+            axes.set_title(f"{jobs} jobs")
         handles, labels = axes.get_legend_handles_labels()
         figure.legend(handles, labels, frameon=False, ncols=2, loc="outside upper center")
+
+
+def _label(config: Config, number: int) -> str:
+    return config.policy(config.figure6b.policies[number]).label
+
+
+def _sign(text: str) -> str:
+    """A proper minus, and none before a zero."""
+    return "0 %" if text in ("+0 %", "-0 %") else text.replace("-", "−")
 
 
 def overhead(folder: Path, results: Results) -> None:
@@ -135,7 +140,7 @@ def overhead(folder: Path, results: Results) -> None:
     gpus = [gpus_of(setting) for setting in settings]
     colour = policy_colours(config)[config.overhead.policy]
     limit = 1e3 * config.paper.claims["overhead_s"]
-    with picture(folder, "overhead", 6.4, 3.8) as (_, axes):
+    with picture(folder, "overhead", 6.8, 4.0) as (figure, axes):
         for label, marker, style, name in (("mean", "o", "-", "decision_mean_s"), ("p99", "s", "--", "decision_p99_s")):
             values = [
                 1e3 * fmean(getattr(o.summary, name) for o in results.of(setting, config.overhead.policy).values())
@@ -146,11 +151,10 @@ def overhead(folder: Path, results: Results) -> None:
                 linear = [values[0] * size / gpus[0] for size in gpus]
                 axes.plot(gpus, linear, color="#777777", linestyle=":", linewidth=1.2, label="linear growth")
         axes.plot([16], [limit], color="black", label="the paper's limit (16 GPUs)", **PAPER_MARK)
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
+        log_axis(axes, "x", 2)
+        log_axis(axes, "y", 10)
         axes.set_xticks(gpus, [str(size) for size in gpus])
-        axes.yaxis.set_major_formatter("{x:g}")
         axes.set_xlabel("GPUs (jobs grow alike)")
         axes.set_ylabel("time of a decision (ms)")
         axes.grid(**GRID)
-        axes.legend(frameon=False, loc="center right")
+        figure.legend(frameon=False, ncols=4, loc="outside upper center")

@@ -14,7 +14,7 @@ from carpool.profile.rows import read_throughput
 from carpool.profile.schema import load as load_profile
 from carpool.report.paper.cells import Sheet, ours, plain
 from carpool.report.paper.config import Config
-from carpool.report.paper.drawing import GRID, picture
+from carpool.report.paper.drawing import GRID, log_axis, picture
 from carpool.report.paper.plan import data_folder
 from carpool.report.plots import BLUE, GREEN, ORANGE, PURPLE, RED, SKY
 from carpool.sim.sweep import Mean
@@ -22,14 +22,14 @@ from carpool.sim.sweep import Mean
 NODE_GPUS = 4
 GANGS = {1: SKY, 2: ORANGE, 4: GREEN, 8: PURPLE, 12: BLUE, 16: RED}
 BATCHES = {
-    "bert": (1, 12),
+    "bert": (4, 12),
     "cifar10": (32, 1024),
-    "deepspeech2": (4, 80),
+    "deepspeech2": (10, 80),
     "imagenet": (20, 200),
-    "ncf": (256, 32768),
-    "yolov3": (1, 8),
+    "ncf": (32, 32768),
+    "yolov3": (4, 16),
 }
-"""The samples per GPU over which the curves are drawn: Pollux's limits."""
+"""The samples per GPU over which the curves are drawn: about those that were measured."""
 MATE = "cifar10"
 TABLES = (("gavel", "unknown", "V100 (Gavel)"), ("h200", "time-slicing", "H200, time-slicing"), ("h200", "mps", "H200, MPS"))
 Points = dict[str, dict[int, list[tuple[int, float]]]]
@@ -66,10 +66,8 @@ def throughput(folder: Path, config: Config, points: Points | None) -> None:
                 for batch, speed in (points or {}).get(name, {}).get(gpus, []):
                     axes.plot([batch], [speed], marker="o", markersize=2.6, color=colour, alpha=0.7, linestyle="none")
             axes.set_title(name)
-            axes.set_xscale("log", base=2)
-            axes.set_yscale("log")
-            axes.xaxis.set_major_formatter("{x:g}")
-            axes.yaxis.set_major_formatter("{x:g}")
+            log_axis(axes, "x", 2)
+            log_axis(axes, "y", 10)
             axes.grid(**GRID)
         for axes in panels[-1]:
             axes.set_xlabel("samples per GPU")
@@ -143,7 +141,7 @@ def pairs(folder: Path, found: Sequence[Beside]) -> None:
             mate = [max(1.0, by_task[task].mate_xi) if task in by_task else 0.0 for task in tasks]
             _bars(panels[1][number], tasks, [((tasks, own), BLUE), ((tasks, mate), ORANGE)], stacked=False)
             panels[1][number].axhline(1.0, color="black", linewidth=0.9, linestyle=":")
-            panels[1][number].set_ylim(0, 2.6)
+            panels[1][number].set_ylim(0, 1.1 * max(max(one.xi, one.mate_xi) for one in found))
         panels[0][0].set_ylabel("speed relative to alone")
         panels[1][0].set_ylabel("slow-down ξ")
         from matplotlib.patches import Patch

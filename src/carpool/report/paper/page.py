@@ -11,12 +11,18 @@ from html import escape
 from importlib import resources
 from pathlib import Path
 
-from carpool.report.paper.cells import Cell, Sheet
+from carpool.report.paper.cells import CLOSE, FAR, Cell, Sheet
 from carpool.report.paper.claims import Claim
 from carpool.report.paper.verdicts import Verdict
 
 MARKS = {Verdict.REPRODUCED: "✓", Verdict.PARTLY: "≈", Verdict.NOT: "✗", Verdict.UNTESTED: "–"}
 CLASSES = {Verdict.REPRODUCED: "yes", Verdict.PARTLY: "partly", Verdict.NOT: "no", Verdict.UNTESTED: "untested"}
+
+LEGEND = (
+    "<p class='legend'><span class='paper'>On this ground</span> stand the paper's own numbers, which were typed; every other number was computed "
+    f"for this report. A deviation from the paper is <span class='yes'>up to {CLOSE:g} %</span>, <span class='partly'>up to {FAR:g} %</span> or "
+    "<span class='no'>more</span>.</p>"
+)
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,7 @@ def _top(report: Report) -> str:
     facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in report.facts)
     contents = "".join(f'<li><a href="#{_anchor(s.title)}">{escape(s.title)}</a></li>' for s in report.sections)
     return (
-        f"<header><h1>{escape(report.title)}</h1><p class='lead'>{escape(report.lead)}</p><dl>{facts}</dl>"
+        f"<header><h1>{escape(report.title)}</h1><p class='lead'>{escape(report.lead)}</p>{LEGEND}<dl>{facts}</dl>"
         f"<nav><ul>{contents}</ul></nav></header>"
     )
 

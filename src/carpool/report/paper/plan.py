@@ -2,7 +2,7 @@
 their results by the same settings that the plan lists, so that nothing is run that nobody shows, and nothing twice."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -39,10 +39,11 @@ def data_folder() -> Path | None:
     return Path(named) if named and Path(named).is_dir() else None
 
 
-def origins(row: WorkloadRow) -> list[str]:
-    """From where a workload can be had: the generator always, the files where the data folder has them."""
+def origins(config: Config, row: WorkloadRow) -> list[str]:
+    """From where a workload is taken: the generator always, the files where the data folder has them."""
     folder = data_folder()
-    return [GENERATED, FILES] if folder and (folder / row.file).is_file() else [GENERATED]
+    there = config.use_files and folder is not None and (folder / row.file).is_file()
+    return [GENERATED, FILES] if there else [GENERATED]
 
 
 def main(config: Config, workload: str, jobs: int, origin: str = GENERATED) -> Setting:
@@ -85,9 +86,9 @@ def _all(config: Config) -> Iterator[Run]:
     for workload in config.workloads:
         for jobs in {*config.tables.values(), config.figure5, *config.figure6a}:
             yield from _runs(config, main(config, workload.name, jobs), names)
-        if FILES in origins(workload):
+        if FILES in origins(config, workload):
             for jobs in config.tables.values():
-                yield from _runs(config, main(config, workload.name, jobs, FILES), names)
+                yield from _runs(config, main(config, workload.name, jobs, FILES), names, workload.file_seeds)
     for jobs in config.figure6b.jobs:
         for interference in (*constants(config), *config.figure6b.tables):
             yield from _runs(config, injected(config, jobs, interference), config.figure6b.policies)
@@ -99,7 +100,9 @@ def _all(config: Config) -> Iterator[Run]:
             yield from _runs(config, batchnorm(config, jobs, may_shrink), [config.batchnorm.policy])
 
 
-def _runs(config: Config, setting: Setting, policies: list[str] | tuple[str, ...]) -> Iterator[Run]:
+def _runs(
+    config: Config, setting: Setting, policies: Sequence[str], seeds: Sequence[int] | None = None
+) -> Iterator[Run]:
     for policy in policies:
-        for seed in config.seeds:
+        for seed in seeds or config.seeds:
             yield Run(setting, policy, seed)

@@ -33,14 +33,10 @@ class StartAt(BasePolicy):
     def decide(self, view: View) -> list[Decision]:
         draft = Draft(view)
         for job in draft.pending():
-            if job.job.id == FIRST:
-                draft.start(job, "first")
-            elif view.now >= self.second_s:
-                hosts = draft.shareable()
-                if hosts:
-                    draft.assign(job, [0], job.shape.sizes[0], "joins the first")
-                else:
-                    draft.start(job, "the first is done")
+            if job.job.id == SECOND and view.now < self.second_s:
+                continue
+            if not draft.start(job, "its GPU is free"):
+                draft.assign(job, [0], job.shape.sizes[0], "joins the first")
         return draft.decisions
 
     def wake(self, view: View) -> float | None:

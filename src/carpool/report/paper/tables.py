@@ -19,7 +19,7 @@ Sources = list[tuple[WorkloadRow, str]]
 
 def sources(config: Config) -> Sources:
     """The workloads that were run: the generated ones first, then the real files where they are at hand."""
-    found = [(row, origin) for row in config.workloads for origin in plan.origins(row)]
+    found = [(row, origin) for row in config.workloads for origin in plan.origins(config, row)]
     return sorted(found, key=lambda source: source[1] == FILES)
 
 
@@ -264,7 +264,7 @@ def agreement(results: Results) -> Sheet | None:
     config = results.config
     rows, data = [], []
     for workload in config.workloads:
-        if FILES not in plan.origins(workload):
+        if FILES not in plan.origins(config, workload):
             continue
         for jobs in config.tables.values():
             for name in ("sjf", "sjf-bsbf"):
