@@ -136,7 +136,8 @@ def test_calibrated_jobs_have_what_the_papers_tables_imply(many):
 
 def test_run_times_of_philly_like_are_lognormal_around_those_of_the_calibrated_jobs():
     drawn = philly_like(TASKS, jobs=MANY, seed=11).jobs
-    times = [job.alone_s / one.alone_s for job, one in zip(drawn, pollux_like(jobs=MANY, seed=11, calibrated=True).jobs)]
+    calibrated = pollux_like(jobs=MANY, seed=11, calibrated=True).jobs
+    times = [job.alone_s / one.alone_s for job, one in zip(drawn, calibrated, strict=True)]
     assert abs(fmean(times) - 1.0) < 4.5 * 0.254 / sqrt(MANY)
     below = fmean(time < 0.9692 for time in times)  # the median, exp(−σ²/2)
     assert abs(below - 0.5) < 4.5 * 0.5 / sqrt(MANY)

@@ -133,7 +133,9 @@ def philly_like(
         kind = drawn.kind.calibrated()
         batch, run_s = FITTING_BATCHES[kind.model], kind.run_s * drawn.factor
         iteration_s = tasks[kind.model].iteration(batch, 1, Placement(kind.gpus, -(-kind.gpus // NODE_GPUS)))
-        return Job(name, at, kind.model, kind.gpus, batch, max(1, round(run_s / iteration_s)), drawn.user, run_s, elastic=True)
+        return Job(
+            name, at, kind.model, kind.gpus, batch, max(1, round(run_s / iteration_s)), drawn.user, run_s, elastic=True
+        )
 
     return _workload(NAME, make, _draw(jobs, seed, hours), load, seed)
 

@@ -1,4 +1,4 @@
-"""From results to the finished folder: every picture, every table, and the page that shows them in the paper's order."""
+"""From results to the finished folder: every picture, every table, and the page that shows them in order."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,7 +39,8 @@ def _report(results: Results, found: Sequence[Claim], sections: Sequence[Section
     config = results.config
     seeds = f"{len(config.seeds)} seeds of each generated workload"
     lead = (
-        "Every table and figure of the paper's evaluation, run again with Carpool's simulator and shown beside the paper's own numbers."
+        "Every table and figure of the paper's evaluation, run again with Carpool's simulator and shown beside the "
+        "paper's own numbers."
     )
     facts = [
         ("paper", "Scheduling Deep Learning Jobs in Multi-Tenant GPU Clusters via Wise Resource Sharing (SJF-BSBF)"),
@@ -49,9 +50,12 @@ def _report(results: Results, found: Sequence[Claim], sections: Sequence[Section
         *((f"workload “{row.title}”", f"{_origins(config, row.name)}. {row.why}") for row in config.workloads),
     ]
     rules = (
-        f"Verdicts are computed, on the {config.headline.title} workload. “x % less” is reproduced if ours is less by more than one standard error and "
-        f"within {config.points:g} percentage points of x, partly if it is less by more than two standard errors whatever the size, otherwise not. "
-        "A claim on many cases is reproduced if it holds in all of them, partly in at least half. Where a claim can be read in several ways "
+        f"Verdicts are computed, on the {config.headline.title} workload. “x % less” is reproduced if ours is less "
+        "by more than one standard error and "
+        f"within {config.points:g} percentage points of x, partly if it is less by more than two standard errors "
+        "whatever the size, otherwise not. "
+        "A claim on many cases is reproduced if it holds in all of them, partly in at least half. Where a claim can "
+        "be read in several ways "
         "(Tiresias has two thresholds), it is reproduced if all are, and not if none is."
     )
     title = "SJF-BSBF reproduced" + (" (quick look: few seeds)" if quick else "")
@@ -79,13 +83,16 @@ def _model(folder: Path, config: Config) -> list[Section]:
     return [
         Section(
             "Figure 1: three schedules of two jobs",
-            f"Two jobs of {rule.minutes[0]:g} and {rule.minutes[1]:g} minutes on one GPU, each {rule.xi:g} times slower while they share, played by the "
-            f"simulator. The best of the three is {best.title}; Theorem 1 says that the best start is always now or at the end of the first.",
+            f"Two jobs of {rule.minutes[0]:g} and {rule.minutes[1]:g} minutes on one GPU, each {rule.xi:g} times "
+            "slower while they share, played by the "
+            f"simulator. The best of the three is {best.title}; Theorem 1 says that the best start is always now or "
+            "at the end of the first.",
             [Picture("figure1", "Three schedules of the same two jobs, from three runs of the simulator.")],
         ),
         Section(
             "Figure 2: throughput of the six tasks",
-            "The paper measured 2080 Ti GPUs and publishes no numbers. These are T4 GPUs, four to a node, each gang on as few nodes as possible.",
+            "The paper measured 2080 Ti GPUs and publishes no numbers. These are T4 GPUs, four to a node, each gang "
+            "on as few nodes as possible.",
             [
                 Picture("figure2", f"Lines are our fit of equations 3, 4 and 7; {dots}. Both axes are logarithmic."),
                 figures_model.fit_errors(config),
@@ -93,10 +100,15 @@ def _model(folder: Path, config: Config) -> list[Section]:
         ),
         Section(
             "Figure 3: pairs with CIFAR10",
-            "Pairs on one GPU from two sources. Pairs of gangs on several GPUs, which the paper shows too, are in no public data, and we have not "
+            "Pairs on one GPU from two sources. Pairs of gangs on several GPUs, which the paper shows too, are in "
+            "no public data, and we have not "
             "measured any.",
             [
-                Picture("figure3", "Above: speed of both, relative to alone; above 1 (dotted) the pair does more work than one after the other. Below: ξ."),
+                Picture(
+                    "figure3",
+                    "Above: speed of both, relative to alone; above 1 (dotted) the pair does more work than one "
+                    "after the other. Below: ξ.",
+                ),
                 figures_model.pair_sheet(beside),
             ],
         ),
@@ -117,9 +129,14 @@ def _experiments(folder: Path, results: Results, measured: Measured | None) -> l
     return [
         Section(
             "Table II and Figure 4: the physical experiment",
-            f"Thirty jobs on 4 × 4 GPUs, {source}. The paper's GPUs are faster and its jobs are only described, so compare the columns "
-            "relative to FIFO. Slow-downs are Gavel's measured pairs, memory is limited to a 2080 Ti's, placement counts.",
-            [tables.physical(results, measured), Picture("figure4", "Thirty jobs: completion times and queuing by model.")],
+            f"Thirty jobs on 4 × 4 GPUs, {source}. The paper's GPUs are faster and its jobs are only described, so "
+            "compare the columns "
+            "relative to FIFO. Slow-downs are Gavel's measured pairs, memory is limited to a 2080 Ti's, placement "
+            "counts.",
+            [
+                tables.physical(results, measured),
+                Picture("figure4", "Thirty jobs: completion times and queuing by model."),
+            ],
         ),
         *(
             Section(
@@ -132,19 +149,29 @@ def _experiments(folder: Path, results: Results, measured: Measured | None) -> l
         Section(
             "Figure 5: completion times and queuing, simulated",
             "",
-            [Picture("figure5", f"{five.jobs} jobs, {config.headline.title} workload: completion times and queuing by model.")],
+            [
+                Picture(
+                    "figure5",
+                    f"{five.jobs} jobs, {config.headline.title} workload: completion times and queuing by model.",
+                )
+            ],
         ),
         Section(
             "Figure 6a: load",
             "",
             [
-                Picture("figure6a", "Mean completion time against the load, with standard errors. Diamonds: the paper's Tables III and IV."),
+                Picture(
+                    "figure6a",
+                    "Mean completion time against the load, with standard errors. Diamonds: the paper's Tables III "
+                    "and IV.",
+                ),
                 tables.loads(results),
             ],
         ),
         Section(
             "Figure 6b: injected slow-downs",
-            "Every pair that shares is slowed by the same ξ; the policies know it. No single ξ gives the paper's numbers at both loads.",
+            "Every pair that shares is slowed by the same ξ; the policies know it. No single ξ gives the paper's "
+            "numbers at both loads.",
             [
                 Picture("figure6b", "Mean completion time under injected slow-downs, with standard errors."),
                 tables.interference(results),
@@ -164,7 +191,8 @@ def _beyond(folder: Path, results: Results) -> list[Section]:
         ),
         Section(
             "Without splitting BatchNorm batches",
-            "Splitting the batch of a model with BatchNorm changes its training, which the paper does not say. All other runs let every batch "
+            "Splitting the batch of a model with BatchNorm changes its training, which the paper does not say. All "
+            "other runs let every batch "
             "shrink, as the paper does; these rows, with memory limits on (a T4's 15 GB), show what honesty costs.",
             [tables.batchnorm(results)],
         ),

@@ -1,4 +1,7 @@
-"""Tables as values: what a cell shows, and what the CSV file beside it holds. `tables.py` fills them, `page.py` draws them."""
+"""Tables as values: what a cell shows, and what the CSV file beside it holds.
+
+`tables.py` fills them, `page.py` draws them.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -59,12 +62,18 @@ def ours(found: Mean | None, digits: int = 2, printed: float | None = None) -> C
         return Cell(text)
     off = deviation(found.value, printed)
     kind = "close" if abs(off) <= CLOSE else "far" if abs(off) > FAR else "off"
-    return Cell(text, f"{off:+.0f} %".replace("-", "−"), kind)
+    return Cell(text, signed(off), kind)
 
 
 def deviation(value: float, printed: float) -> float:
     """In per cent of what the paper prints."""
     return 100.0 * (value / printed - 1.0)
+
+
+def signed(value: float) -> str:
+    """Whole per cent with a proper minus, and no sign before a zero."""
+    text = f"{value:+.0f} %"
+    return "0 %" if text in ("+0 %", "-0 %") else text.replace("-", "−")
 
 
 def show(value: float, digits: int) -> str:
@@ -75,8 +84,10 @@ def lower(found: Mean | None, digits: int = 0) -> str:
     """A reduction in words: 17 ± 3 % lower, or so much higher."""
     if found is None:
         return "–"
-    error = "" if found.error is None else f" ± {found.error:.{digits}f}"
-    return f"{abs(found.value):.{digits}f}{error} % {'lower' if found.value >= 0 else 'higher'}"
+    size = show(abs(found.value), digits)
+    error = "" if found.error is None else f" ± {show(found.error, digits)}"
+    direction = "" if float(size) == 0.0 else " lower" if found.value > 0 else " higher"
+    return f"{size}{error} %{direction}"
 
 
 def percent(found: Mean | None, digits: int = 0) -> str:

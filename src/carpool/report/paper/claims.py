@@ -1,6 +1,7 @@
 """The claims of the paper's abstract and text, each with the paper's figure, ours, a verdict and its reason.
 
-A verdict is computed from the measured numbers by the rules in `verdicts.py`, never typed. It is given on the headline workload;
+A verdict is computed from the measured numbers by the rules in `verdicts.py`, never typed. It is given on the
+headline workload;
 what the other workload says stands beside it.
 """
 
@@ -95,7 +96,8 @@ def _against_preemptive(results: Results) -> Iterator[Claim]:
         f"{said['tiresias_simulated']:g} %",
         shown,
         verdict,
-        f"The threshold decides, and the paper does not name it; both must agree. {_other(results, low, TIRESIAS, jct_h())}",
+        "The threshold decides, and the paper does not name it; both must agree. "
+        f"{_other(results, low, TIRESIAS, jct_h())}",
     )
     for jobs, table in ((low, "III"), (high, "IV")):
         printed = config.paper.jct[table]
@@ -121,7 +123,7 @@ def _pollux_details(results: Results) -> Iterator[Claim]:
     wanted = 100 * (1 - 1 / said["pollux_times_480"])
     _, verdict = _less(results, high, ["pollux"], jct_h(), wanted)
     yield Claim(
-        "V-C",
+        "Section VI-C",
         f"{high.jobs} jobs: nearly {said['pollux_times_480']:g} times better than Pollux",
         f"{said['pollux_times_480']:g} ×",
         "–" if ratio is None else f"{ratio:.1f} ×",
@@ -132,7 +134,7 @@ def _pollux_details(results: Results) -> Iterator[Claim]:
     value = shortest_mean_s(share / 100)
     shown, verdict = _less(results, _headline(results, config.figure5), ["pollux"], value, said["shortest_pollux"])
     yield Claim(
-        "V-C, Fig. 5a",
+        "Section VI-C, Fig. 5a",
         f"JCT of the shortest {share:g} % of jobs lower than under Pollux",
         f"{said['shortest_pollux']:g} %",
         shown,
@@ -145,7 +147,7 @@ def _pollux_details(results: Results) -> Iterator[Claim]:
     printed = config.paper.jct["III"]
     (_, large_ours, small_ours), (_, large_pollux, small_pollux) = printed[OURS], printed["pollux"]
     yield Claim(
-        "V-C",
+        "Section VI-C",
         f"{low.jobs} jobs: large jobs take longer than under Pollux, small ones less long",
         f"large {large_ours:g} against {large_pollux:g} h, small {small_ours:g} against {small_pollux:g} h",
         f"large {_hours(large[0])} against {_hours(large[1])}, small {_hours(small[0])} against {_hours(small[1])}",
@@ -165,7 +167,7 @@ def _against_first_fit(results: Results) -> Iterator[Claim]:
     for what, value, key in (("JCT", jct_h(), "ffs_jct_480"), ("queuing time", queue_h(), "ffs_queue_480")):
         shown, verdict = _less(results, high, [FIRST_FIT], value, said[key])
         yield Claim(
-            "abstract" if what == "JCT" else "V-C",
+            "abstract" if what == "JCT" else "Section VI-C",
             f"Mean {what} lower than SJF-FFS, {high.jobs} jobs",
             f"{said[key]:g} %",
             shown,
@@ -177,7 +179,9 @@ def _against_first_fit(results: Results) -> Iterator[Claim]:
 def _first_fit_reason(what: str) -> str:
     if what == "JCT":
         return "SJF-FFS shares whatever it costs."
-    return "SJF-FFS never refuses to share, so its queue is short by construction; SJF-BSBF waits where waiting is better."
+    return (
+        "SJF-FFS never refuses to share, so its queue is short by construction; SJF-BSBF waits where waiting is better."
+    )
 
 
 def _physical(results: Results) -> Iterator[Claim]:
@@ -186,18 +190,27 @@ def _physical(results: Results) -> Iterator[Claim]:
     setting = plan.physical(config)
     why = "Simulated on other GPUs than the paper's; only ratios compare."
     shown, verdict = _less(results, setting, TIRESIAS, jct_h(), said["tiresias_physical"])
-    yield Claim("V-B", "30 jobs: mean JCT lower than Tiresias", f"{said['tiresias_physical']:g} %", shown, verdict, why)
+    yield Claim(
+        "Section VI-B", "30 jobs: mean JCT lower than Tiresias", f"{said['tiresias_physical']:g} %", shown, verdict, why
+    )
     shown, verdict = _less(results, setting, [FIRST_FIT], jct_h(), said["ffs_physical"])
-    yield Claim("V-B", "30 jobs: mean JCT lower than SJF-FFS", f"{said['ffs_physical']:g} %", shown, verdict, why)
+    yield Claim(
+        "Section VI-B", "30 jobs: mean JCT lower than SJF-FFS", f"{said['ffs_physical']:g} %", shown, verdict, why
+    )
     shown, verdict = _less(results, setting, TIRESIAS, model_queue_s("bert"), said["bert_queue_physical"])
     yield Claim(
-        "V-B", "30 jobs: BERT queues less than under Tiresias", f"{said['bert_queue_physical']:g} %", shown, verdict, why
+        "Section VI-B",
+        "30 jobs: BERT queues less than under Tiresias",
+        f"{said['bert_queue_physical']:g} %",
+        shown,
+        verdict,
+        why,
     )
     yield _within(results, setting)
     others = [name for name in config.physical.policies if name != FIRST_FIT]
     queues = {name: results.mean(setting, name, queue_h()) for name in config.physical.policies}
     yield Claim(
-        "V-B, Fig. 4b",
+        "Section VI-B, Fig. 4b",
         "30 jobs: SJF-FFS generally has the lowest queuing time",
         "lowest",
         ", ".join(f"{config.policy(name).label} {_hours(found)}" for name, found in queues.items()),
@@ -215,12 +228,13 @@ def _within(results: Results, setting: Setting) -> Claim:
     longest = max(makespan for makespan, _ in config.paper.physical.values()) / 3600
     others = [_ordered(found, shares[OURS]) for name, found in shares.items() if name != OURS]
     return Claim(
-        "V-B, Fig. 4a",
+        "Section VI-B, Fig. 4a",
         f"30 jobs: more jobs done within {hours:g} h than under any other policy",
         f"nearly {said['within_share']:g} %, others below {said['others_share']:g} %",
         ", ".join(f"{config.policy(name).label} {percent(found)}" for name, found in shares.items()),
         every(others),
-        f"The paper's longest makespan is {longest:.2f} h, so its {hours:g} h must be a slip. Here only the order is tested.",
+        f"The paper's longest makespan is {longest:.2f} h, so its {hours:g} h must be a slip. Here only the order "
+        "is tested.",
     )
 
 
@@ -230,7 +244,7 @@ def _shape(results: Results) -> Iterator[Claim]:
     setting = _headline(results, config.figure5)
     share = results.mean(setting, OURS, share_within(500.0))
     yield Claim(
-        "V-C, Fig. 5a",
+        "Section VI-C, Fig. 5a",
         "Share of SJF-BSBF's jobs done within 500 s",
         f"nearly {said['under_500_share']:g} %",
         percent(share),
@@ -246,7 +260,7 @@ def _shape(results: Results) -> Iterator[Claim]:
                 mine = results.mean(setting, sharing, model_queue_s(model))
                 tests += [_ordered(mine, results.mean(setting, name, model_queue_s(model))) for name in EXCLUSIVE]
         yield Claim(
-            "V-C, Fig. 5b",
+            "Section VI-C, Fig. 5b",
             f"Sharing policies queue less than exclusive ones, model by model, {jobs} jobs",
             "consistently",
             f"{sum(map(bool, tests))} of {len(tests)} comparisons",
@@ -262,7 +276,7 @@ def _load_and_interference(results: Results) -> Iterator[Claim]:
     others = [row.name for row in config.policies if row.name != "pollux"]
     at_low = {name: results.mean(_headline(results, low), name, jct_h()) for name in (*others, "pollux")}
     yield Claim(
-        "V-C, Fig. 6a",
+        "Section VI-C, Fig. 6a",
         f"Pollux is better than the others at low load ({low} jobs)",
         "best",
         f"Pollux {_hours(at_low['pollux'])}, best of the others {_best(at_low, others)}",
@@ -271,7 +285,7 @@ def _load_and_interference(results: Results) -> Iterator[Claim]:
     )
     gains = [results.lower(_headline(results, jobs), OURS, "pollux", jct_h()) for jobs in (low, high)]
     yield Claim(
-        "V-C, Fig. 6a",
+        "Section VI-C, Fig. 6a",
         "Pollux loses its advantage as the load grows",
         "yes",
         f"against Pollux SJF-BSBF is {lower(gains[0])} at {low} jobs, {lower(gains[1])} at {high}",
@@ -280,12 +294,14 @@ def _load_and_interference(results: Results) -> Iterator[Claim]:
     )
     rest = [name for name in others if name != OURS]
     tests = [
-        _ordered(results.mean(_headline(results, jobs), OURS, jct_h()), results.mean(_headline(results, jobs), name, jct_h()))
+        _ordered(
+            results.mean(_headline(results, jobs), OURS, jct_h()), results.mean(_headline(results, jobs), name, jct_h())
+        )
         for jobs in config.figure6a
         for name in rest
     ]
     yield Claim(
-        "V-C, Fig. 6a",
+        "Section VI-C, Fig. 6a",
         "SJF-BSBF is better than the other baselines at all loads",
         "at all loads",
         f"{sum(map(bool, tests))} of {len(tests)} comparisons",
@@ -308,7 +324,7 @@ def _injected(results: Results, equal_xi: float) -> Iterator[Claim]:
     }
     mild = {xi: gain for xi, gain in gains.items() if xi <= equal_xi}
     yield Claim(
-        "V-C, Fig. 6b",
+        "Section VI-C, Fig. 6b",
         f"ξ ≤ {equal_xi:g}: SJF-BSBF as SJF-FFS, {jobs} jobs",
         "the same",
         ", ".join(f"{lower(gain, 1)} at {xi:g}" for xi, gain in mild.items()),
@@ -317,14 +333,17 @@ def _injected(results: Results, equal_xi: float) -> Iterator[Claim]:
     )
     (low, high), (least, most) = config.paper.wise_xi, config.paper.wise_gain
     wise = {xi: gain for xi, gain in gains.items() if low <= xi <= high}
-    verdicts = [less(gain, min(max(gain.value, least), most) if gain else least, config.points) for gain in wise.values()]
+    verdicts = [
+        less(gain, min(max(gain.value, least), most) if gain else least, config.points) for gain in wise.values()
+    ]
     yield Claim(
-        "V-C, Fig. 6b",
+        "Section VI-C, Fig. 6b",
         f"ξ from {low:g} to {high:g}: mean JCT lower than SJF-FFS, {jobs} jobs",
         f"{least:g}–{most:g} %",
         ", ".join(f"{lower(gain, 1)} at {xi:g}" for xi, gain in wise.items()),
         combined(verdicts),
-        "At ξ = 1.5 a pair whose host ends first gains nothing by sharing, and a tie waits. The worst of the three counts.",
+        "At ξ = 1.5 a pair whose host ends first gains nothing by sharing, and a tie waits. The worst of the three "
+        "counts.",
     )
 
 
@@ -338,7 +357,7 @@ def _cost(results: Results) -> Iterator[Claim]:
     }
     small = means.get(16)
     yield Claim(
-        "IV-B",
+        "Section V-B",
         "A scheduling operation on 16 GPUs takes less than 0.02 s",
         f"{said['overhead_s']:g} s",
         "–" if small is None else f"{small.value:.5f} s",
@@ -348,22 +367,24 @@ def _cost(results: Results) -> Iterator[Claim]:
     known = [(log(gpus), log(found.value)) for gpus, found in means.items() if found]
     slope = linear_regression(*zip(*known, strict=True)).slope if len(known) > 1 else None
     yield Claim(
-        "IV-B",
+        "Section V-B",
         "The time of a decision grows about linearly with the GPUs (|G| log B + |J| log |J|)",
         "linear, times a logarithm",
         "–" if slope is None else f"GPUs to the power of {slope:.2f}, {min(sizes)}–{max(sizes)} GPUs",
         every([None if slope is None else slope <= 1.1]),
-        "Reproduced if the power is at most 1.1. We judge each host once, not each GPU, and cut each kind of host at one point.",
+        "Reproduced if the power is at most 1.1. We judge each host once, not each GPU, and cut each kind of host "
+        "at one point.",
     )
     pairs = [xi for pair in load_profile("gavel").pairs for xi in (pair.xi_a, pair.xi_b)]
     pairs += [xi for pair in load_profile("h200").pairs for xi in (pair.xi_a, pair.xi_b)]
     yield Claim(
-        "III-B, Fig. 3",
+        "Section IV-B, Fig. 3",
         "Interference ratios range widely, up to 6",
         f"up to {said['largest_xi']:g}",
         f"up to {max(pairs):.1f}",
         every([max(pairs) >= said["largest_xi"] / 2, max(pairs) >= said["largest_xi"] - 1]),
-        "The pairs that we ship (Gavel's on a V100, ours on an H200), one GPU each; multi-GPU pairs are in no public data. "
+        "The pairs that we ship (Gavel's on a V100, ours on an H200), one GPU each; multi-GPU pairs are in no "
+        "public data. "
         "Reproduced if the largest is at least 5, partly if at least 3.",
     )
 
@@ -380,7 +401,7 @@ def _fidelity(results: Results, measured: Measured | None) -> Claim:
             if found:
                 offs.append(100 * abs(found.value / row[number] - 1))
     return Claim(
-        "V-C",
+        "Section VI-C",
         "The simulator is within 5 % of the physical run, makespan and mean JCT",
         f"{limit:g} %",
         f"at most {max(offs):.0f} % off" if offs else "–",
@@ -393,7 +414,7 @@ def _accumulation(results: Results) -> Claim:
     tasks = load_profile(results.config.setup.profile).tasks
     same = sorted(name for name, task in tasks.items() if not task.batch_norm)
     return Claim(
-        "I",
+        "Section I",
         "Gradient accumulation is completely equivalent to training with the larger batch",
         "always",
         f"{len(same)} of {len(tasks)} models ({', '.join(same)})",

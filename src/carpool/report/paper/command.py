@@ -21,12 +21,13 @@ from carpool.report.paper.config import Config
 from carpool.report.paper.measured import read_measured
 from carpool.report.paper.plan import Run, data_folder, plan
 from carpool.report.paper.results import Results
-from carpool.report.paper.runs import SIMULATES, code_digest, execute
+from carpool.report.paper.runs import SIMULATES, Standing, code_digest, execute
 from carpool.report.paper.verdicts import Verdict
+from carpool.sim.sweep import Outcome
 
 CACHE = "cache"
 STAMP = "complete.json"
-Advance = Callable[[int, int, Run | None], None]
+Advance = Callable[[Standing], None]
 
 
 @click.command()
@@ -63,13 +64,13 @@ def paper(quick: bool, out: Path, path: Path | None, workers: int | None, as_jso
     _tell(found, out, len(runs), monotonic() - began)
 
 
-def _run(config: Config, runs: Sequence[Run], cache: Path, workers: int | None, quiet: bool) -> dict:
+def _run(config: Config, runs: Sequence[Run], cache: Path, workers: int | None, quiet: bool) -> dict[Run, Outcome]:
     kept = 0
 
-    def note(done: int, total: int, run: Run | None) -> None:
+    def note(standing: Standing) -> None:
         nonlocal kept
-        kept = done
-        advance(done, total, run)
+        kept = standing.runs
+        advance(standing)
 
     try:
         with _bar(quiet) as advance:
@@ -78,7 +79,9 @@ def _run(config: Config, runs: Sequence[Run], cache: Path, workers: int | None, 
         raise InputError(f"{cache}: cannot write there: {error.strerror}; choose another --out") from None
     except BaseException:
         if kept:
-            print(f"{kept} of {len(runs)} runs are kept in {cache}; the same command goes on from there", file=sys.stderr)
+            print(
+                f"{kept} of {len(runs)} runs are kept in {cache}; the same command goes on from there", file=sys.stderr
+            )
         raise
 
 
@@ -124,14 +127,19 @@ def _tell(claims: Sequence[Claim], out: Path, runs: int, seconds: float) -> None
 
 @contextmanager
 def _bar(quiet: bool) -> Iterator[Advance]:
-    """A progress bar on standard error. The time left counts jobs, because a run of 480 takes longer than one of 120."""
+    """A progress bar on standard error. It counts jobs, because a run of 480 takes longer than one of 120."""
     if quiet or not sys.stderr.isatty():
-        yield lambda done, total, run: None
+        yield lambda standing: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = ("simulating", BarColumn(), MofNCompleteColumn(), "runs, time left", TimeRemainingColumn())
+    columns = ("simulating", BarColumn(), TextColumn("{task.description}"), "time left", TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=None)
-        yield lambda done, total, run: progress.update(task, completed=done, total=total)
+
+        def show(standing: Standing) -> None:
+            text = f"{standing.runs} of {standing.of_runs} runs,"
+            progress.update(task, description=text, completed=standing.jobs, total=max(1, standing.of_jobs))
+
+        yield show

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from carpool.errors import InputError
-from carpool.report.plots import POLICY_COLOURS, colours
 from carpool.report.paper.config import Config
+from carpool.report.plots import POLICY_COLOURS, colours
 
 GRID = {"alpha": 0.25, "linewidth": 0.6}
 PAPER_MARK = {"linestyle": "none", "marker": "D", "markersize": 6, "markerfacecolor": "none", "markeredgewidth": 1.3}
 """How the paper's own numbers are drawn in a picture: hollow diamonds."""
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 10,
     "axes.labelsize": 9,
@@ -25,7 +25,9 @@ STYLE = {
 
 
 @contextmanager
-def picture(folder: Path, name: str, width: float, height: float, rows: int = 1, columns: int = 1) -> Iterator[tuple[Any, Any]]:
+def picture(
+    folder: Path, name: str, width: float, height: float, rows: int = 1, columns: int = 1
+) -> Iterator[tuple[Any, Any]]:
     """Yields a figure and its axes (an array where there are several), and writes both files at the end."""
     try:
         from matplotlib import rc_context
@@ -40,12 +42,14 @@ def picture(folder: Path, name: str, width: float, height: float, rows: int = 1,
 
 
 def log_axis(axes: Any, which: str, base: int) -> None:
-    """A logarithmic axis whose labels are plain numbers: 1, 2, 5, 10 … or powers of two, with k and M."""
+    """Makes an axis logarithmic, once all is drawn. Its labels are plain: 1, 2, 5, 10 … or powers of two."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     getattr(axes, f"set_{which}scale")("log", base=base)
     axis = getattr(axes, f"{which}axis")
-    axis.set_major_locator(LogLocator(base=base, subs=(1.0,) if base == 2 else (1.0, 2.0, 5.0)))
+    low, high = axis.get_view_interval()
+    few = base == 2 or high > 2000 * low
+    axis.set_major_locator(LogLocator(base=base, subs=(1.0,) if few else (1.0, 2.0, 5.0)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
     axis.set_minor_locator(NullLocator())
 

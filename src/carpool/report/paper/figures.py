@@ -1,4 +1,4 @@
-"""The pictures of results: Figures 4 and 5 (who is done when, who waits), 6a (load), 6b (injected slow-down), and the overhead."""
+"""The pictures of results: Figures 4 and 5 (who is done when, who waits), 6a (load), 6b (slow-down), and the overhead."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,8 +6,17 @@ from statistics import fmean
 from typing import Any
 
 from carpool.report.paper import plan
+from carpool.report.paper.cells import signed
 from carpool.report.paper.config import Config
-from carpool.report.paper.drawing import GRID, PAPER_MARK, grouped_bars, log_axis, picture, policy_colours, second_of_family
+from carpool.report.paper.drawing import (
+    GRID,
+    PAPER_MARK,
+    grouped_bars,
+    log_axis,
+    picture,
+    policy_colours,
+    second_of_family,
+)
 from carpool.report.paper.plan import Setting
 from carpool.report.paper.results import HOUR, Results, jct_h
 from carpool.report.paper.tables import gpus_of
@@ -62,7 +71,9 @@ def load(folder: Path, results: Results) -> None:
     with picture(folder, "figure6a", 10.0, 4.4, columns=len(config.workloads)) as (figure, panels):
         for axes, workload in zip(panels, config.workloads, strict=True):
             for row in config.policies:
-                means = [results.mean(plan.main(config, workload.name, jobs), row.name, jct_h()) for jobs in config.figure6a]
+                means = [
+                    results.mean(plan.main(config, workload.name, jobs), row.name, jct_h()) for jobs in config.figure6a
+                ]
                 known = [(jobs, mean) for jobs, mean in zip(config.figure6a, means, strict=True) if mean]
                 if known:
                     axes.errorbar(
@@ -101,9 +112,10 @@ def _printed(axes: Any, results: Results, palette: dict[str, str]) -> None:
 def interference(folder: Path, results: Results) -> None:
     """Figure 6b: completion times under a constant slow-down of all who share."""
     config = results.config
-    palette = policy_colours(config)
     with picture(folder, "figure6b", 10.0, 4.0, columns=len(config.figure6b.jobs)) as (figure, panels):
-        for axes, jobs in zip([panels] if len(config.figure6b.jobs) == 1 else panels, config.figure6b.jobs, strict=True):
+        for axes, jobs in zip(
+            [panels] if len(config.figure6b.jobs) == 1 else panels, config.figure6b.jobs, strict=True
+        ):
             names = list(config.figure6b.policies)
             settings = [plan.injected(config, jobs, text) for text in plan.constants(config)]
             means = {name: [results.mean(setting, name, jct_h()) for setting in settings] for name in names}
@@ -115,8 +127,8 @@ def interference(folder: Path, results: Results) -> None:
                 errors = [(mean.error or 0.0) if mean else 0.0 for mean in means[name]]
                 axes.errorbar(places, heights[name], yerr=errors, fmt="none", ecolor="black", capsize=2, linewidth=0.8)
             gains = [results.lower(setting, names[-1], names[0], jct_h()) for setting in settings]
-            texts = [f"{-gain.value:+.0f} %" if gain else "" for gain in gains]
-            ticks = [f"{xi}\n{_sign(text)}" for xi, text in zip(plan.constants(config), texts, strict=True)]
+            texts = [signed(-gain.value) if gain else "" for gain in gains]
+            ticks = [f"{xi}\n{text}" for xi, text in zip(plan.constants(config), texts, strict=True)]
             axes.set_xticks(range(len(settings)), ticks)
             axes.set_xlabel(f"slow-down ξ of all who share; {_label(config, -1)} against {_label(config, 0)}")
             axes.set_ylabel("mean completion time (hours)")
@@ -127,11 +139,6 @@ def interference(folder: Path, results: Results) -> None:
 
 def _label(config: Config, number: int) -> str:
     return config.policy(config.figure6b.policies[number]).label
-
-
-def _sign(text: str) -> str:
-    """A proper minus, and none before a zero."""
-    return "0 %" if text in ("+0 %", "-0 %") else text.replace("-", "−")
 
 
 def overhead(folder: Path, results: Results) -> None:

@@ -31,7 +31,11 @@ BATCHES = {
 }
 """The samples per GPU over which the curves are drawn: about those that were measured."""
 MATE = "cifar10"
-TABLES = (("gavel", "unknown", "V100 (Gavel)"), ("h200", "time-slicing", "H200, time-slicing"), ("h200", "mps", "H200, MPS"))
+TABLES = (
+    ("gavel", "unknown", "V100 (Gavel)"),
+    ("h200", "time-slicing", "H200, time-slicing"),
+    ("h200", "mps", "H200, MPS"),
+)
 Points = dict[str, dict[int, list[tuple[int, float]]]]
 
 
@@ -133,7 +137,12 @@ def pairs(folder: Path, found: Sequence[Beside]) -> None:
     with picture(folder, "figure3", 10.0, 6.4, rows=2, columns=len(columns)) as (figure, panels):
         for number, (title, shown) in enumerate(columns):
             by_task = {one.task: one for one in shown}
-            _bars(panels[0][number], tasks, [(_speed(by_task, "own"), BLUE), (_speed(by_task, "mate"), ORANGE)], stacked=True)
+            _bars(
+                panels[0][number],
+                tasks,
+                [(_speed(by_task, "own"), BLUE), (_speed(by_task, "mate"), ORANGE)],
+                stacked=True,
+            )
             panels[0][number].axhline(1.0, color="black", linewidth=0.9, linestyle=":")
             panels[0][number].set_title(title, fontsize=9)
             panels[0][number].set_ylim(0, 2.15)
@@ -206,5 +215,5 @@ def pair_sheet(found: Sequence[Beside]) -> Sheet:
         rows=tuple(rows),
         csv_header=("task", "measured_on", "batch", "mate_batch", "xi", "mate_xi", "throughput"),
         csv_rows=tuple((o.task, o.where, o.batch, o.mate_batch, o.xi, o.mate_xi, o.together) for o in found),
-        note="Throughput is the sum of both speeds relative to alone; a ξ below 1 is measurement noise and counts as 1 there.",
+        note="Throughput: the sum of both speeds relative to alone; there a ξ below 1, which is noise, counts as 1.",
     )

@@ -19,8 +19,10 @@ MARKS = {Verdict.REPRODUCED: "✓", Verdict.PARTLY: "≈", Verdict.NOT: "✗", V
 CLASSES = {Verdict.REPRODUCED: "yes", Verdict.PARTLY: "partly", Verdict.NOT: "no", Verdict.UNTESTED: "untested"}
 
 LEGEND = (
-    "<p class='legend'><span class='paper'>On this ground</span> stand the paper's own numbers, which were typed; every other number was computed "
-    f"for this report. A deviation from the paper is <span class='yes'>up to {CLOSE:g} %</span>, <span class='partly'>up to {FAR:g} %</span> or "
+    "<p class='legend'><span class='paper'>On this ground</span> stand the paper's own numbers, which were typed; "
+    "every other number was computed "
+    f"for this report. A deviation from the paper is <span class='yes'>up to {CLOSE:g} %</span>, <span "
+    f"class='partly'>up to {FAR:g} %</span> or "
     "<span class='no'>more</span>.</p>"
 )
 
@@ -92,7 +94,8 @@ def _claims(report: Report) -> str:
     )
     return (
         f"<section id='claims'><h2>What holds</h2><ul class='tiles'>{tiles}</ul><p>{escape(report.rules)}</p>"
-        "<div class='wide'><table class='claims'><thead><tr><th>verdict</th><th>claim</th><th class='paper'>the paper</th>"
+        "<div class='wide'><table class='claims'><thead><tr><th>verdict</th><th>claim</th><th class='paper'>the "
+        "paper</th>"
         f"<th>ours</th><th>reason</th></tr></thead><tbody>{rows}</tbody></table></div></section>"
     )
 

@@ -1,4 +1,5 @@
-"""Which runs the report needs. A `Setting` is everything about a run but its policy and its seed; tables and figures ask for
+"""Which runs the report needs. A `Setting` is everything about a run but its policy and its seed; tables and figures
+ask for
 their results by the same settings that the plan lists, so that nothing is run that nobody shows, and nothing twice."""
 
 import os

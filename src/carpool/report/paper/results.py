@@ -1,4 +1,4 @@
-"""Questions to the results: means over seeds with their standard error, and how much lower one policy is than another."""
+"""Questions to the results: means over seeds with their standard error, and how much lower one policy is than others."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,8 @@ def queue_h(part: str = "all") -> Value:
 
 
 def _part(summary: Summary, part: str) -> Summary | Group:
-    return {"all": summary, "large": summary.large, "small": summary.small}[part]
+    parts: dict[str, Summary | Group] = {"all": summary, "large": summary.large, "small": summary.small}
+    return parts[part]
 
 
 def model_queue_s(model: str) -> Value:

@@ -1,6 +1,7 @@
 """Making the runs, or finding them: every result is kept as one small file, named by a hash of all that it depends on.
 
-The hash covers the jobs themselves, the policy, the world and the source of everything that simulates. So a second call finds
+The hash covers the jobs themselves, the policy, the world and the source of everything that simulates. So a second
+call finds
 all it needs, an interrupted one goes on where it stopped, and a change of code or configuration makes the runs anew.
 """
 
@@ -12,7 +13,7 @@ from functools import cache
 from hashlib import sha256
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import carpool
 from carpool.report.output import whole_file
@@ -22,6 +23,16 @@ from carpool.report.paper.plan import Run
 from carpool.sim.metrics import Group, Summary
 from carpool.sim.sweep import Case, Outcome, run_each
 from carpool.sim.workload import Workload, write
+
+
+class Standing(NamedTuple):
+    """How far it is: runs that are there, and jobs of those that had to be made (a run's time grows with its jobs)."""
+
+    runs: int
+    of_runs: int
+    jobs: int
+    of_jobs: int
+
 
 SIMULATES = ("core", "policies", "sim", "profile")
 """The packages on which a run's result depends."""
@@ -56,9 +67,9 @@ def execute(
     folder: Path,
     *,
     workers: int | None = None,
-    progress: Callable[[int, int, Run | None], None] = lambda done, total, run: None,
+    progress: Callable[[Standing], None] = lambda standing: None,
 ) -> dict[Run, Outcome]:
-    """The outcome of every run, from `folder` or by simulation. `progress` hears how many are there, of how many."""
+    """The outcome of every run, from `folder` or by simulation. `progress` hears of every one."""
     folder.mkdir(parents=True, exist_ok=True)
     found: dict[Run, Outcome] = {}
     missing: list[tuple[Run, Case, Path]] = []
@@ -71,14 +82,17 @@ def execute(
         else:
             missing.append((run, Case(workload.source, str(run.seed), workload), path))
     total = len(found) + len(missing)
-    progress(len(found), total, None)
+    jobs = sum(run.setting.jobs for run, *_ in missing)
+    standing = Standing(len(found), total, 0, jobs)
+    progress(standing)
     tasks = [(config.policy(run.policy).spec, case, run.setting.setup) for run, case, _ in missing]
     with closing(run_each(tasks, workers)) as results:
         for number, outcome in results:
             run, _, path = missing[number]
             _keep(path, outcome)
             found[run] = outcome
-            progress(len(found), total, run)
+            standing = Standing(len(found), total, standing.jobs + run.setting.jobs, jobs)
+            progress(standing)
     return found
 
 

@@ -1,4 +1,7 @@
-"""Figure 1: three schedules of two jobs, each from a run of the simulator. A small policy starts the second job when it is told."""
+"""Figure 1: three schedules of two jobs, each from a run of the simulator.
+
+A small policy starts the second job when it is told to.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +28,7 @@ class StartAt(BasePolicy):
     """Jobs start in the order of submission; the second joins the first at a given time, or waits for it to end."""
 
     name = "start-at"
+    restart_s: float = 0.0  # type: ignore[misc]
     second_s: float = option(0.0, "when the second job may join the first")
 
     def key(self, job: JobView, now: float) -> tuple[float, ...]:
@@ -71,7 +75,7 @@ def schedules(config: Config) -> list[Schedule]:
     for title, second_at in starts:
         events: list[ev.Event] = []
         setup = Setup(cluster="1x1", truth=f"{rule.xi:g}", memory_limit=False)
-        result = simulate(jobs, StartAt(second_at), setup, log=events.append)
+        result = simulate(jobs, StartAt(second_s=second_at), setup, log=events.append)
         found.append(Schedule(title, segments(events), {record.job.id: jct(record) for record in result.jobs}))
     return found
 
@@ -79,7 +83,7 @@ def schedules(config: Config) -> list[Schedule]:
 def draw(folder: Path, config: Config, found: list[Schedule]) -> None:
     colour = {FIRST: BLUE, SECOND: ORANGE}
     longest = max(segment.end for schedule in found for segment in schedule.segments) / 60
-    with picture(folder, "figure1", 7.6, 4.2, rows=3) as (figure, panels):
+    with picture(folder, "figure1", 7.6, 4.2, rows=3) as (_, panels):
         for axes, schedule in zip(panels, found, strict=True):
             for segment in schedule.segments:
                 for job in segment.jobs:
@@ -101,5 +105,7 @@ def draw(folder: Path, config: Config, found: list[Schedule]) -> None:
             axes.grid(axis="x", **GRID)
             axes.set_axisbelow(True)
             times = ", ".join(f"{job} {schedule.jcts_s[job] / 60:.0f}" for job in (FIRST, SECOND))
-            axes.set_title(f"{schedule.title}: mean JCT {schedule.mean_s / 60:.1f} min ({times})", loc="left", fontsize=9)
+            axes.set_title(
+                f"{schedule.title}: mean JCT {schedule.mean_s / 60:.1f} min ({times})", loc="left", fontsize=9
+            )
         panels[-1].set_xlabel(f"time (minutes); hatched: both share the GPU, each {config.figure1.xi:g} times slower")

@@ -1,4 +1,5 @@
-"""The report's tables: II, III and IV beside the paper's numbers, the data of Figures 6a and 6b, the overhead, BatchNorm,
+"""The report's tables: II, III and IV beside the paper's numbers, the data of Figures 6a and 6b, the overhead,
+BatchNorm,
 and how well the generated workloads agree with the real files."""
 
 from math import sqrt
@@ -57,7 +58,17 @@ def simulated(results: Results, table: str, metric: str) -> Sheet:
         groups=tuple(groups),
         header=tuple(header),
         rows=tuple(rows),
-        csv_header=("policy", "workload", "origin", "part", "paper_h", "ours_h", "standard_error_h", "deviation_%", "seeds"),
+        csv_header=(
+            "policy",
+            "workload",
+            "origin",
+            "part",
+            "paper_h",
+            "ours_h",
+            "standard_error_h",
+            "deviation_%",
+            "seeds",
+        ),
         csv_rows=tuple(data),
         note=_misprint(table, metric),
     )
@@ -75,8 +86,8 @@ def _long(
 ) -> tuple[Any, ...]:
     off = deviation(found.value, printed) if found and printed else None
     seeds = len(results.of(setting, policy.name))
-    numbers = (printed, found and found.value, found and found.error, off)
-    return (policy.name, workload.name, origin, part, *(_number(number) for number in numbers), seeds)
+    row = (policy.name, workload.name, origin, part)
+    return (*row, _number(printed), *_mean(found), _number(off), seeds)
 
 
 def _number(value: float | None) -> str:
@@ -192,7 +203,7 @@ def interference(results: Results) -> Sheet:
     gain_label = f"{labels[-1]} lower by, %"
     return Sheet(
         name="figure6b",
-        title=f"Mean completion time in hours under injected and measured slow-downs ({config.headline.title} workload)",
+        title=f"Mean completion time in hours, injected and measured slow-downs ({config.headline.title} workload)",
         groups=(("", 1), *((f"{jobs} jobs", len(labels) + 1) for jobs in config.figure6b.jobs)),
         header=("slow-down", *(label for _ in config.figure6b.jobs for label in (*labels, gain_label))),
         rows=tuple(rows),
@@ -273,7 +284,9 @@ def agreement(results: Results) -> Sheet | None:
                     for origin in (GENERATED, FILES)
                 )
                 gap = _gap(made, real)
-                shown = plain("–" if gap is None else f"{gap:.1f}", "" if gap is None else "close" if gap <= 2 else "far")
+                shown = plain(
+                    "–" if gap is None else f"{gap:.1f}", "" if gap is None else "close" if gap <= 2 else "far"
+                )
                 label = f"{workload.title}, {jobs} jobs, {config.policy(name).label}"
                 rows.append((plain(label), ours(made), ours(real), shown))
                 data.append((workload.name, jobs, name, *_mean(made), *_mean(real), _number(gap)))

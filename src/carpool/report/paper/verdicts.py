@@ -1,4 +1,4 @@
-"""The rules by which a claim is judged. They look at numbers only; `[verdict]` in the configuration states them for the reader."""
+"""The rules by which a claim is judged. They look at numbers only; `[verdict]` in the configuration states them."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -43,7 +43,7 @@ def every(tests: Sequence[bool | None], least: int | None = None) -> Verdict:
 
 
 def combined(verdicts: Sequence[Verdict]) -> Verdict:
-    """One verdict for several readings of a claim: reproduced if all are, not if none holds at all, otherwise partly."""
+    """One verdict for several readings of a claim: reproduced if all are, not if none is at all, otherwise partly."""
     if not verdicts or Verdict.UNTESTED in verdicts:
         return Verdict.UNTESTED
     if len(set(verdicts)) == 1:
