@@ -1,4 +1,4 @@
-"""The pictures of results: Figures 4 and 5 (who is done when, who waits), 6a (load), 6b (slow-down), and the overhead."""
+"""The pictures of results: Figures 4 and 5 (who is done, who waits), 6a (load), 6b (slow-down), and the overhead."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Questions to the results: means over seeds with their standard error, and how much lower one policy is than others."""
+"""Questions to the results: means over seeds with their standard error, and how much lower one is than another."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
