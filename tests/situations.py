@@ -71,6 +71,7 @@ def random_job(random: Random, name: str, now: float, most: int) -> Job:
         exclusive=random.random() < 0.1,
         max_slowdown=random.choice([None, None, None, 1.1, 1.6]),
         priority=random.choice([0, 0, 0, 1]),
+        elastic=random.random() < 0.5,
     )
 
 
@@ -96,7 +97,8 @@ def facts(state: State) -> dict:
     records = {}
     for name, r in sorted({**state.jobs, **state.ended}.items()):
         records[name] = (
-            *(r.status, r.attempt, r.gpus, r.accum, r.memory, r.done, r.since, r.iteration_s, r.slowdown),
+            *(r.status, r.attempt, r.gpus, r.accum, r.batch, r.memory, r.done, r.since, r.iteration_s, r.slowdown),
+            *(r.border, r.most_gpus),
             *(r.waited_s, r.served, r.ran_s, r.alone_s, r.ended, r.first_start, r.shares, r.hosted, r.preemptions),
         )
     gpus = {g: ([r.job.id for r in state.residents(g)], state.memory_used(g)) for g in sorted(state.topology.node_of)}
@@ -158,7 +160,12 @@ def validate(state: State) -> None:
 
 def _validate_job(state: State, record) -> None:
     holds = record.status in (Status.STARTING, Status.RUNNING) or (record.status is Status.CANCELLING and record.gpus)
-    assert len(record.gpus) == (record.job.gpus if holds else 0)
+    assert bool(record.gpus) == bool(holds)
+    if holds and record.batch is None:
+        assert len(record.gpus) == record.job.gpus
+    elif holds:
+        assert record.job.elastic
+        assert all(state.residents(gpu) == (record,) for gpu in record.gpus), "a scaled job does not share"
     assert 0.0 <= record.done <= record.job.iterations
     assert record.accum == 1 or record.job.can_shrink
     if record.status is Status.RUNNING:

@@ -1,6 +1,7 @@
 """What holds for every policy in every situation."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from carpool.core.model import Job, Node, Status, sub_batch
 from carpool.core.perf import AllReduce, FittedModel, MeasuredPair, TableInterference, Task
 from carpool.core.scheduler import Scheduler
 
-NAMES = [*policies.BUILT_IN, "fifo:skip=true", "sjf:skip=false", "tiresias:threshold_gpu_s=20"]
+NAMES = [*policies.BUILT_IN, "fifo:skip=true", "sjf:skip=false", "tiresias:threshold_gpu_s=20", "pollux:fairness=0"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -30,29 +31,31 @@ def test_every_plan_is_whole_legal_and_repeatable(name, situation):
     assert list(policy.decide(state)) == plan, "the same view gave another plan"
     again = situation.state(policies.make(name).key)
     assert list(policies.make(name).decide(again)) == plan, "another object decided otherwise"
-    assert_legal(state, plan)
+    assert_legal(state, plan, moves=name.startswith("pollux"))
     if plan:
         state.apply(ev.Planned(state.now, tuple(plan)))
         validate(state)
 
 
-def assert_legal(state, plan):
-    """The rules once more, written without the code that enforces them."""
+def assert_legal(state, plan, moves):
+    """The rules once more, written without the code that enforces them. `moves`: running jobs may go elsewhere."""
     assert len({decision.job for decision in plan}) == len(plan)
-    stopped = {d.job for d in plan if d.allocation is None}
-    on = {g: [(r.job, r.accum) for r in state.residents(g) if r.job.id not in stopped] for g in state.topology.node_of}
+    gone = {d.job for d in plan}
+    on = {g: [(r.job, r.accum) for r in state.residents(g) if r.job.id not in gone] for g in state.topology.node_of}
     for decision in plan:
         record = state.jobs[decision.job]
         assert decision.why
         if decision.allocation is None:
             assert record.gpus
             continue
-        assert record.status is Status.PENDING
-        gpus = decision.allocation.gpus
-        assert len(set(gpus)) == len(gpus) == record.job.gpus, "a gang is whole"
+        assert record.status is Status.PENDING or (moves and record.status is Status.RUNNING)
+        gpus, job = decision.allocation.gpus, record.job
+        if decision.allocation.batch is not None:
+            job = assert_scaled(state, job, decision.allocation)
+        assert len(set(gpus)) == len(gpus) == job.gpus, "a gang is whole"
         assert decision.allocation.accum == 1 or record.job.can_shrink
         for gpu in gpus:
-            on[gpu].append((record.job, decision.allocation.accum))
+            on[gpu].append((job, decision.allocation.accum))
     perf = state.perf
     for gpu, jobs in on.items():
         assert len(jobs) <= state.jobs_per_gpu
@@ -64,6 +67,16 @@ def assert_legal(state, plan):
             if mates and job.max_slowdown is not None:
                 assert perf.slowdown(job, accum, mates) <= job.max_slowdown
     assert_within_limits(state, on)
+
+
+def assert_scaled(state, job, allocation):
+    """Only an elastic job is scaled, within the limits of its task, and it does not share; the job as it then is."""
+    limits, gpus = state.perf.tasks[job.model].scaling, len(allocation.gpus)
+    assert job.elastic
+    assert gpus <= max(limits.max_gpus or gpus, job.gpus)
+    assert limits.initial_batch <= gpus * allocation.batch <= limits.max_batch
+    assert sub_batch(allocation.batch, allocation.accum) <= limits.max_sub_batch
+    return replace(job, gpus=gpus, batch=allocation.batch, exclusive=True)
 
 
 def assert_within_limits(state, on):
@@ -82,11 +95,11 @@ def assert_within_limits(state, on):
 @given(situation=situations)
 @settings(max_examples=60)
 def test_a_plan_leaves_nothing_to_add(name, situation):
-    """Asked again right after its plan was carried out, a policy that does not preempt has nothing more to do."""
+    """Asked again right after its plan was carried out, a policy that lets jobs run has nothing more to do."""
     policy = policies.make(name)
     state = situation.state(policy.key)
     plan = list(policy.decide(state))
-    if any(decision.allocation is None for decision in plan):
+    if any(state.jobs[decision.job].gpus for decision in plan):  # stopped, moved or re-tuned
         return
     if plan:
         state.apply(ev.Planned(state.now, tuple(plan)))

@@ -39,7 +39,7 @@ class Life(RuleBasedStateMachine):
 
     def tell(self, *events):
         self.journal += events
-        planned = self.scheduler.step(self.state.now, events)
+        planned = self.scheduler.step(self.state.now, events, wake=self.scheduler.in_rounds)
         if planned:
             self.journal.append(planned)
 

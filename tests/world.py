@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from carpool.core import events as ev
+from carpool.core.elastic import Phase, Scaling
 from carpool.core.model import Allocation, Decision, Job, Limits, Node
 from carpool.core.perf import AllReduce, ConstantInterference, FittedModel, Interference, Task
 from carpool.core.rules import check
@@ -16,11 +17,22 @@ GIB = 2**30
 NO_COMM = AllReduce(0.0, 0.0)
 
 
-def task(alpha: float = 0.1, beta: float = 0.01, memory_gib: float = 1.0, per_sample_gib: float = 0.1) -> Task:
-    return Task(alpha, beta, NO_COMM, NO_COMM, 1.0, round(memory_gib * GIB), per_sample_gib * GIB)
+def task(
+    alpha: float = 0.1,
+    beta: float = 0.01,
+    memory_gib: float = 1.0,
+    per_sample_gib: float = 0.1,
+    scaling: Scaling | None = None,
+) -> Task:
+    return Task(alpha, beta, NO_COMM, NO_COMM, 1.0, round(memory_gib * GIB), per_sample_gib * GIB, scaling)
 
 
-TASKS = {"plain": task(), "thin": task(memory_gib=0.5, per_sample_gib=0.01), "fat": task(memory_gib=6.0)}
+SCALING = Scaling(8, 512, 2, 64, (Phase(0.25, 32.0), Phase(1.0, 512.0)))
+TASKS = {
+    "plain": task(scaling=SCALING),
+    "thin": task(memory_gib=0.5, per_sample_gib=0.01),
+    "fat": task(memory_gib=6.0, scaling=Scaling(4, 64, 1, 256, (Phase(1.0, 100.0),), max_gpus=3)),
+}
 
 
 def model(

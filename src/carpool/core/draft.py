@@ -45,7 +45,9 @@ class Draft:
 
     def members(self, gpu: GpuId) -> list[Member]:
         """Who is on a GPU, in the draft."""
-        staying = [Member(r, r.accum, r.memory, r.batch) for r in self.view.residents(gpu) if r.order not in self._stopped]
+        staying = [
+            Member(r, r.accum, r.memory, r.batch) for r in self.view.residents(gpu) if r.order not in self._stopped
+        ]
         return staying + self._arrived.get(gpu, [])
 
     def accepts(self, gpu: GpuId, record: JobRecord, size: Size) -> bool:

@@ -1,13 +1,17 @@
 """How a training scales with its batch: statistical efficiency along the training, and the limits of a task.
 
 A larger batch makes more progress an iteration, but less a sample: with a gradient noise scale φ (in samples) a
-sample of a batch B is worth (φ + B₀) / (φ + B) of one at the task's initial batch B₀ (Qiao et al., OSDI 2021, eq. 5). The
-noise grows along the training, so a training is cut into phases, each with a noise scale of its own. The performance
+sample of a batch B is worth (φ + B₀) / (φ + B) of one at the task's initial batch B₀ (Qiao et al., OSDI 2021). The
+noise changes along the training, so a training is cut into phases, each with a noise scale of its own. The performance
 model asks here for the pace of a job whose batch the scheduler chose; policies ask for the limits.
 """
 
 from dataclasses import dataclass
+from math import ceil
 from typing import NamedTuple
+
+SLACK = 1e-8
+"""Of rounding, where a batch is cut into micro-steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +54,12 @@ class Scaling:
         """What a sample of this batch is worth, against one of the initial batch."""
         return (noise + self.initial_batch) / (noise + batch)
 
-    def micro_steps(self, batch: int) -> int:
-        """Into how many micro-steps the batch of one GPU is cut."""
-        return -(-batch // self.max_sub_batch)
+    def micro_steps(self, batch: float, gpus: int, max_sub_batch: int) -> int:
+        """Into how many micro-steps the batch of each GPU is cut, if a GPU holds so many samples."""
+        steps = max(1, ceil(batch / max_sub_batch - SLACK))
+        if gpus == 1 and batch > self.initial_batch + SLACK:
+            return max(2, steps)  # one GPU learns the noise of the gradient from several micro-steps
+        return steps
 
     def stretches(self, batch: int, iterations: int) -> tuple[Stretch, ...]:
         """The phases counted in the iterations of a job with this batch, which needs so many of them in all."""

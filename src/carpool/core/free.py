@@ -51,6 +51,10 @@ class Topology:
             mask = self._eligible[needed] = sum(1 << n for n in numbers if self.nodes[n].memory >= needed)
         return mask
 
+    def smallest_memory(self, mask: int) -> int:
+        """The least memory of a GPU on the nodes of a mask; 0 where there are none."""
+        return min((self.nodes[n].memory for n in self.present.values() if mask >> n & 1), default=0)
+
     def total(self, mask: int = -1) -> int:
         """How many GPUs the nodes of a mask have."""
         return sum(len(self.nodes[n].gpus) for n in self.present.values() if mask >> n & 1)

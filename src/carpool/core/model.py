@@ -14,7 +14,7 @@ NodeId = str
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a user asked for. `batch` is samples per GPU per iteration and is never changed, unless the job is `elastic`."""
+    """What a user asked for. `batch` is samples per GPU per iteration; only that of an `elastic` job may be changed."""
 
     id: JobId
     submitted: float

@@ -232,9 +232,9 @@ class FittedModel:
             nodes = self.fewest_nodes(gpus)
         time = self._timed(job.model, batch, accum, gpus, nodes)
         if job.alone_s is not None:
-            # as in `iteration_time`; the given duration is that of micro-steps no larger than the task's limit
+            # as in `iteration_time`; the given duration is that of micro-steps within the task's limit
             scaling = self.tasks[job.model].scaling
-            own = scaling.micro_steps(job.batch) if scaling else 1
+            own = scaling.micro_steps(job.batch, job.gpus, scaling.max_sub_batch) if scaling else 1
             best = self._timed(job.model, job.batch, own, job.gpus, self.fewest_nodes(job.gpus))
             time *= job.alone_s / job.iterations / best
         stretch = self._stretch(job, done)

@@ -1,7 +1,7 @@
 """Goodput: useful samples a second, which is throughput × statistical efficiency; and the batch that makes it largest.
 
-Pollux asks here for what a job would be worth on so many GPUs. The answer depends on the task, the phase of its training, and
-the memory, but not on the single job, so it is computed once and kept.
+Pollux asks here for what a job would be worth on so many GPUs. The answer depends on the task, the phase of its
+training and the memory, but not on the single job, so it is computed once and kept.
 """
 
 from collections.abc import Iterator
@@ -9,14 +9,12 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import NamedTuple
 
-from carpool.core.elastic import Scaling
+from carpool.core.elastic import SLACK, Scaling
 from carpool.core.model import Job
 from carpool.core.perf import PerformanceModel, Placement
 
 BATCHES = 50
 """So many batches are tried between the smallest and the largest, at equal ratios, as Pollux does."""
-SLACK = 1e-8
-"""Of rounding, where a batch is cut into micro-steps."""
 
 
 class Choice(NamedTuple):
@@ -48,6 +46,7 @@ class Goodputs:
         self._perf: PerformanceModel | None = None
         self._known: dict[Kind, dict[Placement, Choice]] = {}
         self._micro_steps: dict[tuple[str, int], int] = {}
+        self._least_memory: dict[str, int] = {}
 
     def under(self, perf: PerformanceModel) -> None:
         """Forget what another performance model said."""
@@ -55,6 +54,7 @@ class Goodputs:
             self._perf = perf
             self._known.clear()
             self._micro_steps.clear()
+            self._least_memory.clear()
 
     def table(self, kind: Kind) -> dict[Placement, Choice]:
         """What is known so far of a kind; `best` adds to it."""
@@ -81,6 +81,14 @@ class Goodputs:
             if goodput > best.goodput:
                 best = Choice(goodput, batch, accum)
         return best
+
+    def least_memory(self, job: Job, scaling: Scaling) -> int:
+        """Bytes that the smallest micro-step of a task takes."""
+        found = self._least_memory.get(job.model)
+        if found is None:
+            assert self._perf is not None
+            found = self._least_memory[job.model] = self._perf.memory(replace(job, batch=scaling.min_sub_batch), 1)
+        return found
 
     def max_sub_batch(self, job: Job, scaling: Scaling, memory: int) -> int:
         """The most samples per micro-step within the task's limit and the memory of a GPU; 0: not even the fewest."""
@@ -110,9 +118,7 @@ def _cuts(scaling: Scaling, gpus: int, max_sub_batch: int) -> Iterator[tuple[int
     tried = set()
     for number in range(BATCHES):
         per_gpu = least * (most / least) ** (number / (BATCHES - 1)) / gpus
-        accum = max(1, ceil(per_gpu / max_sub_batch - SLACK))
-        if gpus == 1 and per_gpu > scaling.initial_batch + SLACK:
-            accum = max(2, accum)  # one GPU learns the noise of the gradient from several micro-steps
+        accum = scaling.micro_steps(per_gpu, gpus, max_sub_batch)
         samples = min(ceil(per_gpu / accum - SLACK), most // (gpus * accum))
         if samples >= scaling.min_sub_batch and (samples, accum) not in tried:
             tried.add((samples, accum))

@@ -1,12 +1,12 @@
 """Pollux: co-adaptive scheduling of elastic jobs for goodput (Qiao et al., OSDI 2021).
 
 Every round the GPUs are shared out anew among all jobs, and each elastic job gets the batch that suits its GPUs and the
-phase of its training. The objective is Pollux's: the power mean of the jobs' speed-ups over a fair share, with its penalty for
-restarts. The search is our own: deterministic, and exact where Pollux's genetic one draws lots (`shares.py`).
+phase of its training. The objective is Pollux's: the power mean of the jobs' speed-ups over a fair share, with its
+penalty for restarts. The search (`shares.py`) is our own and draws no lots, where Pollux's is genetic.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import log
 
 from carpool.core.elastic import Scaling
@@ -15,11 +15,11 @@ from carpool.core.perf import Placement
 from carpool.core.record import JobRecord, JobView, Size
 from carpool.core.view import View
 from carpool.policies.base import BasePolicy, next_round, option
-from carpool.policies.goodput import Choice, Goodputs, Kind
+from carpool.policies.goodput import NOTHING, Choice, Goodputs, Kind
 from carpool.policies.shares import Allowance, Contender, Places, Seating, share_out
 
 LEAST = 1e-3
-"""Added to every speed-up, so that a job without GPUs counts as very slow, not as infinitely slow. Pollux's constant."""
+"""Added to every speed-up, so that a job without GPUs counts as very slow, not infinitely slow; Pollux's constant."""
 YOUNGEST_S = 1.0
 """A job counts as at least this old: at age 0, Pollux's penalty would make it worth nothing."""
 
@@ -29,7 +29,7 @@ class Pollux(BasePolicy):
     """Every round, GPUs and batches of elastic jobs are chosen anew for the best goodput that is fair to all."""
 
     name = "pollux"
-    round_s: float = option(60.0, "seconds between two rounds")
+    round_s: float = option(60.0, "decide only at multiples of so many seconds; 0: whenever something happens")
     restart_s: float = option(30.0, "seconds the simulator charges when a job starts again on other GPUs")  # type: ignore[misc]
     start_s: float = option(30.0, "seconds the simulator charges when a job starts for the first time")  # type: ignore[misc]
     fairness: float = option(1.0, "minus the exponent of the power mean: 0 favours the sum of goodputs, more is fairer")
@@ -39,14 +39,14 @@ class Pollux(BasePolicy):
 
     @property
     def in_rounds(self) -> bool:
-        return True
+        return self.round_s > 0.0
 
     def key(self, job: JobView, now: float) -> tuple[float, ...]:
         return (job.service(now), job.job.submitted)
 
     def wake(self, view: View) -> float | None:
         busy = len(view.queue) or any(True for _ in view.running)
-        return next_round(view.now, self.round_s or 60.0) if busy else None
+        return next_round(view.now, self.round_s) if busy and self.round_s else None
 
     def decide(self, view: View) -> list[Decision]:
         self._goodputs.under(view.perf)
@@ -63,8 +63,14 @@ class Round:
         self.goodputs = goodputs
         topology = view.topology
         self.node_gpus = max((len(topology.nodes[n].gpus) for n in topology.present.values()), default=1)
-        self.gpus = sum(self._open(gpu) for gpu in topology.node_of)
-        asking = [*view.queue, *(job for job in view.running if self._may_move(job))]
+        asking, self.closed = list(view.queue), dict[GpuId, bool]()
+        for job in view.running:
+            if self._may_move(job):
+                asking.append(job)
+            else:
+                spans = topology.nodes_spanned(job.gpus) > 1
+                self.closed.update({gpu: spans or self.closed.get(gpu, False) for gpu in job.gpus})
+        self.gpus = topology.total() - len(self.closed)
         self.fair = max(1, -(-self.gpus // max(1, len(asking))))
         self.node_share = len(topology.present) / max(1, topology.total())
         self.scaled: dict[int, Scaled] = {}  # by order of submission
@@ -73,9 +79,6 @@ class Round:
     def _may_move(self, job: JobRecord) -> bool:
         """Who is just starting, is being cancelled, or shares GPUs is left alone."""
         return job.status is Status.RUNNING and all(len(self.view.residents(gpu)) == 1 for gpu in job.gpus)
-
-    def _open(self, gpu: GpuId) -> bool:
-        return all(self._may_move(job) for job in self.view.residents(gpu))
 
     # ---- what GPUs are worth to a job ------------------------------------------------------------------------------
 
@@ -91,7 +94,7 @@ class Round:
             sizes, eligible = (record.shape.gpus,), self.view.topology.with_memory(size.memory) if size else 0
         if not eligible or not sizes:
             return None
-        fair = scaled.goodput(min(self.fair, scaled.most), self.node_gpus < self.fair) if scaled else float(self.fair)
+        fair = self._fair_goodput(scaled) if scaled else float(self.fair)
         age, delay = max(YOUNGEST_S, now - record.job.submitted), self.policy.restart_s
         kept = max(0.0, age - max(0, record.attempt - 1) * delay) / (age + delay)  # what a restart leaves of it
         known: dict[tuple[int, bool], float] = {}
@@ -110,6 +113,10 @@ class Round:
         rank = (-record.shape.priority, record.service(now), record.job.submitted, record.order)
         return Contender(record, rank, sizes, cost, self._cost(0.0), stay, eligible)
 
+    def _fair_goodput(self, scaled: "Scaled") -> float:
+        gpus = min(self.fair, scaled.most)
+        return scaled.goodput(gpus, gpus > self.node_gpus) or scaled.goodput(1, False)
+
     def _cost(self, speedup: float) -> float:
         """A job's part of the power mean, which is best where the sum of costs is least."""
         value = speedup * self.node_share + LEAST
@@ -120,7 +127,7 @@ class Round:
         most = min(scaled.most, max(1, 2 * record.most_gpus), self.gpus)
         half = max(1, self.node_gpus // 2)
         sizes = {*range(1, min(most, self.node_gpus) + 1), *range(self.node_gpus, most + 1, half), len(record.gpus)}
-        return tuple(sorted(size for size in sizes if 0 < size <= self.gpus))
+        return tuple(size for size in sorted(sizes) if size and scaled.goodput(size, size > self.node_gpus) > 0.0)
 
     def _cut(self, record: JobRecord) -> Size | None:
         """The size at which a job that is not elastic may start: the largest sub-batch that enough GPUs hold."""
@@ -133,13 +140,15 @@ class Round:
     # ---- what is decided -------------------------------------------------------------------------------------------
 
     def best_places(self) -> Places:
-        """The best of three plans: shared out anew, with and without moving the small, and as little change as can be."""
+        """The best of three plans: all shared out anew, with and without moving small jobs, and nobody moved at all."""
         contenders, view = self.contenders, self.view
         anew = share_out(contenders, self.gpus, self.node_gpus, Allowance(view, contenders))
         same = {c.record.order: c.held for c in contenders if c.held}
+        if anew == same:
+            return {c.record.order: c.record.gpus for c in contenders if c.held}
         plans = []
         for shares, displace in ((anew, False), (anew, True), (same, False)):
-            seating = Seating(view, contenders, displace)
+            seating = Seating(view.topology, self.closed, displace)
             seating.seat(contenders, shares)
             plans.append(seating)
         return min(plans, key=lambda plan: plan.cost).places
@@ -161,8 +170,8 @@ class Round:
 
     def _allocation(self, record: JobRecord, gpus: tuple[GpuId, ...]) -> Allocation:
         scaled = self.scaled.get(record.order)
-        if scaled is not None:
-            choice = scaled.choice(len(gpus), self.view.topology.nodes_spanned(gpus) > 1)
+        choice = scaled.choice(len(gpus), self.view.topology.nodes_spanned(gpus) > 1) if scaled else NOTHING
+        if choice.batch:
             return Allocation(gpus, choice.accum, choice.batch)
         if gpus == record.gpus:
             return Allocation(gpus, record.accum, record.batch)
@@ -192,9 +201,8 @@ class Scaled:
         scaling = view.perf.scaling(job)
         if scaling is None:
             return None
-        least = view.perf.memory(replace(job, batch=scaling.min_sub_batch), 1)
-        eligible = topology.with_memory(least)
-        memory = min((topology.nodes[n].memory for n in topology.present.values() if eligible >> n & 1), default=-1)
+        eligible = topology.with_memory(goodputs.least_memory(job, scaling))
+        memory = topology.smallest_memory(eligible)
         samples = goodputs.max_sub_batch(job, scaling, memory)
         noise = view.perf.noise(job, job.iterations - record.iterations_left(view.now))
         kind = Kind(job.model, noise, samples, job.can_shrink)

@@ -1,14 +1,15 @@
 """Who gets how many GPUs, and where: the search behind Pollux.
 
-Every job that asks has a cost for each number of GPUs; the sum of costs is to be small. `share_out` finds the numbers as a
-knapsack is filled, by the steepest gain per GPU along each job's convex hull. `Seating` finds the nodes: large jobs first, who
-need not move stays, and a node holds at most one job that spans several.
+Every job that asks has a cost for each number of GPUs; the sum of costs is to be small. `share_out` finds the numbers
+as a knapsack is filled, by the steepest gain per GPU along each job's convex hull. `Seating` finds the nodes: large
+jobs first, who need not move stays, and a node holds at most one job that spans several.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from carpool.core.free import Topology
 from carpool.core.model import GpuId
 from carpool.core.record import JobRecord
 from carpool.core.view import View
@@ -102,9 +103,9 @@ def _hull(curve: list[tuple[int, float]]) -> list[tuple[int, float]]:
     """The lower convex hull of the points, as far as it falls."""
     hull: list[tuple[int, float]] = []
     for x, y in curve:
-        while len(hull) > 1 and (y - hull[-2][1]) * (hull[-1][0] - hull[-2][0]) <= (
-            hull[-1][1] - hull[-2][1]
-        ) * (x - hull[-2][0]):
+        while len(hull) > 1 and (y - hull[-2][1]) * (hull[-1][0] - hull[-2][0]) <= (hull[-1][1] - hull[-2][1]) * (
+            x - hull[-2][0]
+        ):
             hull.pop()
         hull.append((x, y))
     falling = 1
@@ -119,23 +120,18 @@ class Seating:
     GPUs of a smaller job that could stay are taken only if `displace` says so; it must then move.
     """
 
-    def __init__(self, view: View, contenders: Sequence[Contender], displace: bool) -> None:
-        self.topology = view.topology
+    def __init__(self, topology: Topology, closed: Mapping[GpuId, bool], displace: bool) -> None:
+        """`closed` GPUs are not to be had; true: somebody there spans several nodes."""
+        self.topology = topology
         self.displace = displace
         self.places: Places = {}
         self.cost = 0.0
-        asking = {contender.record.order for contender in contenders}
-        self._free: dict[int, list[GpuId]] = {number: [] for number in view.topology.present.values()}
+        self._free = {
+            n: [gpu for gpu in topology.nodes[n].gpus if gpu not in closed] for n in topology.present.values()
+        }
         self._reserved: set[GpuId] = set()  # of those who may stay and are not seated yet
         self._kept = dict.fromkeys(self._free, 0)  # how many of these each node has
-        self._spanned: set[int] = set()  # nodes that hold a part of a job on several nodes
-        for number in self._free:
-            for gpu in view.topology.nodes[number].gpus:
-                residents = view.residents(gpu)
-                if all(resident.order in asking for resident in residents):
-                    self._free[number].append(gpu)
-                else:
-                    self._spanned |= {number} if any(self._spans(r.gpus) for r in residents) else set()
+        self._spanned = {topology.node_of[gpu] for gpu, spans in closed.items() if spans}  # nodes with a part of a job
 
     def seat(self, contenders: Sequence[Contender], shares: dict[int, int]) -> None:
         """Find places for all shares; `places` and `cost` tell the outcome."""

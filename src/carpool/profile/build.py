@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import median
 
 from carpool.core.model import sub_batch
-from carpool.profile.fields import ProfileError
 from carpool.profile.efficiency import fit_scaling, read_epochs
+from carpool.profile.fields import ProfileError
 from carpool.profile.fit import fit_memory, fit_task
 from carpool.profile.rows import GIB, Run, merge_pairs, read_pairs, read_runs
 from carpool.profile.values import MECHANISMS, Gpu, Group, Memory, Pair, Profile, TaskProfile

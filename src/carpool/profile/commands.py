@@ -18,7 +18,7 @@ GIB = 2**30
 
 @click.command()
 @click.option("--throughput", multiple=True, metavar="FILE", help="Timed rows: CSV table, or a measurement's JSON.")
-@click.option("--efficiency", multiple=True, metavar="CSV", help="Gradient statistics of each epoch and batch.")
+@click.option("--efficiency", multiple=True, metavar="CSV", help="Progress and iterations of each epoch and batch.")
 @click.option("--most-per-gpu", multiple=True, metavar="TASK=N", help="Limit of a micro-step; otherwise the rows' own.")
 @click.option("--most-gpus", multiple=True, metavar="TASK=N", help="Limit of a task's GPUs when it is scaled.")
 @click.option("--memory", multiple=True, metavar="JSON", help="Measurement file whose solo rows tell memory.")

@@ -48,7 +48,7 @@ def read_throughput(path: str | Path) -> list[Run]:
             accum=whole(row.get("accum", "1"), f"{where}: accum"),
             gpus=whole(row["gpus"], f"{where}: gpus"),
             nodes=whole(row["nodes"], f"{where}: nodes"),
-            seconds=_positive(row["step_time"], f"{where}: step_time"),
+            seconds=positive(row["step_time"], f"{where}: step_time"),
         )
         if run.nodes > run.gpus:
             raise ProfileError(f"{where}: nodes: {run.nodes} nodes for {run.gpus} GPUs; each node holds at least one")
@@ -248,7 +248,7 @@ def number(text: str, where: str) -> float:
     return value
 
 
-def _positive(text: str, where: str) -> float:
+def positive(text: str, where: str) -> float:
     value = number(text, where)
     if value <= 0:
         raise ProfileError(f"{where}: {text.strip()} is not above 0; measure it again")

@@ -142,7 +142,9 @@ def _scaling(f: Fields) -> Scaling:
     f.done()
     ends = [phase.until for phase in scaling.phases]
     if not ends or ends[0] <= 0 or ends[-1] != 1 or any(a >= b for a, b in pairwise(ends)):
-        f.fail("phases", "their ends do not rise to 1; give each phase a larger `until` than the one before, the last 1")
+        f.fail(
+            "phases", "their ends do not rise to 1; give each phase a larger `until` than the one before, the last 1"
+        )
     return scaling
 
 

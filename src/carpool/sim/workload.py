@@ -17,7 +17,17 @@ from carpool.core.perf import GENERIC
 from carpool.errors import InputError, nearest
 
 OWN_COLUMNS = ("job", "submitted_s", "model", "gpus", "batch", "iterations")
-OPTIONAL_COLUMNS = ("duration_s", "user", "can_shrink", "exclusive", "max_slowdown", "priority", "after", "retries", "elastic")
+OPTIONAL_COLUMNS = (
+    "duration_s",
+    "user",
+    "can_shrink",
+    "exclusive",
+    "max_slowdown",
+    "priority",
+    "after",
+    "retries",
+    "elastic",
+)
 POLLUX_COLUMNS = ("name", "time", "app", "gpus", "batch", "iters")
 PHILLY_COLUMNS = ("timestamp", "duration", "num_gpus")
 MOST = 1e12
