@@ -1,4 +1,4 @@
-"""`carpool paper`: the orderings that must hold, the report's files, the cache, the rules of the verdicts, wrong input."""
+"""`carpool paper`: the orderings that must hold, the report, the cache, the rules of the verdicts, wrong input."""
 
 import csv
 import json
@@ -80,7 +80,7 @@ def rows(quick: Quick, name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-# ---- the orderings that must hold --------------------------------------------------------------------------------------
+# ---- the orderings that must hold ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("table", ["III", "IV"])
@@ -113,7 +113,7 @@ def test_pollux_is_better_at_low_load_than_at_high_load_relative_to_sjf_bsbf(qui
     assert low < high
 
 
-# ---- the report ----------------------------------------------------------------------------------------------------------
+# ---- the report ----------------------------------------------------------------------------------------------------
 
 
 def test_every_table_and_figure_is_there(quick):
@@ -170,7 +170,7 @@ def test_a_policy_has_one_colour_everywhere():
     assert second_of_family(config) == {"tiresias-16"}
 
 
-# ---- the cache -------------------------------------------------------------------------------------------------------------
+# ---- the cache -----------------------------------------------------------------------------------------------------
 
 
 def test_an_interrupted_call_writes_no_report_and_says_what_it_keeps(quick):
@@ -218,7 +218,7 @@ def test_what_a_result_depends_on_names_its_file():
     assert len(names) == 4
 
 
-# ---- the parts -------------------------------------------------------------------------------------------------------------
+# ---- the parts -----------------------------------------------------------------------------------------------------
 
 
 def test_figure_1_is_what_the_model_says():
@@ -303,7 +303,7 @@ def test_means_are_over_the_seeds_that_were_run(results):
     assert results.mean(setting, "nobody", jct_h()) is None
 
 
-# ---- the verdicts ------------------------------------------------------------------------------------------------------------
+# ---- the verdicts --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -344,7 +344,7 @@ def test_how_numbers_read():
     assert [ours(Mean(value, None), printed=1.0).kind for value in (1.08, 0.75, 1.4)] == ["close", "off", "far"]
 
 
-# ---- the paper itself, and what our documents say of it -------------------------------------------------------------------------
+# ---- the paper itself, and what our documents say of it ------------------------------------------------------------
 
 
 def test_the_papers_numbers_contradict_each_other():
@@ -374,7 +374,7 @@ def test_every_test_that_the_document_names_exists():
     assert named <= there
 
 
-# ---- wrong input ---------------------------------------------------------------------------------------------------------------
+# ---- wrong input ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
