@@ -1,7 +1,6 @@
 """Questions to the results: means over seeds with their standard error, and how much lower one is than another."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean
 
@@ -47,18 +46,19 @@ def share_within(seconds: float) -> Value:
     return lambda outcome: 100.0 * fmean(jct <= seconds for jct in outcome.jcts_s)
 
 
-@dataclass(frozen=True)
 class Results:
-    config: Config
-    outcomes: Mapping[Run, Outcome]
+    """All outcomes of a plan."""
 
-    def of(self, setting: Setting, policy: str) -> dict[int, Outcome]:
+    def __init__(self, config: Config, outcomes: Mapping[Run, Outcome]) -> None:
+        self.config = config
+        self.outcomes = outcomes
+        self._by_seed: dict[tuple[Setting, str], dict[int, Outcome]] = {}
+        for run in sorted(outcomes, key=lambda run: run.seed):
+            self._by_seed.setdefault((run.setting, run.policy), {})[run.seed] = outcomes[run]
+
+    def of(self, setting: Setting, policy: str) -> Mapping[int, Outcome]:
         """By seed."""
-        return {
-            run.seed: outcome
-            for run, outcome in sorted(self.outcomes.items(), key=lambda item: item[0].seed)
-            if run.setting == setting and run.policy == policy
-        }
+        return self._by_seed.get((setting, policy), {})
 
     def mean(self, setting: Setting, policy: str, value: Value) -> Mean | None:
         """None where that policy was not run there."""
