@@ -7,7 +7,8 @@ import carpool
 from carpool.report.output import write_csv
 from carpool.report.paper import figures, figures_model, plan, schedules, tables
 from carpool.report.paper.cells import Sheet
-from carpool.report.paper.claims import Claim, claims
+from carpool.report.paper.claim import Claim
+from carpool.report.paper.claims import claims
 from carpool.report.paper.config import Config
 from carpool.report.paper.measured import Measured
 from carpool.report.paper.page import Picture, Report, Section, write_page

@@ -16,7 +16,7 @@ from carpool.report import plots
 from carpool.report.output import results_in, write_json
 from carpool.report.paper import config as configuration
 from carpool.report.paper.assemble import PAGE, assemble
-from carpool.report.paper.claims import Claim
+from carpool.report.paper.claim import Claim
 from carpool.report.paper.config import Config
 from carpool.report.paper.measured import read_measured
 from carpool.report.paper.plan import Run, data_folder, plan

@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 
 from carpool.report.paper.cells import CLOSE, FAR, Cell, Sheet
-from carpool.report.paper.claims import Claim
+from carpool.report.paper.claim import Claim
 from carpool.report.paper.verdicts import Verdict
 
 MARKS = {Verdict.REPRODUCED: "✓", Verdict.PARTLY: "≈", Verdict.NOT: "✗", Verdict.UNTESTED: "–"}
