@@ -26,9 +26,10 @@ def step_through(jobs, nodes, policy, perf, jobs_per_gpu) -> dict[str, float]:
             events.append(ev.Started(now, name, attempts[name]))
             del starts[name]
         wake = scheduler.policy.wake(scheduler.state)
-        while events or (wake is not None and abs(wake - now) < STEP / 2):
-            planned = scheduler.step(now, events, wake=True)
-            events, wake = [], None
+        due = wake is not None and abs(wake - now) < STEP / 2
+        while events or due:
+            planned = scheduler.step(now, events, wake=due or not scheduler.in_rounds)
+            events, due = [], False
             for decision in planned.decisions if planned else ():
                 name = decision.job
                 if decision.allocation is None:
@@ -38,7 +39,7 @@ def step_through(jobs, nodes, policy, perf, jobs_per_gpu) -> dict[str, float]:
                 else:
                     where[name] = decision.allocation.gpus
                     attempts[name] = attempts.get(name, 0) + 1
-                    starts[name] = now + (policy.restart_s if attempts[name] > 1 else 0.0)
+                    starts[name] = now + (policy.restart_s if attempts[name] > 1 else policy.start_s)
                     if starts[name] == now:
                         del starts[name]
                         events.append(ev.Started(now, name, attempts[name]))

@@ -14,7 +14,7 @@ from carpool.core.perf import MeasuredPair, TableInterference
 from carpool.core.state import State
 from carpool.sim.engine import Costs, Engine, Impossible
 
-NAMES = [*policies.BUILT_IN, "fifo:skip=true"]
+NAMES = [*policies.BUILT_IN, "fifo:skip=true", "tiresias:threshold_gpu_s=40,round_s=8,start_s=2,restart_s=3"]
 
 
 def run(jobs, policy="sjf-bsbf", cluster="1x4", xi=1.5, **options):

@@ -94,7 +94,7 @@ POLLUX = "name,time,app,gpus,batch,iters"
 def test_pollux_gives_the_batch_of_the_gang_and_we_take_that_of_a_gpu(tmp_path):
     path = csv_file(tmp_path, "a,110,bert,3,10,7", "b,120,ncf,1,10,7", "c,130,ncf,16,10,7", header=POLLUX)
     assert [(job.gpus, job.batch) for job in read(path).jobs] == [(3, 4), (1, 10), (16, 1)], "rounded up, at least 1"
-    assert read(path).jobs[0] == Job("a", 110.0, "bert", 3, 4, 7)
+    assert read(path).jobs[0] == Job("a", 110.0, "bert", 3, 4, 7, elastic=True)
 
 
 def test_pollux_durations_where_given(tmp_path):

@@ -170,6 +170,11 @@ class JobRecord:
         """GPU-seconds held so far."""
         return self.served + len(self.gpus) * (now - self.held_since) if self.gpus else self.served
 
+    def forget_scale(self) -> None:
+        """From now on it runs with its own batch, at one pace up to its end."""
+        self.batch = None
+        self.border = float(self.job.iterations)
+
     def end(self) -> float:
         """When the job will be done at its present pace, or come to where that pace changes."""
         return self.since + (self.border - self.done) * self.iteration_s

@@ -121,7 +121,8 @@ def _check_gpus(state: State, named: dict[str, JobRecord], decisions: Iterable[D
             record = named[decision.job]
             # a re-tuned job keeps the larger of both sub-batches until its workers confirm
             held = record.memory if record.gpus == allocation.gpus else 0
-            needed = state.perf.memory(as_scaled(record.job, allocation), allocation.accum)
+            job = record.job if allocation.batch is None else as_scaled(record.job, allocation)
+            needed = state.perf.memory(job, allocation.accum)
             member = Member(record, allocation.accum, max(held, needed), allocation.batch)
             for gpu in allocation.gpus:
                 arriving.setdefault(gpu, []).append(member)

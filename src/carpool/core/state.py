@@ -179,7 +179,10 @@ class State:
 
     def _retune(self, record: JobRecord, allocation: Allocation) -> None:
         self._settle(record)
-        record.accum, record.batch = allocation.accum, allocation.batch
+        record.accum = allocation.accum
+        if allocation.batch is None:
+            record.forget_scale()
+        record.batch = allocation.batch
         needed = self._needed(record.job, allocation)
         if needed > record.memory:  # what it holds until the workers confirm is the larger of the two
             self.cluster.reserve(record, needed)
@@ -412,8 +415,11 @@ class State:
         record.attempt += 1
         record.gpus = allocation.gpus
         record.accum = allocation.accum
-        record.batch = allocation.batch
-        record.memory = self._needed(record.job, allocation)
+        if allocation.batch is None:
+            record.memory = self.perf.memory(record.job, allocation.accum)
+        else:
+            record.batch = allocation.batch
+            record.memory = self._needed(record.job, allocation)
         record.held_since = self.now
         self._place(record)
         self._running[record.order] = record
@@ -431,7 +437,7 @@ class State:
 
     def _needed(self, job: Job, allocation: Allocation) -> int:
         """Bytes that a job takes on each GPU of an allocation."""
-        return self.perf.memory(job if allocation.batch is None else as_scaled(job, allocation), allocation.accum)
+        return self.perf.memory(as_scaled(job, allocation), allocation.accum)
 
     def _leave(self, record: JobRecord) -> None:
         """Give back all GPUs of a job; its mates speed up."""
@@ -447,6 +453,8 @@ class State:
             self._count_for_user(record, -1)
         record.gpus = ()
         record.memory = 0
+        if record.batch is not None:
+            record.forget_scale()
         self._index_host(record)
         if mates:
             self._repace(mates)
@@ -495,7 +503,6 @@ class State:
             pace = self.perf.scaled_pace(record.job, record.batch, record.accum, placement, record.done)
             record.alone_iteration_s, record.border = pace
             return
-        record.border = float(record.job.iterations)
         if record.accum == 1 and nodes == record.shape.placement.nodes:
             record.alone_iteration_s = record.whole_iteration_s
         else:

@@ -21,7 +21,7 @@ from carpool.policies.pollux import Pollux
 from carpool.policies.sjf import Sjf
 from carpool.policies.tiresias import Tiresias
 
-BUILT_IN: dict[str, type[BasePolicy]] = {cls.name: cls for cls in (Fifo, Sjf, Tiresias, Pollux, SjfFfs, SjfBsbf)}
+BUILT_IN: dict[str, type[BasePolicy]] = {cls.name: cls for cls in (Fifo, Sjf, Tiresias, SjfFfs, SjfBsbf, Pollux)}
 ENTRY_POINTS = "carpool.policies"
 REQUIRED = object()
 """The default of an option that has none."""

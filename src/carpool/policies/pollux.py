@@ -32,7 +32,7 @@ class Pollux(BasePolicy):
     round_s: float = option(60.0, "decide only at multiples of so many seconds; 0: whenever something happens")
     restart_s: float = option(30.0, "seconds the simulator charges when a job starts again on other GPUs")  # type: ignore[misc]
     start_s: float = option(30.0, "seconds the simulator charges when a job starts for the first time")  # type: ignore[misc]
-    fairness: float = option(1.0, "minus the exponent of the power mean: 0 favours the sum of goodputs, more is fairer")
+    fairness: float = option(1.0, "minus the exponent of the power mean: 0 is the geometric mean, more is fairer")
 
     def __post_init__(self) -> None:
         self._goodputs = Goodputs()

@@ -107,6 +107,8 @@ def _with_scaling(request: FitRequest, tasks: dict[str, TaskProfile], runs: Sequ
     for path in request.efficiency:
         for name, batches in read_epochs(path).items():
             if name in tasks:
+                if len(batches) < 2:
+                    raise ProfileError(f"{path}: {name}: rows of one batch only; give at least two batches")
                 own = [run for run in runs if run.task == name]
                 scaling, error = fit_scaling(batches, own, per_gpu.get(name), gpus.get(name))
                 scaled[name] = replace(tasks[name], scaling=scaling, scaling_error=error)

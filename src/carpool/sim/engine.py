@@ -113,17 +113,15 @@ class Engine:
             if what is None:
                 wake = wake or now == self._wake_at  # a call that was superseded is dropped
             elif isinstance(what, JobRecord):
-                if what.pace == pace:
-                    batch.append(self._arrival(now, what))
+                if what.pace != pace:
+                    continue
+                if what.border < what.job.iterations:  # not its end, but where its pace changes
+                    batch.append(ev.Progressed(now, what.job.id, what.attempt, what.border))
+                else:
+                    batch.append(ev.Finished(now, what.job.id, what.attempt))
             else:
                 batch.append(what)
         return wake
-
-    def _arrival(self, now: float, record: JobRecord) -> ev.Event:
-        """A job comes to its end, or to where its pace changes."""
-        if record.border < record.job.iterations:
-            return ev.Progressed(now, record.job.id, record.attempt, record.border)
-        return ev.Finished(now, record.job.id, record.attempt)
 
     def _step(self, now: float, batch: list[ev.Event], wake: bool) -> None:
         scheduler, repaced = self.scheduler, self.world.repaced
