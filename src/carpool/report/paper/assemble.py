@@ -193,8 +193,8 @@ def _beyond(folder: Path, results: Results) -> list[Section]:
         Section(
             "Without splitting BatchNorm batches",
             "Splitting the batch of a model with BatchNorm changes its training, which the paper does not say. All "
-            "other runs let every batch "
-            "shrink, as the paper does; these rows, with memory limits on (a T4's 15 GB), show what honesty costs.",
+            "other runs let every batch shrink, as the paper does; these rows, with memory limits on (a T4's 15 GB), "
+            "show what changes when such batches stay whole.",
             [tables.batchnorm(results)],
         ),
     ]
