@@ -126,9 +126,7 @@ def _against_first_fit(results: Results) -> Iterator[Claim]:
 def _first_fit_reason(what: str) -> str:
     if what == "JCT":
         return "SJF-FFS shares whatever it costs."
-    return (
-        "SJF-FFS never refuses to share, so its queue is short by construction; SJF-BSBF waits where waiting is better."
-    )
+    return "SJF-FFS shares at once and slows everybody, and where two jobs are on every GPU the next must wait."
 
 
 def _shape(results: Results) -> Iterator[Claim]:

@@ -18,6 +18,7 @@ from carpool.report.paper.verdicts import Verdict
 MARKS = {Verdict.REPRODUCED: "✓", Verdict.PARTLY: "≈", Verdict.NOT: "✗", Verdict.UNTESTED: "–"}
 CLASSES = {Verdict.REPRODUCED: "yes", Verdict.PARTLY: "partly", Verdict.NOT: "no", Verdict.UNTESTED: "untested"}
 
+MANY_COLUMNS = 9
 LEGEND = (
     "<p class='legend'><span class='paper'>On this ground</span> stand the paper's own numbers, which were typed; "
     "every other number was computed "
@@ -126,9 +127,10 @@ def sheet_html(sheet: Sheet) -> str:
         "<tr>" + "".join(_cell(cell, number, number in starts) for number, cell in enumerate(row)) + "</tr>"
         for row in sheet.rows
     )
+    dense = " class='dense'" if len(sheet.header) > MANY_COLUMNS else ""
     note = f"<p class='note'>{escape(sheet.note)}</p>" if sheet.note else ""
     return (
-        f"<div class='wide'><table><caption>{escape(sheet.title)} <span class='files'>{sheet.name}.csv</span></caption>"
+        f"<div class='wide'><table{dense}><caption>{escape(sheet.title)} <span class='files'>{sheet.name}.csv</span></caption>"
         f"<thead>{head}</thead><tbody>{rows}</tbody></table></div>{note}"
     )
 

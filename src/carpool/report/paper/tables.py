@@ -14,7 +14,7 @@ from carpool.report.paper.results import Results, Value, jct_h, queue_h
 from carpool.sim.sweep import Mean
 
 PARTS = ("all", "large", "small")
-ORIGIN_NAMES = {GENERATED: "generated", FILES: "real files"}
+ORIGIN_NAMES = {GENERATED: "generated", FILES: "files"}
 Sources = list[tuple[WorkloadRow, str]]
 
 
