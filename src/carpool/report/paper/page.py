@@ -130,7 +130,8 @@ def sheet_html(sheet: Sheet) -> str:
     dense = " class='dense'" if len(sheet.header) > MANY_COLUMNS else ""
     note = f"<p class='note'>{escape(sheet.note)}</p>" if sheet.note else ""
     return (
-        f"<div class='wide'><table{dense}><caption>{escape(sheet.title)} <span class='files'>{sheet.name}.csv</span></caption>"
+        f"<div class='wide'><table{dense}>"
+        f"<caption>{escape(sheet.title)} <span class='files'>{sheet.name}.csv</span></caption>"
         f"<thead>{head}</thead><tbody>{rows}</tbody></table></div>{note}"
     )
 
