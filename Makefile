@@ -20,7 +20,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 
 demo: install
 	$(BIN)/carpool compare --seeds 1-8 --loads 1,2 --jobs 240 --out out/demo
-	$(BIN)/carpool simulate --policy sjf-bsbf --cluster 4x4 --jobs 60 --load 0.3 --out out/demo-run
+	$(BIN)/carpool simulate --policy sjf-bsbf --cluster 4x4 --jobs 60 --load 0.3 --seed 2 --out out/demo-run
 	@echo "Pictures: out/demo/mean_jct.png, out/demo/jct_cdf.png, out/demo-run/gantt.png"
 
 test: lint types

@@ -40,6 +40,7 @@ COMMANDS = {
     "user": "carpool.live.user_commands:user",
     "doctor": "carpool.live.doctor:doctor",
     "demo": "carpool.live.demo:demo",
+    "paper": "carpool.report.paper.command:paper",
 }
 
 

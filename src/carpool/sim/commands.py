@@ -41,7 +41,7 @@ workload_option = click.option(
     "source",
     default=generate.NAME,
     show_default=True,
-    help="A CSV file (ours, Pollux's or Philly's columns), or the generator's name.",
+    help="A CSV file (ours, Pollux's or Philly's columns), or a generator: " + ", ".join(generate.GENERATORS) + ".",
 )
 jobs_option = click.option("--jobs", type=click.IntRange(1, MOST_JOBS), help="Jobs to generate.  [default: 240]")
 
@@ -201,9 +201,9 @@ def compare(
     for name in names:
         policies.make(name)
     errors = ("duration_error", "interference_error", "report_error")
-    if seeds and source != generate.NAME and not any(world[error] for error in errors):
+    if seeds and source not in generate.GENERATORS and not any(world[error] for error in errors):
         raise InputError(f"--seeds belongs to the generator; choose workloads of {source} with --select, as seed=1-8")
-    numbers = parse_seeds(seeds or ("1-4" if source == generate.NAME else "1"))
+    numbers = parse_seeds(seeds or ("1-4" if source in generate.GENERATORS else "1"))
     setup = make_setup(numbers[0], world)
     with results_in(out) if out else nullcontext() as folder:
         cases = make_cases(source, select, jobs, parse_loads(loads), numbers, setup.profile)
@@ -228,7 +228,7 @@ def make_cases(
     source: str, select: str | None, jobs: int | None, loads: list[float], seeds: list[int], profile: str
 ) -> list[Case]:
     selections = expand_selection(select)
-    if source == generate.NAME:
+    if source in generate.GENERATORS:
         cases = []
         for load in loads:
             for seed in seeds:

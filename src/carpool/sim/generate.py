@@ -1,87 +1,198 @@
-"""The workload generator `philly-like`: jobs such as a busy multi-tenant cluster sees, without any download.
+"""Workload generators: jobs such as a busy multi-tenant cluster sees, without any download.
 
-All distributions stand in the tables below. Model mix, gang sizes, run times and the busy hours follow what the paper's
-tables imply about its workload (a mean run of 0.69 h, one job in eight larger than 4 GPUs; see docs/workloads.md);
-the batches are ones that a single 16 GB GPU can hold. The same seed gives the same jobs, on every machine.
+What is drawn stands in the tables below: how many jobs are short, medium, long or huge, at which hours each of them
+come, which models they train and on how many GPUs. They are statistics of Pollux's workload files, which sample the
+busiest eight hours of the Philly trace (docs/workloads.md). `pollux-like` has Pollux's own gangs and run times,
+`pollux-calibrated` those that the paper's tables imply, `philly-like` the same with batches that a 16 GB GPU can hold.
+The same seed gives the same jobs, on every machine, and alike in all three.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import exp
 from random import Random
+from typing import NamedTuple
 
 from carpool.core.model import Job
 from carpool.core.perf import Placement, Task
 from carpool.sim.workload import Workload
 
 NAME = "philly-like"
+POLLUX, CALIBRATED = "pollux-like", "pollux-calibrated"
+GENERATORS = (NAME, POLLUX, CALIBRATED)
 JOBS_PER_HOUR = 30.0
 """Arrivals at load 1: 240 jobs in eight hours, meant for 64 GPUs."""
 DAY_S = 8 * 3600.0
-HALF_HOURS = (0.95, 0.95, 0.90, 0.70, 0.60, 0.60, 0.80, 1.00, 1.30, 1.30, 1.80, 1.70, 0.90, 0.90, 0.90, 0.70)
-"""Arrival rate over an eight-hour day at load 1, relative to its mean: busy in the fifth and sixth hour."""
-LONG_S = 10_000.0
-"""Kinds that run longer than this on average come at all hours alike."""
 SPREAD = 0.25
-"""Sigma of the lognormal factor on a job's run time."""
+"""Sigma of the lognormal factor on the run times of `philly-like`; Pollux's jobs of one kind all take equally long."""
+STRETCH = 1.41
+"""By how much the calibrated jobs run longer than Pollux's (see `Kind.calibrated`)."""
 USERS = 12
 NODE_GPUS = 4
+FITTING_BATCHES = {"ncf": 32768, "cifar10": 512, "bert": 24, "deepspeech2": 40, "yolov3": 16, "imagenet": 100}
+"""Samples per GPU that a job can hold on a 16 GB GPU while it is alone there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Jobs of one model on one gang size: their share of all jobs, batch per GPU, and mean run time alone."""
+    """Jobs of one model on one gang size; `batch` is that of the whole gang, `run_s` the time alone."""
 
     model: str
     gpus: int
-    share: float
     batch: int
-    mean_s: float
+    iterations: int
+    run_s: float
+
+    def calibrated(self) -> "Kind":
+        """What the paper's tables imply: the largest power of two up to half the gang, run times 1.41 as long."""
+        gpus = 1 << max(self.gpus // 2, 1).bit_length() - 1
+        return Kind(self.model, gpus, self.batch, self.iterations, self.run_s * STRETCH)
 
 
-KINDS = (
-    Kind("ncf", 1, 0.396, 32768, 65),
-    Kind("cifar10", 2, 0.099, 512, 1200),
-    Kind("cifar10", 4, 0.198, 512, 980),
-    Kind("cifar10", 8, 0.090, 512, 630),
-    Kind("bert", 2, 0.015, 24, 4300),
-    Kind("bert", 4, 0.029, 24, 2850),
-    Kind("bert", 8, 0.020, 24, 1880),
-    Kind("deepspeech2", 2, 0.029, 40, 5850),
-    Kind("deepspeech2", 4, 0.061, 40, 4250),
-    Kind("yolov3", 2, 0.045, 16, 18100),
-    Kind("imagenet", 8, 0.007, 100, 44300),
-    Kind("imagenet", 16, 0.011, 100, 32500),
+@dataclass(frozen=True, slots=True)
+class Length:
+    """Jobs of about one length: their share, and how their arrivals spread over the eight hours (mean 1).
+
+    Each model of the length is as likely as the others, and so is each gang size of a model.
+    """
+
+    share: float
+    hours: tuple[float, ...]
+    models: tuple[tuple[Kind, ...], ...]
+
+
+LENGTHS = (
+    Length(  # up to a quarter of an hour
+        0.784,
+        (0.98, 0.90, 0.61, 0.92, 1.27, 1.74, 0.85, 0.74),
+        (
+            (Kind("ncf", 1, 32768, 1548, 45.8),),
+            (
+                Kind("cifar10", 6, 2048, 3178, 854.2),
+                Kind("cifar10", 8, 2048, 3178, 826.1),
+                Kind("cifar10", 12, 4096, 2011, 573.2),
+                Kind("cifar10", 16, 4096, 2011, 449.4),
+            ),
+        ),
+    ),
+    Length(  # up to an hour or so
+        0.153,
+        (0.75, 0.40, 0.33, 0.67, 1.74, 2.22, 1.02, 0.87),
+        (
+            (
+                Kind("bert", 6, 384, 480, 3055.7),
+                Kind("bert", 8, 384, 480, 2480.3),
+                Kind("bert", 12, 384, 480, 1589.2),
+                Kind("bert", 16, 384, 480, 1334.9),
+            ),
+            (
+                Kind("deepspeech2", 6, 320, 2264, 4153.2),
+                Kind("deepspeech2", 8, 320, 2264, 3500.8),
+                Kind("deepspeech2", 12, 640, 1423, 2572.7),
+            ),
+        ),
+    ),
+    Length(  # a few hours
+        0.044,
+        (0.67, 0.90, 1.10, 1.10, 1.38, 1.00, 1.00, 0.85),
+        ((Kind("yolov3", 4, 64, 14577, 12869.9),),),
+    ),
+    Length(  # most of the day
+        0.019,
+        (1.62, 0.97, 0.43, 0.97, 0.86, 0.76, 0.98, 1.41),
+        (
+            (
+                Kind("imagenet", 24, 3200, 42123, 31395.6),
+                Kind("imagenet", 32, 6400, 23972, 26207.4),
+                Kind("imagenet", 48, 6400, 23972, 18879.6),
+            ),
+        ),
+    ),
 )
+MODELS = sorted({kinds[0].model for length in LENGTHS for kinds in length.models})
 
 
-def philly_like(tasks: Mapping[str, Task], *, jobs: int = 240, load: float = 1.0, seed: int = 1) -> Workload:
-    """`jobs` jobs at `load` times 30 an hour. `tasks` turn run times into iterations.
+class Drawn(NamedTuple):
+    """One job as it was drawn, before a generator makes it its own; `factor` is a lognormal one of mean 1."""
+
+    submitted: float
+    kind: Kind
+    factor: float
+    user: str
+
+
+def philly_like(
+    tasks: Mapping[str, Task], *, jobs: int = 240, load: float = 1.0, seed: int = 1, hours: float | None = None
+) -> Workload:
+    """`jobs` jobs at `load` times 30 an hour, or over `hours` hours. `tasks` turn run times into iterations.
 
     Another load is the same jobs arriving so many times as fast, busy hours and all, so that loads can be compared.
     """
+
+    def make(name: str, at: float, drawn: Drawn) -> Job:
+        kind = drawn.kind.calibrated()
+        batch, run_s = FITTING_BATCHES[kind.model], kind.run_s * drawn.factor
+        iteration_s = tasks[kind.model].iteration(batch, 1, Placement(kind.gpus, -(-kind.gpus // NODE_GPUS)))
+        return Job(
+            name, at, kind.model, kind.gpus, batch, max(1, round(run_s / iteration_s)), drawn.user, run_s, elastic=True
+        )
+
+    return _workload(NAME, make, _draw(jobs, seed, hours), load, seed)
+
+
+def pollux_like(
+    *, jobs: int = 240, load: float = 1.0, seed: int = 1, hours: float | None = None, calibrated: bool = False
+) -> Workload:
+    """The same jobs with Pollux's gangs, batches and run times, or with the calibrated gangs and run times."""
+
+    def make(name: str, at: float, drawn: Drawn) -> Job:
+        kind = drawn.kind.calibrated() if calibrated else drawn.kind
+        batch = -(-kind.batch // kind.gpus)
+        return Job(name, at, kind.model, kind.gpus, batch, kind.iterations, drawn.user, kind.run_s, elastic=True)
+
+    return _workload(CALIBRATED if calibrated else POLLUX, make, _draw(jobs, seed, hours), load, seed)
+
+
+def by_name(
+    name: str, tasks: Mapping[str, Task], *, jobs: int, load: float = 1.0, seed: int = 1, hours: float | None = None
+) -> Workload:
+    """The workload of one of the `GENERATORS`."""
+    if name == NAME:
+        return philly_like(tasks, jobs=jobs, load=load, seed=seed, hours=hours)
+    return pollux_like(jobs=jobs, load=load, seed=seed, hours=hours, calibrated=name == CALIBRATED)
+
+
+def _workload(
+    name: str, make: Callable[[str, float, Drawn], Job], drawn: list[Drawn], load: float, seed: int
+) -> Workload:
+    made = [
+        make(f"{one.kind.model}-{number}", float(round(one.submitted / load)), one)
+        for number, one in enumerate(drawn, start=1)
+    ]
+    return Workload(tuple(made), f"{name} (jobs={len(made)}, load={load:g}, seed={seed})")
+
+
+def _draw(jobs: int, seed: int, hours: float | None) -> list[Drawn]:
+    """In the order of submission. Fewer jobs over the same hours are some of the more."""
     random = Random(f"{NAME} {seed}")
-    span = jobs / JOBS_PER_HOUR * 3600.0
-    drawn = []
-    for kind in random.choices(KINDS, [kind.share for kind in KINDS], k=jobs):
-        submitted = float(round(span * random.random() if kind.mean_s > LONG_S else _busy_time(random, span)))
-        duration = kind.mean_s * exp(random.gauss(0.0, SPREAD) - SPREAD**2 / 2)
+    span = 3600.0 * (jobs / JOBS_PER_HOUR if hours is None else hours)
+    return sorted(_jobs(random, span, jobs), key=lambda drawn: drawn.submitted)
+
+
+def _jobs(random: Random, span: float, jobs: int) -> Iterator[Drawn]:
+    shares = [length.share for length in LENGTHS]
+    for _ in range(jobs):
+        (length,) = random.choices(LENGTHS, shares)
+        kind = random.choice(random.choice(length.models))
+        submitted = float(round(_moment(random, span, length.hours)))
+        factor = exp(random.gauss(0.0, SPREAD) - SPREAD**2 / 2)
         user = f"user{1 + int(USERS * random.random() ** 2)}"  # a few users submit most
-        drawn.append((submitted, kind, duration, user))
-    drawn.sort(key=lambda entry: entry[0])
-    made = []
-    for number, (submitted, kind, duration, user) in enumerate(drawn, start=1):
-        placement = Placement(kind.gpus, -(-kind.gpus // NODE_GPUS))
-        iterations = max(1, round(duration / tasks[kind.model].iteration(kind.batch, 1, placement)))
-        name, at = f"{kind.model}-{number}", float(round(submitted / load))
-        made.append(Job(name, at, kind.model, kind.gpus, kind.batch, iterations, user, duration, elastic=True))
-    return Workload(tuple(made), f"{NAME} (jobs={jobs}, load={load:g}, seed={seed})")
+        yield Drawn(submitted, kind, factor, user)
 
 
-def _busy_time(random: Random, span: float) -> float:
+def _moment(random: Random, span: float, hours: tuple[float, ...]) -> float:
     """A moment within the span, as dense as the time of day is busy; found by rejection."""
     while True:
         moment = span * random.random()
-        slot = int(moment % DAY_S / DAY_S * len(HALF_HOURS))
-        if random.random() * max(HALF_HOURS) < HALF_HOURS[slot]:
+        if random.random() * max(hours) < hours[int(moment % DAY_S / DAY_S * len(hours))]:
             return moment

@@ -37,19 +37,26 @@ def number(least: float = 0.0, most: float = 1e9) -> Callable[[str], float]:
 def load_workload(
     source: str, selection: Mapping[str, str], jobs: int | None, load: float, seed: int, profile: str
 ) -> Workload:
-    if source == generate.NAME:
+    if source in generate.GENERATORS:
         if selection:
             raise InputError("--select chooses rows of a file; the generator takes --jobs, --load and --seed")
-        tasks = load_profile(profile).core_tasks()
-        missing = sorted({kind.model for kind in generate.KINDS} - set(tasks))
-        if missing:
-            raise InputError(f"profile {profile} lacks {', '.join(missing)}, which {generate.NAME} uses; try t4")
-        return generate.philly_like(tasks, jobs=jobs or 240, load=load, seed=seed)
+        return generated(source, profile, jobs=jobs or 240, load=load, seed=seed)
     if jobs is not None:
         raise InputError(f"--jobs belongs to the generator; {source} holds the jobs it holds")
     if not os.path.exists(source) and "." not in source and "/" not in source:
-        raise InputError(f"unknown workload {source!r}: give a CSV file or {nearest(source, [generate.NAME])}")
+        raise InputError(f"unknown workload {source!r}: give a CSV file or {nearest(source, generate.GENERATORS)}")
     return read(source, selection).at_load(load)
+
+
+def generated(
+    name: str, profile: str, *, jobs: int, load: float = 1.0, seed: int = 1, hours: float | None = None
+) -> Workload:
+    """A generator's workload for the models of a profile."""
+    tasks = load_profile(profile).core_tasks()
+    missing = sorted(set(generate.MODELS) - set(tasks))
+    if missing:
+        raise InputError(f"profile {profile} lacks {', '.join(missing)}, which {name} uses; try t4")
+    return generate.by_name(name, tasks, jobs=jobs, load=load, seed=seed, hours=hours)
 
 
 def expand_selection(text: str | None) -> list[dict[str, str]]:

@@ -81,7 +81,7 @@ def run_each(tasks: Sequence[Task], workers: int | None = None) -> Generator[tup
 
 
 def _in_parallel(tasks: Sequence[Task], workers: int) -> Generator[tuple[int, Outcome], None, None]:
-    """The number and the outcome of each task, as they get done.
+    """`run_each` with several processes.
 
     Each worker has a pipe of its own. Unlike an executor's queues it cannot block us when we end a worker in the
     middle of a message, and a worker whose parent was killed finds it closed.

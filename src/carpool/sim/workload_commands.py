@@ -14,7 +14,7 @@ from carpool.profile.schema import load as load_profile
 from carpool.report.output import whole_file
 from carpool.sim import generate
 from carpool.sim.metrics import percentile
-from carpool.sim.sources import LOADS, MOST_JOBS, expand_selection, load_workload, number
+from carpool.sim.sources import LOADS, MOST_JOBS, expand_selection, generated, load_workload, number
 from carpool.sim.workload import Workload, write
 
 
@@ -24,14 +24,24 @@ def workload() -> None:
 
 
 @workload.command("generate")
+@click.option(
+    "--like",
+    type=click.Choice(generate.GENERATORS),
+    default=generate.NAME,
+    show_default=True,
+    help="Which generator.",
+)
 @click.option("--jobs", type=click.IntRange(1, MOST_JOBS), default=240, show_default=True, help="How many.")
 @click.option("--load", type=number(*LOADS), default=1.0, show_default=True, help="Arrivals: so many times 30 an hour.")
+@click.option("--hours", type=number(0.01, 1e6), help="Hours over which they arrive at load 1.  [default: jobs / 30]")
 @click.option("--seed", type=int, default=1, show_default=True, help="The same seed gives the same jobs.")
 @click.option("--profile", default="t4", show_default=True, help="Turns run times into iterations.")
 @click.option("--out", type=click.Path(path_type=Path), help="The CSV file.  [default: standard output]")
-def generate_command(jobs: int, load: float, seed: int, profile: str, out: Path | None) -> None:
-    """Write a philly-like workload as CSV."""
-    _write(load_workload(generate.NAME, {}, jobs, load, seed, profile), out)
+def generate_command(
+    like: str, jobs: int, load: float, hours: float | None, seed: int, profile: str, out: Path | None
+) -> None:
+    """Write a generated workload as CSV."""
+    _write(generated(like, profile, jobs=jobs, load=load, seed=seed, hours=hours), out)
 
 
 @workload.command("convert")

@@ -1,0 +1,97 @@
+"""Tables as values: what a cell shows, and what the CSV file beside it holds.
+
+`tables.py` fills them, `page.py` draws them.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from carpool.sim.sweep import Mean
+
+CLOSE, FAR = 10.0, 30.0
+"""Deviations up to so many per cent are shown as close, beyond that as far."""
+PAPER = "paper"
+"""The class of a cell with a number of the paper's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A text with a smaller line below it, and a class that says what it is."""
+
+    text: str
+    small: str = ""
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """One table: grouped columns for the reader, long rows for the CSV file."""
+
+    name: str
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    csv_header: tuple[str, ...]
+    csv_rows: tuple[tuple[Any, ...], ...]
+    groups: tuple[tuple[str, int], ...] = ()
+    """Headings above the columns, each with the number of columns it spans."""
+    note: str = ""
+
+
+def plain(text: object, kind: str = "") -> Cell:
+    return Cell(str(text), kind=kind)
+
+
+def missing() -> Cell:
+    return Cell("–", kind="missing")
+
+
+def paper(value: float | None, digits: int = 2) -> Cell:
+    """A number that the paper prints."""
+    return missing() if value is None else Cell(show(value, digits), kind=PAPER)
+
+
+def ours(found: Mean | None, digits: int = 2, printed: float | None = None) -> Cell:
+    """A mean of ours with its standard error and, where the paper prints a number, the deviation from it."""
+    if found is None:
+        return missing()
+    text = show(found.value, digits)
+    if found.error is not None:
+        text += f" ± {show(found.error, digits)}"
+    if printed is None:
+        return Cell(text)
+    off = deviation(found.value, printed)
+    kind = "close" if abs(off) <= CLOSE else "far" if abs(off) > FAR else "off"
+    return Cell(text, signed(off), kind)
+
+
+def deviation(value: float, printed: float) -> float:
+    """In per cent of what the paper prints."""
+    return 100.0 * (value / printed - 1.0)
+
+
+def signed(value: float) -> str:
+    """Whole per cent with a proper minus, and no sign before a zero."""
+    text = f"{value:+.0f} %"
+    return "0 %" if text in ("+0 %", "-0 %") else text.replace("-", "−")
+
+
+def show(value: float, digits: int) -> str:
+    return f"{value:.{digits}f}"
+
+
+def lower(found: Mean | None, digits: int = 0) -> str:
+    """A reduction in words: 17 ± 3 % lower, or so much higher."""
+    if found is None:
+        return "–"
+    size = show(abs(found.value), digits)
+    error = "" if found.error is None else f" ± {show(found.error, digits)}"
+    direction = "" if float(size) == 0.0 else " lower" if found.value > 0 else " higher"
+    return f"{size}{error} %{direction}"
+
+
+def percent(found: Mean | None, digits: int = 0) -> str:
+    if found is None:
+        return "–"
+    error = "" if found.error is None else f" ± {found.error:.{digits}f}"
+    return f"{found.value:.{digits}f}{error} %".replace("-", "−")

@@ -1,0 +1,66 @@
+"""What a claim is, and the comparisons that most of them make."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from carpool.report.paper import plan
+from carpool.report.paper.cells import lower
+from carpool.report.paper.plan import Setting
+from carpool.report.paper.results import Results, Value
+from carpool.report.paper.verdicts import Verdict, combined, less
+from carpool.sim.sweep import Mean
+
+OURS = "sjf-bsbf"
+FIRST_FIT = "sjf-ffs"
+EXCLUSIVE = ("fifo", "sjf", "tiresias", "tiresias-16")
+SHARING = (FIRST_FIT, OURS)
+TIRESIAS = ("tiresias", "tiresias-16")
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    where: str
+    text: str
+    paper: str
+    ours: str
+    verdict: Verdict
+    reason: str
+
+
+def found_less(
+    results: Results,
+    setting: Setting,
+    than: Sequence[str],
+    value: Value,
+    printed: float,
+) -> tuple[str, Verdict]:
+    """What we find for "SJF-BSBF is lower by so many per cent", against one policy or several that stand for it."""
+    config = results.config
+    found = [results.lower(setting, OURS, name, value) for name in than]
+    verdicts = [less(one, printed, config.points) for one in found]
+    if len(than) == 1:
+        return lower(found[0]), verdicts[0]
+    shown = "; ".join(f"{lower(one)} ({config.policy(name).label})" for name, one in zip(than, found, strict=True))
+    return shown, combined(verdicts)
+
+
+def on_other_workloads(results: Results, jobs: int, than: Sequence[str], value: Value) -> str:
+    """The same on the other workloads, for the reason."""
+    parts = []
+    for row in results.config.workloads[1:]:
+        setting = plan.main(results.config, row.name, jobs)
+        shown = ", ".join(lower(results.lower(setting, OURS, name, value)) for name in than)
+        parts.append(f"On {row.title} workload: {shown}.")
+    return " ".join(parts)
+
+
+def headline(results: Results, jobs: int) -> Setting:
+    return plan.main(results.config, results.config.headline.name, jobs)
+
+
+def hours(found: Mean | None) -> str:
+    return "–" if found is None else f"{found.value:.2f} h"
+
+
+def ordered(less_one: Mean | None, more_one: Mean | None) -> bool | None:
+    return None if less_one is None or more_one is None else less_one.value < more_one.value

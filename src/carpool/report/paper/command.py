@@ -1,0 +1,145 @@
+"""`carpool paper`: run what the configuration asks for, or find it in the cache, and write the report."""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from time import monotonic
+
+import click
+
+from carpool.errors import InputError
+from carpool.report import plots
+from carpool.report.output import results_in, write_json
+from carpool.report.paper import config as configuration
+from carpool.report.paper.assemble import PAGE, assemble
+from carpool.report.paper.claim import Claim
+from carpool.report.paper.config import Config
+from carpool.report.paper.measured import read_measured
+from carpool.report.paper.plan import Run, data_folder, plan
+from carpool.report.paper.results import Results
+from carpool.report.paper.runs import SIMULATES, Standing, code_digest, execute
+from carpool.report.paper.verdicts import Verdict
+from carpool.sim.sweep import Outcome
+
+CACHE = "cache"
+STAMP = "complete.json"
+Advance = Callable[[Standing], None]
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="A part of it with few seeds, in less than a minute.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("out/paper"),
+    show_default=True,
+    help="Folder of the report; it keeps the results of all runs for the next time.",
+)
+@click.option("--config", "path", type=click.Path(path_type=Path), help="A configuration of your own.")
+@click.option("--workers", type=click.IntRange(1), help="Processes.  [default: one per core]")
+@click.option("--json", "as_json", is_flag=True, help="Print the claims as JSON.")
+def paper(quick: bool, out: Path, path: Path | None, workers: int | None, as_json: bool) -> None:
+    """Reproduce the SJF-BSBF paper: every table and figure, beside its own numbers, as one HTML report."""
+    began = monotonic()
+    config = configuration.load(path, quick)
+    measured = read_measured(config)
+    if not plots.available():
+        raise InputError("the report needs matplotlib: pip install 'carpool[plots]'")
+    stamp = _stamp(config, quick)
+    found = _complete(out, stamp)
+    runs = plan(config)
+    if found is None:
+        with results_in(out) as folder:
+            outcomes = _run(config, runs, out / CACHE, workers, quiet=as_json)
+            found = assemble(folder, Results(config, outcomes), measured, quick)
+            written = sorted(file.name for file in folder.iterdir())
+            write_json(folder / STAMP, {"stamp": stamp, "files": written, "claims": _plain(found)})
+    if as_json:
+        click.echo(json.dumps(_plain(found)))
+        return
+    _tell(found, out, len(runs), monotonic() - began)
+
+
+def _run(config: Config, runs: Sequence[Run], cache: Path, workers: int | None, quiet: bool) -> dict[Run, Outcome]:
+    kept = 0
+
+    def note(standing: Standing) -> None:
+        nonlocal kept
+        kept = standing.runs
+        advance(standing)
+
+    try:
+        with _bar(quiet) as advance:
+            return execute(config, runs, cache, workers=workers, progress=note)
+    except OSError as error:
+        raise InputError(f"{cache}: cannot write there: {error.strerror}; choose another --out") from None
+    except BaseException:
+        if kept:
+            print(
+                f"{kept} of {len(runs)} runs are kept in {cache}; the same command goes on from there", file=sys.stderr
+            )
+        raise
+
+
+def _stamp(config: Config, quick: bool) -> str:
+    """Changes with everything on which the report depends."""
+    digest = sha256(f"{config.text}\0{quick}\0{code_digest(*SIMULATES, 'report')}".encode())
+    for row in config.policies:
+        own = Path(row.spec.partition(".py")[0] + ".py")
+        if ".py" in row.spec:
+            digest.update(own.read_bytes())
+    files = [config.physical.measured] if config.physical.measured else []
+    folder = data_folder()
+    if folder:
+        files += [str(folder / name) for name in (*(row.file for row in config.workloads), "pollux/throughput.csv")]
+    for name in files:
+        digest.update(name.encode())
+        if Path(name).is_file():
+            digest.update(Path(name).read_bytes())
+    return digest.hexdigest()
+
+
+def _complete(out: Path, stamp: str) -> list[Claim] | None:
+    """The claims of the report that is there, if it is whole and nothing changed since."""
+    try:
+        value = json.loads((out / STAMP).read_text("utf-8"))
+        if value["stamp"] != stamp or not all((out / name).is_file() for name in value["files"]):
+            return None
+        return [Claim(**{**row, "verdict": Verdict(row["verdict"])}) for row in value["claims"]]
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _plain(claims: Sequence[Claim]) -> list[dict[str, str]]:
+    return [{name: str(getattr(claim, name)) for name in Claim.__slots__} for claim in claims]
+
+
+def _tell(claims: Sequence[Claim], out: Path, runs: int, seconds: float) -> None:
+    counts = Counter(claim.verdict for claim in claims)
+    verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
+    click.echo(f"{len(claims)} claims: {verdicts}")
+    click.echo(f"{runs} runs, {seconds:.0f} s; open {out / PAGE}")
+
+
+@contextmanager
+def _bar(quiet: bool) -> Iterator[Advance]:
+    """A progress bar on standard error. It counts jobs, because a run of 480 takes longer than one of 120."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda standing: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = ("simulating", BarColumn(), TextColumn("{task.description}"), "time left", TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=None)
+
+        def show(standing: Standing) -> None:
+            text = f"{standing.runs} of {standing.of_runs} runs,"
+            progress.update(task, description=text, completed=standing.jobs, total=max(1, standing.of_jobs))
+
+        yield show

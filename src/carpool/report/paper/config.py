@@ -1,0 +1,339 @@
+"""The configuration of the reproduction: `paper.toml`, or a changed copy of it, as frozen values.
+
+Reading is strict: an unknown name, a policy that does not exist or a number out of range is one line that says where.
+"""
+
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib import resources
+from pathlib import Path
+
+from carpool import policies
+from carpool.errors import InputError
+from carpool.report.paper.fields import Table
+from carpool.sim import generate
+from carpool.sim.run import Setup, cluster_nodes
+from carpool.units import parse_bytes
+
+SHIPPED = "paper.toml"
+TABLES = ("III", "IV")
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRow:
+    """One policy of the report; `paper` names its row in the paper's tables."""
+
+    name: str
+    label: str
+    spec: str
+    paper: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadRow:
+    name: str
+    title: str
+    generator: str
+    file: str
+    file_seeds: tuple[int, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Physical:
+    """The 30 jobs of Table II."""
+
+    setup: Setup
+    small_jobs: int
+    small_gpus: tuple[int, ...]
+    large_jobs: int
+    large_gpus: tuple[int, ...]
+    iterations: tuple[int, ...]
+    policies: tuple[str, ...]
+    measured: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    policy: str
+    nodes: tuple[int, ...]
+    jobs_per_node: int
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchNorm:
+    generator: str
+    policy: str
+    jobs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TwoJobs:
+    """Figure 1."""
+
+    minutes: tuple[float, ...]
+    overlap_after: float
+    xi: float
+
+
+@dataclass(frozen=True, slots=True)
+class Injected:
+    """Figure 6b: constant slow-downs and measured tables."""
+
+    jobs: tuple[int, ...]
+    xi: tuple[float, ...]
+    tables: tuple[str, ...]
+    policies: tuple[str, ...]
+
+
+Triple = tuple[float, float, float]
+"""All jobs, large ones, small ones."""
+
+
+@dataclass(frozen=True)
+class PaperNumbers:
+    """What the paper prints; the only numbers of the report that were typed."""
+
+    physical: dict[str, tuple[float, float]]
+    jct: dict[str, dict[str, Triple]]
+    queue: dict[str, dict[str, Triple]]
+    claims: dict[str, float]
+    wise_xi: tuple[float, float]
+    wise_gain: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Config:
+    setup: Setup
+    hours: float
+    seeds: tuple[int, ...]
+    use_files: bool
+    """Run the real files too, where they are at hand?"""
+    policies: tuple[PolicyRow, ...]
+    workloads: tuple[WorkloadRow, ...]
+    figure1: TwoJobs
+    tables: dict[str, int]
+    figure5: int
+    figure6a: tuple[int, ...]
+    figure6b: Injected
+    physical: Physical
+    overhead: Overhead
+    batchnorm: BatchNorm
+    points: float
+    equal: float
+    paper: PaperNumbers
+    text: str
+    """The file itself, for the report and for the cache."""
+
+    def policy(self, name: str) -> PolicyRow:
+        return next(row for row in self.policies if row.name == name)
+
+    @property
+    def headline(self) -> WorkloadRow:
+        """The workload on which verdicts are given."""
+        return self.workloads[0]
+
+
+def load(path: Path | None = None, quick: bool = False) -> Config:
+    """The shipped configuration or the one at `path`; `quick` keeps the part that [quick] names."""
+    file = str(path) if path else SHIPPED
+    try:
+        text = path.read_text("utf-8") if path else (resources.files(__package__) / SHIPPED).read_text("utf-8")
+        values = tomllib.loads(text)
+    except FileNotFoundError:
+        raise InputError(f"{file}: no such file; start from a copy of the shipped {SHIPPED}") from None
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read: {error.strerror}; give a TOML file") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{file}: is not a text file in UTF-8; give a TOML file") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{file}: is not TOML: {error}; mend it") from None
+    top = Table(values, file)
+    config = _config(top, text)
+    quick_part = _quick(top.child("quick"), config)
+    top.close()
+    return quick_part if quick else config
+
+
+def _config(top: Table, text: str) -> Config:
+    rows = tuple(_policy(table) for table in top.children("policies"))
+    names = [row.name for row in rows]
+    for needed in ("tiresias", "tiresias-16", "sjf", "fifo", "pollux", "sjf-ffs", "sjf-bsbf"):
+        if needed not in names:
+            top.fail("policies", f"there is none named {needed!r}, of which the paper speaks; add it")
+    setup, hours = _world(top.child("world"))
+    verdict, tables = top.child("verdict"), top.child("tables").child("jobs")
+    figure5, figure6a = top.child("figure5"), top.child("figure6a")
+    config = Config(
+        setup=setup,
+        hours=hours,
+        seeds=top.seeds("seeds"),
+        use_files=True,
+        policies=rows,
+        workloads=tuple(_workload(table) for table in top.children("workloads")),
+        figure1=_two_jobs(top.child("figure1")),
+        tables={name: tables.count(name) for name in TABLES},
+        figure5=figure5.count("jobs"),
+        figure6a=figure6a.counts("jobs"),
+        figure6b=_injected(top.child("figure6b"), names),
+        physical=_physical(top.child("physical"), setup, names),
+        overhead=_overhead(top.child("overhead"), names),
+        batchnorm=_batchnorm(top.child("batchnorm"), names),
+        points=verdict.number("points", 0, 100),
+        equal=verdict.number("equal", 0, 100),
+        paper=_paper(top.child("paper"), {row.paper for row in rows}),
+        text=text,
+    )
+    for table in (verdict, tables, figure5, figure6a):
+        table.close()
+    return config
+
+
+def _quick(table: Table, config: Config) -> Config:
+    part = replace(
+        config,
+        seeds=table.seeds("seeds"),
+        use_files=table.flag("files", True),
+        figure6a=table.counts("figure6a"),
+        overhead=replace(config.overhead, nodes=table.counts("overhead_nodes"), seeds=table.seeds("seeds")[:1]),
+    )
+    table.close()
+    return part
+
+
+def _world(table: Table) -> tuple[Setup, float]:
+    setup = Setup(
+        cluster=table.text("cluster"),
+        profile=table.text("profile"),
+        truth=table.text("interference"),
+        memory_limit=table.flag("memory_limit", True),
+        ignore_placement=not table.flag("placement", True),
+    )
+    cluster_nodes(setup)
+    hours = table.number("hours", 0.1, 1e4)
+    table.close()
+    return setup, hours
+
+
+def _policy(table: Table) -> PolicyRow:
+    row = PolicyRow(*(table.text(key) for key in ("name", "label", "spec", "paper")))
+    table.close()
+    try:
+        policies.make(row.spec)
+    except InputError as error:
+        table.fail("spec", str(error))
+    return row
+
+
+def _workload(table: Table) -> WorkloadRow:
+    name, title, generator, file = (table.text(key) for key in ("name", "title", "generator", "file"))
+    row = WorkloadRow(name, title, generator, file, table.seeds("file_seeds"), table.text("why"))
+    table.among("generator", [row.generator], generate.GENERATORS)
+    table.close()
+    return row
+
+
+def _two_jobs(table: Table) -> TwoJobs:
+    found = TwoJobs(table.numbers("minutes", 2), table.number("overlap_after", 0), table.number("xi", 1, 100))
+    if min(found.minutes) <= 0 or found.overlap_after >= found.minutes[0]:
+        table.fail("overlap_after", "the second job must join while the first runs alone; give less than its minutes")
+    table.close()
+    return found
+
+
+def _injected(table: Table, names: list[str]) -> Injected:
+    found = Injected(
+        table.counts("jobs"),
+        table.numbers("xi"),
+        table.texts("tables"),
+        table.among("policies", table.texts("policies"), names),
+    )
+    if min(found.xi) < 1:
+        table.fail("xi", f"{min(found.xi):g} must be at least 1")
+    table.close()
+    return found
+
+
+def _physical(table: Table, world: Setup, names: list[str]) -> Physical:
+    setup = replace(
+        world,
+        cluster=table.text("cluster"),
+        truth=table.text("interference"),
+        gpu_memory=parse_bytes(table.text("gpu_memory")),
+        memory_limit=True,
+        ignore_placement=False,
+    )
+    found = Physical(
+        setup,
+        table.count("small_jobs"),
+        table.counts("small_gpus"),
+        table.count("large_jobs"),
+        table.counts("large_gpus"),
+        table.counts("iterations", 1, 10**9),
+        table.among("policies", table.texts("policies"), names),
+        table.text("measured") if table.has("measured") else None,
+    )
+    gpus = sum(len(node.gpus) for node in cluster_nodes(setup))
+    if max(found.small_gpus + found.large_gpus) > gpus:
+        table.fail("large_gpus", f"the cluster {setup.cluster} has only {gpus} GPUs")
+    if len(found.iterations) != 2 or found.iterations[0] > found.iterations[1]:
+        table.fail("iterations", "give two numbers, the least and the most")
+    table.close()
+    return found
+
+
+def _overhead(table: Table, names: list[str]) -> Overhead:
+    found = Overhead(
+        table.among("policy", [table.text("policy")], names)[0],
+        table.counts("nodes", 4, 4096),
+        table.count("jobs_per_node", 1, 1000),
+        table.seeds("seeds"),
+    )
+    table.close()
+    return found
+
+
+def _batchnorm(table: Table, names: list[str]) -> BatchNorm:
+    found = BatchNorm(
+        table.among("generator", [table.text("generator")], generate.GENERATORS)[0],
+        table.among("policy", [table.text("policy")], names)[0],
+        table.counts("jobs"),
+    )
+    table.close()
+    return found
+
+
+def _paper(table: Table, rows: set[str]) -> PaperNumbers:
+    def triples(name: str) -> dict[str, dict[str, Triple]]:
+        group = table.child(name)
+        found = {key: group.rows(key, lambda child, row: child.numbers(row, 3)) for key in TABLES}
+        group.close()
+        for key, printed in found.items():
+            group.among(key, list(printed), sorted(rows))
+        return found
+
+    claims = table.child("claims")
+    pair: Callable[[str], tuple[float, ...]] = partial(claims.numbers, length=2)
+    (low_xi, high_xi), (low_gain, high_gain) = pair("wise_xi"), pair("wise_gain")
+    numbers = PaperNumbers(
+        physical=table.rows("physical", lambda child, row: child.numbers(row, 2)),
+        jct=triples("jct"),
+        queue=triples("queue"),
+        claims={key: claims.number(key, 0) for key in CLAIMED},
+        wise_xi=(low_xi, high_xi),
+        wise_gain=(low_gain, high_gain),
+    )
+    claims.close()
+    table.close()
+    return numbers
+
+
+CLAIMED = (
+    *("tiresias_physical", "tiresias_simulated", "ffs_physical", "bert_queue_physical"),
+    *("within_hours", "within_share", "others_share", "under_500_share", "shortest_share", "shortest_pollux"),
+    *("pollux_times_480", "ffs_jct_480", "ffs_queue_480", "equal_xi", "overhead_s", "largest_xi", "fidelity"),
+)
+"""The numbers of [paper.claims], apart from the ranges."""

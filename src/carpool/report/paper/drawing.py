@@ -1,0 +1,105 @@
+"""What the report's pictures have in common: one style, one colour for a policy, each picture as PNG and as SVG."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from carpool.errors import InputError
+from carpool.report.paper.config import Config
+from carpool.report.plots import POLICY_COLOURS, colours
+
+GRID = {"alpha": 0.25, "linewidth": 0.6}
+PAPER_MARK = {"linestyle": "none", "marker": "D", "markersize": 6, "markerfacecolor": "none", "markeredgewidth": 1.3}
+"""How the paper's own numbers are drawn in a picture: hollow diamonds."""
+STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.labelsize": 9,
+    "legend.fontsize": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "svg.hashsalt": "carpool",
+    "svg.fonttype": "path",
+}
+
+
+@contextmanager
+def picture(
+    folder: Path, name: str, width: float, height: float, rows: int = 1, columns: int = 1
+) -> Iterator[tuple[Any, Any]]:
+    """Yields a figure and its axes (an array where there are several), and writes both files at the end."""
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise InputError("pictures need matplotlib: pip install 'carpool[plots]'") from None
+    with rc_context(STYLE):
+        figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+        yield figure, figure.subplots(rows, columns)
+        figure.savefig(folder / f"{name}.png")
+        figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+
+
+def log_axis(axes: Any, which: str, base: int) -> None:
+    """Makes an axis logarithmic, once all is drawn. Its labels are plain: 1, 2, 5, 10 … or powers of two."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    getattr(axes, f"set_{which}scale")("log", base=base)
+    axis = getattr(axes, f"{which}axis")
+    low, high = axis.get_view_interval()
+    few = base == 2 or high > 2000 * low
+    axis.set_major_locator(LogLocator(base=base, subs=(1.0,) if few else (1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+    axis.set_minor_locator(NullLocator())
+
+
+def short(value: float) -> str:
+    """A number on an axis: 0.5, 200, 20k, 1M; powers of two stay as they are up to five digits."""
+    if value >= 1e6:
+        return f"{value / 1e6:g}M"
+    if value >= 1e4 and value % 1000 == 0:
+        return f"{value / 1e3:g}k"
+    return f"{value:g}"
+
+
+def policy_colours(config: Config) -> dict[str, str]:
+    """By the policy's name in the configuration; two settings of one policy share its colour."""
+    families = {row.name: row.spec.partition(":")[0] for row in config.policies}
+    chosen = colours(list(dict.fromkeys(families.values())), POLICY_COLOURS)
+    return {name: chosen[family] for name, family in families.items()}
+
+
+def second_of_family(config: Config) -> set[str]:
+    """The policies that are another setting of one before; they are dashed or hatched."""
+    seen: set[str] = set()
+    found = set()
+    for row in config.policies:
+        family = row.spec.partition(":")[0]
+        if family in seen:
+            found.add(row.name)
+        seen.add(family)
+    return found
+
+
+def grouped_bars(
+    axes: Any, config: Config, names: Sequence[str], groups: Sequence[str], heights: Mapping[str, Sequence[float]]
+) -> None:
+    """A group of bars for each of `groups`, one bar a policy."""
+    palette, hatched = policy_colours(config), second_of_family(config)
+    width = 0.84 / len(names)
+    for number, name in enumerate(names):
+        places = [place - 0.42 + width * (number + 0.5) for place in range(len(groups))]
+        axes.bar(
+            places,
+            heights[name],
+            width=width * 0.9,
+            color=palette[name],
+            hatch="////" if name in hatched else None,
+            edgecolor="white" if name in hatched else None,
+            linewidth=0,
+            label=config.policy(name).label,
+        )
+    axes.set_xticks(range(len(groups)), groups)
+    axes.grid(axis="y", **GRID)
+    axes.set_axisbelow(True)

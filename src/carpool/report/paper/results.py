@@ -1,0 +1,93 @@
+"""Questions to the results: means over seeds with their standard error, and how much lower one is than another."""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import sqrt
+from statistics import fmean
+
+from carpool.report.paper.config import Config
+from carpool.report.paper.plan import Run, Setting
+from carpool.sim.metrics import Group, Summary
+from carpool.sim.sweep import Mean, Outcome, mean
+
+Value = Callable[[Outcome], float]
+HOUR = 3600.0
+
+
+def jct_h(part: str = "all") -> Value:
+    """The mean completion time of all, large or small jobs, in hours."""
+    return lambda outcome: _part(outcome.summary, part).mean_jct_s / HOUR
+
+
+def queue_h(part: str = "all") -> Value:
+    return lambda outcome: _part(outcome.summary, part).mean_queue_s / HOUR
+
+
+def _part(summary: Summary, part: str) -> Summary | Group:
+    parts: dict[str, Summary | Group] = {"all": summary, "large": summary.large, "small": summary.small}
+    return parts[part]
+
+
+def model_queue_s(model: str) -> Value:
+    return lambda outcome: outcome.summary.models[model].mean_queue_s
+
+
+def shortest_mean_s(share: float) -> Value:
+    """The mean completion time of the shortest share of the jobs."""
+
+    def value(outcome: Outcome) -> float:
+        kept = outcome.jcts_s[: max(1, round(share * len(outcome.jcts_s)))]
+        return fmean(kept)
+
+    return value
+
+
+def share_within(seconds: float) -> Value:
+    """The share of jobs done within so long, in per cent."""
+    return lambda outcome: 100.0 * fmean(jct <= seconds for jct in outcome.jcts_s)
+
+
+class Results:
+    """All outcomes of a plan."""
+
+    def __init__(self, config: Config, outcomes: Mapping[Run, Outcome]) -> None:
+        self.config = config
+        self.outcomes = outcomes
+        self._by_seed: dict[tuple[Setting, str], dict[int, Outcome]] = {}
+        for run in sorted(outcomes, key=lambda run: run.seed):
+            self._by_seed.setdefault((run.setting, run.policy), {})[run.seed] = outcomes[run]
+
+    def of(self, setting: Setting, policy: str) -> Mapping[int, Outcome]:
+        """By seed."""
+        return self._by_seed.get((setting, policy), {})
+
+    def mean(self, setting: Setting, policy: str, value: Value) -> Mean | None:
+        """None where that policy was not run there."""
+        found = [value(outcome) for outcome in self.of(setting, policy).values()]
+        return mean(found) if found else None
+
+    def lower(self, setting: Setting, policy: str, than: str, value: Value) -> Mean | None:
+        """By how many per cent the mean of `policy` is below that of `than`, over the seeds that both have run.
+
+        The standard error is the jackknife's: what the result would be without each of the seeds.
+        """
+        ours, theirs = self.of(setting, policy), self.of(setting, than)
+        seeds = sorted(ours.keys() & theirs.keys())
+        if not seeds:
+            return None
+        pairs = [(value(ours[seed]), value(theirs[seed])) for seed in seeds]
+        return ratio_lower(pairs)
+
+
+def ratio_lower(pairs: Sequence[tuple[float, float]]) -> Mean:
+    """100·(1 − Σa/Σb) of the pairs (a, b), with the jackknife's standard error."""
+
+    def estimate(some: Sequence[tuple[float, float]]) -> float:
+        below = sum(b for _, b in some)
+        return 100.0 * (1.0 - sum(a for a, _ in some) / below) if below else 0.0
+
+    if len(pairs) == 1:
+        return Mean(estimate(pairs), None)
+    without = [estimate([*pairs[:n], *pairs[n + 1 :]]) for n in range(len(pairs))]
+    middle = fmean(without)
+    spread = sum((one - middle) ** 2 for one in without) * (len(pairs) - 1) / len(pairs)
+    return Mean(estimate(pairs), sqrt(spread))

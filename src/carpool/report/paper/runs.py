@@ -1,0 +1,115 @@
+"""Making the runs, or finding them: every result is kept as one small file, named by a hash of all that it depends on.
+
+The hash covers the jobs themselves, the policy, the world and the source of everything that simulates. So a second
+call finds
+all it needs, an interrupted one goes on where it stopped, and a change of code or configuration makes the runs anew.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
+from dataclasses import asdict
+from functools import cache
+from hashlib import sha256
+from io import StringIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import carpool
+from carpool.report.output import whole_file
+from carpool.report.paper.config import Config
+from carpool.report.paper.jobs import workload_of
+from carpool.report.paper.plan import Run
+from carpool.sim.metrics import Group, Summary
+from carpool.sim.sweep import Case, Outcome, run_each
+from carpool.sim.workload import Workload, write
+
+
+class Standing(NamedTuple):
+    """How far it is: runs that are there, and jobs of those that had to be made (a run's time grows with its jobs)."""
+
+    runs: int
+    of_runs: int
+    jobs: int
+    of_jobs: int
+
+
+SIMULATES = ("core", "policies", "sim", "profile")
+"""The packages on which a run's result depends."""
+
+
+@cache
+def code_digest(*packages: str) -> str:
+    """A hash of the sources and tables of some of our packages."""
+    root = Path(carpool.__file__).parent
+    digest = sha256()
+    for package in packages:
+        for path in sorted((root / package).rglob("*")):
+            if path.suffix in (".py", ".json", ".toml"):
+                digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def key(config: Config, run: Run, workload: Workload) -> str:
+    """What names a run's file in the cache."""
+    spec = config.policy(run.policy).spec
+    text = StringIO()
+    write(workload, text)
+    own = Path(spec.partition(".py")[0] + ".py") if ".py" in spec else None
+    parts = [spec, json.dumps(asdict(run.setting.setup), sort_keys=True), text.getvalue(), code_digest(*SIMULATES)]
+    parts += [own.read_text("utf-8")] if own else []
+    return sha256("\0".join(parts).encode()).hexdigest()[:24]
+
+
+def execute(
+    config: Config,
+    runs: Iterable[Run],
+    folder: Path,
+    *,
+    workers: int | None = None,
+    progress: Callable[[Standing], None] = lambda standing: None,
+) -> dict[Run, Outcome]:
+    """The outcome of every run, from `folder` or by simulation. `progress` hears of every one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found: dict[Run, Outcome] = {}
+    missing: list[tuple[Run, Case, Path]] = []
+    for run in runs:
+        workload = workload_of(config, run)
+        path = folder / f"{key(config, run, workload)}.json"
+        outcome = _kept(path)
+        if outcome is not None:
+            found[run] = outcome
+        else:
+            missing.append((run, Case(workload.source, str(run.seed), workload), path))
+    total = len(found) + len(missing)
+    jobs = sum(run.setting.jobs for run, *_ in missing)
+    standing = Standing(len(found), total, 0, jobs)
+    progress(standing)
+    tasks = [(config.policy(run.policy).spec, case, run.setting.setup) for run, case, _ in missing]
+    with closing(run_each(tasks, workers)) as results:
+        for number, outcome in results:
+            run, _, path = missing[number]
+            _keep(path, outcome)
+            found[run] = outcome
+            standing = Standing(len(found), total, standing.jobs + run.setting.jobs, jobs)
+            progress(standing)
+    return found
+
+
+def _keep(path: Path, outcome: Outcome) -> None:
+    with whole_file(path) as file:
+        json.dump(asdict(outcome), file)
+
+
+def _kept(path: Path) -> Outcome | None:
+    """The outcome in a file; None where there is none, or none that can be read."""
+    try:
+        value = json.loads(path.read_text("utf-8"))
+        return Outcome(**{**value, "summary": _summary(value["summary"]), "jcts_s": tuple(value["jcts_s"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _summary(value: Mapping[str, Any]) -> Summary:
+    groups = {name: Group(**value[name]) for name in ("large", "small")}
+    return Summary(**{**value, **groups, "models": {name: Group(**part) for name, part in value["models"].items()}})
