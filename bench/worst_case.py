@@ -52,7 +52,11 @@ def change(case: Case, random: Random) -> Case:
         kept[index] = _row(random)
     else:
         at, gpus, seconds = kept[index]
-        kept[index] = (max(0.0, at + random.randint(-60, 60)), gpus, max(1.0, round(seconds * random.uniform(0.5, 2.0))))
+        kept[index] = (
+            max(0.0, at + random.randint(-60, 60)),
+            gpus,
+            max(1.0, round(seconds * random.uniform(0.5, 2.0))),
+        )
     return xi, jobs_per_gpu, tuple(sorted(kept))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from carpool.belief import codec
 from carpool.belief.pairs import EPISODE_SD, MEASURED_SD, Cell, Kind, PairBelief, kind_of
 from carpool.belief.speeds import NOTICEABLE, Place, Speeds
+from carpool.core.elastic import Pace, Scaling
 from carpool.core.learning import Lesson, Sighting
 from carpool.core.model import Job, sub_batch
 from carpool.core.perf import GENERIC, FittedModel, Mate, PerformanceModel, Placement
@@ -126,6 +127,15 @@ class Belief:
             return believed  # nobody is probed at the cost of a promise
         cell = (_kind(job, accum), _kind(mate, mate_accum))
         return believed if self.pairs.has_seen(cell) else self.probe
+
+    def scaling(self, job: Job) -> Scaling | None:
+        return self.times.scaling(job) if job.model in self.fitted.tasks else None
+
+    def noise(self, job: Job, done: float) -> float:
+        return self.times.noise(job, done)
+
+    def scaled_pace(self, job: Job, batch: int, accum: int, placement: Placement, done: float) -> Pace:
+        return self.times.scaled_pace(job, batch, accum, placement, done)
 
     # ---- learning ----------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,10 @@ from carpool.core.state import State
 _OTHERWISE = {"job", "order", "status", "shape", "gpus", "leaving", "waits_for", "queue_entry", "index_entry", "ended"}
 _KEPT = tuple(name for name in JobRecord.__slots__ if name not in _OTHERWISE)
 """All that a record knows and that is plain data; what is not is written below, or follows from the rest."""
-_COUNTERS = ("now", "busy_gpu_s", "shares", "preemptions", "_submissions", "stirred", "belief_version")
+_COUNTERS = (
+    *("now", "busy_gpu_s", "shares", "preemptions", "_submissions", "stirred", "belief_version"),
+    *("_finished_jobs", "_finished_jct_s"),
+)
 
 
 def encode(state: State) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class State:
         self._hosts: Hosts | None = None
         self._outlook: Outlook | None = None
         self._submissions = 0
-        self._finished = 0
+        self._finished_jobs = 0
         self._finished_jct_s = 0.0
 
     # ---- reading -------------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ class State:
     @property
     def mean_jct_s(self) -> float:
         """Of the jobs that have finished so far; 0 before the first."""
-        return self._finished_jct_s / self._finished if self._finished else 0.0
+        return self._finished_jct_s / self._finished_jobs if self._finished_jobs else 0.0
 
     def residents(self, gpu: GpuId) -> tuple[JobRecord, ...]:
         return self.cluster.residents[gpu]
@@ -460,7 +460,7 @@ class State:
             record.ended = self.now
             record.leaving = ()
             if status is Status.FINISHED:
-                self._finished += 1
+                self._finished_jobs += 1
                 self._finished_jct_s += self.now - record.job.submitted
             self.ended[record.job.id] = self.jobs.pop(record.job.id)
             for name in self._dependents.pop(record.job.id, ()):

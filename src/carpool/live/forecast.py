@@ -13,6 +13,7 @@ from typing import Any
 
 from carpool.core import events as ev
 from carpool.core import snapshot
+from carpool.core.elastic import Pace, Scaling
 from carpool.core.model import GpuId, Job, JobId, Status
 from carpool.core.perf import Mate, PerformanceModel, Placement
 from carpool.core.scheduler import Policy, Scheduler
@@ -48,6 +49,9 @@ class Fixed:
         self.fewest_nodes: Callable[[int], int] = model.fewest_nodes
         self.memory: Callable[[Job, int], int] = model.memory
         self.slowdown: Callable[[Job, int, Sequence[Mate]], float] = model.slowdown
+        self.scaling: Callable[[Job], Scaling | None] = model.scaling
+        self.noise: Callable[[Job, float], float] = model.noise
+        self.scaled_pace: Callable[[Job, int, int, Placement, float], Pace] = model.scaled_pace
 
 
 def forecast(

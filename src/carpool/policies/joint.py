@@ -26,7 +26,9 @@ class Carpool(BasePolicy):
     name = "carpool"
     suspend: bool = option(False, "suspend running jobs that can checkpoint, where that lowers the sum")
     restart_s: float = option(30.0, "seconds that a suspended job needs to start again; the simulator charges them")  # type: ignore[misc]
-    patience: float = option(10.0, "who waited longer than so many times its length and the mean JCT goes first; 0: off")
+    patience: float = option(
+        10.0, "who waited longer than so many times its length and the mean JCT goes first; 0: off"
+    )
     look_ahead: int = option(32, "so many waiting jobs count when a move is judged")
     tries: int = option(8, "so many jobs may find no place before a pass ends")
 
@@ -151,7 +153,9 @@ class Pass:
             return
         if move.victims:
             for victim in move.victims:
-                draft.stop(victim, f"suspended so that {guest.job.id} can run first, which saves {move.gain:.0f} s in sum")
+                draft.stop(
+                    victim, f"suspended so that {guest.job.id} can run first, which saves {move.gain:.0f} s in sum"
+                )
             draft.start(guest, f"starts in place of {names(move.victims)}, which saves {move.gain:.0f} s in sum")
             return
         draft.assign(guest, move.gpus, size, self._why(move, size))
@@ -179,4 +183,3 @@ def _starved(view: View, patience: float) -> list[JobRecord]:
                 found.append(record)
     found.sort(key=lambda record: (-record.shape.priority, record.order))
     return found
-

@@ -78,6 +78,15 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
+class Demand:
+    """The share of a GPU that a task asks for at a batch: beside several others, ξ is at least the sum of all."""
+
+    mechanism: str
+    batch: int
+    demand: float
+
+
+@dataclass(frozen=True, slots=True)
 class TaskProfile:
     """One training task: the constants of `core.perf.Task` and what is known about their quality."""
 

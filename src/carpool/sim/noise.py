@@ -47,6 +47,7 @@ class Misjudged:
             factor = self._factors[job.id] = exp(Random(f"{self.seed} {job.id}").gauss(0.0, self.sigma))
         return factor
 
+
 class MisjudgedPairs:
     """Another table whose slow-downs are off by a lognormal factor, one for each model beside each mate."""
 
