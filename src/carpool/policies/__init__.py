@@ -28,7 +28,7 @@ from carpool.policies.srtf import Srtf
 from carpool.policies.tesserae import Tesserae
 from carpool.policies.tiresias import Tiresias
 
-PAPERS = (Fifo, Sjf, Tiresias, Pollux, SjfFfs, SjfBsbf)
+PAPERS = (Fifo, Sjf, Tiresias, SjfFfs, SjfBsbf, Pollux)
 BASELINES = (Backfill, Srtf, Srsf, Las, Lucid, Tesserae)
 BUILT_IN: dict[str, type[BasePolicy]] = {cls.name: cls for cls in (*PAPERS, Carpool, *BASELINES)}
 ENTRY_POINTS = "carpool.policies"
