@@ -88,10 +88,13 @@ class Gang:
 
     def first_death(self) -> Rank | None:
         """A worker that ended otherwise than well."""
-        for rank in self.ranks:
-            if rank.gone and not (rank.code == 0 or (self.stop and rank.code == channel.EXIT_STOPPED)):
-                return rank
-        return None
+        return next((rank for rank in self.ranks if rank.gone and not self._left_well(rank)), None)
+
+    def _left_well(self, rank: Rank) -> bool:
+        if rank.code == 0 or (self.stop and rank.code == channel.EXIT_STOPPED):
+            return True
+        report = rank.report() if self.stop else None
+        return report is not None and report.state is channel.State.STOPPED  # it saved, then its libraries fell over
 
     def ended(self) -> Ended:
         """What became of it, once all ranks are gone."""
