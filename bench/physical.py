@@ -47,8 +47,8 @@ MPS, TIME_SLICING, LOGICAL = "mps", "time-slicing", "logical"
 GUESSED_LAUNCH_S = 8.0
 KEPT_VARIABLES = ("PYTHONPATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS")
 SAMPLE_S = 0.1
-PATIENCE = 6.0
-"""A case that takes so many times as long as simulated, and two minutes more, is given up."""
+PATIENCE = 3.0
+"""A case that takes so many times as long as simulated, and a minute more, is given up."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ async def run_live(case: Case, jobs: Sequence[Work], profile: Profile, options: 
         observer = Observer(home, uuid)
         watching = asyncio.create_task(observer.run())
         try:
-            limit = PATIENCE * simulate(case, jobs, profile, options, Costs(GUESSED_LAUNCH_S))["makespan_s"] + 120
+            limit = PATIENCE * simulate(case, jobs, profile, options, Costs(GUESSED_LAUNCH_S))["makespan_s"] + 60
             ids = await asyncio.wait_for(_submit_all(service, jobs, options), limit)
         finally:
             watching.cancel()
