@@ -47,8 +47,8 @@ MPS, TIME_SLICING, LOGICAL = "mps", "time-slicing", "logical"
 GUESSED_LAUNCH_S = 8.0
 KEPT_VARIABLES = ("PYTHONPATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS")
 SAMPLE_S = 0.1
-PATIENCE = 6.0
-"""A case that takes so many times as long as simulated, and two minutes more, is given up."""
+PATIENCE = 3.0
+"""A case that takes so many times as long as simulated, and a minute more, is given up."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ async def run_live(case: Case, jobs: Sequence[Work], profile: Profile, options: 
         observer = Observer(home, uuid)
         watching = asyncio.create_task(observer.run())
         try:
-            limit = PATIENCE * simulate(case, jobs, profile, options, Costs(GUESSED_LAUNCH_S))["makespan_s"] + 120
+            limit = PATIENCE * simulate(case, jobs, profile, options, Costs(GUESSED_LAUNCH_S))["makespan_s"] + 60
             ids = await asyncio.wait_for(_submit_all(service, jobs, options), limit)
         finally:
             watching.cancel()
@@ -286,7 +286,7 @@ def _table(case: Case, profile: Profile) -> str:
 
 def _policy(name: str, options: argparse.Namespace) -> str:
     """Tiresias' threshold is scaled with the jobs; the cost of a restart is the launch, which both worlds have."""
-    threshold = options.threshold or options.mean + GUESSED_LAUNCH_S
+    threshold = options.threshold or 1.5 * (options.mean + GUESSED_LAUNCH_S)
     return f"tiresias:threshold_gpu_s={threshold:g},restart_s=0" if name == "tiresias" else name
 
 
@@ -385,7 +385,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=30)
     parser.add_argument("--mean", type=float, default=8.0, help="mean length of a job alone, seconds")
     parser.add_argument("--load", type=float, default=2.5, help="arrivals, times what one GPU could serve")
-    parser.add_argument("--threshold", type=float, help="Tiresias' threshold in GPU-seconds; else a mean job's")
+    parser.add_argument("--threshold", type=float, help="Tiresias' threshold in GPU-seconds; else 1.5 mean jobs")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--crowds", type=int, nargs="*", default=[3, 4], help="more jobs per GPU to try under MPS")
     parser.add_argument("--only", nargs="*", help="these policies only")

@@ -78,7 +78,7 @@ MECHANISM_NOTES = {
 
 
 def richest(measurements: Iterable[Measurement]) -> str:
-    """The mechanism under which most settings ran alone. Times of several are not mixed: MPS costs some launches."""
+    """The mechanism under which most settings ran alone. Times of several are not mixed: they may differ."""
     alone = {(done.wish.mechanism, done.samples[0].setting) for done in measurements if len(done.samples) == 1}
     names = sorted(mechanism for mechanism, _ in alone) or ["unknown"]
     return max(dict.fromkeys(names), key=names.count)
