@@ -6,6 +6,7 @@ forecast for a waiting job is what holds if nobody submits anything more urgent.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -18,7 +19,7 @@ from carpool.core.scheduler import Policy, Scheduler
 from carpool.core.state import State
 from carpool.sim.engine import Engine, Impossible
 
-MOST_WAITING = 500
+MOST_WAITING = 200
 """Jobs further back in the queue than this are not played, but estimated from the work before them."""
 
 
@@ -115,27 +116,27 @@ def trial(
     now: float,
 ) -> Trial:
     """Submit a job to a copy of the present, and see."""
-    copy = snapshot.restore(_present(state), Fixed(state.perf), state.order, state.jobs_per_gpu)
-    copy.apply(ev.Submitted(max(now, state.now), job))
-    scheduler = Scheduler(policy(), copy.perf, state.jobs_per_gpu, strict=False)
-    scheduler.state = copy
-    scheduler.step(copy.now, (), wake=True)
-    record = copy.jobs[job.id]
-    mates = tuple(mate.job.id for mate in copy.cluster.mates(record)) if record.gpus else ()
-    return Trial(record.gpus, mates, forecast(copy, policy, spread)[job.id])
+    world = snapshot.restore(_present(state), Fixed(state.perf), state.order, state.jobs_per_gpu)
+    world.apply(ev.Submitted(max(now, state.now), job))
+    scheduler = Scheduler(policy(), world.perf, state.jobs_per_gpu, strict=False)
+    scheduler.state = world
+    scheduler.step(world.now, (), wake=True)
+    record = world.jobs[job.id]
+    mates = tuple(mate.job.id for mate in world.cluster.mates(record)) if record.gpus else ()
+    return Trial(record.gpus, mates, forecast(world, policy, spread)[job.id])
 
 
 def _present(state: State) -> dict[str, Any]:
-    """The state as data, without the far end of the queue."""
-    present = snapshot.encode(state)
-    if len(state.queue) > MOST_WAITING:
-        near = {record.job.id for record, _ in zip(state.queue, range(MOST_WAITING), strict=False)}
-        waiting = (str(Status.PENDING), str(Status.BLOCKED))
-        present["jobs"] = [
-            entry for entry in present["jobs"] if entry["status"] not in waiting or entry["job"]["id"] in near
-        ]
-    present["jobs"] = [entry for entry in present["jobs"] if entry["status"] != str(Status.HELD)]
-    return present
+    """The state as data, without jobs on hold and without the far end of the queue."""
+    waiting = (Status.PENDING, Status.BLOCKED) if len(state.queue) > MOST_WAITING else ()
+    near = {record.job.id for record, _ in zip(state.queue, range(MOST_WAITING), strict=False)}
+    shallow = copy(state)  # only its list of jobs is another one
+    shallow.jobs = {
+        name: record
+        for name, record in state.jobs.items()
+        if record.status is not Status.HELD and (record.status not in waiting or name in near)
+    }
+    return snapshot.encode(shallow)
 
 
 class Future(Engine):
@@ -169,16 +170,16 @@ def _play(
         paces = {key: entry[key] * factor for key in ("whole_iteration_s", "alone_iteration_s", "iteration_s")}
         jobs.append({**entry, **paces} if factor != 1.0 else dict(entry))
     perf = Fixed(state.perf)
-    copy = snapshot.restore({**present, "jobs": jobs}, perf, policy.key, state.jobs_per_gpu)
-    copy.advance(now)
-    future = Future(copy, policy)
+    world = snapshot.restore({**present, "jobs": jobs}, perf, policy.key, state.jobs_per_gpu)
+    world.advance(now)
+    future = Future(world, policy)
     try:
         future.begin()
         future.run()
     except Impossible:
         pass  # some wait for ever: for a limit to be raised, or a held forerunner
     times = {}
-    for record in (*copy.ended.values(), *copy.jobs.values()):
+    for record in (*world.ended.values(), *world.jobs.values()):
         started = record.first_start if record.first_start >= 0.0 else inf
         times[record.job.id] = Times(started, record.ended if record.ended >= 0.0 else inf)
     return times

@@ -27,8 +27,10 @@ SPREADS = {"measured": 1.1, "profile": 1.3, "history": 1.5, "time": 2.0, "defaul
 ENOUGH = 10
 """So many judged estimates make experience."""
 KEPT = 1000
-MOST_FORESEEN = 1000
+MOST_FORESEEN = 200
 """With more jobs than this, forecasts are made only when somebody asks."""
+FRESH_S = 2.0
+"""A forecast may be told again for so long: the scheduler waits while one is made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ class Outlook:
         self._why: dict[JobId, str] = {}
         self._foreseen: dict[JobId, Foreseen] = {}
         self._ratios: dict[str, list[float]] = {}
+        self._latest: tuple[float, dict[JobId, forecast.Forecast]] = (-inf, {})
 
     def planned(self, decisions: Iterable[Any]) -> None:
         """Remember why jobs are where they are."""
@@ -127,7 +130,12 @@ class Outlook:
 
     def explain(self, job: JobId) -> Row:
         """Of a job that has not ended."""
-        return explain.explain(self._book(), job)
+        book = self._book()
+        made, ahead = self._latest
+        if not 0.0 <= book.now - made <= FRESH_S or job not in ahead:
+            ahead = forecast.forecast(book.state, self._policy, book.spread, now=book.now)
+            self._latest = book.now, ahead
+        return explain.explain(book, job, ahead)
 
     def dry_run(self, job: Job, source: Mapping[str, str]) -> Row:
         """Of a job that is not there."""
