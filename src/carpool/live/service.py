@@ -239,6 +239,7 @@ class Service(Reading):
                 log.exception("no forecast could be made")
 
     async def _prune(self) -> None:
+        await asyncio.sleep(prune.FIRST_S)
         while True:
             ends = await asyncio.to_thread(self._store.ends)
             gone = await asyncio.to_thread(prune.prune, self.home, ends, self._clock.now(), self.keep)
