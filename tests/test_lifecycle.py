@@ -6,8 +6,10 @@ from world import given as situation
 
 from carpool import policies
 from carpool.core import events as ev
+from carpool.core.draft import Draft
 from carpool.core.model import Allocation, Decision, Limits, Node, Status
 from carpool.core.perf import MeasuredPair, TableInterference
+from carpool.core.rules import IllegalPlan, check
 from carpool.core.scheduler import Scheduler
 from carpool.policies.tiresias import Tiresias
 from carpool.sim.engine import Costs, Engine, Impossible
@@ -340,3 +342,71 @@ class TestAsking:
         jobs = [job("a", left=50.0), job("b", left=50.0, submitted=5.0)]
         Engine(jobs, nodes("1x1"), policy, belief=model(node_gpus=1)).run()
         assert policy.asked == [0.0, 0.0, 5.0, 20.0, 50.0, 100.0]
+
+
+class TestHold:
+    def test_a_held_job_waits_until_it_is_released_and_its_waiting_is_not_the_schedulers(self):
+        state = state_of(pending("a"), pending("b"))
+        state.apply(ev.Held(10.0, "a"))
+        assert (state.jobs["a"].status, [r.job.id for r in state.queue]) == (Status.HELD, ["b"])
+        state.apply(ev.Released(25.0, "a"))
+        assert state.jobs["a"].status is Status.PENDING
+        plan(state, put("a", 0))
+        assert state.jobs["a"].waited_s == pytest.approx(10.0)
+
+    def test_holding_a_running_job_lets_it_run_and_keeps_it_from_coming_back(self):
+        state = state_of(running("a", left=100.0, retries=1), pending("b", after=("a",)))
+        state.apply(ev.Held(1.0, "a"))
+        state.apply(ev.Held(1.0, "b"))
+        assert state.jobs["a"].status is Status.RUNNING
+        state.apply(ev.Failed(5.0, "a", 1, "bug"))
+        assert state.jobs["a"].status is Status.HELD
+        state.apply(ev.Released(6.0, "a"))
+        plan(state, put("a", 0))
+        state.apply(ev.Started(7.0, "a", 2))
+        state.apply(ev.Finished(9.0, "a", 2))
+        assert state.jobs["b"].status is Status.HELD, "a blocked job that is held stays so when it could start"
+
+    def test_a_failure_that_was_nobodys_fault_costs_no_retry(self):
+        state = state_of(running("a"))
+        state.apply(ev.Failed(5.0, "a", 1, "the machine restarted", again=True))
+        assert (state.jobs["a"].status, state.jobs["a"].retries_left) == (Status.PENDING, 0)
+
+    def test_requeued_by_its_owner_it_stops_and_waits_again(self):
+        state = state_of(running("a", left=100.0))
+        state.apply(ev.Requeued(10.0, "a", 1))
+        assert (state.jobs["a"].status, state.free.count) == (Status.STOPPING, 4)
+        state.apply(ev.Requeued(11.0, "a", 1))
+        state.apply(ev.Stopped(12.0, "a", 1, 8.0))
+        assert (state.jobs["a"].status, state.jobs["a"].done) == (Status.PENDING, 8.0)
+
+
+class TestTerms:
+    def test_after_running_out_of_memory_a_job_must_be_cut_or_alone(self):
+        state = state_of(pending("a", model="fat", batch=8, alone_s=None))
+        whole = [size.accum for size in state.jobs["a"].shape.sizes]
+        state.apply(ev.Revised(1.0, "a", least_accum=4))
+        assert [size.accum for size in state.jobs["a"].shape.sizes] == [s for s in whole if s >= 4]
+        with pytest.raises(IllegalPlan, match="must cut its batch into 4"):
+            check(state, [put("a", 0, accum=2)])
+        state.apply(ev.Revised(2.0, "a", exclusive=True))
+        assert state.jobs["a"].shape.exclusive
+
+    def test_who_holds_gpus_keeps_the_terms_on_which_it_got_them(self):
+        state = state_of(running("a", on=[0]), running("b", on=[0]))
+        state.apply(ev.Revised(1.0, "a", exclusive=True, least_accum=2, can_shrink=True))
+        assert (state.jobs["a"].job.exclusive, state.jobs["a"].job.least_accum) == (False, 1)
+
+    def test_memory_that_strangers_hold_is_not_given_away(self):
+        state = state_of(pending("a", model="fat", batch=8), where=cluster("1x2", memory_gib=8))  # needs 6.8 GiB
+        state.apply(ev.MemoryTaken(1.0, 0, 2 * GIB))
+        draft = Draft(state)
+        assert draft.start(state.jobs["a"], "it fits there")
+        assert draft.decisions[0].allocation == Allocation((1,), 1)
+        with pytest.raises(IllegalPlan, match=r"do not fit in 6\.00 GiB"):
+            check(state, [put("a", 0)])
+        state.apply(ev.MemoryTaken(2.0, 1, 7 * GIB))
+        assert not Draft(state).start(state.jobs["a"], "nowhere")
+        state.apply(ev.MemoryTaken(3.0, 0, 0))
+        assert Draft(state).start(state.jobs["a"], "they left")
+        check(state, [put("a", 0)])

@@ -4,7 +4,7 @@ The service asks it once at the start for its slots and now and then for the mem
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -113,7 +113,3 @@ def _start_mps(home: Home, uuids: Sequence[str]) -> tuple[Any, str]:
     except InputError as error:
         return None, str(error)
     return daemon, ""
-
-
-def names_of(slots: Iterable[Slot]) -> list[str]:
-    return [slot.name for slot in slots]

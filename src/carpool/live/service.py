@@ -24,7 +24,7 @@ from carpool.errors import InputError
 from carpool.live import prune, recovery
 from carpool.live.clock import RealClock
 from carpool.live.driver import Driver, Ending
-from carpool.live.executors.base import Launch
+from carpool.live.executors.base import Ended, Launch, Outcome
 from carpool.live.inside import new_row
 from carpool.live.knowledge import Knowledge
 from carpool.live.machine import Ours, discover
@@ -44,12 +44,18 @@ KEEP_EVENTS = 200_000
 """So many events before the older snapshot stay in the journal, for those who want to look back."""
 STRANGERS_S = 5.0
 LOOK_AHEAD_S = 2.0
+FAULT_S = 30.0
+"""So long after a fault of MPS, failures count as its consequence."""
+MOST_PARDONS = 3
 
 
 class Service(Reading):
     _snapshot_at = 0
     _snapshotting: asyncio.Task[None] | None = None
     _tasks: Sequence[asyncio.Task[None]] = ()
+    _pardoning: asyncio.Task[None] | None = None
+    _fault_at = -1e18
+    """When MPS last failed."""
 
     # ---- life ------------------------------------------------------------------------------------------------------
 
@@ -93,7 +99,7 @@ class Service(Reading):
         )
         self._driver.on_plan = self._outlook.planned
         self._outlook.learn(self._store.estimates())
-        self._executor.start(self._driver)
+        self._executor.start(self)
         await recovery.reattach(self._driver)
         self._check_machine()
         await self._begin()
@@ -237,6 +243,7 @@ class Service(Reading):
         for ending in written:
             name = ending.record.job.id
             self.specs.pop(name, None)
+            self._pardons.pop(name, None)
             judged = self._outlook.judge(ending.record, self._sources.pop(name, {}))
             if judged:
                 self._driver.put(lambda now, batch, rows=judged: batch.estimates.extend(rows) or ())  # type: ignore[misc]
@@ -254,6 +261,32 @@ class Service(Reading):
             await self._store.keep_snapshot(data, seq, KEEP_EVENTS)
         except StoreError as error:  # the journal is whole without it
             self._driver.note(f"no snapshot could be kept: {error}")
+
+    # ---- what the executor tells ------------------------------------------------------------------------------------
+
+    def gang_up(self, job: str, attempt: int) -> None:
+        self._driver.gang_up(job, attempt)
+
+    def trouble(self, job: str, text: str) -> None:
+        self._driver.trouble(job, text)
+
+    def gang_ended(self, ended: Ended) -> None:
+        if ended.outcome is Outcome.FAILED and self._machine.mps is not None:
+            self._pardoning = asyncio.create_task(self._pardon(ended))
+        else:
+            self._driver.gang_ended(ended)
+
+    async def _pardon(self, ended: Ended) -> None:
+        """Under MPS a fatal fault of one job reaches all on its GPU, and nobody can tell whose it was: all of them come
+        back without losing a retry, some times."""
+        if await asyncio.to_thread(self._machine.mps.faults):
+            self._fault_at = self._clock.now()
+            self._driver.note("a job's fatal fault ended the MPS server; the jobs on it start again")
+        pardons = self._pardons.get(ended.job, 0)
+        if self._clock.now() - self._fault_at < FAULT_S and pardons < MOST_PARDONS:
+            self._pardons[ended.job] = pardons + 1
+            ended = replace(ended, outcome=Outcome.LOST, reason=f"{ended.reason}; a fault under MPS reached it")
+        self._driver.gang_ended(ended)
 
     # ---- what the driver asks --------------------------------------------------------------------------------------
 

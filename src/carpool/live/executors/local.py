@@ -9,14 +9,13 @@ noticed through pidfds, for wrappers that an earlier service started as well.
 import asyncio
 import contextlib
 import json
+import logging
 import os
-import pwd
 import secrets
 import select
-import shutil
 import socket
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -26,20 +25,18 @@ from carpool.core.model import GpuId
 from carpool.live import rank as wrapper
 from carpool.live.accounts import account
 from carpool.live.executors.base import Ended, How, Key, Launch, Listener, Outcome
+from carpool.live.executors.environment import DEFAULT_PATH, base_environment, environments
 from carpool.live.executors.gang import GANG, Gang, Rank, open_gang, read_json
 from carpool.live.home import Home, write_private
 from carpool.live.processes import sweep
-from carpool.live.spec import ARRAY_VARIABLE
 
-__all__ = ["ARRAY_VARIABLE", "LocalExecutor"]
+log = logging.getLogger("carpool.live")
 
 READY_S = 60.0
 """So long a wrapper may take to come up, on a machine that is busy."""
 LOOK_S = 0.5
 """How often a gang is looked at even if nothing was noticed."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
-DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-TORCHRUN = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 
 
 class LocalExecutor:
@@ -77,7 +74,18 @@ class LocalExecutor:
     def launch(self, launch: Launch) -> None:
         gang = Gang(launch.key, self.home.attempt(*launch.key), launch.slots)
         self._gangs[launch.key] = gang
-        self._spawn(self._bring_up(gang, launch))
+        self._spawn(self._attend(gang, self._bring_up(gang, launch)))
+
+    async def _attend(self, gang: Gang, work: Coroutine[Any, Any, None]) -> None:
+        """Whatever goes wrong with us, a gang is not left alone while we live."""
+        try:
+            await work
+        except Exception as error:
+            log.exception("gang %s", gang.key)
+            self._listener.trouble(gang.key[0], f"{type(error).__name__}: {error}; it is looked at again")
+            await asyncio.sleep(FIRST_PAUSE_S)
+            if self._gangs.get(gang.key) is gang:
+                await self._attend(gang, self._watch(gang))
 
     async def _bring_up(self, gang: Gang, launch: Launch) -> None:
         pause = FIRST_PAUSE_S
@@ -111,11 +119,11 @@ class LocalExecutor:
         self.home.job(launch.job).mkdir(mode=mode, parents=True, exist_ok=True)
         self.home.job(launch.job).chmod(mode)
         checkpoints.mkdir(mode=0o700, exist_ok=True)
-        (self.home.running / f"{launch.job}-{launch.attempt}").touch()
+        (self.home.running / f"{launch.job}-{launch.attempt}").touch(mode=0o600)
         gang.directory.mkdir(mode=mode)
         if user:
             os.chown(checkpoints, user.pw_uid, user.pw_gid)
-        commands = _environments(launch, self._free_port(gang.key))
+        commands = environments(launch, self._free_port(gang.key))
         write_private(
             gang.directory / GANG,
             json.dumps({"slots": [asdict(slot) for slot in gang.slots], "ranks": len(commands), "nonce": nonce}),
@@ -131,7 +139,7 @@ class LocalExecutor:
                 "nonce": nonce,
                 "command": list(launch.command),
                 "directory": launch.directory,
-                "env": {**_base_environment(user), **launch.env, **launch.extra, **variables},
+                "env": {**base_environment(user), **launch.env, **launch.extra, **variables},
                 "grace_s": launch.grace_s,
                 "memory": launch.memory,
                 "cores": cores[number],
@@ -294,7 +302,7 @@ class LocalExecutor:
             if key in wanted and gang is not None:
                 self._gangs[key] = gang
                 self._listener.gang_up(*key)
-                self._spawn(self._watch(gang))
+                self._spawn(self._attend(gang, self._watch(gang)))
             else:
                 await self._clear(key, remembered=key in wanted)
 
@@ -389,48 +397,6 @@ def _spawn_wrapper(directory: Path, nonce: str, stdin: int, stdout: int) -> int:
 def write_exclusive(path: Path, text: str) -> None:
     """Make a file that must not exist yet, whole from its first moment on."""
     partial = path.with_name(f".{path.name}")
-    partial.write_text(text)
+    write_private(partial, text, sync=False)
     os.link(partial, path)
     partial.unlink()
-
-
-def one_process_per_node(command: Sequence[str]) -> bool:
-    """Does the command start the workers itself?"""
-    words = [Path(word).name for word in command[:6]]
-    return words[0] == "torchrun" or any(word in TORCHRUN[1:] for word in words)
-
-
-def _environments(launch: Launch, port: int) -> list[dict[str, str]]:
-    """What each process of the gang finds in its environment."""
-    own = [[slot] for slot in launch.slots]
-    if one_process_per_node(launch.command):
-        own = [list(launch.slots)]
-    environments = []
-    for number, slots in enumerate(own):
-        environments.append(
-            {
-                "RANK": str(number),
-                "LOCAL_RANK": str(number),
-                "WORLD_SIZE": str(len(own)),
-                "LOCAL_WORLD_SIZE": str(len(own)),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                "CUDA_VISIBLE_DEVICES": ",".join(slot.uuid for slot in launch.slots if slot.uuid),
-                "CARPOOL_GPUS": ",".join(slot.name for slot in slots),
-                "CARPOOL_JOB": launch.job,
-                channel.ENV_ATTEMPT: str(launch.attempt),
-            }
-        )
-    return environments
-
-
-def _base_environment(user: pwd.struct_passwd | None) -> dict[str, str]:
-    """Who one is and where programs are: nothing else of ours gets into a job."""
-    me = user or account(os.getuid())
-    programs = f"{Path(sys.executable).parent}:{DEFAULT_PATH}"
-    who = {"HOME": me.pw_dir, "USER": me.pw_name, "LOGNAME": me.pw_name, "SHELL": me.pw_shell or "/bin/sh"}
-    return {"PATH": programs, "LANG": "C.UTF-8", **who}
-
-
-def remove_job_files(home: Home, job: str) -> None:
-    shutil.rmtree(home.job(job), ignore_errors=True)
