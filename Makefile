@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # An environment variable, so that pip also pins what it builds with.
 PIP := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pip
 
-.PHONY: install demo test chaos lint types bench study clean
+.PHONY: install demo demo-sim test chaos lint types bench study clean
 
 install: $(VENV)/.installed
 
@@ -18,7 +18,14 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) install --quiet --editable '.[dev]'
 	touch $@
 
-demo: install
+$(VENV)/.installed-demo: $(VENV)/.installed
+	$(PIP) install --quiet --editable '.[live,train]'
+	touch $@
+
+demo: $(VENV)/.installed-demo
+	$(BIN)/carpool demo
+
+demo-sim: install
 	$(BIN)/carpool compare --seeds 1-8 --loads 1,2 --jobs 240 --out out/demo
 	$(BIN)/carpool simulate --policy sjf-bsbf --cluster 4x4 --jobs 60 --load 0.3 --seed 2 --out out/demo-run
 	@echo "Pictures: out/demo/mean_jct.png, out/demo/jct_cdf.png, out/demo-run/gantt.png"

@@ -85,21 +85,23 @@ def milliseconds(function: Callable[[], Any], times: int = 5) -> float:
 def served(home: Path) -> Iterator[Client]:
     """A service whose queue is left as it is at the end: nothing of it runs but the first job, which is ended."""
     command = [sys.executable, "-m", "carpool.cli", "serve", "--home", str(home), "--port", "0", "--gpus", "4"]
-    with subprocess.Popen(command, env=_environment(), stderr=subprocess.DEVNULL) as process:
+    process = subprocess.Popen(command, env=_environment(), stderr=subprocess.DEVNULL)
+    workers: list[int] = []
+    try:
         while Home(home).read_address() is None and process.poll() is None:
             time.sleep(0.1)
         client = Client.find(home)
         client.post("/v1/jobs", BLOCKER)
-        while client.get("/v1/jobs/1")["state"] != "running":
+        while len(workers) < BLOCKER["gpus"]:
             time.sleep(0.1)
-        workers = [rank["pid"] for rank in client.get("/v1/jobs/1")["attempts"][0]["ranks"]]
-        try:
-            yield client
-        finally:
-            process.terminate()
-            process.wait()
-            for worker in workers:
-                os.kill(worker, signal.SIGKILL)
+            ranks = [rank for attempt in client.get("/v1/jobs/1")["attempts"] for rank in attempt["ranks"]]
+            workers = [rank["pid"] for rank in ranks if rank["pid"]]
+        yield client
+    finally:
+        process.terminate()
+        process.wait()
+        for worker in workers:
+            os.kill(worker, signal.SIGKILL)
 
 
 def main() -> None:
@@ -133,7 +135,7 @@ def main() -> None:
             "resident_mb": process.memory_info().rss / 1e6,
             "load_of_the_machine": os.getloadavg()[0],
         }
-        print(json.dumps({key: round(value, 2) for key, value in told.items()}, indent=2))
+        print(json.dumps({key: round(value, 2) for key, value in told.items()}, indent=2), flush=True)
 
 
 if __name__ == "__main__":

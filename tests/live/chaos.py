@@ -126,28 +126,30 @@ def die_at(drawn: random.Random) -> None:
     setattr(place, name, deadly)
 
 
-async def live(world: World, drawn: random.Random) -> None:
+async def live(world: World, drawn: random.Random, down: int) -> None:
     service = world.service(drawn.choice(POLICIES))
     await service.start()
+    os.close(down)
     running = asyncio.create_task(service.run())
     while not running.done():
-        known = [words[0] for words in lines(world.accepted)]
-        busy = len(service.jobs())
+        rows = service.jobs()
+        known, held = [row["job"] for row in rows], [row["job"] for row in rows if row["held"]]
+        busy = len(rows) - len(held)
         with contextlib.suppress(InputError):  # the job may have ended meanwhile
             action = drawn.random()
             if busy < 12 and action < 0.6:
                 for job in await service.submit([world.spec(drawn) for _ in range(drawn.randint(1, 5))], "chaos"):
                     note(world.accepted, job)
             elif known and 0.6 < action < 0.65:
-                job = drawn.choice(known[-12:])
+                job = drawn.choice(known)
                 note(world.touched, "cancel", job)
                 await service.cancel(job)
             elif known and 0.65 < action < 0.75:
-                await service.requeue(drawn.choice(known[-12:]))
+                await service.requeue(drawn.choice(known))
             elif known and 0.75 < action < 0.78:
-                await service.hold(drawn.choice(known[-12:]))
-            elif known and action > 0.9:
-                await service.release(drawn.choice(known[-12:]))
+                await service.hold(drawn.choice(known))
+            elif held and action > 0.85:
+                await service.release(drawn.choice(held))
         await asyncio.sleep(drawn.choice([0.0, 0.01, 0.03]))
     await running
 
@@ -186,16 +188,22 @@ def fork(run) -> int:
 
 
 def one_round(world: World, drawn: random.Random) -> None:
-    seed, by_step = drawn.random(), drawn.random() < 0.5
+    seed, by_step, early = drawn.random(), drawn.random() < 0.5, drawn.random() < 0.2
+    up, down = os.pipe()
 
     def run() -> None:
         inner = random.Random(seed)
+        os.close(up)
         if by_step:
             die_at(inner)
-        asyncio.run(live(world, inner))
+        asyncio.run(live(world, inner, down))
 
     pid = fork(run)
-    until = time.monotonic() + drawn.uniform(0.1, 0.9)
+    os.close(down)
+    if not early:  # count from the moment at which it has come back; on a busy machine that takes a while
+        os.read(up, 1)
+    os.close(up)
+    until = time.monotonic() + drawn.uniform(0.0, 0.8)
     while time.monotonic() < until:
         if drawn.random() < 0.08:
             kill_somebody(world, drawn)

@@ -18,4 +18,4 @@ def test_twenty_rounds_of_killing_break_no_promise():
     assert told["violations"] == []
     assert done.returncode == 0
     assert told["states"].get("finished", 0) >= 10, "too little happened to prove anything"
-    assert told["killed"] >= 5
+    assert told["killed"] >= 2

@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from carpool.errors import InputError
 from carpool.live.errors import HomeInUse
 
 ENV_HOME = "CARPOOL_HOME"
+LOCK_S = 2.0
+"""A service that was killed in the middle of a launch is survived by its lock until the child has become a wrapper."""
 
 
 def default_home() -> Path:
@@ -57,13 +60,19 @@ class Home:
     def acquire(self) -> None:
         """Take the home for this process, until `release` or its end. One service at a time."""
         descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        until = time.monotonic() + LOCK_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if time.monotonic() < until:
+                    time.sleep(0.05)
+                    continue
             holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
             os.close(descriptor)
             who = f" (process {holder})" if holder.isdigit() else ""
-            raise HomeInUse(f"home {self.path}: another service{who} uses it; stop that one or give --home") from None
+            raise HomeInUse(f"home {self.path}: another service{who} uses it; stop that one or give --home")
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
         self._locked = descriptor

@@ -75,9 +75,7 @@ async def jobs(
     before: Annotated[str | None, Query(pattern=r"^[0-9]{1,18}$", max_length=18)] = None,
 ) -> Json:
     """The queue and what runs, in order of submission; the latest `limit` of them, or of those before a job."""
-    rows = inside.service.jobs(all, limit=limit + 1 if all else None, before=before if all else None)
-    if before is not None:
-        rows = [row for row in rows if int(row["job"]) < int(before)]
+    rows = inside.service.jobs(all, limit=limit + 1, before=before)
     page = rows[-limit:]
     return Json({"jobs": page, "next": page[0]["job"] if len(page) < len(rows) else None})
 

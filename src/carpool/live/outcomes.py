@@ -3,12 +3,15 @@
 from carpool.core import events as ev
 from carpool.core.model import Status, accumulations
 from carpool.core.record import JobRecord
+from carpool.core.state import ALIVE
 from carpool.live.executors.base import Ended, Outcome
 
 
 def events_of(ended: Ended, record: JobRecord, now: float, shared: bool) -> list[ev.Event]:
     """`record` is at the attempt that ended; `shared`: it had mates at some time of that attempt."""
     job, attempt = ended.job, ended.attempt
+    if record.status not in ALIVE:  # its GPUs are gone, and it waits already
+        return []
     if ended.outcome is Outcome.FINISHED:
         return [ev.Finished(now, job, attempt)]
     saved = record.checkpoint if ended.done is None else ended.done

@@ -252,7 +252,7 @@ def _become_worker(told: dict[str, Any], logs: list[int], parent: int) -> None:
         os.setgroups(told["groups"])
         os.setgid(told["gid"])
         os.setuid(told["uid"])
-    os.umask(0o077)
+    os.umask(0o022)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user would have cleared it
     if os.getppid() != parent:
         os._exit(NOT_RUNNABLE)

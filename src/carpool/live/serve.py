@@ -98,6 +98,7 @@ async def _serve(place: Home, listening: socket.socket, names: tuple[str, ...], 
         known = {name: row["token_hash"] for name, row in service.users().items() if row.get("token_hash")}
         server = _server(service, place, Keyring(digest(token), known), listening, names, options)
         url = _url(listening)
+        listening.listen(128)  # who reads the address may call at once, and is answered a moment later
         place.write_address(url)
         _greet(url, place, service, options)
         return await _until_told(service, server, listening)

@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from carpool.errors import InputError, nearest
@@ -66,9 +66,8 @@ class Spec:
 
     def plain(self) -> dict[str, Any]:
         """What `parse` reads; what was not said is left out."""
-        data = asdict(replace(self, env=dict(self.env)))
-        data["command"], data["after"] = list(self.command), list(self.after)
-        return {key: value for key, value in data.items() if value is not None}
+        data = {name: value for name in NAMES if (value := getattr(self, name)) is not None}
+        return {**data, "command": list(self.command), "after": list(self.after), "env": dict(self.env)}
 
 
 NAMES = tuple(f.name for f in fields(Spec))

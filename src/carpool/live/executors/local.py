@@ -119,7 +119,7 @@ class LocalExecutor:
         self.home.job(launch.job).mkdir(mode=mode, parents=True, exist_ok=True)
         self.home.job(launch.job).chmod(mode)
         checkpoints.mkdir(mode=0o700, exist_ok=True)
-        (self.home.running / f"{launch.job}-{launch.attempt}").touch()
+        (self.home.running / f"{launch.job}-{launch.attempt}").touch(mode=0o600)
         gang.directory.mkdir(mode=mode)
         if user:
             os.chown(checkpoints, user.pw_uid, user.pw_gid)
@@ -397,6 +397,6 @@ def _spawn_wrapper(directory: Path, nonce: str, stdin: int, stdout: int) -> int:
 def write_exclusive(path: Path, text: str) -> None:
     """Make a file that must not exist yet, whole from its first moment on."""
     partial = path.with_name(f".{path.name}")
-    partial.write_text(text)
+    write_private(partial, text, sync=False)
     os.link(partial, path)
     partial.unlink()
