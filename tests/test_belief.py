@@ -165,6 +165,15 @@ class TestProfiles:
         assert not model.pairs.rows
         assert model.interference.pair("imagenet", 256, "imagenet", 256) < 1.75
 
+    def test_demands_go_with_the_busy_share(self):
+        model = Belief(
+            fitted(), busy={"plain": Busy(1.0, 0.1)}, kappa=1.0, demands={"plain": (64, 0.8), "thin": (8, 0.5)}
+        )
+        demand = model.interference.demand
+        assert demand("plain", 128) == demand("plain", 64) == 0.8
+        assert 0.0 < demand("plain", 4) < demand("plain", 8) < 0.8
+        assert (demand("thin", 2), demand("fat", 2)) == (0.5, 0.0)
+
     def test_kappa_of_the_mechanism(self):
         profile = load("t4")
         assert [kappa_of(profile, m) for m in ("mps", "time-slicing", "unknown", "magic")] == [0.46, 1.15, 1.0, 1.0]
@@ -183,8 +192,9 @@ class TestSpeeds:
 
     def test_a_duration_that_was_given_is_the_jobs_own(self):
         model = belief()
-        assert model.learn(sighting("a", (), 7.0)) is Lesson.NOTHING
+        model.learn(sighting("a", (), 7.0))
         assert model.iteration_time(job("x", left=100.0), 1, ONE) == 1.0
+        assert model.iteration_time(job("x", alone_s=None), 1, ONE) == pytest.approx(7.0)
 
     def test_history_of_a_name_beats_its_owners_guess(self):
         model = belief()
@@ -295,6 +305,9 @@ def test_believed_paces_of_running_jobs_follow_and_measured_ones_stay():
         told(state, ev.Submitted(0.0, job(name)), placed(name, gpu), ev.Started(0.0, name, 1))
     told(state, ev.Observed(5.0, "c", 1, 2.0, 3.0))
     assert state.jobs["c"].slowdown == 3.0
+    state = snapshot.restore(
+        json.loads(json.dumps(snapshot.encode(state))), belief(), state.order
+    )  # what is measured stays so
     before, version = state.jobs["e"].slowdown, state.belief_version
     state.repaced.clear()
     told(state, ev.Observed(9.0, "a", 1, 8.0, 1.1))
@@ -315,6 +328,17 @@ def test_nobody_is_blamed_while_a_mate_comes_up():
     assert state.perf.version == 1
 
 
+def test_what_was_measured_alone_holds_for_that_launch_only():
+    state = State(belief(), lambda record, now: (0.0,))
+    told(state, ev.NodeJoined(0.0, Node("n", (0, 1), 16 * GIB)))
+    told(
+        state, ev.Submitted(0.0, job("a")), placed("a", 0), ev.Started(0.0, "a", 1), ev.Observed(1.0, "a", 1, 1.0, 2.0)
+    )
+    assert state.jobs["a"].alone_seen
+    told(state, ev.Planned(2.0, (Decision("a", None, "given"),)), ev.Stopped(3.0, "a", 1, 1.0), placed("a", 1))
+    assert not state.jobs["a"].alone_seen
+
+
 def test_new_speeds_reorder_the_queue_and_reshape_it():
     """A job of a name that turned out to be quick overtakes one whose length was given."""
     state = State(belief(), lambda record, now: (record.alone_left(now),))
@@ -326,6 +350,29 @@ def test_new_speeds_reorder_the_queue_and_reshape_it():
     told(state, ev.Observed(60.0, "a", 1, 600.0, 0.1))
     assert [r.job.id for r in state.queue] == ["b", "long"]
     assert state.jobs["b"].alone_left(60.0) == pytest.approx(100.0)
+
+
+def test_new_speeds_reach_running_jobs_that_did_not_report_and_the_costs_of_cutting_a_batch():
+    state = State(belief(), lambda record, now: (record.alone_left(now),))
+    wide = {"alone_s": None, "batch": 64, "iterations": 1000}
+    told(state, ev.NodeJoined(0.0, Node("n", (0, 1, 2), 16 * GIB)))
+    for name, gpu, accum in (("a", 0, 2), ("b", 1, 2)):
+        plan = ev.Planned(0.0, (Decision(name, Allocation((gpu,), accum), "given"),))
+        told(state, ev.Submitted(0.0, job(name, **wide)), plan, ev.Started(0.0, name, 1))
+    told(state, ev.Submitted(0.0, job("c", **wide)))
+    one, two = state.perf.iteration_time(job("x", **wide), 1, ONE), state.perf.iteration_time(job("x", **wide), 2, ONE)
+    told(state, ev.Observed(10.0, "b", 1, 5.0, 3 * two))
+    assert state.jobs["a"].iteration_s == pytest.approx(3 * two)
+    told(
+        state,
+        ev.Cancelled(20.0, "a"),
+        ev.Stopped(20.0, "a", 1, 1.0),
+        ev.Submitted(20.0, job("d", **wide)),
+        placed("d", 0),
+    )
+    told(state, ev.Started(20.0, "d", 1), ev.Observed(21.0, "d", 1, 1.0, one))
+    cut = next(size for size in state.jobs["c"].shape.sizes if size.accum == 2)
+    assert cut.pace == pytest.approx(3 * two / one)
 
 
 def test_a_job_that_never_reports_teaches_by_its_end():

@@ -57,8 +57,10 @@ def conditioned(observations, asked, prior):
     seen = {}
     for cell, y in observations:
         seen.setdefault(cell, []).append(y)
-    squares = sum((np.mean(ys) - prior(cell)) ** 2 for cell, ys in seen.items())
-    variance = (4 * 0.27 + squares) / (4 + len(seen))
+    weight = {cell: 0.27 / (0.27 + 0.01 / len(ys)) for cell, ys in seen.items()}
+    squares = {cell: (np.mean(ys) - prior(cell)) ** 2 - 0.01 / len(ys) for cell, ys in seen.items()}
+    excess = sum(weight[cell] * max(0.0, square) for cell, square in squares.items())
+    variance = (4 * 0.27 + excess) / (4 + sum(weight.values()))
     scale = 2.0 ** (round(2 * np.log2(variance / 0.27)) / 2)
     where = [cell for cell, _ in observations]
     joint = scale * np.array([[alike(one, other) for other in where] for one in where]) + 0.01 * np.eye(len(where))

@@ -1,4 +1,4 @@
-"""A CUDA client for tests: `healthy` works until its input closes or the driver refuses; `faulty` writes where it may not.
+"""A CUDA client for tests: `healthy` works until its input closes or the driver refuses; `faulty` crashes.
 
 Prints one number a line: the driver's code of each round (0: all is well).
 """

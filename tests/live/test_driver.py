@@ -7,6 +7,7 @@ from living import one, serving, shell, told
 
 from carpool.channel import Report, Shrinking
 from carpool.core import events as ev
+from carpool.core.model import Allocation, Decision
 from carpool.live.executors.base import Ended, How, Outcome
 
 
@@ -83,6 +84,17 @@ def test_reports_are_thinned_and_tell_what_matters(quick_home):
             service._driver.put(lambda now, batch: service._watch.events(service._state, reports, now))
             await settle(service)
             assert service._state.jobs[job].accum == 4
+            # and a policy asks for another split, which is confirmed once it is in force
+            decision = Decision(job, Allocation((0,), 8), "room for a guest")
+            service._driver.tell(ev.Planned(clock.time, (decision,)))
+            for accum in (4, 8, 8):
+                clock.time += 1.0
+                executor.reports[job, 1] = Report(attempt=1, iteration=121, seconds=0.6, accumulation=accum)
+                await settle(service)
+                reports = service._watch.read(service._state)
+                service._driver.put(lambda now, batch, r=reports: service._watch.events(service._state, r, now))
+                await settle(service)
+            assert [(event["accum"], event["unasked"]) for event in told(service, "Retuned")] == [(4, True), (8, False)]
 
     asyncio.run(play())
 

@@ -129,6 +129,42 @@ class TestJournal:
 
         asyncio.run(after())
 
+    @pytest.mark.parametrize("damage", ["cut", "end", "begin"])
+    def test_a_damaged_file_is_salvaged_and_no_job_is_lost(self, home, tmp_path, damage):
+        async def before():
+            async with serving(home, gpus=1, jobs_per_gpu=1) as service:
+                done = await one(service, shell(f"echo once >> {tmp_path}/ran"))
+                assert await service.wait(done) == "finished"
+                gone = await one(service, shell("true", gpus=1))
+                await service.hold(gone)
+                await service.cancel(gone)
+                running = await one(service, shell("sleep 1; echo through"))
+                waiting = [await one(service, shell("true", name=f"n{n}" + "x" * 190)) for n in range(25)]
+                await started(service, running)
+                return done, gone, running, waiting
+
+        done, gone, running, waiting = asyncio.run(before())
+        data = home.journal.read_bytes()
+        if damage == "cut":
+            home.journal.write_bytes(data[: len(data) * 2 // 3])
+        elif damage == "end":
+            home.journal.write_bytes(data[:-9000] + os.urandom(9000))
+        else:
+            home.journal.write_bytes(os.urandom(5000) + data[5000:])
+
+        async def after():
+            async with serving(home, "sjf-ffs", gpus=1, jobs_per_gpu=8) as service:
+                assert any("damaged" in text for text in notes(service))
+                for job in (running, *waiting):
+                    assert await service.wait(job) == "finished"
+                assert service.show(done)["state"] == "finished"
+                assert service.show(gone)["state"] == "cancelled"
+                assert await one(service, shell("true")) == str(int(waiting[-1]) + 1)
+
+        asyncio.run(after())
+        assert (tmp_path / "ran").read_text() == "once\n", "what had ended is not run again"
+        assert list(home.path.glob("journal.damaged-*.db")), "the damaged file is kept"
+
 
 class TestProcesses:
     def test_a_killed_worker_fails_its_job_or_uses_a_retry(self, home):

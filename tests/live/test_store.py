@@ -145,7 +145,7 @@ def test_a_restart_from_a_snapshot_gives_the_state_that_a_whole_replay_gives(qui
     assert first == 1, "events stay for a while after they are no longer needed"
 
     async def again():
-        async with serving(quick_home, gpus=4, executor=FakeExecutor(), clock=clock) as live:
+        async with serving(quick_home, gpus=4, executor=executor, clock=clock) as live:
             ended = [row for row in live.jobs(all=True) if row["state"] == "finished"]
             return snapshot.encode(live._state), len(ended)
 

@@ -7,7 +7,7 @@ they do. Nothing but events enters, so a journal replayed gives the same belief 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import log
+from math import exp, log
 from typing import Any
 
 from carpool.belief import codec
@@ -37,17 +37,29 @@ class Episode:
     """The logarithm that was learned from it: of the slow-down, or of the iteration time alone."""
     cells: tuple[Cell, ...] = ()
     precision: float = 0.0
-    predicted_s: float = 0.0
+    alone_s: float = 0.0
+    """The iteration time alone, as known or predicted when the episode began."""
 
 
 class BelievedPairs:
     """What the core asks of an interference table, answered by the belief about pairs."""
 
-    def __init__(self, pairs: PairBelief) -> None:
+    def __init__(self, pairs: PairBelief, busy: Mapping[str, Busy], demands: Mapping[str, tuple[int, float]]) -> None:
         self.pairs = pairs
+        self.busy = busy
+        self.demands = demands
 
     def pair(self, model: str, samples: int, mate: str, mate_samples: int) -> float:
         return self.pairs.xi((kind_of(model, samples), kind_of(mate, mate_samples)))
+
+    def demand(self, model: str, samples: int) -> float:
+        """The share of a GPU that a job asks for, which bounds groups of three and more from below; 0.0: unknown. It
+        is known at one batch, and goes with the busy share below that."""
+        if model not in self.demands:
+            return 0.0
+        batch, demand = self.demands[model]
+        busy = self.busy.get(model)
+        return demand if busy is None else demand * min(1.0, busy.share(samples) / busy.share(batch))
 
 
 class Belief:
@@ -59,9 +71,11 @@ class Belief:
         kappa: float,
         times: PerformanceModel | None = None,
         probe: float | None = None,
+        demands: Mapping[str, tuple[int, float]] | None = None,
     ) -> None:
         """`fitted` predicts speeds; its interference table is replaced by what is believed. `times` may misjudge
-        speeds on purpose. Below `probe`, where given, a family counts that nobody has seen share."""
+        speeds on purpose. A family that nobody has seen share counts as at most `probe`, where given. `demands`: by
+        model, a batch that saturates a GPU and the share of it that the model asks for then."""
         self.fitted = fitted
         self.times: PerformanceModel = times or fitted
         self.busy = dict(busy)
@@ -71,7 +85,7 @@ class Belief:
         self.pairs = PairBelief(self._prior)
         self.speeds = Speeds()
         self.episodes: dict[str, Episode] = {}
-        fitted.interference = self.interference = BelievedPairs(self.pairs)
+        fitted.interference = self.interference = BelievedPairs(self.pairs, self.busy, demands or {})
         fitted.forget_pairs()
 
     def _prior(self, cell: Cell) -> float | None:
@@ -147,24 +161,44 @@ class Belief:
         return lesson
 
     def _learn_pair(self, seen: Sighting, episode: Episode) -> Lesson:
-        y = min(MOST_Y, max(LEAST_Y, log(episode.mean_s / seen.alone_s)))
+        first = episode.reports == 1
+        if first:
+            episode.alone_s, error_sd = self._alone(seen)
+            episode.precision = 1.0 / (EPISODE_SD**2 + error_sd**2)
+        y = min(MOST_Y, max(LEAST_Y, log(episode.mean_s / episode.alone_s)))
+        if first:
+            episode.cells = self._told_of(seen, y)
         rows = [self.pairs.row(cell) for cell in episode.cells]
-        if episode.reports == 1:
-            episode.cells, episode.counted = self._told_of(seen, y), y
-            guessed = 0.0 if seen.alone_seen else self.speeds.error_sd**2
-            episode.precision = 1.0 / (EPISODE_SD**2 + guessed)
-            rows = [self.pairs.row(cell) for cell in episode.cells]
+        if first or abs(y - episode.counted) > NOTICEABLE:
             for row in rows:
-                row.known.add(y, episode.precision)
-        elif abs(y - episode.counted) > NOTICEABLE:
-            for row in rows:
-                row.known.revise(y - episode.counted, episode.precision)
+                if first:
+                    row.known.add(y, episode.precision)
+                else:
+                    row.known.revise(y - episode.counted, episode.precision)
             episode.counted = y
         if not any(row.is_news for row in rows):
             return Lesson.NOTHING
         self.pairs.take_up()
         self.fitted.forget_pairs()
         return Lesson.SLOWDOWNS
+
+    def _alone(self, seen: Sighting) -> tuple[float, float]:
+        """A job's iteration time alone and how wrong that may be: by its own report, else by those of its like in the
+        same place or, through the profile, in others, else by what the state goes by."""
+        if seen.alone_seen:
+            return seen.alone_s, 0.0
+        job = seen.job
+        others = self.speeds.times.get(Place(job.model, job.batch, seen.accum, *seen.placement))
+        if others is not None:
+            return exp(others.mean), others.sd
+        ratio = self.speeds.ratios.get(job.model) if job.model in self.fitted.tasks else None
+        if ratio is not None and ratio.sd < self.speeds.error_sd:
+            return self._fitted_s(seen) * exp(ratio.mean), ratio.sd
+        return seen.alone_s, self.speeds.error_sd
+
+    def _fitted_s(self, seen: Sighting) -> float:
+        """The iteration time by the profile alone, whatever was said about this job."""
+        return self.fitted.iteration_time(replace(seen.job, alone_s=None), seen.accum, seen.placement)
 
     def _told_of(self, seen: Sighting, y: float) -> tuple[Cell, ...]:
         """The pairs of which an episode tells. A gang runs at the worst of its pairs, so those believed to be as bad as
@@ -181,18 +215,16 @@ class Belief:
         job, first = seen.job, episode.reports == 1
         if first and not seen.alone_seen:
             self.speeds.check(seen.iteration_s, seen.alone_s)
-        known = job.model in self.fitted.tasks
-        if job.model == GENERIC or (known and job.alone_s is not None):
+        if job.model == GENERIC:
             return Lesson.NOTHING  # its duration is its own, and says nothing about others
         value, place = log(episode.mean_s), Place(job.model, job.batch, seen.accum, *seen.placement)
         if first:
-            plain = replace(job, alone_s=None)
-            episode.predicted_s = self.fitted.iteration_time(plain, seen.accum, seen.placement) if known else 1.0
+            episode.alone_s = self._fitted_s(seen) if job.model in self.fitted.tasks else 1.0
         elif abs(value - episode.counted) <= NOTICEABLE:
             return Lesson.NOTHING
         instead_of = None if first else episode.counted
         episode.counted = value
-        return Lesson.SPEEDS if self.speeds.add(place, value, episode.predicted_s, instead_of) else Lesson.NOTHING
+        return Lesson.SPEEDS if self.speeds.add(place, value, episode.alone_s, instead_of) else Lesson.NOTHING
 
 
 def _kind(job: Job, accum: int) -> Kind:

@@ -77,6 +77,10 @@ class Seen:
         self.mean += (y - self.mean) * precision / self.precision
         self.precision = min(self.precision, MOST_PRECISION)
 
+    @property
+    def variance(self) -> float:
+        return 1.0 / self.precision
+
     def revise(self, change: float, precision: float) -> None:
         """The y of an episode that was added turned out to be so much more."""
         self.mean += change * min(1.0, precision / self.precision)
@@ -150,7 +154,7 @@ class PairBelief:
         if own is None:
             return mean
         variance = self._taught_variance(cell)
-        return mean + variance / (variance + 1.0 / own.precision) * (own.mean - mean)
+        return mean + variance / (variance + own.variance) * (own.mean - mean)
 
     def variance(self, cell: Cell) -> float:
         variance = self._taught_variance(cell)
@@ -212,11 +216,14 @@ class PairBelief:
 
     def _calibrate(self) -> bool:
         """Set what cells without a prior count as, and the size of residuals; tell whether the latter changed."""
-        means = [row.used.mean for row in self.rows.values()]
-        mean = (UNKNOWN_WEIGHT * log(UNKNOWN_XI) + sum(means)) / (UNKNOWN_WEIGHT + len(means))
+        rows = [row for row in self.rows.values() if row.used.precision > 0.0]
+        weights = [TOTAL / (TOTAL + row.used.variance) for row in rows]  # what is hardly known says little here
+        means: float = sum(map(mul, weights, [row.used.mean for row in rows]))
+        mean = (UNKNOWN_WEIGHT * log(UNKNOWN_XI) + means) / (UNKNOWN_WEIGHT + sum(weights))
         self._unknown = max(mean, log(LEAST_UNKNOWN_XI))
-        squares = sum((row.used.mean - self._prior(row.cell)) ** 2 for row in self.rows.values())
-        variance = (PRIOR_CELLS * TOTAL + squares) / (PRIOR_CELLS + len(means))
+        residuals = [(row.used.mean - self._prior(row.cell)) ** 2 - row.used.variance for row in rows]
+        squares: float = sum(map(mul, weights, [max(0.0, square) for square in residuals]))
+        variance = (PRIOR_CELLS * TOTAL + squares) / (PRIOR_CELLS + sum(weights))
         scale = exp2(round(2.0 * log2(variance / TOTAL)) / 2.0)  # in steps, as every change costs a new factor
         changed = scale != self._scale
         self._scale = scale
@@ -228,7 +235,7 @@ class PairBelief:
         for number in range(first, len(self._teachers)):
             row = self._teachers[number]
             solved = self._solve(row.traits, number)
-            own = self._scale * TOTAL + 1.0 / row.used.precision
+            own = self._scale * TOTAL + row.used.variance
             self._factor.append([*solved, sqrt(own - sum(map(mul, solved, solved)))])
 
     def _weigh(self) -> None:

@@ -24,8 +24,15 @@ def believe(
     probe: float | None = None,
 ) -> Belief:
     """A belief that knows a profile. `fitted` predicts speeds from its tasks, and `times` may misjudge them on purpose;
-    without `with_pairs` the profile's own measurements of pairs are kept from it."""
-    belief = Belief(fitted, busy=busy_of(profile), kappa=kappa_of(profile, mechanism), times=times, probe=probe)
+    without `with_pairs` what the profile measured of jobs that share is kept from it."""
+    belief = Belief(
+        fitted,
+        busy=busy_of(profile),
+        kappa=kappa_of(profile, mechanism),
+        times=times,
+        probe=probe,
+        demands=demands_of(profile, mechanism) if with_pairs else None,
+    )
     if with_pairs:
         for pair in profile.pairs:
             if pair.mechanism == mechanism:
@@ -48,3 +55,13 @@ def busy_of(profile: Profile) -> dict[str, Busy]:
 def kappa_of(profile: Profile, mechanism: str) -> float:
     fitted = profile.kappa.get(mechanism)
     return fitted.kappa if fitted is not None else KAPPA.get(mechanism, KAPPA["unknown"])
+
+
+def demands_of(profile: Profile, mechanism: str) -> dict[str, tuple[int, float]]:
+    """By task: the largest batch at which its demand is known, and that demand."""
+    found = {}
+    for name, task in profile.tasks.items():
+        known = [(demand.batch, demand.demand) for demand in task.demands if demand.mechanism == mechanism]
+        if known:
+            found[name] = max(known)
+    return found

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from carpool.live.home import Home
 
-EVERY_S = 3600.0
+FIRST_S, EVERY_S = 60.0, 3600.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,7 @@ about processes. A tail of the journal that cannot be read is set aside, and wha
 table or beside their directories, ends in the wrappers' records; what runs and nobody remembers is killed.
 """
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,10 +17,12 @@ from carpool.core.scheduler import Scheduler
 from carpool.core.state import ALIVE
 from carpool.live.driver import Driver
 from carpool.live.executors.base import How, Key
+from carpool.live.executors.gang import read_json
 from carpool.live.home import Home
 from carpool.live.store import Store
 
-SPEC_FILE = "job.json"
+SPEC_FILE, END_FILE = "job.json", "ended.json"
+"""Beside the journal: what was submitted, and what became of it."""
 
 
 @dataclass
@@ -74,16 +75,19 @@ def _replay(store: Store, make: Callable[[int | None], Scheduler], loaded: Loade
     return None
 
 
-def forgotten(home: Home, known: int) -> Iterator[dict[str, Any]]:
+def forgotten(home: Home, known: Container[int]) -> Iterator[dict[str, Any]]:
     """Jobs that were accepted, but that a damaged journal does not know: their files tell."""
     for path in home.jobs.iterdir():
-        if path.name.isdigit() and int(path.name) > known:
-            try:
-                data = json.loads((path / SPEC_FILE).read_text())
-            except (OSError, ValueError):
-                continue
+        if path.name.isdigit() and int(path.name) not in known:
+            data = read_json(path / SPEC_FILE)
             if isinstance(data, dict):
                 yield {"id": int(path.name), **data}
+
+
+def ending_of(home: Home, job: str) -> dict[str, Any] | None:
+    """The last words about a job, as they were to be written to the journal; None: it had not ended."""
+    data = read_json(home.job(job) / END_FILE)
+    return data if isinstance(data, dict) and {"id", "state", "ended", "story"} <= data.keys() else None
 
 
 async def reattach(driver: Driver) -> None:

@@ -25,6 +25,7 @@ from carpool.live import prune, recovery
 from carpool.live.clock import RealClock
 from carpool.live.driver import Driver, Ending
 from carpool.live.executors.base import Ended, Launch, Outcome
+from carpool.live.home import write_private
 from carpool.live.inside import new_row
 from carpool.live.knowledge import Knowledge
 from carpool.live.machine import Ours, discover
@@ -84,7 +85,7 @@ class Service(Reading):
             scheduler, self._store, self._executor, self._clock, self._launch_of, self._story_of, self._after_turn
         )
         self._snapshot_at = loaded.seq
-        for text in loaded.notes:
+        for text in (*self._store.notes, *loaded.notes):
             self._driver.note(text)
         self._resume_clock()
         self._read_jobs()
@@ -116,36 +117,42 @@ class Service(Reading):
 
     def _read_jobs(self) -> None:
         """The specs of living jobs, and the stories of those that ended without one. What a damaged journal forgot
-        is submitted again."""
-        state, driver = self._state, self._driver
-        rows = self._store.living_jobs()
-        self._next_id = 1 + max(self._store.highest_job(), *(int(name) for name in state.jobs if name.isdigit()), 0)
-        lost = list(recovery.forgotten(self.home, self._next_id - 1))
+        is found beside it."""
+        state, rows, known = self._state, self._store.living_jobs(), self._store.known_jobs()
+        lost = list(recovery.forgotten(self.home, known))
+        highest = max((*known, *(data["id"] for data in lost), *map(int, state.jobs)), default=0)
+        self._next_id = highest + 1
         for row in rows:
-            name = str(row["id"])
-            self.specs[name] = from_json(row["spec"])
-            self._sources[name] = json.loads(row["source"]) if row["source"].startswith("{") else {}
-            if name not in state.jobs and name not in state.ended:
-                driver.note(f"job {name}: the journal lost its submission; it is queued again")
-                driver.put(lambda now, batch, name=name, row=row: self._queued_again(name, row["user"], now))  # type: ignore[misc]
-        for data in lost:
-            name = str(data["id"])
-            self._next_id = max(self._next_id, data["id"] + 1)
-            self.specs[name] = from_json(json.dumps(data["spec"]))
-            driver.note(f"job {name}: the journal lost it; it is queued again")
-            driver.put(lambda now, batch, name=name, data=data: self._found(name, data["user"], now, batch))  # type: ignore[misc]
+            self.specs[str(row["id"])] = from_json(row["spec"])
+            self._sources[str(row["id"])] = json.loads(row["source"]) if row["source"].startswith("{") else {}
+        for row in rows:
+            if str(row["id"]) not in state.jobs and str(row["id"]) not in state.ended:
+                self._find(str(row["id"]), row["user"])
+        for data in sorted(lost, key=lambda data: int(data["id"])):
+            self.specs[str(data["id"])] = from_json(json.dumps(data["spec"]))
+            self._find(str(data["id"]), data["user"], new=True)
         unwritten = {str(row["id"]) for row in rows}
         for name in [name for name in state.ended if name not in unwritten]:
             del state.ended[name]
-        driver.remember(self._exit_code_on_disk)
+        self._driver.remember(self._exit_code_on_disk)
 
-    def _queued_again(self, name: str, user: str, now: float) -> Sequence[ev.Event]:
-        job, _ = self._knowledge.job(self._state.perf, replace(self.specs[name], after=()), name, user, now)
-        return () if name in self._state.jobs else (ev.Submitted(now, job),)
+    def _find(self, name: str, user: str, *, new: bool = False) -> None:
+        """A job of which the journal has lost something: it ended, or it is queued again."""
+        ending = recovery.ending_of(self.home, name)
+        what = "it ended before" if ending else "it is queued again"
+        self._driver.note(f"job {name}: the journal lost {'it' if new else 'what became of it'}; {what}")
+        spec = self.specs[name] if ending is None else self.specs.pop(name)
 
-    def _found(self, name: str, user: str, now: float, batch: Batch) -> Sequence[ev.Event]:
-        batch.jobs.append(new_row(name, user, now, self.specs[name], {}))
-        return self._queued_again(name, user, now)
+        def prepare(now: float, batch: Batch) -> Sequence[ev.Event]:
+            if new:
+                batch.jobs.append(new_row(name, user, now, spec, {}))
+            if ending is not None:
+                batch.stories.append(ending)
+                return ()
+            job, _ = self._knowledge.job(self._state.perf, replace(spec, after=()), name, user, now)
+            return () if name in self._state.jobs else (ev.Submitted(now, job),)
+
+        self._driver.put(prepare)
 
     def _check_machine(self) -> None:
         """Tell the scheduler which GPUs there are, if they are not those that it knows."""
@@ -232,6 +239,7 @@ class Service(Reading):
                 log.exception("no forecast could be made")
 
     async def _prune(self) -> None:
+        await asyncio.sleep(prune.FIRST_S)
         while True:
             ends = await asyncio.to_thread(self._store.ends)
             gone = await asyncio.to_thread(prune.prune, self.home, ends, self._clock.now(), self.keep)
@@ -241,6 +249,9 @@ class Service(Reading):
 
     def _after_turn(self, written: Sequence[Ending]) -> None:
         for ending in written:
+            with contextlib.suppress(OSError):  # beside the journal, should that be damaged one day
+                path = self.home.job(ending.record.job.id) / recovery.END_FILE
+                write_private(path, json.dumps(self._story_of(ending)), sync=False)
             name = ending.record.job.id
             self.specs.pop(name, None)
             self._pardons.pop(name, None)

@@ -20,6 +20,7 @@ from carpool.core import codec
 from carpool.core import events as ev
 from carpool.live import schema
 from carpool.live.clock import since_boot
+from carpool.live.salvage import is_sound, salvage
 
 BUSY_S = 5.0
 """How long a write waits for somebody else (a backup, say) to release the database."""
@@ -58,11 +59,16 @@ class Store:
         self._connection: Connection | None = None
         self.seq = 0
         """The last event on disk."""
+        self.notes: list[str] = []
+        """What there was to say about the file when it was opened."""
 
     def open(self) -> int:
         """Make or upgrade the tables; the version that was found."""
         try:
             self.path.touch(mode=0o600, exist_ok=True)
+            if not is_sound(self.path):
+                kept, rows = salvage(self.path)
+                self.notes.append(f"the journal's file is damaged; {rows} rows were saved, the rest is in {kept.name}")
             return self._writer.submit(self._open).result()
         except (DBAPIError, OSError) as error:
             raise StoreError(_short(error)) from error
@@ -164,19 +170,19 @@ class Store:
                     continue
 
     def events_after(self, seq: int) -> Iterator[tuple[int, ev.Event | None]]:
-        """What happened after event `seq`, in order; None where a row cannot be understood. Notes are left out."""
+        """What happened after event `seq`, in order; None where a row cannot be understood, or where some before it
+        are missing. Notes are left out."""
         table = schema.events
-        asked = (
-            select(table.c.seq, table.c.data)
-            .where(table.c.seq > seq, table.c.kind.not_in([NOTE, DAMAGED]))
-            .order_by(table.c.seq)
-        )
+        asked = select(table.c.seq, table.c.kind, table.c.data).where(table.c.seq > seq).order_by(table.c.seq)
+        last = seq
         with self._engine.connect() as connection:
-            for number, data in connection.execution_options(yield_per=1000).execute(asked):
-                try:
-                    yield number, codec.decode(json.loads(data))
-                except (ValueError, KeyError, TypeError):
-                    yield number, None
+            for number, kind, data in connection.execution_options(yield_per=1000).execute(asked):
+                if kind not in (NOTE, DAMAGED):
+                    try:
+                        yield number, codec.decode(json.loads(data)) if number == last + 1 else None
+                    except (ValueError, KeyError, TypeError):
+                        yield number, None
+                last = number
 
     def last_moment(self) -> tuple[float, float] | None:
         """Time and time since boot of the last event."""
@@ -218,9 +224,9 @@ class Store:
         with self._engine.connect() as connection:
             return [(str(number), at) for number, at in connection.execute(asked)]
 
-    def highest_job(self) -> int:
+    def known_jobs(self) -> set[int]:
         with self._engine.connect() as connection:
-            return connection.execute(select(func.max(schema.jobs.c.id))).scalar() or 0
+            return {row[0] for row in connection.execute(select(schema.jobs.c.id))}
 
     def estimates(self) -> list[dict[str, Any]]:
         return self._rows(select(schema.estimates).order_by(schema.estimates.c.id))

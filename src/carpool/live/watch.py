@@ -30,6 +30,8 @@ class Watched:
     company: tuple[object, ...] = ()
     since_iteration: int = 0
     """Where it was when its company last changed."""
+    accum: int = 0
+    """The accumulation that the journal knows to be in force; 0: not looked at yet."""
     latest: Report | None = None
 
 
@@ -71,7 +73,7 @@ class Watch:
             yield ev.Checkpointed(now, job, attempt, float(report.checkpoint))
         if not record.job.can_shrink and report.shrinking in (Shrinking.CERTIFIED, Shrinking.WARNED):
             yield ev.Revised(now, job, can_shrink=True)
-        yield from _accumulation(state, record, watched.latest, report, now)
+        yield from _accumulation(state, record, watched, report, now)
         company = (record.accum, *sorted(mate.job.id for mate in state.cluster.mates(record)))
         if company != watched.company:
             watched.company, watched.since_iteration, watched.told_at = company, report.iteration, -1e18
@@ -89,14 +91,15 @@ class Watch:
             yield ev.Progressed(now, job, attempt, float(report.iteration))
 
 
-def _accumulation(
-    state: State, record: JobRecord, before: Report | None, report: Report, now: float
-) -> Iterator[ev.Event]:
+def _accumulation(state: State, record: JobRecord, watched: Watched, report: Report, now: float) -> Iterator[ev.Event]:
     """Has the job obeyed a re-tune, or split its batch further by itself because memory ran out?"""
-    job, attempt = record.job.id, record.attempt
-    changed = before is None or before.accumulation != report.accumulation
-    if report.accumulation == record.accum:
-        if changed and state.perf.memory(record.job, record.accum) != record.memory:
-            yield ev.Retuned(now, job, attempt, record.accum)
-    elif report.out_of_memory and report.accumulation > record.accum and changed:
-        yield ev.Retuned(now, job, attempt, report.accumulation, unasked=True)
+    job, attempt, accum = record.job.id, record.attempt, report.accumulation
+    if accum == record.accum:
+        # after a restart nobody remembers whether a re-tune was confirmed; what it reserves tells
+        known = watched.accum or (accum if state.perf.memory(record.job, accum) == record.memory else 0)
+        watched.accum = accum
+        if known != accum:
+            yield ev.Retuned(now, job, attempt, accum)
+    elif report.out_of_memory and accum > record.accum and watched.accum != accum:
+        watched.accum = accum
+        yield ev.Retuned(now, job, attempt, accum, unasked=True)

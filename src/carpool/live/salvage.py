@@ -1,0 +1,74 @@
+"""A journal whose file is damaged: what can still be read goes into a new one, the old file is kept beside it.
+
+Only SQLite needs this. The store looks at its file at every start; where the check fails, it calls `salvage` and goes
+on with what was saved. Recovery then finds out what is missing.
+"""
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+TABLES = ("meta", "users", "jobs", "snapshots", "estimates", "events")
+
+
+def is_sound(path: Path) -> bool:
+    """Can every page be read? A sound file of 100 MB takes about half a second."""
+    if not path.exists() or path.stat().st_size == 0:
+        return True
+    try:
+        connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+        try:
+            return bool(connection.execute("PRAGMA quick_check(1)").fetchone() == ("ok",))
+        finally:
+            connection.close()
+    except sqlite3.OperationalError as error:
+        return "malformed" not in str(error)  # locked, say: no sign of damage
+    except sqlite3.DatabaseError:
+        return False
+
+
+def salvage(path: Path) -> tuple[Path, int]:
+    """Replace a damaged journal by one with all rows that can be read; where the old one is now, and how many rows."""
+    damaged = path.with_name(f"{path.stem}.damaged-{time.time_ns()}{path.suffix}")
+    path.rename(damaged)
+    for end in ("-wal", "-shm"):
+        beside = path.with_name(path.name + end)
+        if beside.exists():
+            beside.rename(damaged.with_name(damaged.name + end))
+    saved = 0
+    path.touch(mode=0o600)
+    target = sqlite3.connect(path)
+    with target:
+        for table in TABLES:
+            for statement, rows in _table(damaged, table):
+                target.execute(statement)
+                for row in rows:
+                    marks = ", ".join("?" * len(row))
+                    saved += target.execute(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", row).rowcount
+    target.close()
+    return damaged, saved
+
+
+def _table(path: Path, table: str) -> Iterator[tuple[str, list[tuple[Any, ...]]]]:
+    """How the table was made, and its rows: from both ends, up to where they cannot be read."""
+    try:
+        source = sqlite3.connect(path)
+    except sqlite3.DatabaseError:
+        return
+    try:
+        made = source.execute("SELECT sql FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)).fetchone()
+        if made is not None:
+            found = {}
+            for order in ("ASC", "DESC"):
+                try:
+                    for number, *row in source.execute(f"SELECT rowid, * FROM {table} ORDER BY rowid {order}"):
+                        found[number] = tuple(row)
+                except sqlite3.DatabaseError:
+                    continue
+            yield made[0], [found[number] for number in sorted(found)]
+    except sqlite3.DatabaseError:
+        return
+    finally:
+        source.close()
