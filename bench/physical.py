@@ -12,15 +12,15 @@ medians over all cases.
 
 import argparse
 import asyncio
+import gzip
 import json
 import math
 import os
 import random
-import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
@@ -29,6 +29,7 @@ from typing import Any
 from carpool import policies
 from carpool.channel import read_report
 from carpool.core import events as ev
+from carpool.core.codec import encode
 from carpool.core.model import Job, Node
 from carpool.core.perf import FittedModel, Placement
 from carpool.gpu import mps, nvml
@@ -166,8 +167,9 @@ async def run_live(case: Case, jobs: Sequence[Work], profile: Profile, options: 
             await _end(service)
             await asyncio.gather(running, watching, return_exceptions=True)
         stories = {row["name"]: row for row in ids}
-        shutil.copy(home.journal, Path(options.out) / f"{case.name}.db")
-    return _story(case, jobs, stories, observer) | {"stops_s": _stops(Path(options.out) / f"{case.name}.db")}
+        events = journal(home.journal)
+    keep_journal(Path(options.out) / f"{case.name}.journal.gz", events)
+    return _story(case, jobs, stories, observer) | {"stops_s": _stops(events)}
 
 
 async def _submit_all(service: Service, jobs: Sequence[Work], options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -237,18 +239,30 @@ def _story(
     return {"case": asdict(case), "measured": measured, "jobs": rows}
 
 
-def _stops(journal: Path) -> list[float]:
-    """How long each preempted job took to save and leave, from the journal."""
-    store, asked, took = Store(journal), {}, []
+def journal(path: Path) -> list[ev.Event]:
+    store = Store(path)
     store.open()
     try:
-        for _, event in store.events_after(0):
-            if isinstance(event, ev.Planned):
-                asked |= {one.job: event.at for one in event.decisions if one.allocation is None}
-            elif isinstance(event, ev.Stopped) and event.job in asked:
-                took.append(event.at - asked.pop(event.job))
+        return [event for _, event in store.events_after(0)]
     finally:
         store.close()
+
+
+def keep_journal(path: Path, events: Iterable[ev.Event]) -> None:
+    """One event a line. The same events give the same bytes."""
+    lines = "".join(json.dumps(encode(event)) + "\n" for event in events)
+    path.write_bytes(gzip.compress(lines.encode(), mtime=0))
+
+
+def _stops(events: Iterable[ev.Event]) -> list[float]:
+    """How long each preempted job took to save and leave, from the journal."""
+    asked: dict[str, float] = {}
+    took = []
+    for event in events:
+        if isinstance(event, ev.Planned):
+            asked |= {one.job: event.at for one in event.decisions if one.allocation is None}
+        elif isinstance(event, ev.Stopped) and event.job in asked:
+            took.append(event.at - asked.pop(event.job))
     return took
 
 
