@@ -11,7 +11,7 @@ from carpool.errors import InputError
 from carpool.report.output import results_in
 from carpool.sim.commands import progress_bar
 from carpool.sim.sources import parse_seeds
-from carpool.sim.study import Cache, Cell, cells, plan, run_study
+from carpool.sim.study import Cache, Cell, cells, plan, run_study, steps
 
 SEEDS, QUICK_SEEDS = "101-116", "101-104"
 """Nothing was tuned on them."""
@@ -51,7 +51,7 @@ def study(
         raise InputError(f"--only {only!r}: no cell's group or name contains it; groups are {known}")
     jobs = plan(some, numbers, chosen or None)
     with results_in(out) if out else nullcontext() as folder:
-        with progress_bar("studying", len(jobs), quiet=as_json) as advance:
+        with progress_bar("studying", steps(jobs), quiet=as_json) as advance:
             runs = run_study(jobs, Cache(cache), workers=workers, progress=advance)
         from carpool.report.study import digest, study_tables, write_study
 
