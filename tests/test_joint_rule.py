@@ -156,7 +156,11 @@ class TestPriority:
 
     def test_a_higher_one_does_not_wait_for_the_sake_of_lower_ones(self):
         # among equals, `long` would leave its GPU to the gang (see TestStartAlone)
-        jobs = (running("h", gpus=3, left=10), pending("gang", gpus=4, left=100), pending("long", left=10_000, priority=1))
+        jobs = (
+            running("h", gpus=3, left=10),
+            pending("gang", gpus=4, left=100),
+            pending("long", left=10_000, priority=1),
+        )
         given(FOUR, *jobs, xi=3.0).expect(Carpool(), long="starts")
 
     def test_a_lower_one_does_not_delay_a_higher_one_however_much_it_gains(self):

@@ -134,7 +134,9 @@ class Candidates:
         now = self.draft.view.now
         for record in records:
             if record.order not in self._changed:
-                yield Host(record.alone_left(now), record.order, record.gpus, Member(record, record.accum, record.memory))
+                yield Host(
+                    record.alone_left(now), record.order, record.gpus, Member(record, record.accum, record.memory)
+                )
 
     # ---- hosts that are not alone, and those that this draft changed ----------------------------------------------
 

@@ -1,7 +1,8 @@
 """The joint rule: every move is judged by what it does to the guest, to every host and to everybody who waits.
 
-`joint_scene.py` is the objective, `joint_places.py` and `joint_openings.py` find the candidates, here is the choice: start alone, share
-now, wait for certain GPUs, suspend somebody, or stay in the queue. docs/policies.md tells the rule in words.
+`joint_scene.py` is the objective, `joint_places.py` and `joint_openings.py` find the candidates, and here is the
+choice: start alone, share now, wait for certain GPUs, suspend somebody, or stay in the queue. docs/policies.md tells
+the rule in words.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,7 +27,9 @@ class Carpool(BasePolicy):
     name = "carpool"
     suspend: bool = option(False, "suspend running jobs that can checkpoint, where that lowers the sum")
     restart_s: float = option(30.0, "seconds that a suspended job needs to start again; the simulator charges them")  # type: ignore[misc]
-    patience: float = option(10.0, "who waited longer than so many times its length and the mean JCT goes first; 0: off")
+    patience: float = option(
+        10.0, "who waited longer than so many times its length and the mean JCT goes first; 0: off"
+    )
     look_ahead: int = option(32, "so many waiting jobs count when a move is judged")
     tries: int = option(8, "so many jobs may find no place before a pass ends")
 
@@ -151,7 +154,9 @@ class Pass:
             return
         if move.victims:
             for victim in move.victims:
-                draft.stop(victim, f"suspended so that {guest.job.id} can run first, which saves {move.gain:.0f} s in sum")
+                draft.stop(
+                    victim, f"suspended so that {guest.job.id} can run first, which saves {move.gain:.0f} s in sum"
+                )
             draft.start(guest, f"starts in place of {names(move.victims)}, which saves {move.gain:.0f} s in sum")
             return
         draft.assign(guest, move.gpus, size, self._why(move, size))
@@ -179,4 +184,3 @@ def _starved(view: View, patience: float) -> list[JobRecord]:
                 found.append(record)
     found.sort(key=lambda record: (-record.shape.priority, record.order))
     return found
-

@@ -12,7 +12,7 @@ from carpool.core.draft import Draft
 from carpool.core.model import GpuId
 from carpool.core.outlook import Availability
 from carpool.core.record import JobRecord, Size
-from carpool.policies.lineup import Waiting, line_up
+from carpool.policies.lineup import LEFT, ORDER, PRIORITY, Waiting, line_up
 
 FREE = 0.0
 """The moment from which free GPUs are free."""
@@ -90,16 +90,16 @@ class Scene:
         line = [self._entry(job) for job in islice(possible, self._look_ahead)]
         if self._first:
             orders = {job.order for job in self._first}
-            line = [*map(self._entry, self._first), *(job for job in line if job.order not in orders)]
-            line.sort(key=lambda job: -job.priority)
+            line = [*map(self._entry, self._first), *(job for job in line if job[ORDER] not in orders)]
+            line.sort(key=lambda job: -job[PRIORITY])
         return line
 
     def _entry(self, job: JobRecord) -> Waiting:
-        return Waiting(job.shape.gpus, job.alone_left(self.now), job.order, job.shape.priority)
+        return job.shape.gpus, job.alone_left(self.now), job.order, job.shape.priority
 
     def _suspended(self, victim: JobRecord) -> Waiting:
         left = victim.alone_left(self.now) + self.restart_s
-        return Waiting(victim.shape.gpus, left, victim.order, victim.shape.priority)
+        return victim.shape.gpus, left, victim.order, victim.shape.priority
 
     # ---- what a move is worth --------------------------------------------------------------------------------------
 
@@ -111,8 +111,8 @@ class Scene:
         guest = move.guest
         before, after = self.available.blocks, self.after(move).blocks
         others = self._others(guest)
-        if others and others[0].priority > guest.shape.priority:
-            higher = [job for job in others if job.priority > guest.shape.priority]
+        if others and others[0][PRIORITY] > guest.shape.priority:
+            higher = [job for job in others if job[PRIORITY] > guest.shape.priority]
             if line_up(after, higher, self.now) > line_up(before, higher, self.now) + CLOSE:
                 return None
         if move.victims:
@@ -136,18 +136,21 @@ class Scene:
     def _others(self, guest: JobRecord) -> list[Waiting]:
         """Who waits besides the guest, with its priority or a higher one."""
         order, priority = guest.order, guest.shape.priority
-        return [job for job in self._waiting if job.order != order and job.priority >= priority]
+        return [job for job in self._waiting if job[ORDER] != order and job[PRIORITY] >= priority]
 
     def _present_sum(self, guest: JobRecord) -> float:
         """The completion times of the guest and of who waits with it, if nothing is done for it now."""
         blocks, priority = self.available.blocks, guest.shape.priority
-        if not any(job.order == guest.order for job in self._waiting):
+        if not self._listed(guest):
             return line_up(blocks, [*self._others(guest), self._entry(guest)], self.now)
         known = self._present.get(priority)
         if known is None:
-            jobs = [job for job in self._waiting if job.priority >= priority]
+            jobs = [job for job in self._waiting if job[PRIORITY] >= priority]
             known = self._present[priority] = line_up(blocks, jobs, self.now)
         return known
+
+    def _listed(self, guest: JobRecord) -> bool:
+        return guest.order in [job[ORDER] for job in self._waiting]
 
     def after(self, move: Move) -> Availability:
         """When GPUs will be free if a move is made."""
@@ -199,7 +202,7 @@ class Scene:
 
     def _enter(self, move: Move) -> None:
         self._available = self.after(move)
-        self._waiting = [job for job in self._waiting if job.order != move.guest.order]
+        self._waiting = [job for job in self._waiting if job[ORDER] != move.guest.order]
         if move.victims:
             self._waiting = _sorted([*self._waiting, *map(self._suspended, move.victims)])
         self._present.clear()
@@ -207,7 +210,7 @@ class Scene:
 
 
 def _sorted(line: Sequence[Waiting]) -> list[Waiting]:
-    return sorted(line, key=lambda job: (-job.priority, job.left, job.order))
+    return sorted(line, key=lambda job: (-job[PRIORITY], job[LEFT], job[ORDER]))
 
 
 def names(records: Sequence[JobRecord]) -> str:

@@ -7,24 +7,20 @@ those who wait.
 from collections.abc import Sequence
 from heapq import heappop, heappush, heapreplace
 from math import inf
-from typing import NamedTuple
 
 from carpool.core.outlook import Block
 
 NEVER: Block = (inf, 1 << 60)
 
 
-class Waiting(NamedTuple):
-    """Of a job in the queue: how many GPUs it wants, and its time left alone."""
-
-    gpus: int
-    left: float
-    order: int
-    priority: int
+Waiting = tuple[int, float, int, int]
+"""Of a job in the queue: the GPUs it wants, its time left alone, its order of submission, its priority. A plain tuple,
+because many are made in every pass."""
+_GPUS, LEFT, ORDER, PRIORITY = range(4)
 
 
 def line_up(blocks: Sequence[Block], waiting: Sequence[Waiting], now: float) -> float:
-    """The sum of completion times, counted from now, if each in turn gets the GPUs that are free soonest, for itself."""
+    """The sum of completion times, from now on, if each in turn gets the GPUs that are free soonest, for itself."""
     following = 0
     moment, count = blocks[0] if blocks else NEVER
     given: list[Block] = []  # a heap: GPUs that somebody in the queue will have had
