@@ -59,21 +59,25 @@ class Places:
 
     def _unions(self, guest: JobRecord, cells: Sequence[Candidate]) -> list[list[Candidate]]:
         """Several cells, and free GPUs where they do not suffice: by Theorem 1's rank, and by what a GPU costs."""
+        if sum([len(cell.gpus) for cell in cells]) + self.draft.free_count < guest.shape.gpus:
+            return []
         guest_left = guest.alone_left(self.scene.now)
+        budget = self.scene.budget(guest)
 
         def price(cell: Candidate) -> tuple[float, int, tuple[GpuId, ...]]:
             return (cell.cost - guest_left) / len(cell.gpus), cell.order, cell.gpus
 
         unions: list[list[Candidate]] = []
         for order in (sorted(cells), sorted(cells, key=price)):
-            union, short = [], guest.shape.gpus
+            union, short, least = [], guest.shape.gpus, guest_left
             for cell in order:
                 union.append(cell)
                 short -= len(cell.gpus)
-                if short <= 0:
+                least += cell.delay
+                if short <= 0 or least >= budget:
                     break
-            whole = short <= self.draft.free_count
-            if whole and (len(union) > 1 or short > 0) and union and sorted(union) not in map(sorted, unions):
+            several = len(union) > 1 or (short > 0 and union)
+            if several and short <= self.draft.free_count and least < budget and union not in unions:
                 unions.append(union)
         return unions
 

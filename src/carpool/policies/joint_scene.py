@@ -52,6 +52,7 @@ class Scene:
         """All jobs that a move of this pass concerned, likewise."""
         self._look_ahead = look_ahead
         self._first = first
+        self._ends = draft.view.outlook.ends
         self._new_ends: dict[int, float] = {}
         self._made: list[Move] = []  # before anything had to be weighed: many passes end without
         self._available: Availability | None = None
@@ -64,7 +65,7 @@ class Scene:
     def end(self, record: JobRecord) -> float:
         """The predicted end of a job that runs or was placed in this pass."""
         end = self._new_ends.get(record.order)
-        return self.draft.view.outlook.ends[record.order] if end is None else end
+        return self._ends[record.order] if end is None else end
 
     def left(self, record: JobRecord) -> float:
         """Seconds until the predicted end."""
@@ -86,8 +87,12 @@ class Scene:
         """Those who wait, in order, as far as they are looked at."""
         view, draft = self.draft.view, self.draft
         total = len(view.topology.node_of)
-        possible = (job for job in view.queue.scan() if job.shape.gpus <= total and draft.may_start(job))
-        line = [self._entry(job) for job in islice(possible, self._look_ahead)]
+        line: list[Waiting] = []
+        for job in islice(view.queue.scan(), self._look_ahead):
+            shape = job.shape
+            if shape.gpus <= total and (shape.user is None or draft.may_start(job)):
+                left = (job.job.iterations - job.done) * job.alone_iteration_s  # alone_left of a job that waits
+                line.append((shape.gpus, left, job.order, shape.priority))
         if self._first:
             orders = {job.order for job in self._first}
             line = [*map(self._entry, self._first), *(job for job in line if job[ORDER] not in orders)]
@@ -174,18 +179,25 @@ class Scene:
         return available
 
     def _change_gpus(self, move: Move, available: Availability) -> None:
-        """One by one: hosts may have other mates."""
-        guest_end, ends = move.ends[move.guest.order], move.ends
+        """Cell by cell: hosts may have other mates."""
+        draft, ends = self.draft, move.ends
+        residents, changed, stopped = draft.view.residents, draft.entered, bool(draft.stopped)
         joined = set(move.gpus)
-        for gpu in joined.union(*(self.draft.gpus_of(host) for host in move.hosts)):
-            records = [member.record for member in self.draft.members(gpu)]
+        cells: dict[tuple[bool, Sequence[JobRecord]], int] = {}
+        for gpu in joined.union(*(draft.gpus_of(host) for host in move.hosts)):
+            there = residents(gpu)
+            if stopped or gpu in changed:
+                there = tuple([member.record for member in draft.members(gpu)])
+            cell = (gpu in joined, there)
+            cells[cell] = cells.get(cell, 0) + 1
+        for (is_joined, records), gpus in cells.items():
             before = max([self.end(record) for record in records], default=FREE)
             after = max([ends.get(record.order, self.end(record)) for record in records], default=FREE)
-            if gpu in joined:
-                after = max(after, guest_end)
+            if is_joined:
+                after = max(after, ends[move.guest.order])
             if after != before:
-                available.remove(before, 1)
-                available.add(after, 1)
+                available.remove(before, gpus)
+                available.add(after, gpus)
 
     # ---- what has been done ----------------------------------------------------------------------------------------
 
