@@ -52,7 +52,7 @@ class Scene:
         """All jobs that a move of this pass concerned, likewise."""
         self._look_ahead = look_ahead
         self._first = first
-        self._ends = draft.view.outlook.ends
+        self._ends: dict[int, float] | None = None  # not asked for before it is needed
         self._new_ends: dict[int, float] = {}
         self._made: list[Move] = []  # before anything had to be weighed: many passes end without
         self._available: Availability | None = None
@@ -65,7 +65,11 @@ class Scene:
     def end(self, record: JobRecord) -> float:
         """The predicted end of a job that runs or was placed in this pass."""
         end = self._new_ends.get(record.order)
-        return self._ends[record.order] if end is None else end
+        if end is None:
+            if self._ends is None:
+                self._ends = self.draft.view.outlook.ends
+            end = self._ends[record.order]
+        return end
 
     def left(self, record: JobRecord) -> float:
         """Seconds until the predicted end."""
