@@ -1,4 +1,4 @@
-"""Where is the joint rule worse than SJF-BSBF? A random search over small workloads, kept small so that one can see why.
+"""Where is the joint rule worse than SJF-BSBF? A random search over workloads that are small enough to see why.
 
     python bench/worst_case.py [--tries 3000] [--seed 1] [--seconds 120]
 
@@ -52,7 +52,11 @@ def change(case: Case, random: Random) -> Case:
         kept[index] = _row(random)
     else:
         at, gpus, seconds = kept[index]
-        kept[index] = (max(0.0, at + random.randint(-60, 60)), gpus, max(1.0, round(seconds * random.uniform(0.5, 2.0))))
+        kept[index] = (
+            max(0.0, at + random.randint(-60, 60)),
+            gpus,
+            max(1.0, round(seconds * random.uniform(0.5, 2.0))),
+        )
     return xi, jobs_per_gpu, tuple(sorted(kept))
 
 

@@ -1,7 +1,8 @@
 """The joint rule: every move is judged by what it does to the guest, to every host and to everybody who waits.
 
-`joint_scene.py` is the objective, `joint_places.py` finds the candidates, and here is the choice: start alone, share
-now, wait for certain GPUs, suspend somebody, or stay in the queue. docs/policies.md tells the rule in words.
+`joint_scene.py` is the objective, `joint_places.py` and `joint_openings.py` find the candidates, and here is the
+choice: start alone, share now, wait for certain GPUs, suspend somebody, or stay in the queue. docs/policies.md tells
+the rule in words.
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,10 +11,11 @@ from dataclasses import dataclass
 from carpool.core.draft import Draft
 from carpool.core.model import Decision, Status
 from carpool.core.queue import Scan
-from carpool.core.record import JobRecord, JobView
+from carpool.core.record import JobRecord, JobView, Size
 from carpool.core.view import View
 from carpool.policies.base import BasePolicy, option, shortest_first
 from carpool.policies.candidates import Candidates, OptionCache
+from carpool.policies.joint_openings import Openings
 from carpool.policies.joint_places import Places
 from carpool.policies.joint_scene import CLOSE, Move, Scene, names
 
@@ -25,8 +27,10 @@ class Carpool(BasePolicy):
     name = "carpool"
     suspend: bool = option(False, "suspend running jobs that can checkpoint, where that lowers the sum")
     restart_s: float = option(30.0, "seconds that a suspended job needs to start again; the simulator charges them")  # type: ignore[misc]
-    patience: float = option(10.0, "who waited longer than so many times its length and the mean JCT goes first; 0: off")
-    look_ahead: int = option(32, "so many waiting jobs count when a move is judged")
+    patience: float = option(
+        10.0, "who waited longer than so many times its length and the mean JCT goes first; 0: off"
+    )
+    look_ahead: int = option(24, "so many waiting jobs count when a move is judged")
     tries: int = option(8, "so many jobs may find no place before a pass ends")
 
     def __post_init__(self) -> None:
@@ -51,10 +55,9 @@ class Pass:
         self.draft = draft
         self.view = draft.view
         self.starved = _starved(draft.view, policy.patience) if policy.patience else []
-        self.places = Places(draft, Candidates(draft, cache), self._set_scene)
-        self._scene: Scene | None = None
-        self._early: list[Move] = []
-        """Made before anything had to be weighed."""
+        self.scene = Scene(draft, policy.look_ahead, policy.restart_s, self.starved)
+        self.places = Places(draft, Candidates(draft, cache), self.scene)
+        self.openings = Openings(draft, self.scene)
 
     def run(self) -> list[Decision]:
         draft = self.draft
@@ -68,7 +71,7 @@ class Pass:
                 continue
             else:
                 alike_too = not self._place(job, is_starved)
-                somebody_waits = somebody_waits or alike_too or bool(self.places.claimed)
+                somebody_waits = somebody_waits or alike_too or bool(self.scene.claimed)
                 blocked += alike_too
             if alike_too and not is_starved:
                 pending.skip_alike()
@@ -86,18 +89,6 @@ class Pass:
             if job.order not in first:
                 yield job, False
 
-    def _set_scene(self) -> Scene:
-        self._scene = Scene(self.draft, self.policy.look_ahead, self.policy.restart_s, self.starved)
-        for move in self._early:
-            self._scene.note(move)
-        return self._scene
-
-    def _note(self, move: Move) -> None:
-        if self._scene is not None:
-            self._scene.note(move)
-        else:
-            self._early.append(move)
-
     # ---- the choice ------------------------------------------------------------------------------------------------
 
     def _start_alone(self, job: JobRecord) -> bool:
@@ -105,7 +96,7 @@ class Pass:
         move = self._alone(job)
         if move is None:
             return False
-        self._note(move)
+        self.scene.note(move)
         assert move.size is not None
         self.draft.assign(job, move.gpus, move.size, "first in the queue, and its GPUs are free")
         return True
@@ -115,29 +106,28 @@ class Pass:
         within = job.shape.gpus <= self.draft.free_count + self.draft.shareable().bit_count()
         move = self._choose(job) if within or self.policy.suspend else None
         if move is None and is_starved:
-            move = self.places.reservation(job)
+            move = self.openings.reservation(job)
         if move is None:
             return False
         self._make(move)
         return True
 
     def _choose(self, job: JobRecord) -> Move | None:
-        places = self.places
         alone = self._alone(job)
         if alone is not None:
-            gain = places.scene.price(alone)
+            gain = self.scene.price(alone)
             if gain is not None and gain >= -CLOSE:
                 return alone
-        best = self._best(places.now(job))
+        best = self._best(self.places.now(job))
         if best is not None:
-            best = self._best(places.later(job), best)
+            best = self._best(self.openings.later(job), best)
         if self.policy.suspend:
-            best = self._best(places.suspensions(job), best)
+            best = self._best(self.openings.suspensions(job), best)
         return best
 
     def _best(self, moves: Iterable[Move], best: Move | None = None) -> Move | None:
         """The move with the largest gain, provided that it beats `best`, or doing nothing."""
-        scene = self.places.scene
+        scene = self.scene
         for move in moves:
             bar = best.gain if best is not None else CLOSE
             if not move.victims and scene.budget(move.guest) - move.cost <= bar:
@@ -158,38 +148,40 @@ class Pass:
 
     def _make(self, move: Move) -> None:
         draft, guest, size = self.draft, move.guest, move.size
-        self.places.scene.note(move)
+        self.scene.note(move)
         if size is None:
-            self.places.claimed.update(host.order for host in move.hosts)
             draft.hold([gpu for gpu in move.gpus if not draft.members(gpu)])
             return
         if move.victims:
             for victim in move.victims:
-                draft.stop(victim, f"suspended so that {guest.job.id} can run first, which saves {move.gain:.0f} s in sum")
+                draft.stop(
+                    victim, f"suspended so that {guest.job.id} can run first, which saves {move.gain:.0f} s in sum"
+                )
             draft.start(guest, f"starts in place of {names(move.victims)}, which saves {move.gain:.0f} s in sum")
             return
-        draft.assign(guest, move.gpus, size, _why(move))
+        draft.assign(guest, move.gpus, size, self._why(move, size))
+
+    def _why(self, move: Move, size: Size) -> str:
+        if not move.hosts:
+            return f"its GPUs are free, and those who wait before it lose less than it gains, by {move.gain:.0f} s"
+        now = self.view.now
+        ratio = (move.ends[move.guest.order] - now) / move.guest.alone_left(now)
+        cut = f", batch cut in {size.accum}" if size.accum > 1 else ""
+        shares = f"shares with {names(move.hosts)}{cut}: takes {ratio:.2f} times as long as alone"
+        return f"{shares}, yet saves {move.gain:.0f} s in sum over it, them and the queue"
 
 
 def _starved(view: View, patience: float) -> list[JobRecord]:
     """Jobs that have waited more than `patience` times their length and the mean JCT so far, longest wait first."""
     now, mean = view.now, view.mean_jct_s
     found = []
+    young = now - patience * mean
     for record in view.jobs.values():  # in order of submission
-        if now - record.job.submitted <= patience * mean:
+        if record.job.submitted >= young:
             break
-        if record.status is Status.PENDING:
+        if not record.gpus and record.status is Status.PENDING:
             waited = record.waited_s + now - record.pending_since
             if waited > patience * max(mean, record.alone_left(now)):
                 found.append(record)
     found.sort(key=lambda record: (-record.shape.priority, record.order))
     return found
-
-
-def _why(move: Move) -> str:
-    if not move.hosts:
-        return f"its GPUs are free, and those who wait before it lose less than it gains, by {move.gain:.0f} s"
-    guest_xi, host_xi = move.slowest
-    cut = f", batch cut in {move.size.accum}" if move.size is not None and move.size.accum > 1 else ""
-    shares = f"shares with {names(move.hosts)}: {guest_xi:.2f} times slower (they {host_xi:.2f}){cut}"
-    return f"{shares}; that saves {move.gain:.0f} s in sum over it, them and the queue"

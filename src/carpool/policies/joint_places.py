@@ -1,31 +1,29 @@
-"""The joint rule's candidates: where a waiting job could join running ones now, or which GPUs it could wait for.
+"""The joint rule's candidates: where a waiting job could join running ones now.
 
 A *cell* is the GPUs that hold one and the same set of jobs. For cells of one job Theorem 1 is the filter: it keeps long
 guests out of the second place, which short ones pass through quickly. Cells of several jobs are played forward.
+A guest takes one cell, or a union of cells and free GPUs.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property
-from heapq import heapify, heappop, nsmallest
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import nsmallest
 from itertools import islice
 from operator import attrgetter
 
 from carpool.core.draft import Draft
 from carpool.core.model import GpuId
 from carpool.core.outlook import Until, corrected
-from carpool.core.perf import Placement
+from carpool.core.perf import Mate, Placement
 from carpool.core.record import JobRecord, Size
 from carpool.core.rules import Member
 from carpool.policies.candidates import Candidate, Candidates
 from carpool.policies.joint_scene import Move, Scene
-from carpool.policies.pair import option_at
+from carpool.policies.pair import Option
 from carpool.policies.playout import Actor, pair_ends, play
 
 PER_KIND = 6
 """So many hosts of a kind are looked at: the others cost the guest more."""
-FEW = 32
-"""So many hosts of a kind are looked at in the search for GPUs to wait for and for jobs to suspend."""
-SINGLE_CELLS = 3
+CHOICES = 3
 """So many of the best single cells are priced."""
 GOOD_SPEED = 0.9
 """A pair whose total speed is below this is considered only where there is no better one."""
@@ -37,194 +35,163 @@ _cost = attrgetter("cost")
 
 
 class Places:
-    def __init__(self, draft: Draft, candidates: Candidates, set_scene: Callable[[], Scene]) -> None:
+    def __init__(self, draft: Draft, candidates: Candidates, scene: Scene) -> None:
         self.draft = draft
         self.candidates = candidates
-        self.claimed: set[int] = set()
-        """The hosts for whose GPUs a job of this pass waits, by order of submission."""
-        self._set_scene = set_scene
+        self.scene = scene
         self.perf = draft.view.perf
         self.topology = draft.view.topology
 
-    @cached_property
-    def scene(self) -> Scene:
-        """Set when something has to be weighed for the first time: most passes end without."""
-        return self._set_scene()
-
     def now(self, guest: JobRecord) -> list[Move]:
         """Ways to join running jobs at once."""
-        if guest.shape.exclusive or self.draft.view.jobs_per_gpu == 1:
+        jobs_per_gpu = self.draft.view.jobs_per_gpu
+        if guest.shape.exclusive or jobs_per_gpu == 1:
             return []
-        moves: list[Move] = []
         cells = self._single(guest)
-        if cells:
-            budget = self.scene.budget(guest)
-            cells = [cell for cell in cells if cell.cost < budget]
-            large = [cell for cell in cells if len(cell.gpus) >= guest.shape.gpus]
-            for cell in nsmallest(SINGLE_CELLS, large, key=_cost):
-                moves += self._join(guest, [cell])
-            if guest.shape.gpus > 1:
-                moves += self._unions(guest, cells)
-        if self.draft.view.jobs_per_gpu > 2:
-            moves += self._crowded(guest)
-        return moves
+        if jobs_per_gpu > 2:
+            cells += self._crowded(guest)
+        large = [cell for cell in cells if len(cell.gpus) >= guest.shape.gpus]
+        unions = [[cell] for cell in nsmallest(CHOICES, large, key=_cost)]
+        if guest.shape.gpus > 1:
+            unions += self._unions(guest, cells)
+        moves = [self._join(guest, union) for union in unions]
+        return [move for move in moves if move is not None]
 
-    def later(self, guest: JobRecord) -> list[Move]:
-        """GPUs worth waiting for: those of the lone hosts that end soonest."""
-        scene, need = self.scene, guest.shape.gpus
-        soonest: list[JobRecord] = []
-        for group in self.draft.view.hosts.lone.values():
-            large = (entry[2] for entry in islice(group.entries, FEW) if len(entry[2].gpus) >= need)
-            soonest += islice((host for host in large if host.order not in scene.moved), SINGLE_CELLS)
-        moves = []
-        for host in nsmallest(SINGLE_CELLS, soonest, key=lambda host: (scene.end(host), host.order)):
-            gpus = tuple(self.topology.most_consolidated(host.gpus, need))
-            cost = scene.left(host) + guest.alone_left(scene.now)
-            moves.append(Move(guest, gpus, None, {guest.order: scene.now + cost}, cost, (host,), lone=True))
-        return moves
-
-    def reservation(self, guest: JobRecord) -> Move | None:
-        """The GPUs that will be free soonest, to be kept for a job that has waited too long."""
-        scene, draft, need = self.scene, self.draft, guest.shape.gpus
-        size = self._size_alone(guest)
-        memory = self.topology.with_memory(size.memory)
-        gpus = list(draft.some_free(need, size))
-        hosts: dict[int, JobRecord] = {}
-        ends = [(scene.end(job), job.order, job) for job in draft.view.running if job.order not in scene.moved]
-        heapify(ends)
-        moment = scene.now
-        while ends and len(gpus) < need:
-            end, _, job = heappop(ends)
-            for gpu in job.gpus:
-                there = draft.members(gpu)
-                last = max(scene.end(member.record) for member in there) if there else 0.0
-                if last == end and gpu not in gpus and memory >> self.topology.node_of[gpu] & 1 and len(gpus) < need:
-                    gpus.append(gpu)
-                    hosts.update((member.record.order, member.record) for member in there)
-                    moment = max(moment, end)
-        if len(gpus) < need:
-            return None
-        cost = moment - scene.now + guest.alone_left(scene.now)
-        return Move(guest, tuple(gpus), None, {guest.order: scene.now + cost}, cost, tuple(hosts.values()))
-
-    def _size_alone(self, guest: JobRecord) -> Size:
-        """The largest sub-batch that fits a GPU of the cluster."""
-        sizes, largest = guest.shape.sizes, self.topology.largest_memory
-        return next((size for size in sizes if size.memory <= largest), sizes[-1])
-
-    def suspensions(self, guest: JobRecord) -> list[Move]:
-        """Running jobs to suspend so that the guest can start alone: few GPUs, and much more time left than it has."""
-        scene = self.scene
-        size = self._size_alone(guest)
-        short = guest.shape.gpus - len(self.draft.some_free(guest.shape.gpus, size))
-        if short <= 0:
+    def _unions(self, guest: JobRecord, cells: Sequence[Candidate]) -> list[list[Candidate]]:
+        """Several cells, and free GPUs where they do not suffice: by Theorem 1's rank, and by what a GPU costs."""
+        if sum([len(cell.gpus) for cell in cells]) + self.draft.free_count < guest.shape.gpus:
             return []
-        left = guest.whole_left(scene.now) * size.pace
-        victims = sorted(self._victims(guest, size, left + scene.restart_s), key=self._victim_rank)
-        sets = [[job] for job in victims if len(job.gpus) >= short][:SINGLE_CELLS]
-        several: list[JobRecord] = []
-        for job in victims:
-            if short > 0:
-                several.append(job)
-                short -= len(job.gpus)
-        if short <= 0 and len(several) > 1:
-            sets.append(several)
-        ends = {guest.order: scene.now + left}
-        gpus = (0,) * guest.shape.gpus  # the draft chooses, once the victims are gone
-        return [Move(guest, gpus, size, ends, left, victims=tuple(chosen)) for chosen in sets]
+        guest_left = guest.alone_left(self.scene.now)
+        budget = self.scene.budget(guest)
 
-    def _victim_rank(self, job: JobRecord) -> tuple[int, float, int]:
-        return len(job.gpus), -self.scene.end(job), job.order
+        def price(cell: Candidate) -> tuple[float, int, tuple[GpuId, ...]]:
+            return (cell.cost - guest_left) / len(cell.gpus), cell.order, cell.gpus
 
-    def _victims(self, guest: JobRecord, size: Size, least: float) -> Iterator[JobRecord]:
-        """Lone jobs that can checkpoint and have at least so much time left; of each kind those with the most."""
-        scene, topology = self.scene, self.topology
-        memory = topology.with_memory(size.memory)
-        for group in self.draft.view.hosts.lone.values():
-            for end, order, job in islice(reversed(group.entries), FEW):
-                if end - scene.now <= least:
-                    break
-                if (
-                    job.job.can_checkpoint
-                    and order not in scene.moved
-                    and job.shape.priority <= guest.shape.priority
-                    and all(memory >> topology.node_of[gpu] & 1 for gpu in job.gpus)
-                ):
-                    yield job
-
-    # ---- cells of one job ------------------------------------------------------------------------------------------
-
-    def _single(self, guest: JobRecord) -> list[Candidate]:
-        """The hosts with which, by Theorem 1, sharing beats waiting; few of each kind, by t_share."""
-        found = [
-            cell
-            for stream in self.candidates.by_kind(guest, 1)
-            for cell in islice(self._open(stream, guest), max(PER_KIND, guest.shape.gpus))
-        ]
-        fast = [cell for cell in found if cell.option.total_speed >= GOOD_SPEED]
-        return sorted(fast or found)
-
-    def _open(self, cells: Iterable[Candidate], guest: JobRecord) -> Iterator[Candidate]:
-        """Without hosts that a job of this pass waits for, and without hosts of a higher priority."""
-        claimed, priority = self.claimed, guest.shape.priority
-        for cell in cells:
-            if all(m.record.order not in claimed and m.record.shape.priority <= priority for m in cell.members):
-                yield cell
-
-    def _unions(self, guest: JobRecord, cells: Sequence[Candidate]) -> list[Move]:
-        """Several hosts, and free GPUs where they do not suffice: by Theorem 1's rank, and by what a GPU costs."""
-        orders = [cells, sorted(cells, key=lambda cell: (self._delay(guest, cell) / len(cell.gpus), cell))]
-        moves = []
-        tried = set()
-        for order in orders:
-            union, short = [], guest.shape.gpus
+        unions: list[list[Candidate]] = []
+        for order in (sorted(cells), sorted(cells, key=price)):
+            union, short, least = [], guest.shape.gpus, guest_left
             for cell in order:
                 union.append(cell)
                 short -= len(cell.gpus)
-                if short <= 0:
+                least += cell.delay
+                if short <= 0 or least >= budget:
                     break
-            key = frozenset(cell.order for cell in union)
-            if union and short <= self.draft.free_count and key not in tried and (len(union) > 1 or short > 0):
-                tried.add(key)
-                moves += self._join(guest, union)
-        return moves
+            several = len(union) > 1 or (short > 0 and union)
+            if several and short <= self.draft.free_count and least < budget and union not in unions:
+                unions.append(union)
+        return unions
 
-    def _delay(self, guest: JobRecord, cell: Candidate) -> float:
-        """What the host of a cell loses."""
-        option, host_left = cell.option, self.candidates.left(cell.members[0])
-        guest_left = guest.alone_left(self.scene.now) * option.pace
-        return pair_ends(host_left, guest_left, option.host_xi, option.guest_xi)[1] - host_left
+    # ---- cells -----------------------------------------------------------------------------------------------------
 
-    def _join(self, guest: JobRecord, cells: Sequence[Candidate]) -> list[Move]:
+    def _single(self, guest: JobRecord) -> list[Candidate]:
+        """The hosts with which, by Theorem 1, sharing beats waiting, and which cost less than the budget.
+
+        Few of each kind: the sooner a host of a kind ends, the less it costs, so where the first is too dear all are.
+        """
+        most = CHOICES if guest.shape.gpus == 1 else max(PER_KIND, guest.shape.gpus)
+        found: list[Candidate] = []
+        for stream in self.candidates.by_kind(guest, 1):
+            kind = self._open(stream, guest)
+            first = next(kind, None)
+            if first is not None and first.cost < self.scene.budget(guest):
+                found.append(first)
+                found += islice(kind, most - 1)
+        fast = [cell for cell in found if cell.option.total_speed >= GOOD_SPEED]
+        return fast or found
+
+    def _open(self, cells: Iterable[Candidate], guest: JobRecord) -> Iterator[Candidate]:
+        for cell in cells:
+            if self._may_join(guest, cell.members):
+                yield cell
+
+    def _may_join(self, guest: JobRecord, members: Sequence[Member]) -> bool:
+        """Not where a job of this pass waits for their GPUs, and nobody of a higher priority."""
+        claimed, priority = self.scene.claimed, guest.shape.priority
+        for member in members:
+            record = member.record
+            if record.shape.priority > priority or record.order in claimed:
+                return False
+        return True
+
+    def _crowded(self, guest: JobRecord) -> list[Candidate]:
+        """The cells of several jobs that it pays to join now."""
+        found = []
+        for members, gpus in self.candidates.crowded():
+            if self._may_join(guest, members):
+                for size in guest.shape.sizes:
+                    fitting = tuple([gpu for gpu in gpus if self.draft.accepts(gpu, guest, size)])
+                    if fitting:
+                        cell = self._crowd(guest, size, members, fitting)
+                        if cell is not None and cell.cost < self.scene.budget(guest):
+                            found.append(cell)
+                        break
+        return found
+
+    def _crowd(
+        self, guest: JobRecord, size: Size, members: Sequence[Member], gpus: tuple[GpuId, ...]
+    ) -> Candidate | None:
+        """A cell of several: to be joined where total speed rises, and not better when the first of them leaves."""
+        there = [(member.record.job, member.accum) for member in members]
+        everybody: list[Mate] = [(guest.job, size.accum), *there]
+        xis = [self.perf.slowdown(*job, [*everybody[:n], *everybody[n + 1 :]]) for n, job in enumerate(everybody)]
+        speed = sum(1.0 / self.perf.slowdown(*job, [*there[:n], *there[n + 1 :]]) for n, job in enumerate(there))
+        if sum(1.0 / xi for xi in xis) <= speed:
+            return None
+        guest_left = guest.whole_left(self.scene.now) * size.pace
+        actors = [Actor(guest_left, guest.job, size.accum), *(self._actor(m, [members]) for m in members)]
+        together = sum(play(actors, [range(len(actors))], self.perf))
+        if together >= self._join_later(actors):
+            return None
+        pace = guest_left / guest.alone_left(self.scene.now)
+        option = Option(size, max(xis[1:]), xis[0], pace, 0.0)
+        names = tuple([member.record.job.id for member in members])
+        left = sum(self.scene.left(member.record) for member in members)
+        return Candidate(together, len(members), members[0].record.order, gpus, names, option, tuple(members), left)
+
+    def _join_later(self, actors: Sequence[Actor]) -> float:
+        """The sum of all ends if the first actor joins the others once the first of those has left."""
+        guest, hosts = actors[0], actors[1:]
+        alone = play(hosts, [range(len(hosts))], self.perf)
+        wait = min(alone)
+        rest = [guest]
+        for index, host in enumerate(hosts):
+            if alone[index] > wait:
+                mates = [(other.job, other.accum) for other in hosts if other is not host]
+                done = wait / self.perf.slowdown(host.job, host.accum, mates)
+                rest.append(Actor(max(host.left - done, 0.0), host.job, host.accum))
+        ends = play(rest, [range(len(rest))], self.perf)
+        return sum(ends) + wait * len(rest) + wait * (len(actors) - len(rest))
+
+    # ---- joining them ----------------------------------------------------------------------------------------------
+
+    def _join(self, guest: JobRecord, cells: Sequence[Candidate]) -> Move | None:
         """The move that takes the cells' GPUs, cut to the gang's size or filled up with free ones, if it is allowed."""
         size = max((cell.option.size for cell in cells), key=lambda size: size.accum)
         gpus: list[GpuId] = []
         for cell in cells:
             short = guest.shape.gpus - len(gpus)
             gpus += self.topology.most_consolidated(cell.gpus, short) if len(cell.gpus) > short else cell.gpus
-        gpus += self.draft.some_free(guest.shape.gpus - len(gpus), size)
         if len(gpus) < guest.shape.gpus:
-            return []
-        if any(cell.option.size.accum != size.accum for cell in cells) and not self._accepted(guest, gpus, size):
-            return []
-        guest_left = self.left_on(guest, size, gpus)
-        hosts = [cell.members[0] for cell in cells]
-        lone = len(cells) == 1 and self._is_lone(cells[0])
-        if lone:
-            option, host_left = cells[0].option, self.candidates.left(hosts[0])
-            ends = pair_ends(host_left, guest_left, option.host_xi, option.guest_xi)
-        else:
-            actors = [Actor(guest_left, guest.job, size.accum), *(self._actor(host, ()) for host in hosts)]
-            ends = tuple(play(actors, [(0, number) for number in range(1, len(actors))], self.perf))
-        return self._move(guest, gpus, size, hosts, ends, lone)
+            gpus += self.draft.some_free(guest.shape.gpus - len(gpus), size)
+        if len(gpus) < guest.shape.gpus:
+            return None
+        cut = any(cell.option.size is not size for cell in cells)  # one sub-batch for the whole gang
+        if cut and not all(self.draft.accepts(gpu, guest, size) for gpu in gpus):
+            return None
+        guest_left = self._left_on(guest, size, gpus)
+        first = cells[0]
+        host = first.members[0]
+        if len(cells) == first.crowd == 1 and len(self.draft.gpus_of(host.record)) == len(first.gpus):
+            ends = pair_ends(self.candidates.left(host), guest_left, first.option.host_xi, first.option.guest_xi)
+            return self._move(guest, gpus, size, [host], ends, lone=True)
+        hosts = list({member.record.order: member for cell in cells for member in cell.members}.values())
+        number = {member.record.order: index for index, member in enumerate(hosts, start=1)}
+        crowds = [cell.members for cell in cells]
+        actors = [Actor(guest_left, guest.job, size.accum), *(self._actor(member, crowds) for member in hosts)]
+        shared = [[0, *(number[member.record.order] for member in crowd)] for crowd in crowds]
+        return self._move(guest, gpus, size, hosts, play(actors, shared, self.perf))
 
-    def _accepted(self, guest: JobRecord, gpus: Sequence[GpuId], size: Size) -> bool:
-        return all(self.draft.accepts(gpu, guest, size) for gpu in gpus)
-
-    def _is_lone(self, cell: Candidate) -> bool:
-        return len(cell.members) == 1 and len(self.draft.gpus_of(cell.members[0].record)) == len(cell.gpus)
-
-    def left_on(self, guest: JobRecord, size: Size, gpus: Sequence[GpuId]) -> float:
+    def _left_on(self, guest: JobRecord, size: Size, gpus: Sequence[GpuId]) -> float:
         """The guest's time left alone on these GPUs."""
         nodes = self.topology.nodes_spanned(gpus)
         if nodes == guest.shape.placement.nodes:
@@ -239,101 +206,46 @@ class Places:
         size: Size,
         hosts: Sequence[Member],
         ends: Sequence[float],
+        *,
         lone: bool = False,
-    ) -> list[Move]:
-        """`ends` are those of the guest and its hosts, in seconds from now."""
+    ) -> Move | None:
+        """`ends` are those of the guest and its hosts, in seconds from now; None where somebody would run too long."""
         scene = self.scene
         if ends[0] > MOST_STRETCH * max(guest.alone_left(scene.now), SHORT_S):
-            return []
+            return None
         cost = ends[0]
         new_ends = {guest.order: scene.now + ends[0]}
         for host, end in zip(hosts, ends[1:], strict=True):
-            before = self.candidates.left(host)
-            if end > MOST_STRETCH * max(before, SHORT_S):
-                return []
+            if end > MOST_STRETCH * max(self.candidates.left(host), SHORT_S):
+                return None
             cost += max(0.0, end - scene.left(host.record))
             new_ends[host.record.order] = scene.now + end
-        guest_xi, host_xi = self._slowest(guest, size, hosts)
-        records = tuple([host.record for host in hosts])
-        return [Move(guest, tuple(gpus), size, new_ends, cost, records, (guest_xi, host_xi), lone=lone)]
+        return Move(guest, tuple(gpus), size, new_ends, cost, tuple([host.record for host in hosts]), lone=lone)
 
-    def _slowest(self, guest: JobRecord, size: Size, hosts: Sequence[Member]) -> tuple[float, float]:
-        options = [option_at(self.perf, guest, size, host.record.job, host.accum) for host in hosts]
-        return max(o.guest_xi for o in options), max(o.host_xi for o in options)
+    def _actor(self, host: Member, crowds: Sequence[Sequence[Member]]) -> Actor:
+        """A host as it takes part in a play about these cells."""
+        return Actor(self.candidates.left(host), host.record.job, host.accum, self._elsewhere(host, crowds))
 
-    def _actor(self, host: Member, together: Sequence[JobRecord]) -> Actor:
-        """A host as it takes part in a play; `together` are its mates there."""
-        return Actor(self.candidates.left(host), host.record.job, host.accum, self._elsewhere(host, together))
-
-    def _elsewhere(self, host: Member, together: Sequence[JobRecord]) -> list[Until]:
-        """What slows a host down on GPUs that hold other mates."""
-        record, scene = host.record, self.scene
-        if self.candidates.draft.gpus_of(record) and len(self.draft.gpus_of(record)) == 1:
+    def _elsewhere(self, host: Member, crowds: Sequence[Sequence[Member]]) -> list[Until]:
+        """What slows a host down on GPUs whose cells are not part of the play."""
+        record, scene, draft = host.record, self.scene, self.draft
+        gpus = draft.gpus_of(record)
+        if len(gpus) == 1:
             return []
-        shared = {other.order for other in together}
-        cells: dict[tuple[int, ...], list[Member]] = {}
-        for gpu in self.draft.gpus_of(record):
-            mates = [member for member in self.draft.members(gpu) if member.record is not record]
-            if mates and {m.record.order for m in mates} != shared:
-                cells[tuple([mate.record.order for mate in mates])] = mates
+        played = {tuple([member.record.order for member in crowd]) for crowd in crowds}
+        cells = {}
+        for gpu in gpus:
+            there = draft.members(gpu)
+            key = tuple([member.record.order for member in there])
+            if len(there) > 1 and key not in played:
+                cells[key] = there
         steps: list[Until] = []
-        for mates in cells.values():
+        for there in cells.values():
+            mates = [mate for mate in there if mate.record is not record]
             mates.sort(key=lambda mate: (scene.end(mate.record), mate.record.order))
             for index, mate in enumerate(mates):
-                there = [(m.record.job, m.accum) for m in mates[index:]]
-                steps.append((scene.left(mate.record), self.perf.slowdown(record.job, host.accum, there)))
+                beside = [(m.record.job, m.accum) for m in mates[index:]]
+                steps.append((scene.left(mate.record), self.perf.slowdown(record.job, host.accum, beside)))
         if record.gpus and steps:
             return corrected(steps, max(xi for _, xi in steps), record.slowdown)
         return steps
-
-    # ---- cells of several jobs -------------------------------------------------------------------------------------
-
-    def _crowded(self, guest: JobRecord) -> list[Move]:
-        """Join a cell of several where that beats joining when the first of them leaves, and total speed rises."""
-        moves: list[Move] = []
-        claimed, priority = self.claimed, guest.shape.priority
-        for members, gpus in self.candidates.crowded():
-            if len(gpus) < guest.shape.gpus:
-                continue
-            if any(m.record.order in claimed or m.record.shape.priority > priority for m in members):
-                continue
-            chosen = self.topology.most_consolidated(gpus, guest.shape.gpus)
-            size = next((s for s in guest.shape.sizes if self._accepted(guest, chosen, s)), None)
-            if size is not None and self._faster_together(guest, size, members):
-                moves += self._join_crowd(guest, size, members, chosen)
-        return nsmallest(SINGLE_CELLS, moves, key=_cost)
-
-    def _faster_together(self, guest: JobRecord, size: Size, members: Sequence[Member]) -> bool:
-        jobs = [(member.record.job, member.accum) for member in members]
-        return self._speed([*jobs, (guest.job, size.accum)]) > self._speed(jobs)
-
-    def _speed(self, jobs: Sequence[tuple[object, int]]) -> float:
-        total = 0.0
-        for index, (job, accum) in enumerate(jobs):
-            total += 1.0 / self.perf.slowdown(job, accum, [*jobs[:index], *jobs[index + 1 :]])  # type: ignore[arg-type,list-item]
-        return total
-
-    def _join_crowd(self, guest: JobRecord, size: Size, members: Sequence[Member], gpus: list[GpuId]) -> list[Move]:
-        guest_left = self.left_on(guest, size, gpus)
-        records = [member.record for member in members]
-        actors = [Actor(guest_left, guest.job, size.accum)]
-        actors += [self._actor(m, [r for r in records if r is not m.record]) for m in members]
-        together = play(actors, [range(len(actors))], self.perf)
-        wait = min(self.scene.left(record) for record in records)
-        stay = [m for m in members if self.scene.left(m.record) > wait]
-        later = wait + guest_left
-        if stay:
-            alone = play([Actor(a.left, a.job, a.accum, a.elsewhere) for a in actors[1:]], [range(len(members))], self.perf)
-            rest = [actors[0]]
-            for actor, end in zip(actors[1:], alone, strict=True):
-                if end > wait:
-                    rest.append(Actor(self._left_after(actor, actors[1:], wait), actor.job, actor.accum))
-            ends = play(rest, [range(len(rest))], self.perf)
-            before = [end - wait for end in alone if end > wait]
-            later = wait + ends[0] + sum(max(0.0, e - b) for e, b in zip(ends[1:], before, strict=True))
-        moves = self._move(guest, gpus, size, members, together)
-        return [move for move in moves if move.cost < later]
-
-    def _left_after(self, actor: Actor, crowd: Sequence[Actor], wait: float) -> float:
-        mates = [(other.job, other.accum) for other in crowd if other is not actor]
-        return max(1e-9, actor.left - wait / self.perf.slowdown(actor.job, actor.accum, mates))

@@ -12,7 +12,7 @@ from carpool.core.draft import Draft
 from carpool.core.model import GpuId
 from carpool.core.outlook import Availability
 from carpool.core.record import JobRecord, Size
-from carpool.policies.lineup import Waiting, line_up
+from carpool.policies.lineup import LEFT, ORDER, PRIORITY, Waiting, line_up
 
 FREE = 0.0
 """The moment from which free GPUs are free."""
@@ -33,8 +33,6 @@ class Move:
     cost: float
     """The guest's completion time, counted from now, and what its hosts lose."""
     hosts: tuple[JobRecord, ...] = ()
-    slowest: tuple[float, float] = (1.0, 1.0)
-    """The guest's slow-down and the worst of its hosts'."""
     victims: tuple[JobRecord, ...] = ()
     lone: bool = False
     """Its only host has all of its GPUs to itself."""
@@ -45,38 +43,72 @@ class Move:
 class Scene:
     def __init__(self, draft: Draft, look_ahead: int, restart_s: float, first: Sequence[JobRecord] = ()) -> None:
         """`first` are jobs that go before all others of their priority."""
-        view = draft.view
         self.draft = draft
-        self.now = view.now
+        self.now = draft.view.now
         self.restart_s = restart_s
+        self.claimed: set[int] = set()
+        """The hosts for whose GPUs a job of this pass waits, by order of submission."""
         self.moved: set[int] = set()
-        """All jobs that a move of this pass concerned."""
-        outlook = view.outlook
-        self.available = outlook.lent.copy()
-        self.available.add(FREE, view.free.count)
-        self._ends = outlook.ends
+        """All jobs that a move of this pass concerned, likewise."""
+        self._look_ahead = look_ahead
+        self._first = first
+        self._ends: dict[int, float] | None = None  # not asked for before it is needed
         self._new_ends: dict[int, float] = {}
+        self._made: list[Move] = []  # before anything had to be weighed: many passes end without
+        self._available: Availability | None = None
+        self._waiting: list[Waiting] = []
         self._present: dict[int, float] = {}  # by priority
         self._budgets: dict[int, float] = {}  # by order of submission
-        total = len(view.topology.node_of)
-        possible = (job for job in view.queue.scan() if job.shape.gpus <= total and draft.may_start(job))
-        self.waiting = [self._waiting(job) for job in islice(possible, look_ahead)]
-        if first:
-            orders = {job.order for job in first}
-            rest = [job for job in self.waiting if job.order not in orders]
-            self.waiting = sorted([*map(self._waiting, first), *rest], key=lambda job: -job.priority)
 
-    def _waiting(self, job: JobRecord) -> Waiting:
-        return Waiting(job.shape.gpus, job.alone_left(self.now), job.order, job.shape.priority)
+    # ---- when jobs end, and who waits ------------------------------------------------------------------------------
 
     def end(self, record: JobRecord) -> float:
         """The predicted end of a job that runs or was placed in this pass."""
         end = self._new_ends.get(record.order)
-        return self._ends[record.order] if end is None else end
+        if end is None:
+            if self._ends is None:
+                self._ends = self.draft.view.outlook.ends
+            end = self._ends[record.order]
+        return end
 
     def left(self, record: JobRecord) -> float:
         """Seconds until the predicted end."""
         return max(0.0, self.end(record) - self.now)
+
+    @property
+    def available(self) -> Availability:
+        """When GPUs will be free, as things stand in this pass."""
+        if self._available is None:
+            view = self.draft.view
+            self._available = view.outlook.lent.copy()
+            self._available.add(FREE, view.free.count)
+            self._waiting = self._line()
+            for move in self._made:
+                self._enter(move)
+        return self._available
+
+    def _line(self) -> list[Waiting]:
+        """Those who wait, in order, as far as they are looked at."""
+        view, draft = self.draft.view, self.draft
+        total = len(view.topology.node_of)
+        line: list[Waiting] = []
+        for job in islice(view.queue.scan(), self._look_ahead):
+            shape = job.shape
+            if shape.gpus <= total and (shape.user is None or draft.may_start(job)):
+                left = (job.job.iterations - job.done) * job.alone_iteration_s  # alone_left of a job that waits
+                line.append((shape.gpus, left, job.order, shape.priority))
+        if self._first:
+            orders = {job.order for job in self._first}
+            line = [*map(self._entry, self._first), *(job for job in line if job[ORDER] not in orders)]
+            line.sort(key=lambda job: -job[PRIORITY])
+        return line
+
+    def _entry(self, job: JobRecord) -> Waiting:
+        return job.shape.gpus, job.alone_left(self.now), job.order, job.shape.priority
+
+    def _suspended(self, victim: JobRecord) -> Waiting:
+        left = victim.alone_left(self.now) + self.restart_s
+        return victim.shape.gpus, left, victim.order, victim.shape.priority
 
     # ---- what a move is worth --------------------------------------------------------------------------------------
 
@@ -85,99 +117,116 @@ class Scene:
 
         Jobs that wait with a lower priority do not count: they must not hold up a higher one.
         """
-        guest, priority = move.guest, move.guest.shape.priority
-        after = self.after(move).blocks
-        victims = [self._suspended(victim) for victim in move.victims]
-        others = [job for job in self.waiting if job.order != guest.order and job.priority >= priority]
-        if others and others[0].priority > priority:
-            higher = [job for job in others if job.priority > priority]
-            if line_up(after, higher, self.now) > line_up(self.available.blocks, higher, self.now) + CLOSE:
+        guest = move.guest
+        before, after = self.available.blocks, self.after(move).blocks
+        others = self._others(guest)
+        if others and others[0][PRIORITY] > guest.shape.priority:
+            higher = [job for job in others if job[PRIORITY] > guest.shape.priority]
+            if line_up(after, higher, self.now) > line_up(before, higher, self.now) + CLOSE:
                 return None
-        if victims:
-            others = sorted([*others, *victims], key=lambda job: (-job.priority, job.left, job.order))
+        if move.victims:
+            others = _sorted([*others, *map(self._suspended, move.victims)])
         lost = sum(self.left(victim) for victim in move.victims)
         move.gain = self._present_sum(guest) + lost - move.cost - line_up(after, others, self.now)
         return move.gain
 
     def budget(self, guest: JobRecord) -> float:
-        """The most that a move may cost without victims: what the guest itself takes and takes from those behind it."""
+        """The most that a move may cost: what the guest takes itself, and what it takes from those behind it.
+
+        No move makes GPUs free sooner, unless it suspends somebody; so those who wait gain nothing beyond that.
+        """
         known = self._budgets.get(guest.order)
         if known is None:
-            priority = guest.shape.priority
-            others = [job for job in self.waiting if job.order != guest.order and job.priority >= priority]
-            known = self._present_sum(guest) - line_up(self.available.blocks, others, self.now)
+            blocks = self.available.blocks
+            known = self._present_sum(guest) - line_up(blocks, self._others(guest), self.now)
             self._budgets[guest.order] = known
         return known
 
+    def _others(self, guest: JobRecord) -> list[Waiting]:
+        """Who waits besides the guest, with its priority or a higher one."""
+        order, priority = guest.order, guest.shape.priority
+        return [job for job in self._waiting if job[ORDER] != order and job[PRIORITY] >= priority]
+
     def _present_sum(self, guest: JobRecord) -> float:
         """The completion times of the guest and of who waits with it, if nothing is done for it now."""
-        priority = guest.shape.priority
-        listed = any(job.order == guest.order for job in self.waiting)
-        known = self._present.get(priority) if listed else None
+        blocks, priority = self.available.blocks, guest.shape.priority
+        if not self._listed(guest):
+            return line_up(blocks, [*self._others(guest), self._entry(guest)], self.now)
+        known = self._present.get(priority)
         if known is None:
-            jobs = [job for job in self.waiting if job.priority >= priority]
-            if not listed:
-                jobs.append(self._waiting(guest))
-            known = line_up(self.available.blocks, jobs, self.now)
-            if listed:
-                self._present[priority] = known
+            jobs = [job for job in self._waiting if job[PRIORITY] >= priority]
+            known = self._present[priority] = line_up(blocks, jobs, self.now)
         return known
 
-    def _suspended(self, victim: JobRecord) -> Waiting:
-        left = victim.alone_left(self.now) + self.restart_s
-        return Waiting(victim.shape.gpus, left, victim.order, victim.shape.priority)
+    def _listed(self, guest: JobRecord) -> bool:
+        return guest.order in [job[ORDER] for job in self._waiting]
 
     def after(self, move: Move) -> Availability:
         """When GPUs will be free if a move is made."""
         available = self.available.copy()
         guest_end = move.ends[move.guest.order]
-        if move.size is None and not move.lone:
-            return self._exactly(move, available)
-        if not move.hosts:
+        if move.lone and len(move.gpus) <= len(self.draft.gpus_of(move.hosts[0])):
+            host, number = move.hosts[0], len(move.gpus)
+            there = len(self.draft.gpus_of(host))
+            end = move.ends.get(host.order, self.end(host))
+            available.remove(self.end(host), there)
+            available.add(end, there - number)
+            available.add(max(end, guest_end), number)
+        elif move.hosts or move.size is None:
+            self._change_gpus(move, available)
+        else:
             for victim in move.victims:
                 available.remove(self.end(victim), len(victim.gpus))
                 available.add(FREE, len(victim.gpus))
             available.remove(FREE, len(move.gpus))
             available.add(guest_end, len(move.gpus))
-            return available
-        host = move.hosts[0]
-        gpus = self.draft.gpus_of(host)
-        if not move.lone or len(move.gpus) > len(gpus):
-            return self._exactly(move, available)
-        end = move.ends.get(host.order, self.end(host))
-        available.remove(self.end(host), len(gpus))
-        available.add(end, len(gpus) - len(move.gpus))
-        available.add(max(end, guest_end), len(move.gpus))
         return available
 
-    def _exactly(self, move: Move, available: Availability) -> Availability:
-        """GPU by GPU: hosts may have other mates."""
-        guest_end = move.ends[move.guest.order]
+    def _change_gpus(self, move: Move, available: Availability) -> None:
+        """Cell by cell: hosts may have other mates."""
+        draft, ends = self.draft, move.ends
+        residents, changed, stopped = draft.view.residents, draft.entered, bool(draft.stopped)
         joined = set(move.gpus)
-        for gpu in joined.union(*(self.draft.gpus_of(host) for host in move.hosts)):
-            records = [member.record for member in self.draft.members(gpu)]
-            before = max((self.end(record) for record in records), default=FREE)
-            after = max((move.ends.get(record.order, self.end(record)) for record in records), default=FREE)
-            if gpu in joined:
-                after = max(after, guest_end)
+        cells: dict[tuple[bool, Sequence[JobRecord]], int] = {}
+        for gpu in joined.union(*(draft.gpus_of(host) for host in move.hosts)):
+            there = residents(gpu)
+            if stopped or gpu in changed:
+                there = tuple([member.record for member in draft.members(gpu)])
+            cell = (gpu in joined, there)
+            cells[cell] = cells.get(cell, 0) + 1
+        for (is_joined, records), gpus in cells.items():
+            before = max([self.end(record) for record in records], default=FREE)
+            after = max([ends.get(record.order, self.end(record)) for record in records], default=FREE)
+            if is_joined:
+                after = max(after, ends[move.guest.order])
             if after != before:
-                available.remove(before, 1)
-                available.add(after, 1)
-        return available
+                available.remove(before, gpus)
+                available.add(after, gpus)
 
     # ---- what has been done ----------------------------------------------------------------------------------------
 
     def note(self, move: Move) -> None:
         """A move is made: see the world as it is then. To be called before the draft knows."""
-        self.available = self.after(move)
-        self._new_ends.update(move.ends)
+        if self._available is None and not move.hosts and move.size is not None:
+            self._made.append(move)
+        else:
+            self._enter(move)
         self.moved.update(move.ends, [host.order for host in move.hosts], [victim.order for victim in move.victims])
-        self.waiting = [job for job in self.waiting if job.order != move.guest.order]
+        self._new_ends.update(move.ends)
+        if move.size is None:
+            self.claimed.update(host.order for host in move.hosts)
+
+    def _enter(self, move: Move) -> None:
+        self._available = self.after(move)
+        self._waiting = [job for job in self._waiting if job[ORDER] != move.guest.order]
         if move.victims:
-            suspended = [self._suspended(victim) for victim in move.victims]
-            self.waiting = sorted([*self.waiting, *suspended], key=lambda job: (-job.priority, job.left, job.order))
-        self._present = {}
-        self._budgets = {}
+            self._waiting = _sorted([*self._waiting, *map(self._suspended, move.victims)])
+        self._present.clear()
+        self._budgets.clear()
+
+
+def _sorted(line: Sequence[Waiting]) -> list[Waiting]:
+    return sorted(line, key=lambda job: (-job[PRIORITY], job[LEFT], job[ORDER]))
 
 
 def names(records: Sequence[JobRecord]) -> str:

@@ -95,9 +95,7 @@ def _tasks(
     return tasks, notes
 
 
-def _with_demands(
-    tasks: dict[str, TaskProfile], pairs: Sequence[Pair], runs: Sequence[Run]
-) -> dict[str, TaskProfile]:
+def _with_demands(tasks: dict[str, TaskProfile], pairs: Sequence[Pair], runs: Sequence[Run]) -> dict[str, TaskProfile]:
     found: dict[str, tuple[Demand, ...]] = {}
     for mechanism in sorted({pair.mechanism for pair in pairs}) if tasks else ():
         for name, demands in fit_demands([pair for pair in pairs if pair.mechanism == mechanism], runs).items():

@@ -1,0 +1,120 @@
+"""The joint rule's other candidates: GPUs that are not free yet, to be waited for, kept, or taken from somebody.
+
+`later` finds hosts whose end is worth waiting for, `reservation` keeps the next GPUs for a job that starves, and
+`suspensions` finds long jobs that could make room. `joint_places.py` has the places that are open now.
+"""
+
+from collections.abc import Iterator
+from heapq import heapify, heappop, nsmallest
+from itertools import islice
+
+from carpool.core.draft import Draft
+from carpool.core.model import GpuId
+from carpool.core.record import JobRecord, Size
+from carpool.policies.joint_scene import Move, Scene
+
+CHOICES = 3
+"""So many of the best are priced."""
+PER_KIND = 32
+"""So many hosts of a kind are looked at."""
+
+
+class Openings:
+    def __init__(self, draft: Draft, scene: Scene) -> None:
+        self.draft = draft
+        self.scene = scene
+        self.topology = draft.view.topology
+
+    def later(self, guest: JobRecord) -> list[Move]:
+        """GPUs to wait for: those of the lone hosts that end soonest."""
+        scene, need = self.scene, guest.shape.gpus
+        soonest: list[JobRecord] = []
+        for group in self.draft.view.hosts.lone.values():
+            large = (entry[2] for entry in islice(group.entries, PER_KIND) if len(entry[2].gpus) >= need)
+            soonest += islice((host for host in large if host.order not in scene.moved), CHOICES)
+        moves = []
+        for host in nsmallest(CHOICES, soonest, key=lambda host: (scene.end(host), host.order)):
+            gpus = tuple(self.topology.most_consolidated(host.gpus, need))
+            cost = scene.left(host) + guest.alone_left(scene.now)
+            moves.append(Move(guest, gpus, None, {guest.order: scene.now + cost}, cost, (host,), lone=True))
+        return moves
+
+    # ---- for a job that starves ------------------------------------------------------------------------------------
+
+    def reservation(self, guest: JobRecord) -> Move | None:
+        """The GPUs that will be free soonest."""
+        scene, need = self.scene, guest.shape.gpus
+        size = self._size_alone(guest)
+        gpus: list[GpuId] = list(self.draft.some_free(need, size))
+        hosts: dict[int, JobRecord] = {}
+        moment = scene.now
+        for end, gpu in self._next_gpus(size):
+            if len(gpus) == need:
+                break
+            gpus.append(gpu)
+            hosts.update((member.record.order, member.record) for member in self.draft.members(gpu))
+            moment = max(moment, end)
+        if len(gpus) < need:
+            return None
+        cost = moment - scene.now + guest.alone_left(scene.now)
+        return Move(guest, tuple(gpus), None, {guest.order: scene.now + cost}, cost, tuple(hosts.values()))
+
+    def _next_gpus(self, size: Size) -> Iterator[tuple[float, GpuId]]:
+        """GPUs with memory enough that somebody uses, by the moment at which the last of its jobs ends."""
+        scene, node_of = self.scene, self.topology.node_of
+        memory = self.topology.with_memory(size.memory)
+        ends = [(scene.end(job), job.order, job) for job in self.draft.view.running if job.order not in scene.moved]
+        heapify(ends)
+        while ends:
+            end, order, job = heappop(ends)
+            for gpu in job.gpus:
+                last = max((scene.end(m.record), m.record.order) for m in self.draft.members(gpu))
+                if last == (end, order) and memory >> node_of[gpu] & 1:
+                    yield end, gpu
+
+    def _size_alone(self, guest: JobRecord) -> Size:
+        """The largest sub-batch that fits a GPU of the cluster."""
+        sizes, largest = guest.shape.sizes, self.topology.largest_memory
+        return next((size for size in sizes if size.memory <= largest), sizes[-1])
+
+    # ---- suspension ------------------------------------------------------------------------------------------------
+
+    def suspensions(self, guest: JobRecord) -> list[Move]:
+        """Running jobs to suspend so that the guest can start alone: few GPUs, and much more time left than it has."""
+        scene = self.scene
+        size = self._size_alone(guest)
+        short = guest.shape.gpus - len(self.draft.some_free(guest.shape.gpus, size))
+        if short <= 0:
+            return []
+        left = guest.whole_left(scene.now) * size.pace
+        victims = sorted(self._victims(guest, size, left + scene.restart_s), key=self._victim_rank)
+        sets = [[job] for job in victims if len(job.gpus) >= short][:CHOICES]
+        several: list[JobRecord] = []
+        for job in victims:
+            if short > 0:
+                several.append(job)
+                short -= len(job.gpus)
+        if short <= 0 and len(several) > 1:
+            sets.append(several)
+        ends = {guest.order: scene.now + left}
+        gpus = (0,) * guest.shape.gpus  # the draft chooses, once the victims are gone
+        return [Move(guest, gpus, size, ends, left, victims=tuple(chosen)) for chosen in sets]
+
+    def _victim_rank(self, job: JobRecord) -> tuple[int, float, int]:
+        return len(job.gpus), -self.scene.end(job), job.order
+
+    def _victims(self, guest: JobRecord, size: Size, least: float) -> Iterator[JobRecord]:
+        """Lone jobs that can checkpoint and have more than so much time left; of each kind those with the most."""
+        scene, node_of = self.scene, self.topology.node_of
+        memory = self.topology.with_memory(size.memory)
+        for group in self.draft.view.hosts.lone.values():
+            for end, order, job in islice(reversed(group.entries), PER_KIND):
+                if end - scene.now <= least:
+                    break
+                if (
+                    job.job.can_checkpoint
+                    and order not in scene.moved
+                    and job.shape.priority <= guest.shape.priority
+                    and all(memory >> node_of[gpu] & 1 for gpu in job.gpus)
+                ):
+                    yield job
