@@ -1,7 +1,8 @@
 """What `carpool.train` costs per step when it has nothing to do (accumulation 1), against the same loop without it.
 
-Both loops run in turn, in many short blocks of one process, so that whatever else the machine does hits both alike; the
-figure is the difference of the lower quartiles of the blocks; the noise is what the plain loop shows against itself.
+Both loops run in turn, in many short blocks of one process (one step each where steps are long), so that whatever else
+the machine does hits both alike. The figure is the median difference of neighbouring blocks with its 95 % interval; the
+noise is what the plain loop shows against itself.
 Also timed: the report alone, and a step that may be repeated (a job that may shrink keeps its random state). Prints a
 table, or JSON with --json; fails if a bound is broken.
 """
@@ -9,6 +10,7 @@ table, or JSON with --json; fails if a bound is broken.
 import argparse
 import contextlib
 import json
+import math
 import os
 import statistics
 import sys
@@ -54,14 +56,14 @@ def carpool_loop(model, optimizer, batch, loss_fn, may_shrink):
     return run
 
 
-def seconds(run, steps):
-    began = time.perf_counter()
+def seconds(run, steps, clock=time.perf_counter):
+    began = clock()
     run(steps)
-    return (time.perf_counter() - began) / steps
+    return (clock() - began) / steps
 
 
-def measure(width, samples, steps, pairs, may_shrink=False, wraps=(plain_loop, carpool_loop)):
-    """Seconds per step without and with, undisturbed: what disturbs a block only ever makes it longer.
+def measure(width, samples, steps, pairs, may_shrink=False, wraps=(plain_loop, carpool_loop), clock=time.perf_counter):
+    """Seconds per step without, and what the library adds.
 
     Both loops train the same network: two networks differ by where their tensors lie in memory, by more than we add.
     """
@@ -76,14 +78,27 @@ def measure(width, samples, steps, pairs, may_shrink=False, wraps=(plain_loop, c
         more = (may_shrink,) if wrap is carpool_loop else ()
         loops.append(wrap(model, optimizer, batch, loss_fn, *more))
     for loop in loops:
-        loop(steps)
-    times = []
+        loop(60)  # past the steps in which the library finds out what changes
+    plain, added = [], []
     for pair in range(pairs):
-        order = loops if pair % 2 == 0 else loops[::-1]
-        measured = {id(loop): seconds(loop, steps) for loop in order}
-        times.append((measured[id(loops[0])], measured[id(loops[1])]))
-    plain, with_carpool = (statistics.quantiles(column, n=4)[0] for column in zip(*times, strict=True))
-    return {"plain_us": plain * 1e6, "extra_us": (with_carpool - plain) * 1e6, "ratio": with_carpool / plain - 1}
+        order = (0, 1) if (pair * 2654435761 >> 7) % 2 else (1, 0)  # no pattern, and no random generator disturbed
+        measured = {which: seconds(loops[which], steps, clock) for which in order}
+        plain.append(measured[0])
+        added.append(measured[1] - measured[0])
+    extra, (low, high), usual = statistics.median(added), median_interval(added), statistics.median(plain)
+    return {
+        "plain_us": usual * 1e6,
+        "extra_us": extra * 1e6,
+        "interval_us": [low * 1e6, high * 1e6],
+        "ratio": extra / usual,
+    }
+
+
+def median_interval(values):
+    """Where the true median lies with 95 %, whatever the distribution: the binomial's ranks around the middle."""
+    ranked, reach = sorted(values), 0.98 * math.sqrt(len(values))
+    middle = (len(ranked) - 1) / 2
+    return ranked[max(math.floor(middle - reach), 0)], ranked[min(math.ceil(middle + reach), len(ranked) - 1)]
 
 
 def report_cost(steps):
@@ -100,8 +115,8 @@ def rows(scale=1.0):
     channel.write_control(directory, channel.Control(sequence=1))
     with environment(directory):
         found = {"report and control alone": {"extra_us": report_cost(int(20_000 * scale))}}
-        small = {"width": 32, "samples": 32, "steps": max(int(50 * scale), 2), "pairs": 100}
-        large = {"width": 1024, "samples": 256, "steps": max(int(3 * scale), 1), "pairs": 80}
+        small = {"width": 32, "samples": 32, "steps": 20, "pairs": max(int(300 * scale), 10)}
+        large = {"width": 1024, "samples": 256, "steps": 1, "pairs": max(int(800 * scale), 10)}
         found["noise: small, plain twice"] = measure(**small, wraps=(plain_loop, plain_loop))
         found["small network"] = measure(**small, may_shrink=False)
         found["small network, may shrink"] = measure(**small, may_shrink=True)
@@ -130,18 +145,19 @@ def within(row):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--scale", type=float, default=1.0, help="more or fewer steps")
+    parser.add_argument("--scale", type=float, default=1.0, help="more or fewer blocks")
     args = parser.parse_args()
     torch.set_num_threads(1)
     found = rows(args.scale)
     if args.json:
         print(json.dumps(found, indent=2))
     else:
-        print(f"{'':30} {'plain':>10} {'added':>10} {'ratio':>8}")
+        print(f"{'':30} {'plain':>10} {'added':>10} {'95 % interval':>16} {'ratio':>8}")
         for name, row in found.items():
             plain = f"{row['plain_us']:7.1f} µs" if "plain_us" in row else ""
             ratio = f"{row['ratio']:8.2%}" if "ratio" in row else ""
-            print(f"{name:30} {plain:>10} {row['extra_us']:7.1f} µs {ratio}")
+            interval = "{:6.1f} … {:6.1f}".format(*row["interval_us"]) if "interval_us" in row else ""
+            print(f"{name:30} {plain:>10} {row['extra_us']:7.1f} µs {interval:>16} {ratio}")
     late = [name for name, row in found.items() if not within(row)]
     if late:
         print(f"over {BOUND_US:.0f} µs and {BOUND_RATIO:.0%}: {', '.join(late)}", file=sys.stderr)

@@ -1,6 +1,7 @@
 """What the library costs when it has nothing to do, with the bench's own code."""
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,8 @@ import train_overhead as bench
 
 @pytest.mark.parametrize("may_shrink", [False, True])
 def test_a_step_costs_little_more(tmp_path, may_shrink):
-    """The bench holds the sharp bound of 50 µs; here other processes may slow this one down by half."""
-    small = {"width": 32, "samples": 32, "steps": 30, "pairs": 40}
+    """The bench holds the sharp bound of 50 µs; here it is CPU time, on a machine that may be busy."""
+    small = {"width": 32, "samples": 32, "steps": 20, "pairs": 60, "clock": time.process_time}
     found = []
     with bench.environment(str(tmp_path)):
         while len(found) < 5 and not any(extra <= bench.BOUND_US for extra in found):

@@ -15,7 +15,7 @@ from train_models import OPTIMIZERS, mlp, vector_loss, vectors, weights
 
 from carpool import channel
 from carpool.channel import State
-from carpool.train import Checkpoints, Stopped, Training
+from carpool.train import Checkpoints, Stopped, Training, link
 
 SCRIPT = Path(__file__).with_name("train_script.py")
 
@@ -28,7 +28,8 @@ def make(**options):
 # Reports
 
 
-def test_what_a_report_says(worker):
+def test_what_a_report_says(worker, monkeypatch):
+    monkeypatch.setattr(link, "_REPORT_EVERY_S", 0.0)
     model, training = make()
     for i in training.steps(6):
         if i:

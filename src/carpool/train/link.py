@@ -16,6 +16,8 @@ from carpool.channel import ENV_ATTEMPT, ENV_DIRECTORY, Control, ControlReader, 
 
 _SMOOTHING = 0.1
 _MEMORY_EVERY_S = 1.0
+_REPORT_EVERY_S = 0.05
+"""The scheduler looks about once a second: a report of every step of a fast training would only cost time."""
 
 
 class Link:
@@ -27,7 +29,7 @@ class Link:
         self._writer: ReportWriter | None = None
         self._rest = Report(attempt=_number(os.environ.get(ENV_ATTEMPT)))
         self._iteration = self._samples = self._timed = 0
-        self._seconds = self._memory_due = 0.0
+        self._seconds = self._memory_due = self._report_due = 0.0
         self._last = time.perf_counter()
         if directory:
             try:
@@ -79,7 +81,8 @@ class Link:
             self._memory_due = now + _MEMORY_EVERY_S if self._timed > 2 else 0.0
             peak, reserved = self._memory()
             self.say(peak_memory=peak, reserved_memory=reserved)
-        elif self._writer is not None:
+        elif now >= self._report_due and self._writer is not None:
+            self._report_due = now + _REPORT_EVERY_S
             try:
                 self._writer.progress(iteration, seconds, samples / seconds if seconds > 0 else 0.0, time.time())
             except Exception as error:

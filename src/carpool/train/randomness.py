@@ -5,8 +5,10 @@ A repeated step and a resumed training must draw what the uninterrupted one woul
 
 from __future__ import annotations
 
+import operator
 import random
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,45 +32,44 @@ def restore(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-class _HostGenerators:
-    """The generators of the CPU: slow to read, and some training loops never use them.
+class _Generator:
+    """One generator of the CPU: slow to read, and many training loops never use it.
 
-    They are read before every step; once they have stood still for 50 steps, before every 32nd. Should one move
-    again, they are read before every step for good. So only one that wakes up late can be restored up to 31 steps
-    old.
+    It is read before every step; once it has stood still for 50 steps, before every 32nd. Should it move again, it is
+    read before every step for good. So only one that wakes up late can be restored up to 31 steps old.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, read: Callable[[], Any], write: Callable[[Any], None], same: Callable[[Any, Any], bool]) -> None:
+        self._read, self._write, self._same = read, write, same
         self._quiet = 0
-        self._kept: tuple[Any, ...] | None = None
+        self._kept: Any = None
 
     def keep(self) -> None:
         self._quiet += 1
         if self._quiet > 50 and self._quiet % 32:
             return
-        numpy = sys.modules.get("numpy")
-        array = numpy.random.get_state() if numpy is not None and hasattr(numpy, "random") else None
-        now = (torch.default_generator.get_state(), random.getstate(), array)
-        if self._quiet > 0 and self._kept is not None and not _equal(now, self._kept):
+        now = self._read()
+        if self._quiet > 1 and not self._same(now, self._kept):
             self._quiet = -(1 << 60)
         self._kept = now
 
     def restore(self) -> None:
-        assert self._kept is not None
-        state, python, array = self._kept
-        torch.set_rng_state(state)
-        random.setstate(python)
-        if array is not None:
-            sys.modules["numpy"].random.set_state(array)
+        self._write(self._kept)
 
 
-def _equal(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
-    if not torch.equal(a[0], b[0]) or a[1] != b[1]:
-        return False
-    if a[2] is None or b[2] is None:
-        return a[2] is b[2]
-    # NumPy's: a name, an array, a position, and a normal number in store
-    return bool(a[2][1].tobytes() == b[2][1].tobytes() and a[2][2:] == b[2][2:])
+def _host_generators() -> list[_Generator]:
+    found = [
+        _Generator(torch.default_generator.get_state, torch.set_rng_state, torch.equal),
+        _Generator(random.getstate, random.setstate, operator.eq),
+    ]
+    if (numpy := sys.modules.get("numpy")) is not None and hasattr(numpy, "random"):
+        found.append(_Generator(numpy.random.get_state, numpy.random.set_state, _same_array_state))
+    return found
+
+
+def _same_array_state(a: Any, b: Any) -> bool:
+    """NumPy's state: a name, an array, a position, and a normal number in store."""
+    return bool(a[1].tobytes() == b[1].tobytes() and a[2:] == b[2:])
 
 
 class Rewind:
@@ -77,17 +78,21 @@ class Rewind:
     def __init__(self, modules: tuple[torch.nn.Module, ...], device: torch.device | None) -> None:
         self._on_gpu = device is not None and device.type == "cuda"
         self._gpu: torch.Tensor | None = None
-        self._host = _HostGenerators()
+        self._host: list[_Generator] | None = None  # found at the first step: a script may load NumPy late
         self._buffers = Buffers(modules)
 
     def keep(self) -> None:
-        self._host.keep()
+        if self._host is None:
+            self._host = _host_generators()
+        for generator in self._host:
+            generator.keep()
         if self._on_gpu:
             self._gpu = torch.cuda.get_rng_state()
         self._buffers.keep()
 
     def restore(self) -> None:
-        self._host.restore()
+        for generator in self._host or ():
+            generator.restore()
         if self._gpu is not None:
             torch.cuda.set_rng_state(self._gpu)
         self._buffers.restore()
