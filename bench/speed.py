@@ -106,18 +106,19 @@ def main() -> None:
         folder = Path(name)
         trace, label = philly(folder)
         longer = None if quick else four_times(trace, folder)
-        for policy in ("sjf", "sjf-bsbf", "fifo", "sjf-ffs"):
+        for policy in ("sjf", "sjf-bsbf", "fifo", "sjf-ffs", "carpool"):
             once = command(policy, trace)
             report(f"{policy}, {label}, 512 GPUs", once)
             if longer and policy in ("sjf", "sjf-bsbf"):
                 four = command(policy, longer)
                 report(f"{policy}, four times the jobs ({four['cpu_s'] / once['cpu_s']:.2f} times the CPU time)", four)
     print("\n| decision | steps | mean ms | p99 ms | max ms |\n| --- | --- | --- | --- | --- |")
-    for policy in ("sjf", "sjf-bsbf", "sjf-ffs"):
+    for policy in ("sjf", "sjf-bsbf", "sjf-ffs", "carpool", "carpool:suspend=true"):
         times = decisions(policy, "16x4", 480, 2.0, range(10**9))
         show(f"{policy}, 64 GPUs, 480 jobs", times)
     if not quick:
-        for policy, xi in (("sjf", 1.5), ("sjf-bsbf", 1.2), ("sjf-bsbf", 1.5), ("sjf-bsbf", 2.0), ("sjf-ffs", 1.5)):
+        bsbf = [("sjf-bsbf", xi) for xi in (1.2, 1.5, 2.0)]
+        for policy, xi in (("sjf", 1.5), *bsbf, ("sjf-ffs", 1.5), ("carpool", 1.5), ("carpool", 2.0)):
             times = decisions(policy, "1250x8", 32_000, 4000.0, range(10_000, 14_000), xi)
             show(f"{policy}, 10,000 GPUs, 10,000–14,000 pending, ξ {xi}", times)
 

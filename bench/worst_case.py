@@ -1,4 +1,4 @@
-"""Where is the joint rule worse than SJF-BSBF? A random search over small workloads, kept small so that one can see why.
+"""Where is the joint rule worse than SJF-BSBF? A random search over workloads that are small enough to see why.
 
     python bench/worst_case.py [--tries 3000] [--seed 1] [--seconds 120]
 

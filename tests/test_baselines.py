@@ -14,6 +14,7 @@ from carpool.core.model import Limits, Status
 from carpool.core.perf import MeasuredPair, TableInterference
 from carpool.policies.backfill import Backfill
 from carpool.policies.las import Las
+from carpool.policies.lodging import Lodgings
 from carpool.policies.lucid import Lucid
 from carpool.policies.srsf import Srsf
 from carpool.policies.srtf import Srtf
@@ -249,3 +250,22 @@ def test_a_draft_that_is_asked_late_what_is_shareable_knows_what_it_did():
         assert draft.start(state.jobs["c"], "test")
         draft.stop(state.jobs["b"], "test")
     assert late.shareable() == early.shareable() == 0b1011
+
+
+def test_lodgings_are_the_jobs_that_a_search_over_all_gpus_finds():
+    found_some = 0
+    for seed in range(200):
+        state = Situation(seed, 2).state(Lucid().key)
+        draft = Draft(state)
+        for record in list(draft.pending()):
+            draft.start(record, "test")
+        lodgings = Lodgings(draft)
+        found = [h.record.order for kind, _ in lodgings.kinds() for n in range(1, 7) for h in lodgings.hosts(kind, n)]
+        wanted = []
+        for record in state.jobs.values():
+            gpus = draft.gpus_of(record)
+            if gpus and not record.shape.exclusive and all(len(draft.members(gpu)) == 1 for gpu in gpus):
+                wanted.append(record.order)
+        assert sorted(found) == sorted(wanted), f"seed {seed}"
+        found_some += len(found) > 1
+    assert found_some > 50

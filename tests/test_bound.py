@@ -204,7 +204,7 @@ class TestCommand:
             (f"20 jobs, load {load}", seed) for load in "12" for seed in "12"
         ]
         assert all(row["exclusive_s"] >= row["sharing_s"] > 0 for row in rows)
-        assert "bound with sharing" in call("bound", "--jobs", 20).out
+        assert "bound with sharing" in call("bound", "--jobs", 20, "--load", 2, "--seed", 3).out
 
     def test_compare_shows_multiples_of_the_bound(self):
         options = ("compare", "--jobs", 20, "--seeds", "1", "--policy", "sjf", "--bound", "--workers", 1)

@@ -3,7 +3,6 @@
 import sys
 from pathlib import Path
 
-import pytest
 from world import GIB, cluster, given, job, pending, running
 
 from carpool.core import events as ev
@@ -211,3 +210,27 @@ class TestStarvation:
 
 def test_a_job_without_a_better_place_stays_in_the_queue():
     given(FOUR, running("a", gpus=4, left=10), pending("b", left=1000), xi=2.0).expect(Carpool(), b="waits")
+
+
+class TestWorstCases:
+    """What `bench/worst_case.py` found: small workloads on four GPUs on which the rule does worse than SJF-BSBF.
+
+    Online, each rule has such luck: nobody knows who comes next. The bounds keep a change from making it worse unseen.
+    """
+
+    FULL_GPU = (
+        *((138.0, 3, 258.0), (156.0, 1, 2479.0), (277.0, 1, 120.0), (392.0, 1, 13.0)),
+        *((395.0, 1, 2198.0), (395.0, 3, 2.0), (399.0, 4, 6.0), (412.0, 4, 9.0)),
+    )
+    """Two long jobs share a GPU, as all agree; then come short gangs of four, for which that GPU has no place left."""
+    MIXED_UNION = (
+        *((62.0, 3, 2363.0), (68.0, 2, 2376.0), (71.0, 3, 2.0)),
+        *((71.0, 4, 2.0), (74.0, 3, 2.0), (79.0, 4, 1.0)),
+    )
+    """Short gangs find a place only on cells of one job and of several together."""
+
+    def test_a_gpu_that_is_full_when_gangs_come(self):
+        assert worst_case.ratio((1.1, 2, self.FULL_GPU)) <= 2.05
+
+    def test_a_gang_that_needs_cells_of_one_and_of_several(self):
+        assert worst_case.ratio((1.3, 4, self.MIXED_UNION)) <= 1.05

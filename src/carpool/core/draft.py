@@ -5,7 +5,7 @@ A draft is an overlay: it remembers differences, and copies the free-GPU index w
 stays untouched.
 """
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Collection, Sequence, Set
 
 from carpool.core.free import FreeGpus
 from carpool.core.model import Allocation, Decision, GpuId, JobId
@@ -61,7 +61,7 @@ class Draft:
         return cohabitation([*self.members(gpu), newcomer], view.jobs_per_gpu, memory, view.perf) is None
 
     @property
-    def entered(self) -> Iterable[GpuId]:
+    def entered(self) -> Collection[GpuId]:
         """The GPUs on which this draft put somebody."""
         return self._arrived
 

@@ -19,7 +19,7 @@ _KEPT = tuple(name for name in JobRecord.__slots__ if name not in _OTHERWISE)
 """All that a record knows and that is plain data; what is not is written below, or follows from the rest."""
 _COUNTERS = (
     *("now", "busy_gpu_s", "shares", "preemptions", "_submissions", "stirred", "belief_version"),
-    *("_finished_jobs", "_finished_jct_s"),
+    *("_completed", "_completed_jct_s"),
 )
 
 

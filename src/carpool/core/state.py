@@ -58,8 +58,8 @@ class State:
         self._hosts: Hosts | None = None
         self._outlook: Outlook | None = None
         self._submissions = 0
-        self._finished_jobs = 0
-        self._finished_jct_s = 0.0
+        self._completed = 0
+        self._completed_jct_s = 0.0
 
     # ---- reading -------------------------------------------------------------------------------------------------
 
@@ -90,7 +90,7 @@ class State:
     @property
     def mean_jct_s(self) -> float:
         """Of the jobs that have finished so far; 0 before the first."""
-        return self._finished_jct_s / self._finished_jobs if self._finished_jobs else 0.0
+        return self._completed_jct_s / self._completed if self._completed else 0.0
 
     def residents(self, gpu: GpuId) -> tuple[JobRecord, ...]:
         return self.cluster.residents[gpu]
@@ -460,8 +460,8 @@ class State:
             record.ended = self.now
             record.leaving = ()
             if status is Status.FINISHED:
-                self._finished_jobs += 1
-                self._finished_jct_s += self.now - record.job.submitted
+                self._completed += 1
+                self._completed_jct_s += self.now - record.job.submitted
             self.ended[record.job.id] = self.jobs.pop(record.job.id)
             for name in self._dependents.pop(record.job.id, ()):
                 later = self.jobs.get(name)

@@ -42,6 +42,14 @@ class Candidate(NamedTuple):
         """What a guest's sharing with a lone host costs: the guest's completion time and the host's delay."""
         return self.together - self.left
 
+    @property
+    def delay(self) -> float:
+        """What a lone host loses of that, at least: what it does not get done while the guest is there."""
+        if self.crowd > 1:
+            return 0.0
+        speed = 1.0 / self.option.host_xi
+        return min(self.cost * (1.0 - speed) / (2.0 - speed), self.left * (self.option.host_xi - 1.0))
+
 
 class Host(NamedTuple):
     """A job with room beside it; sorts by its time left alone."""

@@ -1,7 +1,8 @@
 """The joint rule: every move is judged by what it does to the guest, to every host and to everybody who waits.
 
-`joint_scene.py` is the objective, `joint_places.py` and `joint_openings.py` find the candidates, here is the choice: start alone, share
-now, wait for certain GPUs, suspend somebody, or stay in the queue. docs/policies.md tells the rule in words.
+`joint_scene.py` is the objective, `joint_places.py` and `joint_openings.py` find the candidates, and here is the
+choice: start alone, share now, wait for certain GPUs, suspend somebody, or stay in the queue. docs/policies.md tells
+the rule in words.
 """
 
 from collections.abc import Iterable, Iterator
@@ -174,10 +175,11 @@ def _starved(view: View, patience: float) -> list[JobRecord]:
     """Jobs that have waited more than `patience` times their length and the mean JCT so far, longest wait first."""
     now, mean = view.now, view.mean_jct_s
     found = []
+    young = now - patience * mean
     for record in view.jobs.values():  # in order of submission
-        if now - record.job.submitted <= patience * mean:
+        if record.job.submitted >= young:
             break
-        if record.status is Status.PENDING:
+        if not record.gpus and record.status is Status.PENDING:
             waited = record.waited_s + now - record.pending_since
             if waited > patience * max(mean, record.alone_left(now)):
                 found.append(record)

@@ -50,10 +50,6 @@ class Places:
         cells = self._single(guest)
         if jobs_per_gpu > 2:
             cells += self._crowded(guest)
-        if not cells:
-            return []
-        budget = self.scene.budget(guest)
-        cells = [cell for cell in cells if cell.cost < budget]
         large = [cell for cell in cells if len(cell.gpus) >= guest.shape.gpus]
         unions = [[cell] for cell in nsmallest(CHOICES, large, key=_cost)]
         if guest.shape.gpus > 1:
@@ -63,32 +59,43 @@ class Places:
 
     def _unions(self, guest: JobRecord, cells: Sequence[Candidate]) -> list[list[Candidate]]:
         """Several cells, and free GPUs where they do not suffice: by Theorem 1's rank, and by what a GPU costs."""
+        if sum([len(cell.gpus) for cell in cells]) + self.draft.free_count < guest.shape.gpus:
+            return []
         guest_left = guest.alone_left(self.scene.now)
+        budget = self.scene.budget(guest)
 
         def price(cell: Candidate) -> tuple[float, int, tuple[GpuId, ...]]:
             return (cell.cost - guest_left) / len(cell.gpus), cell.order, cell.gpus
 
         unions: list[list[Candidate]] = []
         for order in (sorted(cells), sorted(cells, key=price)):
-            union, short = [], guest.shape.gpus
+            union, short, least = [], guest.shape.gpus, guest_left
             for cell in order:
                 union.append(cell)
                 short -= len(cell.gpus)
-                if short <= 0:
+                least += cell.delay
+                if short <= 0 or least >= budget:
                     break
-            whole = short <= self.draft.free_count
-            if whole and (len(union) > 1 or short > 0) and union and sorted(union) not in map(sorted, unions):
+            several = len(union) > 1 or (short > 0 and union)
+            if several and short <= self.draft.free_count and least < budget and union not in unions:
                 unions.append(union)
         return unions
 
     # ---- cells -----------------------------------------------------------------------------------------------------
 
     def _single(self, guest: JobRecord) -> list[Candidate]:
-        """The hosts with which, by Theorem 1, sharing beats waiting; few of each kind."""
-        most = max(PER_KIND, guest.shape.gpus)
+        """The hosts with which, by Theorem 1, sharing beats waiting, and which cost less than the budget.
+
+        Few of each kind: the sooner a host of a kind ends, the less it costs, so where the first is too dear all are.
+        """
+        most = CHOICES if guest.shape.gpus == 1 else max(PER_KIND, guest.shape.gpus)
         found: list[Candidate] = []
         for stream in self.candidates.by_kind(guest, 1):
-            found += islice(self._open(stream, guest), most)
+            kind = self._open(stream, guest)
+            first = next(kind, None)
+            if first is not None and first.cost < self.scene.budget(guest):
+                found.append(first)
+                found += islice(kind, most - 1)
         fast = [cell for cell in found if cell.option.total_speed >= GOOD_SPEED]
         return fast or found
 
@@ -101,7 +108,8 @@ class Places:
         """Not where a job of this pass waits for their GPUs, and nobody of a higher priority."""
         claimed, priority = self.scene.claimed, guest.shape.priority
         for member in members:
-            if member.record.order in claimed or member.record.shape.priority > priority:
+            record = member.record
+            if record.shape.priority > priority or record.order in claimed:
                 return False
         return True
 
@@ -114,7 +122,7 @@ class Places:
                     fitting = tuple([gpu for gpu in gpus if self.draft.accepts(gpu, guest, size)])
                     if fitting:
                         cell = self._crowd(guest, size, members, fitting)
-                        if cell is not None:
+                        if cell is not None and cell.cost < self.scene.budget(guest):
                             found.append(cell)
                         break
         return found
@@ -167,9 +175,9 @@ class Places:
             gpus += self.draft.some_free(guest.shape.gpus - len(gpus), size)
         if len(gpus) < guest.shape.gpus:
             return None
-        if any(cell.option.size is not size for cell in cells):  # one sub-batch for the whole gang
-            if not all(self.draft.accepts(gpu, guest, size) for gpu in gpus):
-                return None
+        cut = any(cell.option.size is not size for cell in cells)  # one sub-batch for the whole gang
+        if cut and not all(self.draft.accepts(gpu, guest, size) for gpu in gpus):
+            return None
         guest_left = self._left_on(guest, size, gpus)
         first = cells[0]
         host = first.members[0]

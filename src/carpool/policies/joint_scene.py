@@ -12,7 +12,7 @@ from carpool.core.draft import Draft
 from carpool.core.model import GpuId
 from carpool.core.outlook import Availability
 from carpool.core.record import JobRecord, Size
-from carpool.policies.lineup import Waiting, line_up
+from carpool.policies.lineup import LEFT, ORDER, PRIORITY, Waiting, line_up
 
 FREE = 0.0
 """The moment from which free GPUs are free."""
@@ -52,6 +52,7 @@ class Scene:
         """All jobs that a move of this pass concerned, likewise."""
         self._look_ahead = look_ahead
         self._first = first
+        self._ends: dict[int, float] | None = None  # not asked for before it is needed
         self._new_ends: dict[int, float] = {}
         self._made: list[Move] = []  # before anything had to be weighed: many passes end without
         self._available: Availability | None = None
@@ -64,7 +65,11 @@ class Scene:
     def end(self, record: JobRecord) -> float:
         """The predicted end of a job that runs or was placed in this pass."""
         end = self._new_ends.get(record.order)
-        return self.draft.view.outlook.ends[record.order] if end is None else end
+        if end is None:
+            if self._ends is None:
+                self._ends = self.draft.view.outlook.ends
+            end = self._ends[record.order]
+        return end
 
     def left(self, record: JobRecord) -> float:
         """Seconds until the predicted end."""
@@ -86,20 +91,24 @@ class Scene:
         """Those who wait, in order, as far as they are looked at."""
         view, draft = self.draft.view, self.draft
         total = len(view.topology.node_of)
-        possible = (job for job in view.queue.scan() if job.shape.gpus <= total and draft.may_start(job))
-        line = [self._entry(job) for job in islice(possible, self._look_ahead)]
+        line: list[Waiting] = []
+        for job in islice(view.queue.scan(), self._look_ahead):
+            shape = job.shape
+            if shape.gpus <= total and (shape.user is None or draft.may_start(job)):
+                left = (job.job.iterations - job.done) * job.alone_iteration_s  # alone_left of a job that waits
+                line.append((shape.gpus, left, job.order, shape.priority))
         if self._first:
             orders = {job.order for job in self._first}
-            line = [*map(self._entry, self._first), *(job for job in line if job.order not in orders)]
-            line.sort(key=lambda job: -job.priority)
+            line = [*map(self._entry, self._first), *(job for job in line if job[ORDER] not in orders)]
+            line.sort(key=lambda job: -job[PRIORITY])
         return line
 
     def _entry(self, job: JobRecord) -> Waiting:
-        return Waiting(job.shape.gpus, job.alone_left(self.now), job.order, job.shape.priority)
+        return job.shape.gpus, job.alone_left(self.now), job.order, job.shape.priority
 
     def _suspended(self, victim: JobRecord) -> Waiting:
         left = victim.alone_left(self.now) + self.restart_s
-        return Waiting(victim.shape.gpus, left, victim.order, victim.shape.priority)
+        return victim.shape.gpus, left, victim.order, victim.shape.priority
 
     # ---- what a move is worth --------------------------------------------------------------------------------------
 
@@ -111,8 +120,8 @@ class Scene:
         guest = move.guest
         before, after = self.available.blocks, self.after(move).blocks
         others = self._others(guest)
-        if others and others[0].priority > guest.shape.priority:
-            higher = [job for job in others if job.priority > guest.shape.priority]
+        if others and others[0][PRIORITY] > guest.shape.priority:
+            higher = [job for job in others if job[PRIORITY] > guest.shape.priority]
             if line_up(after, higher, self.now) > line_up(before, higher, self.now) + CLOSE:
                 return None
         if move.victims:
@@ -136,18 +145,21 @@ class Scene:
     def _others(self, guest: JobRecord) -> list[Waiting]:
         """Who waits besides the guest, with its priority or a higher one."""
         order, priority = guest.order, guest.shape.priority
-        return [job for job in self._waiting if job.order != order and job.priority >= priority]
+        return [job for job in self._waiting if job[ORDER] != order and job[PRIORITY] >= priority]
 
     def _present_sum(self, guest: JobRecord) -> float:
         """The completion times of the guest and of who waits with it, if nothing is done for it now."""
         blocks, priority = self.available.blocks, guest.shape.priority
-        if not any(job.order == guest.order for job in self._waiting):
+        if not self._listed(guest):
             return line_up(blocks, [*self._others(guest), self._entry(guest)], self.now)
         known = self._present.get(priority)
         if known is None:
-            jobs = [job for job in self._waiting if job.priority >= priority]
+            jobs = [job for job in self._waiting if job[PRIORITY] >= priority]
             known = self._present[priority] = line_up(blocks, jobs, self.now)
         return known
+
+    def _listed(self, guest: JobRecord) -> bool:
+        return guest.order in [job[ORDER] for job in self._waiting]
 
     def after(self, move: Move) -> Availability:
         """When GPUs will be free if a move is made."""
@@ -171,18 +183,25 @@ class Scene:
         return available
 
     def _change_gpus(self, move: Move, available: Availability) -> None:
-        """One by one: hosts may have other mates."""
-        guest_end, ends = move.ends[move.guest.order], move.ends
+        """Cell by cell: hosts may have other mates."""
+        draft, ends = self.draft, move.ends
+        residents, changed, stopped = draft.view.residents, draft.entered, bool(draft.stopped)
         joined = set(move.gpus)
-        for gpu in joined.union(*(self.draft.gpus_of(host) for host in move.hosts)):
-            records = [member.record for member in self.draft.members(gpu)]
+        cells: dict[tuple[bool, Sequence[JobRecord]], int] = {}
+        for gpu in joined.union(*(draft.gpus_of(host) for host in move.hosts)):
+            there = residents(gpu)
+            if stopped or gpu in changed:
+                there = tuple([member.record for member in draft.members(gpu)])
+            cell = (gpu in joined, there)
+            cells[cell] = cells.get(cell, 0) + 1
+        for (is_joined, records), gpus in cells.items():
             before = max([self.end(record) for record in records], default=FREE)
             after = max([ends.get(record.order, self.end(record)) for record in records], default=FREE)
-            if gpu in joined:
-                after = max(after, guest_end)
+            if is_joined:
+                after = max(after, ends[move.guest.order])
             if after != before:
-                available.remove(before, 1)
-                available.add(after, 1)
+                available.remove(before, gpus)
+                available.add(after, gpus)
 
     # ---- what has been done ----------------------------------------------------------------------------------------
 
@@ -199,7 +218,7 @@ class Scene:
 
     def _enter(self, move: Move) -> None:
         self._available = self.after(move)
-        self._waiting = [job for job in self._waiting if job.order != move.guest.order]
+        self._waiting = [job for job in self._waiting if job[ORDER] != move.guest.order]
         if move.victims:
             self._waiting = _sorted([*self._waiting, *map(self._suspended, move.victims)])
         self._present.clear()
@@ -207,7 +226,7 @@ class Scene:
 
 
 def _sorted(line: Sequence[Waiting]) -> list[Waiting]:
-    return sorted(line, key=lambda job: (-job.priority, job.left, job.order))
+    return sorted(line, key=lambda job: (-job[PRIORITY], job[LEFT], job[ORDER]))
 
 
 def names(records: Sequence[JobRecord]) -> str:

@@ -7,28 +7,14 @@ classes jobs by their GPU utilisation and predicts run times with models of its 
 times that the scheduler believes; its profiling partition, and that it packs more eagerly under load, are left out.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from carpool.core.draft import Draft
-from carpool.core.model import Decision, GpuId, Status
-from carpool.core.record import JobRecord, JobView, Size
-from carpool.core.rules import Member
+from carpool.core.model import Decision
+from carpool.core.record import JobRecord, JobView
 from carpool.core.view import View
 from carpool.policies.base import BasePolicy, option
-
-
-class Pair(NamedTuple):
-    """A guest beside a host on all the host's GPUs; sorts by what both lose."""
-
-    slowdowns: float
-    order: int
-    gpus: tuple[GpuId, ...]
-    size: Size
-    host: str
-    guest_xi: float
-    host_xi: float
+from carpool.policies.lodging import Lodgings
 
 
 @dataclass
@@ -43,52 +29,31 @@ class Lucid(BasePolicy):
 
     def decide(self, view: View) -> list[Decision]:
         draft = Draft(view)
+        lodgings = Lodgings(draft)
         pending = draft.pending()
         for job in pending:
-            if draft.start(job, "least GPU time in the queue that fits"):
-                continue
-            pair = min(self._pairs(draft, job), default=None)
-            if pair is None:
+            before = len(draft.decisions)
+            if not draft.start(job, "least GPU time in the queue that fits") and not self._join(draft, job, lodgings):
                 pending.skip_alike()
-                continue
-            slower = f"{pair.guest_xi:.2f} times slower (it {pair.host_xi:.2f}), at most {self.cap:.2f}"
-            draft.assign(job, pair.gpus, pair.size, f"shares with {pair.host}: {slower}")
+            if len(draft.decisions) > before:
+                lodgings = Lodgings(draft)
         return draft.decisions
 
-    def _pairs(self, draft: Draft, guest: JobRecord) -> Iterator[Pair]:
-        if guest.shape.exclusive or not draft.may_start(guest):
-            return
-        for gpus, host in lone_hosts(draft, guest.shape.gpus):
-            pair = beside(draft, guest, host, gpus)
-            if pair is not None and max(pair.guest_xi, pair.host_xi) <= self.cap:
-                yield pair
-
-
-def lone_hosts(draft: Draft, gpus: int) -> Iterator[tuple[tuple[GpuId, ...], Member]]:
-    """Jobs on so many GPUs with nobody else on any of them, those that this draft placed included."""
-    lent = draft.shareable()
-    if lent.bit_count() < gpus:
-        return
-    seen: set[int] = set()
-    while lent:
-        gpu = (lent & -lent).bit_length() - 1
-        lent &= lent - 1
-        members = draft.members(gpu)
-        host = members[0]
-        if len(members) > 1 or host.record.order in seen or host.record.shape.gpus != gpus:
-            continue
-        seen.add(host.record.order)
-        where = draft.gpus_of(host.record)
-        if host.record.status is not Status.CANCELLING and all(len(draft.members(other)) == 1 for other in where):
-            yield where, host
-
-
-def beside(draft: Draft, guest: JobRecord, host: Member, gpus: tuple[GpuId, ...]) -> Pair | None:
-    """The pair at the largest sub-batch of the guest that the rules allow there, or None."""
-    perf, job = draft.view.perf, host.record.job
-    for size in guest.shape.sizes:
-        if all(draft.accepts(gpu, guest, size) for gpu in gpus):
-            guest_xi = perf.slowdown(guest.job, size.accum, [(job, host.accum)])
-            host_xi = perf.slowdown(job, host.accum, [(guest.job, size.accum)])
-            return Pair(guest_xi + host_xi, host.record.order, gpus, size, job.id, guest_xi, host_xi)
-    return None
+    def _join(self, draft: Draft, guest: JobRecord, lodgings: Lodgings) -> bool:
+        """Share with the host that suits best."""
+        if guest.shape.exclusive or draft.view.jobs_per_gpu == 1 or not draft.may_start(guest):
+            return False
+        fits = []
+        for kind, sample in lodgings.kinds():
+            fit = lodgings.fit(guest, kind, sample, self.cap)
+            if fit is not None:
+                fits += [
+                    (fit.guest_xi + fit.host_xi, h.record.order, fit, h) for h in lodgings.hosts(kind, guest.shape.gpus)
+                ]
+        for _, _, fit, host in sorted(fits, key=lambda found: found[:2]):
+            gpus = lodgings.admits(guest, fit.size, host)
+            if gpus is not None:
+                slower = f"{fit.guest_xi:.2f} times slower (it {fit.host_xi:.2f}), at most {self.cap:.2f}"
+                draft.assign(guest, gpus, fit.size, f"shares with {host.record.job.id}: {slower}")
+                return True
+        return False

@@ -5,12 +5,14 @@ their own predicted end.
 """
 
 from collections.abc import Sequence
-from math import inf
 from typing import NamedTuple
 
 from carpool.core.model import Job
 from carpool.core.outlook import Until
 from carpool.core.perf import PerformanceModel
+
+DONE = 1e-9
+"""The share of its work up to which a job counts as done."""
 
 
 class Actor(NamedTuple):
@@ -33,21 +35,30 @@ def pair_ends(host_left: float, guest_left: float, host_xi: float, guest_xi: flo
 
 def play(actors: Sequence[Actor], cells: Sequence[Sequence[int]], perf: PerformanceModel) -> list[float]:
     """Seconds until each of the actors is done; a cell lists the actors that are on one and the same GPUs."""
+    own = [[cell for cell in cells if index in cell] for index in range(len(actors))]
+    breaks = sorted({until for actor in actors for until, _ in actor.elsewhere if until > 0.0}, reverse=True)
     left = [actor.left for actor in actors]
     ends = [0.0] * len(actors)
+    slow = [1.0] * len(actors)
     active = set(range(len(actors)))
+    changed = set(active)
     now = 0.0
     while active:
-        slow = {index: _slowdown(actors, cells, index, active, now, perf) for index in active}
-        step = min(left[index] * slow[index] for index in active)
-        breaks = [until - now for index in active for until, _ in actors[index].elsewhere if until > now]
-        step = min(step, min(breaks, default=inf))
-        now += step
+        for index in changed & active:
+            slow[index] = _slowdown(actors, own[index], index, active, now, perf)
+        moment = now + min([left[index] * slow[index] for index in active])
+        changed = set()
+        if breaks and breaks[-1] <= moment:
+            moment = breaks.pop()
+            changed.update([index for index in active if actors[index].elsewhere])
         for index in list(active):
-            left[index] -= step / slow[index]
-            if left[index] <= 1e-9 * actors[index].left:
-                ends[index] = now
+            left[index] -= (moment - now) / slow[index]
+            if left[index] <= DONE * actors[index].left:
+                ends[index] = moment
                 active.discard(index)
+                for cell in own[index]:
+                    changed.update(cell)
+        now = moment
     return ends
 
 
@@ -61,10 +72,12 @@ def _slowdown(
 ) -> float:
     """The worst over an actor's cells and over its other GPUs: a gang waits for its slowest worker."""
     actor = actors[index]
-    worst = max((xi for until, xi in actor.elsewhere if until > now), default=1.0)
+    worst = 1.0
+    for until, xi in actor.elsewhere:
+        if until > now and xi > worst:
+            worst = xi
     for cell in cells:
-        if index in cell:
-            mates = [(actors[m].job, actors[m].accum) for m in cell if m != index and m in active]
-            if mates:
-                worst = max(worst, perf.slowdown(actor.job, actor.accum, mates))
+        mates = [(actors[mate].job, actors[mate].accum) for mate in cell if mate != index and mate in active]
+        if mates:
+            worst = max(worst, perf.slowdown(actor.job, actor.accum, mates))
     return worst

@@ -10,7 +10,8 @@ from carpool.core.record import JobRecord, Shape
 from carpool.core.view import View
 
 Rank = tuple[float, tuple[float, ...], float]
-"""−priority, the policy's key, what breaks ties."""
+"""−priority, the policy's key, and the order of submission, so that no two are equal."""
+Ranked = tuple[Rank, JobRecord]
 RESTART_S = 30.0
 """What a restart costs by default: as long as Pollux's authors charge."""
 
@@ -28,8 +29,7 @@ def first_in_order(view: View, rank: Callable[[JobRecord], Rank], stops: str, st
     if not len(view.queue):
         return []
     leaving = [job for job in view.running if job.status is Status.CANCELLING]
-    running = [job for job in view.running if job.status is not Status.CANCELLING]
-    running.sort(key=rank)
+    running = sorted((rank(job), job) for job in view.running if job.status is not Status.CANCELLING)
     capacity = view.topology.total() - sum(len(job.gpus) for job in leaving)
     hopeless: set[Shape] = set()  # there are GPUs enough, but none with the memory, or the user is at a limit
     while True:
@@ -37,7 +37,7 @@ def first_in_order(view: View, rank: Callable[[JobRecord], Rank], stops: str, st
         if not start:
             return []
         draft = Draft(view)
-        for job in running:
+        for _, job in running:
             if job.order not in keep:
                 draft.stop(job, stops)
         failed = next((job for job in start if not draft.start(job, starts)), None)
@@ -47,13 +47,12 @@ def first_in_order(view: View, rank: Callable[[JobRecord], Rank], stops: str, st
 
 
 def _choose(
-    view: View, running: list[JobRecord], rank: Callable[[JobRecord], Rank], left: int, hopeless: set[Shape]
+    view: View, running: list[Ranked], rank: Callable[[JobRecord], Rank], left: int, hopeless: set[Shape]
 ) -> tuple[set[int], list[JobRecord]]:
     """Who keeps running (by order) and who starts, as far as `left` GPUs go; what does not fit is skipped."""
     keep: set[int] = set()
     start: list[JobRecord] = []
-    candidates = merge(((rank(job), job) for job in running), ((rank(job), job) for job in view.queue.scan(left)))
-    for _, job in candidates:
+    for _, job in merge(running, ((rank(job), job) for job in view.queue.scan(left))):
         if left == 0:
             break
         fits = job.shape.gpus <= left

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from math import inf
 
 from carpool.core.draft import Draft
+from carpool.core.hosts import HostKind
 from carpool.core.model import Decision
-from carpool.core.record import JobRecord, JobView
+from carpool.core.record import JobRecord, JobView, Shape
 from carpool.core.view import View
 from carpool.policies.base import BasePolicy, option, shortest_first
-from carpool.policies.lucid import Pair, beside, lone_hosts
+from carpool.policies.lodging import Fit, Lodgings
 
 
 @dataclass
@@ -50,23 +51,31 @@ class Tesserae(BasePolicy):
 
     def _match(self, draft: Draft, gpus: int, guests: list[JobRecord]) -> bool:
         """Let guests join hosts; tells whether anybody did."""
-        hosts = list(lone_hosts(draft, gpus))
+        lodgings = Lodgings(draft)
+        hosts = [(kind, sample, h) for kind, sample in lodgings.kinds() for h in lodgings.hosts(kind, gpus)]
         if not hosts:
             return False
-        before = len(draft.decisions)
-        pairs: list[list[Pair | None]] = [[beside(draft, guest, host, at) for at, host in hosts] for guest in guests]
-        gains = [[self._gain(pair) for pair in row] for row in pairs]
-        for row, column in enumerate(best_matching(gains)):
-            pair = pairs[row][column] if column is not None else None
-            if pair is None or not draft.may_start(guests[row]):
+        fits: dict[tuple[Shape, HostKind], Fit | None] = {}
+        for guest in guests:
+            for kind, sample, _ in hosts:
+                if (guest.shape, kind) not in fits:
+                    fits[guest.shape, kind] = lodgings.fit(guest, kind, sample, inf)
+        gains = [[self._gain(fits[guest.shape, kind]) for kind, _, _ in hosts] for guest in guests]
+        joined = False
+        for guest, column in zip(guests, best_matching(gains), strict=True):
+            if column is None or not draft.may_start(guest):
                 continue
-            speed = 1.0 / pair.guest_xi + 1.0 / pair.host_xi
-            why = f"shares with {pair.host}: both together {speed:.2f} times as fast as one, in the best matching"
-            draft.assign(guests[row], pair.gpus, pair.size, why)
-        return len(draft.decisions) > before
+            kind, _, host = hosts[column]
+            fit = fits[guest.shape, kind]
+            at = lodgings.admits(guest, fit.size, host) if fit is not None else None
+            if fit is not None and at is not None:
+                speed = f"both together {fit.speed:.2f} times as fast as one, in the best matching"
+                draft.assign(guest, at, fit.size, f"shares with {host.record.job.id}: {speed}")
+                joined = True
+        return joined
 
-    def _gain(self, pair: Pair | None) -> float:
-        return 0.0 if pair is None else max(0.0, 1.0 / pair.guest_xi + 1.0 / pair.host_xi - self.floor)
+    def _gain(self, fit: Fit | None) -> float:
+        return 0.0 if fit is None else max(0.0, fit.speed - self.floor)
 
 
 def best_matching(gains: list[list[float]]) -> list[int | None]:
@@ -74,16 +83,19 @@ def best_matching(gains: list[list[float]]) -> list[int | None]:
 
     The Hungarian method with potentials (Kuhn 1955, Munkres 1957), one row at a time. Gains are not negative.
     """
-    rows, columns = len(gains), max(len(gains), len(gains[0]))  # enough columns for all, the added ones worth nothing
-    cost = [[-gain for gain in row] + [0.0] * (columns - len(row)) for row in gains]
+    useful = [column for column in range(len(gains[0])) if any(row[column] > 0.0 for row in gains)]
+    if not useful:
+        return [None] * len(gains)
+    rows, columns = len(gains), len(useful) + len(gains)  # a further column for each row, in which it gains nothing
+    cost = [[-row[column] for column in useful] + [0.0] * rows for row in gains]
     row_price, column_price = [0.0] * rows, [0.0] * columns
     owner: list[int] = [-1] * columns
     for new in range(rows):
         _assign(new, cost, row_price, column_price, owner)
     found: list[int | None] = [None] * rows
     for column, row in enumerate(owner):
-        if row >= 0 and column < len(gains[0]) and gains[row][column] > 0.0:
-            found[row] = column
+        if row >= 0 and column < len(useful) and gains[row][useful[column]] > 0.0:
+            found[row] = useful[column]
     return found
 
 

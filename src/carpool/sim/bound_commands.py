@@ -15,8 +15,10 @@ from carpool.sim.sources import parse_loads, parse_seeds
 @click.argument("workload", default=generate.NAME)
 @click.option("--select", help="Rows of a file; ranges name several workloads: n=240,seed=1-8.")
 @jobs_option
-@click.option("--loads", default="1", show_default=True, help="Arrive so many times as fast, such as 0.5,1,2.")
-@click.option("--seeds", default="1", show_default=True, help="Of the generator, such as 1-8.")
+@click.option(
+    "--loads", "--load", "loads", default="1", show_default=True, help="Arrive so many times as fast, such as 0.5,1,2."
+)
+@click.option("--seeds", "--seed", "seeds", default="1", show_default=True, help="Of the generator, such as 1-8.")
 @world_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def bound(

@@ -182,10 +182,19 @@ def plan(chosen: Iterable[Cell], seeds: Sequence[int], policies: Sequence[str] |
     return jobs
 
 
+def steps(jobs: Sequence[Job]) -> int:
+    """Of progress in a study: runs and bounds."""
+    return len(jobs) + len(_bounded(jobs))
+
+
+def _bounded(jobs: Sequence[Job]) -> list[tuple[Cell, int]]:
+    return list({(id(cell), seed): (cell, seed) for cell, _, seed in jobs if cell.bound}.values())
+
+
 def run_study(
     jobs: Sequence[Job], cache: Cache, *, workers: int | None = None, progress: Callable[[], None] = lambda: None
 ) -> list[Run]:
-    """Make the runs that the cache does not hold, and return all."""
+    """Make the runs that the cache does not hold, and return all. `progress` is called `steps(jobs)` times."""
     missing = [job for job in jobs if cache.find(_key(job[1], job[0], job[2])) is None]
     for _ in range(len(jobs) - len(missing)):
         progress()
@@ -195,7 +204,10 @@ def run_study(
             cell, policy, seed = missing[number]
             cache.add(_key(policy, cell, seed), _kept(outcome.summary))
             progress()
-    bounds = {(id(cell), seed): _bound(cell, seed, cache) for cell, _, seed in jobs if cell.bound}
+    bounds: dict[tuple[int, int], float] = {}
+    for cell, seed in _bounded(jobs):
+        bounds[id(cell), seed] = _bound(cell, seed, cache)
+        progress()
     runs = []
     for cell, policy, seed in jobs:
         values = cache.find(_key(policy, cell, seed))

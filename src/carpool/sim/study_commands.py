@@ -11,7 +11,7 @@ from carpool.errors import InputError
 from carpool.report.output import results_in
 from carpool.sim.commands import progress_bar
 from carpool.sim.sources import parse_seeds
-from carpool.sim.study import Cache, Cell, cells, plan, run_study
+from carpool.sim.study import Cache, Cell, cells, plan, run_study, steps
 
 SEEDS, QUICK_SEEDS = "101-116", "101-104"
 """Nothing was tuned on them."""
@@ -51,8 +51,13 @@ def study(
         raise InputError(f"--only {only!r}: no cell's group or name contains it; groups are {known}")
     jobs = plan(some, numbers, chosen or None)
     with results_in(out) if out else nullcontext() as folder:
-        with progress_bar("studying", len(jobs), quiet=as_json) as advance:
-            runs = run_study(jobs, Cache(cache), workers=workers, progress=advance)
+        try:
+            with progress_bar("studying", steps(jobs), quiet=as_json) as advance:
+                runs = run_study(jobs, Cache(cache), workers=workers, progress=advance)
+        except KeyboardInterrupt:
+            if cache:
+                click.echo(f"the runs that are done are kept in {cache}; the same command goes on from there", err=True)
+            raise
         from carpool.report.study import digest, study_tables, write_study
 
         rows = digest(runs)
