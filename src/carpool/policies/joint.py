@@ -31,7 +31,7 @@ class Carpool(BasePolicy):
     patience: float = option(
         10.0, "who waited longer than so many times its length and the mean JCT goes first; 0: off"
     )
-    look_ahead: int = option(24, "so many waiting jobs count when a move is judged")
+    look_ahead: int = option(48, "so many waiting jobs count when a move is judged")
     tries: int = option(8, "so many jobs may find no place before a pass ends")
 
     def __post_init__(self) -> None:
