@@ -46,6 +46,8 @@ class State:
         self.limits: dict[str, Limits] = {}
         self.stirred = False
         """Something happened that may open a place for a job or close one; the scheduler lowers it."""
+        self.opened = 0.0
+        """When something other than a submission last happened that may open a place for a job that waits."""
         self.repaced: list[JobRecord] = []
         """Jobs whose pace changed, for the driver to drain."""
         self.busy_gpu_s = 0.0
@@ -221,7 +223,7 @@ class State:
         self.cluster.reserve(record, self._needed(record.job, Allocation(record.gpus, record.accum, record.batch)))
         self._place(record)
         self._repace([record, *self.cluster.mates(record)])
-        self.stirred = True
+        self._open()
 
     def _started(self, event: ev.Started) -> None:
         record = self._current(event)
@@ -379,6 +381,7 @@ class State:
         record = self.jobs.get(event.job)
         if record is None:
             return
+        self.opened = self.now
         if event.priority is not None:
             self._reshape(record, event.priority)
         elif record.status is Status.PENDING:
@@ -392,12 +395,12 @@ class State:
         for record in self.jobs.values():
             if not event.user or record.job.user == event.user:
                 self._reshape(record, record.shape.priority)
-        self.stirred = True
+        self._open()
 
     def _node_joined(self, event: ev.NodeJoined) -> None:
         self.cluster.join(event.node)
         self._rethink_sizes()
-        self.stirred = True
+        self._open()
 
     def _node_lost(self, event: ev.NodeLost) -> None:
         number = self.topology.present.get(event.node)
@@ -417,13 +420,17 @@ class State:
                     self._gone(record)
         self.cluster.lose(event.node)
         self._rethink_sizes()
-        self.stirred = True
+        self._open()
 
     def _rethink_sizes(self) -> None:
         """Other nodes may let waiting jobs run at another sub-batch."""
         for record in list(self.queue):
             if self._best_iteration_time(record) != record.alone_iteration_s:
                 self._reshape(record, record.shape.priority)
+
+    def _open(self) -> None:
+        self.stirred = True
+        self.opened = self.now
 
     # ---- a job's way through the queue -----------------------------------------------------------------------------
 
@@ -474,7 +481,7 @@ class State:
                 if not later.waits_for:
                     later.pending_since = self.now
                     self._enqueue(later)
-        self.stirred = True
+        self._open()
 
     def _current(self, event: ev.JobEvent) -> JobRecord | None:
         """The job an event speaks of, unless it speaks of an earlier launch."""
@@ -547,7 +554,7 @@ class State:
         self._index_host(record)
         if mates:
             self._repace(mates)
-        self.stirred = True
+        self._open()
 
     def _count_for_user(self, record: JobRecord, sign: int) -> None:
         held = self._held.setdefault(record.job.user, [0, 0])

@@ -7,6 +7,7 @@ the rule in words.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 
 from carpool.core.draft import Draft
 from carpool.core.model import Decision, Status
@@ -30,7 +31,7 @@ class Carpool(BasePolicy):
     patience: float = option(
         10.0, "who waited longer than so many times its length and the mean JCT goes first; 0: off"
     )
-    look_ahead: int = option(32, "so many waiting jobs count when a move is judged")
+    look_ahead: int = option(48, "so many waiting jobs count when a move is judged")
     tries: int = option(8, "so many jobs may find no place before a pass ends")
 
     def __post_init__(self) -> None:
@@ -64,30 +65,45 @@ class Pass:
         pending = draft.pending()
         somebody_waits = False
         blocked = 0
-        for job, is_starved in self._in_order(pending):
+        for job, from_scan in self._in_order(pending):
             if not draft.may_start(job):
                 alike_too = True
             elif not somebody_waits and self._start_alone(job):
                 continue
             else:
-                alike_too = not self._place(job, is_starved)
+                alike_too = not self._place(job)
                 somebody_waits = somebody_waits or alike_too or bool(self.scene.claimed)
                 blocked += alike_too
-            if alike_too and not is_starved:
+            if alike_too and from_scan:
                 pending.skip_alike()
             if blocked >= self.policy.tries:
                 break
         return draft.decisions
 
     def _in_order(self, pending: Scan) -> Iterator[tuple[JobRecord, bool]]:
-        """The waiting jobs, those that starve before all others of their priority."""
+        """The waiting jobs, and whether the scan handed them out: those that starve come before their priority's others.
+
+        Where too few GPUs are free for anybody and none was given back just now, only new jobs are tried: the others
+        found no place since, and as time passes the hosts have less left, so that joining them pays less.
+        """
         starved = list(self.starved)
-        first = {job.order for job in starved}
+        nobody_fits = min([shape.gpus for shape in self.view.queue.buckets]) > self.draft.free_count
+        if nobody_fits and not starved and self.view.opened < self.view.now:
+            for job in self._new():
+                yield job, False
+            return
         for job in pending:
             while starved and starved[0].shape.priority >= job.shape.priority:
-                yield starved.pop(0), True
-            if job.order not in first:
-                yield job, False
+                yield starved.pop(0), False
+            if job not in self.starved:
+                yield job, True
+
+    def _new(self) -> list[JobRecord]:
+        """The jobs that were submitted just now, in the queue's order."""
+        now = self.view.now
+        new = takewhile(lambda job: job.pending_since == now, reversed(self.view.jobs.values()))
+        waiting = [job for job in new if job.status is Status.PENDING]
+        return sorted(waiting, key=lambda job: (-job.shape.priority, self.policy.key(job, now), job.order))
 
     # ---- the choice ------------------------------------------------------------------------------------------------
 
@@ -101,11 +117,11 @@ class Pass:
         self.draft.assign(job, move.gpus, move.size, "first in the queue, and its GPUs are free")
         return True
 
-    def _place(self, job: JobRecord, is_starved: bool) -> bool:
+    def _place(self, job: JobRecord) -> bool:
         """Make the best move for a job, if there is one; for a job that starves, keep GPUs for it otherwise."""
         within = job.shape.gpus <= self.draft.free_count + self.draft.shareable().bit_count()
         move = self._choose(job) if within or self.policy.suspend else None
-        if move is None and is_starved:
+        if move is None and job in self.starved:
             move = self.openings.reservation(job)
         if move is None:
             return False

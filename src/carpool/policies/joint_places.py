@@ -89,11 +89,16 @@ class Places:
         Few of each kind: the sooner a host of a kind ends, the less it costs, so where the first is too dear all are.
         """
         most = CHOICES if guest.shape.gpus == 1 else max(PER_KIND, guest.shape.gpus)
+        budget = None
         found: list[Candidate] = []
         for stream in self.candidates.by_kind(guest, 1):
             kind = self._open(stream, guest)
             first = next(kind, None)
-            if first is not None and first.cost < self.scene.budget(guest):
+            if first is None:
+                continue
+            if budget is None:
+                budget = self.scene.budget(guest)
+            if first.cost < budget:
                 found.append(first)
                 found += islice(kind, most - 1)
         fast = [cell for cell in found if cell.option.total_speed >= GOOD_SPEED]
