@@ -157,12 +157,34 @@ def test_memory_is_that_of_the_batch_that_was_chosen():
 
 
 def test_a_scaled_job_does_not_share():
-    state = given(cluster("1x4"), elastic("a"), pending("b")).state(Pollux().key)
+    state = given(cluster("1x4"), elastic("a"), pending("b", left=10.0), xi=1.1).state(Pollux().key)
     with pytest.raises(IllegalPlan, match="does not share"):
         check(state, [scaled("a", [0], 8), Decision("b", Allocation((0,)), "because")])
     state.apply(ev.Planned(0.0, (scaled("a", [0, 1, 2, 3], 8),)))
     state.apply(ev.Started(0.0, "a", 1))
     assert not policies.make("sjf-bsbf").decide(state), "nor is it a host"
+    assert not list(state.hosts.lone)
+
+
+def test_a_job_that_goes_back_to_its_own_batch_goes_on_at_one_pace():
+    state = given(cluster("1x4"), elastic("a", left=100.0)).state(Pollux().key)
+    record = state.jobs["a"]
+    own = Decision("a", Allocation((0,), 1), "because")
+    state.apply(ev.Planned(0.0, (scaled("a", [0, 1], 8),)))
+    state.apply(ev.Started(0.0, "a", 1))
+    assert record.border < 100.0
+    state.apply(ev.Planned(1.0, (Decision("a", None, "because"),)))
+    state.apply(ev.Stopped(1.0, "a", 1, record.done))
+    state.apply(ev.Planned(1.0, (own,)))
+    state.apply(ev.Started(1.0, "a", 2))
+    assert (record.batch, record.border) == (None, 100.0)
+    assert record.end() == pytest.approx(1.0 + 100.0 - record.done)
+    state.apply(ev.Planned(2.0, (scaled("a", [0], 16),)))
+    state.apply(ev.Retuned(2.0, "a", 2, 1, 16))
+    assert record.border < 100.0
+    state.apply(ev.Planned(3.0, (own,)))
+    state.apply(ev.Retuned(3.0, "a", 2, 1, None))
+    assert (record.batch, record.border, record.iteration_s) == (None, 100.0, 1.0)
 
 
 def test_user_limits_count_the_gpus_that_a_job_gets():
@@ -323,17 +345,6 @@ class TestDecisions:
         found = plan(*(replace(part, job=replace(part.job, elastic=True)) for part in parts))
         assert found == {}
 
-    def test_at_most_one_job_on_several_nodes_is_on_a_node(self):
-        where = cluster("4x2")
-        jobs = (running("a", on=[0, 1, 2, 3], elastic=True), running("b", on=[4, 5, 6, 7], elastic=True))
-        policy = Pollux()
-        state = given(where, *jobs, *(elastic(f"p{n}") for n in range(3))).state(policy.key)
-        state.advance(3600.0)
-        found = {d.job: d.allocation.gpus for d in policy.decide(state)}
-        spread = [{gpu // 2 for gpu in gpus} for gpus in found.values() if len({gpu // 2 for gpu in gpus}) > 1]
-        assert sum(map(len, spread)) == len(set().union(*spread))
-        assert {"p0", "p1", "p2"} <= set(found)
-
     def test_a_young_job_that_was_restarted_often_is_not_moved_again(self):
         def ages(now):
             policy = Pollux()
@@ -397,6 +408,26 @@ def contender(number, held, curve, kept):
         return 1.0 / (kept / curve[size]) if size else curve[0]
 
     return Contender(record, (number,), tuple(range(1, 9)), cost, curve[0], curve[len(held)], -1)
+
+
+def test_at_most_one_job_on_several_nodes_is_on_a_node():
+    random = Random(5)
+    jobs = [
+        world_job(f"j{n}", left=random.uniform(500.0, 9000.0), submitted=random.uniform(0.0, 9000.0), elastic=True)
+        for n in range(30)
+    ]
+    spread, places = [], {}
+
+    def watch(event):
+        for decision in event.decisions if isinstance(event, ev.Planned) else ():
+            places[decision.job] = {gpu // 2 for gpu in decision.allocation.gpus} if decision.allocation else set()
+        if isinstance(event, ev.Finished):
+            places.pop(event.job)
+        spread.append([number for numbers in places.values() if len(numbers) > 1 for number in numbers])
+
+    Engine(jobs, nodes("6x2"), policies.make("pollux"), belief=model(node_gpus=2), log=watch).run()
+    assert max(map(len, spread)) >= 4
+    assert all(len(numbers) == len(set(numbers)) for numbers in spread)
 
 
 def test_rounds_are_kept_and_every_start_is_charged():

@@ -1,4 +1,4 @@
-"""Fitting statistical efficiency: known noise comes back, the shipped fit comes from its command, bad input is refused."""
+"""Fitting statistical efficiency: known noise comes back, the shipped fit from its command; bad input is refused."""
 
 import json
 
