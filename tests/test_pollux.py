@@ -442,6 +442,12 @@ def test_rounds_are_kept_and_every_start_is_charged():
     assert all(at % 60.0 == 30.0 for at in started)
 
 
+def test_many_quiet_rounds_are_no_sign_that_the_policy_gave_up(monkeypatch):
+    monkeypatch.setattr("carpool.sim.engine.MOST_IDLE_CALLS", 20)
+    job = world_job("a", left=60.0 * 400, elastic=True)
+    assert Engine([job], nodes("1x1"), policies.make("pollux"), belief=model(node_gpus=1)).run().ended["a"].ended > 3600
+
+
 def test_tiresias_in_rounds_charges_every_start():
     jobs = [world_job("a", submitted=61.0, left=100.0), world_job("b", submitted=100.0, left=20.0)]
     state = Engine(jobs, nodes("1x1"), policies.make(AS_POLLUX_RUNS_IT), belief=model(), jobs_per_gpu=1).run()

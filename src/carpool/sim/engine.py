@@ -19,7 +19,7 @@ from carpool.core.scheduler import Policy, Scheduler
 from carpool.core.state import State
 
 MOST_IDLE_CALLS = 100_000
-"""A policy that was woken so often in a row, with nothing happening in between, will not start anything any more."""
+"""A policy that was woken so often in a row, with nothing happening and nobody running, will start nothing any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,8 @@ class Engine:
 
     def _step(self, now: float, batch: list[ev.Event], wake: bool) -> None:
         scheduler, repaced = self.scheduler, self.world.repaced
-        self._idle_calls = self._idle_calls + 1 if not batch else 0
+        idle = not batch and self.world.free.count == len(self.world.topology.node_of)
+        self._idle_calls = self._idle_calls + 1 if idle else 0
         while batch or wake:
             planned = self._deliver(now, batch, wake)
             batch, wake = self._act(now, planned.decisions) if planned is not None else [], False
