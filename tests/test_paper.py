@@ -58,13 +58,13 @@ def quick(tmp_path_factory) -> Quick:
     variables = {name: value for name, value in environment().items() if name != "CARPOOL_DATA"}
     started = subprocess.Popen(arguments, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     cache = folder / "cache"
-    patience = time.monotonic() + 120
+    patience = time.monotonic() + 600
     while len(list(cache.glob("*.json"))) < 5 and time.monotonic() < patience:
         time.sleep(0.05)
     started.send_signal(signal.SIGINT)
-    out, err = started.communicate(timeout=60)
+    out, err = started.communicate(timeout=300)
     kept = {path.name: path.stat().st_mtime_ns for path in cache.glob("*.json")}
-    finished = subprocess.run(arguments, env=variables, text=True, capture_output=True, timeout=300, check=False)
+    finished = subprocess.run(arguments, env=variables, text=True, capture_output=True, timeout=900, check=False)
     return Quick(folder, subprocess.CompletedProcess(arguments, started.returncode, out, err), kept, finished)
 
 

@@ -171,8 +171,7 @@ def _experiments(folder: Path, results: Results, measured: Measured | None) -> l
         ),
         Section(
             "Figure 6b: injected slow-downs",
-            "Every pair that shares is slowed by the same ξ; the policies know it. No single ξ gives the paper's "
-            "numbers at both loads.",
+            "Every pair that shares is slowed by the same ξ; the policies know it. " + tables.nearest_constant(results),
             [
                 Picture("figure6b", "Mean completion time under injected slow-downs, with standard errors."),
                 tables.interference(results),

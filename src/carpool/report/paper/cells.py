@@ -77,7 +77,7 @@ def signed(value: float) -> str:
 
 
 def show(value: float, digits: int) -> str:
-    return f"{value:.{digits}f}"
+    return f"{value:.{digits}f}".replace("-", "−")
 
 
 def lower(found: Mean | None, digits: int = 0) -> str:

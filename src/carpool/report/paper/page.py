@@ -3,6 +3,7 @@
 At the top the claims with their verdicts; then every table and figure, the paper's numbers in a column of their own.
 """
 
+import re
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Sequence
@@ -19,6 +20,8 @@ MARKS = {Verdict.REPRODUCED: "✓", Verdict.PARTLY: "≈", Verdict.NOT: "✗", V
 CLASSES = {Verdict.REPRODUCED: "yes", Verdict.PARTLY: "partly", Verdict.NOT: "no", Verdict.UNTESTED: "untested"}
 
 MANY_COLUMNS = 9
+WIDEST_PT = 720.0
+"""A picture as wide as this fills the page."""
 LEGEND = (
     "<p class='legend'><span class='paper'>On this ground</span> stand the paper's own numbers, which were typed; "
     "every other number was computed "
@@ -110,10 +113,13 @@ def _section(section: Section, folder: Path) -> str:
 
 
 def _picture(picture: Picture, folder: Path) -> str:
-    data = b64encode((folder / f"{picture.name}.svg").read_bytes()).decode()
+    drawn = (folder / f"{picture.name}.svg").read_bytes()
+    data = b64encode(drawn).decode()
+    inches = re.search(rb'<svg[^>]* width="([0-9.]+)pt"', drawn)
+    width = min(100.0, float(inches[1]) / WIDEST_PT * 100.0) if inches else 100.0  # so that letters are equally large
     caption = escape(picture.caption)
     return (
-        f"<figure><img src='data:image/svg+xml;base64,{data}' alt='{caption}'>"
+        f"<figure><img style='width: {width:.0f}%' src='data:image/svg+xml;base64,{data}' alt='{caption}'>"
         f"<figcaption>{caption} <span class='files'>{picture.name}.png, {picture.name}.svg</span></figcaption></figure>"
     )
 

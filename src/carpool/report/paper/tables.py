@@ -6,7 +6,7 @@ from math import sqrt
 from typing import Any
 
 from carpool.report.paper import plan
-from carpool.report.paper.cells import Cell, Sheet, deviation, missing, ours, paper, plain
+from carpool.report.paper.cells import CLOSE, Cell, Sheet, deviation, missing, ours, paper, plain
 from carpool.report.paper.config import Config, PolicyRow, WorkloadRow
 from carpool.report.paper.measured import Measured
 from carpool.report.paper.plan import FILES, GENERATED
@@ -210,6 +210,27 @@ def interference(results: Results) -> Sheet:
         csv_header=("slowdown", "jobs", "policy", "mean_jct_h", "standard_error_h"),
         csv_rows=tuple(data),
     )
+
+
+def nearest_constant(results: Results) -> str:
+    """Which injected slow-down comes nearest to the paper at both loads, in a sentence."""
+    config = results.config
+    worst: dict[str, float] = {}
+    for text in plan.constants(config):
+        offs = []
+        for table, jobs in config.tables.items():
+            for name in config.figure6b.policies:
+                found = results.mean(plan.injected(config, jobs, text), name, jct_h())
+                printed = config.paper.jct[table].get(config.policy(name).paper)
+                if found and printed:
+                    offs.append(abs(deviation(found.value, printed[0])))
+        if offs:
+            worst[text] = max(offs)
+    if not worst:
+        return ""
+    best = min(worst, key=lambda text: worst[text])
+    found_best = f"Of these constants {best} comes nearest to the paper's tables, off by up to {worst[best]:.0f} %"
+    return f"{found_best}; none matches them all." if worst[best] > CLOSE else f"{found_best}."
 
 
 def overhead(results: Results) -> Sheet:
