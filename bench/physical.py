@@ -2,6 +2,7 @@
 
     python bench/physical.py --out out/physical                 (a machine with a GPU; again: goes on where it stopped)
     python bench/physical.py --gpus 1 --profile mine.json …     (logical slots, where there is none)
+    python bench/physical.py --report docs/experiments/h200.md …        (what was run, as a page)
 
 Thirty jobs of the paper's six tasks, each for one GPU, run under every policy and both sharing mechanisms: real
 processes, started, stopped, resumed and ended by the service. Every case leaves a JSON file with each job's story and
@@ -47,6 +48,7 @@ from carpool.sim.metrics import summarise
 MPS, TIME_SLICING, LOGICAL = "mps", "time-slicing", "logical"
 GUESSED_LAUNCH_S = 8.0
 KEPT_VARIABLES = ("PYTHONPATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS")
+EXCLUSIVE = ("fifo", "sjf", "tiresias")
 SAMPLE_S = 0.1
 PATIENCE = 3.0
 """A case that takes so many times as long as simulated, and a minute more, is given up."""
@@ -340,7 +342,9 @@ def run_all(options: argparse.Namespace) -> list[dict[str, Any]]:
             path.write_text(json.dumps(result, indent=1) + "\n")
             print(f"{case.name}: {json.dumps(result['measured'])}", flush=True)
         done.append(json.loads(path.read_text()))
-    return compare(done, jobs, profile, options)
+    rows = compare(done, jobs, profile, options)
+    (folder / "summary.json").write_text(json.dumps(rows, indent=1) + "\n")
+    return rows
 
 
 def _same_workload(path: Path, jobs: list[dict[str, Any]]) -> None:
@@ -369,7 +373,6 @@ def compare(
             {"policy": kind[0], "mechanism": kind[1], "jobs_per_gpu": kind[2], "launch_s": costs.launch_s}
             | {"measured": measured, "simulated": simulated}
         )
-    (Path(options.out) / "summary.json").write_text(json.dumps(rows, indent=1) + "\n")
     return rows
 
 
@@ -382,13 +385,57 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
             real, model = fmean(row["measured"][key]), row["simulated"][key]
             cells.append(f"{real:8.1f} / {model:7.1f} {100 * (model / real - 1) if real else 0:+5.1f}%")
         print(f"{label:28}{len(row['measured']['makespan_s']):>5}" + "".join(f"{cell:>26}" for cell in cells))
-    by_kind = {(row["policy"], row["mechanism"], row["jobs_per_gpu"]): row for row in rows}
-    base = next((row for (policy, _, _), row in by_kind.items() if policy == "sjf"), None)
-    for (policy, mechanism, crowd), row in by_kind.items():
-        if base is not None and policy in ("sjf-bsbf", "carpool"):
-            gain = fmean(base["measured"]["mean_jct_s"]) / fmean(row["measured"]["mean_jct_s"])
-            print(f"{policy} with {mechanism}, C = {crowd}: mean JCT {gain:.2f} times as good as exclusive SJF")
+    print("\n".join(gains(rows)))
     print("(measured / simulated)")
+
+
+def gains(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Sharing against exclusive SJF, on the same GPU and jobs."""
+    base = next((row for row in rows if row["policy"] == "sjf"), None)
+    found = []
+    for row in rows if base is not None else ():
+        if row["policy"] not in EXCLUSIVE:
+            ratio = fmean(base["measured"]["mean_jct_s"]) / fmean(row["measured"]["mean_jct_s"])
+            what = f"{row['policy']}, {row['mechanism']}, up to {row['jobs_per_gpu']} jobs per GPU"
+            found.append(f"- {what}: the mean JCT of exclusive SJF is {ratio:.2f} times as long")
+    return found
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+
+def report(options: argparse.Namespace) -> str:
+    """What the folder holds, as markdown. Needs no GPU."""
+    folder, profile = Path(options.out), load(options.profile)
+    jobs = [Work(**row) for row in json.loads((folder / "workload.json").read_text())]
+    done = [json.loads(path.read_text()) for path in sorted(folder.glob("*-run*.json"))]
+    rows = compare(done, jobs, profile, options)
+    lines = ["| policy | mechanism | jobs per GPU | runs | makespan s | mean JCT s | mean queue s | GPU busy |"]
+    lines.append("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for row in rows:
+        cells = [_cell(row, key) for key in ("makespan_s", "mean_jct_s", "mean_queue_s")]
+        busy = [share for share in row["measured"]["gpu_utilisation"] if share is not None]
+        runs = str(len(row["measured"]["makespan_s"]))
+        crowd = "1" if row["policy"] in EXCLUSIVE else str(row["jobs_per_gpu"])
+        lines.append(
+            "| " + " | ".join([row["policy"], row["mechanism"], crowd, runs, *cells, f"{fmean(busy):.0%}"]) + " |"
+        )
+    return "\n".join([*lines, "", *gains(rows)]) + "\n"
+
+
+def _cell(row: Mapping[str, Any], key: str) -> str:
+    real, model = fmean(row["measured"][key]), row["simulated"][key]
+    return f"{real:.1f} / {model:.1f} ({100 * (model / real - 1):+.1f} %)"
+
+
+def replace_table(path: Path, table: str) -> None:
+    """Between the two marks of the page; the words around them are written by people."""
+    begin, end = "<!-- measured: begin -->\n", "<!-- measured: end -->"
+    before, _, rest = path.read_text().partition(begin)
+    _, found, after = rest.partition(end)
+    if not found:
+        raise SystemExit(f"{path}: mark the place of the table with {begin.strip()} and {end}")
+    path.write_text(before + begin + table + end + after)
 
 
 def main() -> None:
@@ -397,7 +444,7 @@ def main() -> None:
     parser.add_argument("--profile", default="h200")
     parser.add_argument("--gpus", type=int, help="so many logical slots instead of the GPU")
     parser.add_argument("--jobs", type=int, default=30)
-    parser.add_argument("--mean", type=float, default=8.0, help="mean length of a job alone, seconds")
+    parser.add_argument("--mean", type=float, default=4.0, help="mean length of a job alone, seconds")
     parser.add_argument("--load", type=float, default=2.5, help="arrivals, times what one GPU could serve")
     parser.add_argument("--threshold", type=float, help="Tiresias' threshold in GPU-seconds; else 1.5 mean jobs")
     parser.add_argument("--repeats", type=int, default=2)
@@ -406,7 +453,11 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, help="start no case that would end later")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--examples", help="folder of the example scripts")
+    parser.add_argument("--report", type=Path, help="run nothing; put the results into this page")
     options = parser.parse_args()
+    if options.report:
+        replace_table(options.report, report(options))
+        return
     if not options.gpus and not nvml.devices():
         raise SystemExit("no GPU was found; --gpus 1 runs it on a logical slot, with a profile of this machine")
     show(run_all(options))
