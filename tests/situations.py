@@ -160,7 +160,7 @@ def _validate_job(state: State, record) -> None:
     holds = record.status in (Status.STARTING, Status.RUNNING) or (record.status is Status.CANCELLING and record.gpus)
     assert len(record.gpus) == (record.job.gpus if holds else 0)
     assert 0.0 <= record.done <= record.job.iterations
-    assert record.accum == 1 or record.job.can_shrink
+    assert record.accum == 1 or record.job.can_shrink or not record.gpus
     if record.status is Status.RUNNING:
         worst = 1.0
         for gpu in record.gpus:
