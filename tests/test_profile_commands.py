@@ -118,7 +118,7 @@ def test_profiles_show():
     assert "largest batch alone" in shown
     assert call(profiles, "show", "h200").output.count("ξ, row slowed by column") == 4
     assert "6.04" in call(profiles, "show", "gavel").output
-    assert json.loads(call(profiles, "show", "gavel", "--json").output)["schema"] == 1
+    assert json.loads(call(profiles, "show", "gavel", "--json").output)["schema"] == 2
     assert isinstance(call(profiles, "show", "t5").exception, InputError)
 
 
@@ -131,18 +131,38 @@ def test_importing_the_commands_loads_nothing_heavy():
     assert done.stdout.strip() == "[]"
 
 
+def documented() -> list[list[str]]:
+    """The commands of docs/profiles.md that write shipped files."""
+    import shlex
+
+    text = (Path(__file__).parents[1] / "docs" / "profiles.md").read_text().replace("\\\n", " ")
+    lines = [line for block in text.split("```sh\n")[1:] for line in block.split("```")[0].splitlines()]
+    return [shlex.split(line.replace("$CARPOOL_DATA", DATA or "")) for line in lines if "library/" in line]
+
+
+def test_the_documented_command_is_the_one_that_measured_h200(monkeypatch):
+    """What it plans is what the raw points are: neither more nor less."""
+    from carpool.gpu import nvml
+    from carpool.profile.measure import commands
+    from carpool.profile.measure.plan import plan
+    from carpool.profile.measure.session import Gpu
+
+    (words,) = [words for words in documented() if words[1] == "profile"]
+    told = commands.profile.make_context("profile", words[2:]).params
+    del told["as_json"]
+    asked = commands.Asked(**told)
+    monkeypatch.setattr(commands.mps, "available", lambda: None)
+    phases = plan(asked.sources(Gpu(nvml.Device(0, "GPU-1", "test", 1, "1"))), asked.scope(on_gpu=True))
+    assert {wish for phase in phases for wish in phase.wishes} == {done.wish for done in load("h200").raw}
+
+
 @pytest.mark.skipif(not DATA, reason="CARPOOL_DATA is not set: the measurements are not part of the project")
 def test_the_documented_commands_make_the_shipped_files(tmp_path):
     """Reads the commands from docs/profiles.md, so that neither they nor the files can drift."""
-    import shlex
-
     root = Path(__file__).parents[1]
-    text = (root / "docs" / "profiles.md").read_text().split("```sh\n")[1].split("```")[0].replace("\\\n", " ")
-    lines = [line for line in text.splitlines() if line.strip()]
-    assert len(lines) == 3
-    for line in lines:
-        words = shlex.split(line.replace("$CARPOOL_DATA", DATA))
-        assert words[:2] == ["carpool", "fit"]
+    commands = [words for words in documented() if words[1] == "fit"]
+    assert len(commands) == 2
+    for words in commands:
         shipped = root / words[words.index("--out") + 1]
         words[words.index("--out") + 1] = str(tmp_path / shipped.name)
         assert call(fit, *words[2:]).exit_code == 0

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,38 +13,47 @@ from carpool.gpu import mps, nvml
 
 pytestmark = pytest.mark.skipif(mps.available() is not None, reason=f"no MPS here: {mps.available()}")
 CLIENT = Path(__file__).parent / "cuda_client.py"
+HEARD_S = 5.0
 
 
+@contextmanager
 def client(kind, daemon, uuid):
+    """A client that has done its first round."""
     env = {**os.environ, **daemon.env(), "CUDA_VISIBLE_DEVICES": uuid}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    process = subprocess.Popen([sys.executable, str(CLIENT), kind], env=env, text=True, **pipes)
-    assert process.stdout.readline() == "0\n"
-    return process
+    with subprocess.Popen([sys.executable, str(CLIENT), kind], env=env, text=True, **pipes) as process:
+        assert process.stdout.readline() == "0\n"
+        yield process
+
+
+def finish(process):
+    """Let it end, and return the codes of its rounds."""
+    process.stdin.close()
+    return [int(line) for line in process.stdout]
+
+
+def faults_within(daemon, seconds):
+    until = time.monotonic() + seconds
+    while not (found := daemon.faults()) and time.monotonic() < until:
+        time.sleep(0.05)
+    return found
 
 
 def test_who_is_hurt_by_a_fault_is_named_and_new_clients_start(tmp_path):
     uuid = nvml.devices()[0].uuid
     with mps.Daemon(tmp_path / "mps", [uuid]) as daemon:
-        mate, culprit = client("healthy", daemon, uuid), client("faulty", daemon, uuid)
-        assert daemon.faults() == []
-        assert {mate.pid, culprit.pid} <= daemon.clients()
-        culprit.stdin.write("go\n")
-        culprit.stdin.flush()
-        assert int(culprit.stdout.readline()) != 0
-        faults, until = [], time.monotonic() + 5
-        while time.monotonic() < until and not faults:
-            faults = daemon.faults()
-            time.sleep(0.05)
-        mate.stdin.close()
-        codes = [int(line) for line in mate.stdout]
-        print("mate:", codes[-3:], "faults:", faults, (daemon.log / "control.log").read_text()[-1500:])
-        if any(codes):
-            assert any(mate.pid in fault.clients for fault in faults)
-        culprit.stdin.close()
-        mate.wait()
-        culprit.wait()
-        again = client("healthy", daemon, uuid)
-        assert daemon.verify(again.pid)
-        again.stdin.close()
-        again.wait()
+        with client("healthy", daemon, uuid) as mate, client("faulty", daemon, uuid) as culprit:
+            assert daemon.faults() == []
+            assert {mate.pid, culprit.pid} <= daemon.clients()
+            culprit.stdin.write("go\n")
+            culprit.stdin.flush()
+            assert int(culprit.stdout.readline()) != 0
+            found = faults_within(daemon, HEARD_S)
+            codes = finish(mate)
+            print("the mate's codes:", codes[-3:], "faults:", found)
+            if any(codes):
+                assert any(mate.pid in fault.clients for fault in found)
+            finish(culprit)
+        with client("healthy", daemon, uuid) as again:
+            assert daemon.verify(again.pid)
+            finish(again)

@@ -117,7 +117,7 @@ def test_a_fault_names_everybody_who_was_on_the_server_once(daemon, sleeper):
 def test_a_server_that_is_gone_is_a_fault_if_it_left_somebody_behind(daemon, sleeper):
     daemon.start()
     serve(daemon, s7={"clients": [sleeper.pid]}, s8={"clients": [2**22 + 1]})
-    daemon.faults()
+    assert daemon.verify(sleeper.pid), "and whoever looks remembers"
     serve(daemon)
     assert [fault.clients for fault in daemon.faults()] == [{sleeper.pid}]
 

@@ -5,7 +5,7 @@ A draft is an overlay: it remembers differences, and copies the free-GPU index w
 stays untouched.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 from carpool.core.free import FreeGpus
 from carpool.core.model import Allocation, Decision, GpuId, JobId
@@ -60,6 +60,11 @@ class Draft:
         """The GPUs on which this draft put somebody."""
         return self._arrived
 
+    @property
+    def stopped(self) -> Set[int]:
+        """The jobs that this draft stopped, by order of submission."""
+        return self._stopped
+
     def gpus_of(self, record: JobRecord) -> tuple[GpuId, ...]:
         """Where a job is, in the draft."""
         return self._placed.get(record.job.id, record.gpus)
@@ -81,25 +86,37 @@ class Draft:
         within_jobs = limits.jobs is None or held[0] < limits.jobs
         return within_jobs and (limits.gpus is None or held[1] + record.shape.gpus <= limits.gpus)
 
+    def place_alone(self, record: JobRecord) -> tuple[tuple[GpuId, ...], Size] | None:
+        """The most consolidated free GPUs, and the largest sub-batch that fits; None where a job cannot start alone."""
+        shape = record.shape
+        if shape.gpus > self.free_count or not self.may_start(record):
+            return None
+        for size in shape.sizes:
+            gpus = self._pick(shape.gpus, size)
+            if gpus is not None:
+                return gpus, size
+        return None
+
     # ---- what policies do ------------------------------------------------------------------------------------------
 
     def start(self, record: JobRecord, why: str) -> bool:
         """Start a job alone on the most consolidated free GPUs, at the largest sub-batch that fits, if that can be."""
-        shape = record.shape
-        if shape.gpus > self.free_count or not self.may_start(record):
+        place = self.place_alone(record)
+        if place is None:
             return False
-        for size in shape.sizes:
-            gpus = self._pick(shape.gpus, size)
-            if gpus is not None:
-                self._take(gpus)
-                self._enter(record, Allocation(gpus, size.accum), size.memory, why)
-                return True
-        return False
+        gpus, size = place
+        self._take(gpus)
+        self._enter(record, Allocation(gpus, size.accum), size.memory, why)
+        return True
 
     def assign(self, record: JobRecord, gpus: Sequence[GpuId], size: Size, why: str) -> None:
         """Place a job on GPUs that the policy chose, beside whoever is there."""
         self._take([gpu for gpu in gpus if not self.members(gpu)])
         self._enter(record, Allocation(tuple(gpus), size.accum), size.memory, why)
+
+    def hold(self, gpus: Sequence[GpuId]) -> None:
+        """Give free GPUs to nobody in this draft: somebody waits for more of them."""
+        self._take(gpus)
 
     def stop(self, record: JobRecord, why: str) -> None:
         """Preempt a running job; its GPUs can be given away in the same draft."""

@@ -32,6 +32,8 @@ class Job:
     priority: int = 0
     after: tuple[JobId, ...] = ()
     retries: int = 0
+    can_checkpoint: bool = True
+    """May the scheduler suspend the job and resume it later? Only policies that suspend ask."""
     least_accum: int = 1
     """The fewest pieces into which the batch must be split: it ran out of memory with fewer."""
 

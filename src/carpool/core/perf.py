@@ -5,7 +5,8 @@ A `PerformanceModel` is either what a policy believes or what the simulator take
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -62,9 +63,16 @@ class Task:
     delta: float
     memory_static: int = 0
     memory_per_sample: float = 0.0
+    knee: float = 1.0
+    """1: eq. 3. Larger: small batches take α whatever their size, large ones β a sample, with a bend between."""
 
     def compute(self, samples: int) -> float:  # eq. 3
-        return self.alpha_s + self.beta_s * samples
+        if self.knee == 1.0:
+            return self.alpha_s + self.beta_s * samples
+        longer, shorter = self.alpha_s, self.beta_s * samples
+        if shorter > longer:
+            longer, shorter = shorter, longer
+        return longer * math.pow(1.0 + math.pow(shorter / longer, self.knee), 1.0 / self.knee)
 
     def communicate(self, placement: Placement) -> float:  # eq. 4
         if placement.gpus == 1:
@@ -73,12 +81,18 @@ class Task:
 
     def iteration(self, batch: int, accum: int, placement: Placement) -> float:  # eq. 7
         last = self.compute(batch // accum)  # the micro-batch whose backward pass overlaps the all-reduce
-        before = accum * self.alpha_s + self.beta_s * batch - last
+        before = self._all_micro_batches(batch, accum) - last
         comm = self.communicate(placement)
         if comm <= 0.0:
             return before + last
         longer, shorter = max(last, comm), min(last, comm)
         return before + longer * math.pow(1.0 + math.pow(shorter / longer, self.delta), 1.0 / self.delta)
+
+    def _all_micro_batches(self, batch: int, accum: int) -> float:
+        if self.knee == 1.0:
+            return accum * self.alpha_s + self.beta_s * batch
+        size, larger = divmod(batch, accum)
+        return larger * self.compute(size + 1) + (accum - larger) * self.compute(size)
 
     def memory(self, samples: int) -> int:
         return self.memory_static + round(self.memory_per_sample * samples)
@@ -92,6 +106,17 @@ class Interference(Protocol):
     def pair(self, model: str, samples: int, mate: str, mate_samples: int) -> float:
         """ξ of `model` beside one `mate`, each at its sub-batch; 1.0 where they do not disturb each other."""
 
+    def demand(self, model: str, samples: int) -> float:
+        """The share of a GPU that `model` asks for at its sub-batch; 0.0 where that is not known."""
+
+
+def crowd_slowdown(pairs: Iterable[float], demands: Iterable[float]) -> float:
+    """ξ of a job beside several mates: from its ξ beside each of them, and the demands of all, its own included.
+
+    What the mates cost adds up; and where all together ask for more than the GPU has, everybody gets that much less.
+    """
+    return max(1.0 + sum(max(1.0, xi) - 1.0 for xi in pairs), sum(demands))
+
 
 @dataclass(frozen=True, slots=True)
 class ConstantInterference:
@@ -99,6 +124,9 @@ class ConstantInterference:
 
     def pair(self, model: str, samples: int, mate: str, mate_samples: int) -> float:
         return self.xi
+
+    def demand(self, model: str, samples: int) -> float:
+        return 0.0
 
 
 class UnknownPair(LookupError):
@@ -117,9 +145,15 @@ class MeasuredPair:
 class TableInterference:
     """ξ by model and mate; where a pair was measured at several batches, the nearest one (in ratio) counts."""
 
-    def __init__(self, cells: Mapping[tuple[str, str], Sequence[MeasuredPair]]) -> None:
+    def __init__(
+        self,
+        cells: Mapping[tuple[str, str], Sequence[MeasuredPair]],
+        demands: Mapping[str, Sequence[tuple[int, float]]] | None = None,
+    ) -> None:
         self.cells = {pair: tuple(measured) for pair, measured in cells.items()}
         self.models = {model for pair in self.cells for model in pair}
+        self.demands = {model: sorted(known) for model, known in (demands or {}).items()}
+        """By model: the demand at each batch at which it is known (0: any)."""
 
     def pair(self, model: str, samples: int, mate: str, mate_samples: int) -> float:
         measured = self.cells.get((model, mate))
@@ -129,6 +163,24 @@ class TableInterference:
             return max(1.0, measured[0].xi)
         nearest = min(measured, key=lambda m: _ratio(m.samples, samples) * _ratio(m.mate_samples, mate_samples))
         return max(1.0, nearest.xi)  # below 1 is measurement noise
+
+    def demand(self, model: str, samples: int) -> float:
+        """Between two batches on a straight line in logarithms; below the smallest in proportion to the batch, because
+        the work shrinks and the iteration hardly; above the largest it is saturated."""
+        known = self.demands.get(model)
+        if not known:
+            return 0.0
+        above = bisect_left(known, (samples, -math.inf))
+        if above == len(known) or known[above][0] == samples:
+            return known[min(above, len(known) - 1)][1]
+        high, demand = known[above]
+        if above == 0:
+            return demand * samples / high
+        low, less = known[above - 1]
+        if not (low and less and demand):
+            return demand
+        share = math.log(samples / low) / math.log(high / low)
+        return math.exp(math.log(less) + share * math.log(demand / less))
 
 
 def _ratio(a: int, b: int) -> float:
@@ -156,6 +208,7 @@ class FittedModel:
         self._iterations: dict[tuple[str, int, int, int, int], float] = {}
         self._memory: dict[tuple[str, int, int], int] = {}
         self._pairs: dict[tuple[str, int, int, str, int, int], float] = {}
+        self._demands: dict[tuple[str, int, int], float] = {}
 
     def fewest_nodes(self, gpus: int) -> int:
         return -(-gpus // self.node_gpus)
@@ -194,7 +247,15 @@ class FittedModel:
     def slowdown(self, job: Job, accum: int, mates: Sequence[Mate]) -> float:
         if len(mates) == 1:
             return self._pair(job, accum, *mates[0])
-        return 1.0 + sum(self._pair(job, accum, mate, mate_accum) - 1.0 for mate, mate_accum in mates)
+        pairs = [self._pair(job, accum, mate, mate_accum) for mate, mate_accum in mates]
+        return crowd_slowdown(pairs, [self._demand(*one) for one in ((job, accum), *mates)])
+
+    def _demand(self, job: Job, accum: int) -> float:
+        key = (job.model, job.batch, accum)
+        demand = self._demands.get(key)
+        if demand is None:
+            demand = self._demands[key] = self.interference.demand(job.model, sub_batch(job.batch, accum))
+        return demand
 
     def forget_pairs(self) -> None:
         """The interference table has changed."""

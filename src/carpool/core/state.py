@@ -13,6 +13,7 @@ from carpool.core.cluster import Cluster
 from carpool.core.hosts import Hosts
 from carpool.core.learning import LearningModel, Lesson, Sighting, life, sighting
 from carpool.core.model import Allocation, GpuId, Job, JobId, Limits, Status, allowed_accumulations
+from carpool.core.outlook import Outlook
 from carpool.core.perf import PerformanceModel, Placement
 from carpool.core.queue import Queue
 from carpool.core.record import JobRecord, Order, Shape
@@ -55,7 +56,10 @@ class State:
         self._dependents: dict[JobId, list[JobId]] = {}
         self._shapes = Shapes(perf)
         self._hosts: Hosts | None = None
+        self._outlook: Outlook | None = None
         self._submissions = 0
+        self._finished = 0
+        self._finished_jct_s = 0.0
 
     # ---- reading -------------------------------------------------------------------------------------------------
 
@@ -73,6 +77,20 @@ class State:
             for record in self._running.values():
                 self._hosts.update(record)
         return self._hosts
+
+    @property
+    def outlook(self) -> Outlook:
+        """When running jobs will end. Kept from the first time that somebody asks, as `hosts` is."""
+        if self._outlook is None:
+            self._outlook = Outlook(self.cluster, self.perf)
+            for record in self._running.values():
+                self._outlook.touch(record)
+        return self._outlook.refresh()
+
+    @property
+    def mean_jct_s(self) -> float:
+        """Of the jobs that have finished so far; 0 before the first."""
+        return self._finished_jct_s / self._finished if self._finished else 0.0
 
     def residents(self, gpu: GpuId) -> tuple[JobRecord, ...]:
         return self.cluster.residents[gpu]
@@ -433,6 +451,9 @@ class State:
             record.reason = reason
             record.ended = self.now
             record.leaving = ()
+            if status is Status.FINISHED:
+                self._finished += 1
+                self._finished_jct_s += self.now - record.job.submitted
             self.ended[record.job.id] = self.jobs.pop(record.job.id)
             for name in self._dependents.pop(record.job.id, ()):
                 later = self.jobs.get(name)
@@ -582,6 +603,8 @@ class State:
     def _index_host(self, record: JobRecord) -> None:
         if self._hosts is not None:
             self._hosts.update(record)
+        if self._outlook is not None:
+            self._outlook.touch(record)
 
 
 def _waits_in_vain(forerunner: JobRecord) -> str:

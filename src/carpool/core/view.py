@@ -1,11 +1,12 @@
 """What a policy may look at. `State` is a `View`; the protocol has no setters, so mypy keeps policies from writing."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from carpool.core.free import FreeGpus, Topology
 from carpool.core.hosts import Hosts
-from carpool.core.model import GpuId, Limits
+from carpool.core.model import GpuId, JobId, Limits
+from carpool.core.outlook import Outlook
 from carpool.core.perf import PerformanceModel
 from carpool.core.queue import Queue
 from carpool.core.record import JobRecord
@@ -30,6 +31,12 @@ class View(Protocol):
     def queue(self) -> Queue: ...
     @property
     def hosts(self) -> Hosts: ...
+    @property
+    def outlook(self) -> Outlook: ...
+    @property
+    def jobs(self) -> Mapping[JobId, JobRecord]: ...
+    @property
+    def mean_jct_s(self) -> float: ...
     @property
     def running(self) -> Iterable[JobRecord]: ...
     def residents(self, gpu: GpuId) -> Sequence[JobRecord]: ...

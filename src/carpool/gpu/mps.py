@@ -143,8 +143,12 @@ class Daemon:
         return self._pid is not None and _birth(self._pid) == self._birth and self._birth is not None
 
     def clients(self) -> set[int]:
-        """The processes that MPS serves now."""
-        return {client for server in self._servers() or () for client in self._clients_of(server)}
+        """The processes that MPS serves now. Remembered, so that `faults` can name them later."""
+        found: set[int] = set()
+        for server in self._servers() or ():
+            self._served[server] = frozenset(self._clients_of(server))
+            found |= self._served[server]
+        return found
 
     def verify(self, pid: int) -> bool:
         """Does MPS serve this process, or one that it started? False for one that fell back to time-slicing."""

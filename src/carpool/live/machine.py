@@ -19,6 +19,8 @@ LOGICAL_MEMORY = 2**50
 """A logical slot has no memory to run out of."""
 NOTICEABLE = 256 * 2**20
 """Strangers who take or leave less than this are not worth an event."""
+FENCE, FENCE_MORE = 1.25, 2 * 2**30
+"""A fenced job may hold so many times what it is believed to need, and so much more: workspaces and fragments."""
 
 
 @dataclass
@@ -31,7 +33,10 @@ class Machine:
     """Why not MPS."""
     names: Mapping[GpuId, str] = field(default_factory=dict)
     mps: Any = None
+    fenced: bool = False
+    """Does MPS keep a job below a memory limit here? Tried at the start, not believed."""
     _strangers: dict[GpuId, int] = field(default_factory=dict)
+    _outside: set[int] = field(default_factory=set)
 
     @property
     def node(self) -> Node:
@@ -40,9 +45,26 @@ class Machine:
     def slot(self, gpu: GpuId) -> Slot:
         return self.slots[gpu]
 
-    def environment(self) -> dict[str, str]:
-        """What all jobs get so that they can share."""
-        return dict(self.mps.env()) if self.mps is not None and self.mps.alive() else {}
+    def environment(self, memory: int = 0, gpus: int = 1) -> dict[str, str]:
+        """What a job gets so that it can share. `memory`: what it needs on a GPU with its batch whole; 0: not known.
+
+        Under MPS a job that takes far more than it needs runs out of memory itself, instead of its mates.
+        """
+        if self.mps is None or not self.mps.alive():
+            return {}
+        limit = round(FENCE * memory) + FENCE_MORE if self.fenced and memory else None
+        return dict(self.mps.env(limit, gpus))
+
+    def outside_mps(self, is_ours: "Ours") -> list[int]:
+        """Processes of our jobs that compute on our GPUs without MPS though it is there; each is told once. Blocks."""
+        if self.mps is None:
+            return []
+        from carpool.gpu import nvml
+
+        pids = {use.pid for slot in self.slots for use in nvml.processes(slot.uuid) if is_ours.is_worker(use.pid)}
+        found = [pid for pid in self.mps.fell_back(sorted(pids)) if pid not in self._outside]
+        self._outside = (self._outside & pids) | set(found)
+        return found
 
     def taken_by_strangers(self, is_ours: "Ours") -> list[tuple[GpuId, int]]:
         """GPUs on which processes that are not ours hold noticeably more or less memory than before. Blocks."""
@@ -74,14 +96,33 @@ class Ours:
         self._mps = mps
 
     def __call__(self, pid: int) -> bool:
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                variables = file.read().split(b"\0")
-        except OSError:  # gone meanwhile, or another user's
+        variables = _environment_of(pid)
+        if variables is None:  # gone meanwhile, or another user's
             return not os.path.exists(f"/proc/{pid}")
-        if any(variable.startswith(self._mark) for variable in variables):
+        if self._marked(variables):
             return True
         return self._mps is not None and f"CUDA_MPS_PIPE_DIRECTORY={self._mps.pipe}".encode() in variables
+
+    def is_worker(self, pid: int) -> bool:
+        """Is it a process of one of our jobs, and no part of MPS?"""
+        return self._marked(_environment_of(pid) or ())
+
+    def _marked(self, variables: Sequence[bytes]) -> bool:
+        return any(variable.startswith(self._mark) for variable in variables)
+
+
+def job_of(pid: int) -> str:
+    """The job that a worker's process belongs to; empty where that cannot be told."""
+    own = [variable for variable in _environment_of(pid) or () if variable.startswith(b"CARPOOL_JOB=")]
+    return own[0].partition(b"=")[2].decode(errors="replace") if own else ""
+
+
+def _environment_of(pid: int) -> list[bytes] | None:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return file.read().split(b"\0")
+    except OSError:
+        return None
 
 
 def discover(gpus: int | None, gpu_memory: int | None, home: Home, *, mps: bool = True) -> Machine:
@@ -98,7 +139,8 @@ def discover(gpus: int | None, gpu_memory: int | None, home: Home, *, mps: bool 
     memory = gpu_memory or min(device.memory for device in devices)
     names = {number: device.name for number, device in enumerate(devices)}
     daemon, why = _start_mps(home, [device.uuid for device in devices]) if mps else (None, "switched off")
-    return Machine(slots, memory, "mps" if daemon else "time-slicing", why, names, daemon)
+    fenced = daemon is not None and daemon.check(devices[0].uuid).limited
+    return Machine(slots, memory, "mps" if daemon else "time-slicing", why, names, daemon, fenced)
 
 
 def _start_mps(home: Home, uuids: Sequence[str]) -> tuple[Any, str]:

@@ -28,7 +28,7 @@ from carpool.live.executors.base import Ended, Launch, Outcome
 from carpool.live.home import write_private
 from carpool.live.inside import new_row
 from carpool.live.knowledge import Knowledge
-from carpool.live.machine import Ours, discover
+from carpool.live.machine import Ours, discover, job_of
 from carpool.live.outlook import Outlook
 from carpool.live.processes import boot_id
 from carpool.live.reading import Reading
@@ -227,6 +227,8 @@ class Service(Reading):
         while self._machine.mechanism != "logical":
             for gpu, memory in await asyncio.to_thread(self._machine.taken_by_strangers, ours):
                 self._driver.tell(ev.MemoryTaken(self._clock.now(), gpu, memory))
+            for pid in await asyncio.to_thread(self._machine.outside_mps, ours):
+                self._driver.note(f"job {job_of(pid)}: process {pid} runs outside MPS, so it shares by time-slicing")
             await asyncio.sleep(STRANGERS_S)
 
     async def _look_ahead(self) -> None:
@@ -301,9 +303,14 @@ class Service(Reading):
 
     # ---- what the driver asks --------------------------------------------------------------------------------------
 
+    def _fence(self, record: JobRecord) -> int:
+        """The memory beyond which a job must not go, to spare those it joins; 0: no limit. One that runs out of memory
+        comes back alone, without a limit: the belief may be wrong."""
+        return self._state.perf.memory(record.job, 1) if self._state.cluster.mates(record) else 0
+
     def _launch_of(self, record: JobRecord) -> Launch:
         spec = self.specs[record.job.id]
-        extra = self._machine.environment()
+        extra = self._machine.environment(self._fence(record), len(record.gpus))
         if spec.array_index is not None:
             extra[ARRAY_VARIABLE] = str(spec.array_index)
         return Launch(

@@ -17,10 +17,11 @@ from carpool.policies.base import BasePolicy
 from carpool.policies.bsbf import SjfBsbf
 from carpool.policies.ffs import SjfFfs
 from carpool.policies.fifo import Fifo
+from carpool.policies.joint import Carpool
 from carpool.policies.sjf import Sjf
 from carpool.policies.tiresias import Tiresias
 
-BUILT_IN: dict[str, type[BasePolicy]] = {cls.name: cls for cls in (Fifo, Sjf, Tiresias, SjfFfs, SjfBsbf)}
+BUILT_IN: dict[str, type[BasePolicy]] = {cls.name: cls for cls in (Fifo, Sjf, Tiresias, SjfFfs, SjfBsbf, Carpool)}
 ENTRY_POINTS = "carpool.policies"
 REQUIRED = object()
 """The default of an option that has none."""

@@ -6,7 +6,7 @@ are cut at one point and then come in the right order, and a guest looks at few 
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import merge
 from math import inf
 from typing import NamedTuple
@@ -33,6 +33,7 @@ class Candidate(NamedTuple):
     gpus: tuple[GpuId, ...]
     hosts: tuple[str, ...]
     option: Option
+    members: tuple[Member, ...]
 
 
 class Host(NamedTuple):
@@ -41,7 +42,7 @@ class Host(NamedTuple):
     left: float
     order: int
     gpus: tuple[GpuId, ...]
-    job: Job
+    member: Member
 
 
 class Choices(NamedTuple):
@@ -80,20 +81,27 @@ class Candidates:
         self.draft = draft
         self._cache = cache
         self._as_of = -1
-        self._changed: set[int] = set()
+        self._changed: set[int] = set()  # whom the draft placed, stopped or gave a mate
         self._single: dict[HostKind, list[Host]] = {}
         self._crowded: list[tuple[list[Member], tuple[GpuId, ...]]] = []
 
     def for_guest(self, guest: JobRecord, at_least: int) -> Iterator[Candidate]:
         """All places at which sharing beats waiting, best first, with an accumulation of at least `at_least`."""
+        streams = self.by_kind(guest, at_least)
+        if self._crowded:
+            streams.append(self._crowded_candidates(guest, guest.alone_left(self.draft.view.now), at_least))
+        return merge(*streams) if len(streams) > 1 else iter(streams[0] if streams else ())
+
+    def by_kind(self, guest: JobRecord, at_least: int) -> list[Iterator[Candidate]]:
+        """The same among cells of one job, for each kind of host by itself: the soonest to end comes first."""
         self._look_again()
         view = self.draft.view
         now = view.now
         guest_left = guest.alone_left(now)
         known = self._cache.beside(view, guest, at_least)
-        streams = [self._crowded_candidates(guest, guest_left, at_least)] if self._crowded else []
+        streams = []
         for kind, hosts in self._single.items():
-            fitting, needs = known.get(kind) or self._learn(known, guest, kind, hosts[0].job, at_least)
+            fitting, needs = known.get(kind) or self._learn(known, guest, kind, hosts[0].member.record.job, at_least)
             least = needs * guest_left * SLACK
             if hosts[-1].left >= least:
                 streams.append(_judge(hosts[bisect_right(hosts, (least,)) :], fitting, guest_left))
@@ -102,7 +110,12 @@ class Candidates:
             least = needs * guest_left * SLACK
             if group.entries[-1][0] - now >= least:
                 streams.append(_judge(self._unchanged(group.ending_after(now + least)), fitting, guest_left))
-        return merge(*streams) if len(streams) > 1 else iter(streams[0] if streams else ())
+        return streams
+
+    def crowded(self) -> Sequence[tuple[list[Member], tuple[GpuId, ...]]]:
+        """The cells of several jobs that have room for one more."""
+        self._look_again()
+        return self._crowded
 
     def _learn(
         self, known: dict[HostKind, Choices], guest: JobRecord, kind: HostKind, host: Job, at_least: int
@@ -115,7 +128,9 @@ class Candidates:
         now = self.draft.view.now
         for record in records:
             if record.order not in self._changed:
-                yield Host(record.alone_left(now), record.order, record.gpus, record.job)
+                yield Host(
+                    record.alone_left(now), record.order, record.gpus, Member(record, record.accum, record.memory)
+                )
 
     # ---- hosts that are not alone, and those that this draft changed ----------------------------------------------
 
@@ -130,16 +145,16 @@ class Candidates:
         changed: dict[int, JobRecord] = {}
         for gpu in draft.entered:
             changed.update((member.record.order, member.record) for member in draft.members(gpu))
-        self._changed = set(changed)
+        self._changed = changed.keys() | draft.stopped
         now = draft.view.now
         for order, (record, kind, alone_on, crowds) in draft.view.hosts.others.items():
-            if order in changed:
+            if order in self._changed:
                 continue
             if alone_on:
-                host = Host(record.alone_left(now), order, alone_on, record.job)
+                host = Host(record.alone_left(now), order, alone_on, Member(record, record.accum, record.memory))
                 self._single.setdefault(kind, []).append(host)
             for residents, gpus in crowds:
-                if not any(resident.order in changed for resident in residents):
+                if not any(resident.order in self._changed for resident in residents):
                     self._crowded.append(([Member(r, r.accum, r.memory) for r in residents], gpus))
         self._add_changed(changed)
         for hosts in self._single.values():
@@ -165,9 +180,10 @@ class Candidates:
         return HostKind(job.model, job.batch, member.accum, job.max_slowdown, memory - member.memory)
 
     def _host(self, member: Member, gpus: list[GpuId]) -> Host:
-        return Host(self._left(member), member.record.order, tuple(gpus), member.record.job)
+        return Host(self.left(member), member.record.order, tuple(gpus), member)
 
-    def _left(self, member: Member) -> float:
+    def left(self, member: Member) -> float:
+        """The time left alone of a job that runs or was placed in this draft."""
         record, now = member.record, self.draft.view.now
         if record.gpus:
             return record.alone_left(now)
@@ -183,20 +199,23 @@ class Candidates:
                 fitting = [gpu for gpu in gpus if draft.accepts(gpu, guest, size)] if size.accum >= at_least else []
                 if fitting:
                     pairs = [(m, option_at(perf, guest, size, m.record.job, m.accum)) for m in members]
-                    verdicts = [best([option], self._left(member), guest_left) for member, option in pairs]
+                    verdicts = [best([option], self.left(member), guest_left) for member, option in pairs]
                     if all(verdicts):
                         worst = max(verdict for verdict in verdicts if verdict)
                         names = tuple(member.record.job.id for member in members)
                         order = members[0].record.order
                         found.append(
-                            Candidate(worst.together, len(names), order, tuple(sorted(fitting)), names, worst.option)
+                            Candidate(
+                                *(worst.together, len(names), order, tuple(sorted(fitting)), names, worst.option),
+                                tuple(members),
+                            )
                         )
                     break
         return iter(sorted(found))
 
 
 def _judge(hosts: Iterable[Host], choices: list[Option], guest_left: float) -> Iterator[Candidate]:
-    for left, order, gpus, job in hosts:
+    for left, order, gpus, member in hosts:
         verdict = best(choices, left, guest_left)
         if verdict is not None:
-            yield Candidate(verdict.together, 1, order, gpus, (job.id,), verdict.option)
+            yield Candidate(verdict.together, 1, order, gpus, (member.record.job.id,), verdict.option, (member,))

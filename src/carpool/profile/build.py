@@ -11,10 +11,11 @@ from pathlib import Path
 from statistics import median
 
 from carpool.core.model import sub_batch
+from carpool.profile.demand import fit_demands
 from carpool.profile.fields import ProfileError
 from carpool.profile.fit import fit_memory, fit_task
 from carpool.profile.rows import GIB, Run, merge_pairs, read_pairs, read_runs
-from carpool.profile.values import MECHANISMS, Gpu, Group, Memory, Pair, Profile, TaskProfile
+from carpool.profile.values import MECHANISMS, Demand, Gpu, Group, Memory, Pair, Profile, TaskProfile
 from carpool.units import parse_bytes
 
 FASTER = 0.95
@@ -51,6 +52,7 @@ def build(request: FitRequest) -> Profile:
     runs = [run for path in request.throughput for run in read_runs(path)]
     tasks, notes = _tasks(request, runs, gpu.memory_bytes if gpu else None)
     pairs, groups = _pairs(request)
+    tasks = _with_demands(tasks, pairs, runs)
     return Profile(
         name=request.name,
         description=request.description,
@@ -91,6 +93,14 @@ def _tasks(
     if runs and all(run.gpus == 1 for run in runs):
         notes.append("All rows come from one GPU: the communication constants are unknown and stand at 0.")
     return tasks, notes
+
+
+def _with_demands(tasks: dict[str, TaskProfile], pairs: Sequence[Pair], runs: Sequence[Run]) -> dict[str, TaskProfile]:
+    found: dict[str, tuple[Demand, ...]] = {}
+    for mechanism in sorted({pair.mechanism for pair in pairs}) if tasks else ():
+        for name, demands in fit_demands([pair for pair in pairs if pair.mechanism == mechanism], runs).items():
+            found[name] = (*found.get(name, ()), *demands)
+    return {name: replace(task, demands=found.get(name, ())) for name, task in tasks.items()}
 
 
 def _odd_speeds(runs: Sequence[Run]) -> list[str]:

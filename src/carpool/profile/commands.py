@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from carpool.core.perf import UnknownPair
-from carpool.profile.schema import Profile, dumps, load, save, shipped
+from carpool.profile.schema import Profile, ProfileError, dumps, load, save, shipped
 
 GIB = 2**30
 
@@ -91,14 +91,38 @@ def list_command(as_json: bool) -> None:
 
 @profiles.command("show")
 @click.argument("name")
+@click.option("--plots", metavar="FOLDER", help="Draw the fits and the slow-downs there.")
 @click.option("--json", "as_json", is_flag=True, help="Print the file itself.")
-def show_command(name: str, as_json: bool) -> None:
+def show_command(name: str, plots: str | None, as_json: bool) -> None:
     """Show one profile: a shipped NAME or a path."""
     profile = load(name)
     if as_json:
         click.echo(dumps(profile), nl=False)
     else:
         show(profile)
+    if plots is not None:
+        for picture in _draw(profile, plots):
+            click.echo(f"drew {picture}", err=as_json)
+
+
+def _draw(profile: Profile, folder: str) -> list[str]:
+    from carpool.profile import draw
+    from carpool.report.output import results_in
+
+    sets = [
+        (mechanism, batches)
+        for mechanism in profile.pair_mechanisms()
+        for batches, _ in _batch_sets(profile, mechanism)
+    ]
+    if not (profile.tasks or sets):
+        raise ProfileError(f"{profile.name}: neither tasks nor pairs, so there is nothing to draw")
+    with results_in(folder) as aside:
+        if profile.tasks:
+            draw.fits(aside / f"{profile.name}_fit.png", profile)
+        if sets:
+            draw.slowdowns(aside / f"{profile.name}_xi.png", profile, sets)
+        names = sorted(path.name for path in aside.iterdir())
+    return [f"{folder}/{name}" for name in names]
 
 
 def _list(as_json: bool) -> None:
@@ -141,6 +165,9 @@ def show(profile: Profile) -> None:
             _slowdowns(profile, mechanism, batches, title)
     if profile.groups:
         _groups(profile)
+    if profile.kappa:
+        rows = [(m, f"{k.kappa:.2f}", f"{100 * k.median_error:.1f} %", k.pairs) for m, k in profile.kappa.items()]
+        _print("ξ = 1 + κ·u_a·u_b for pairs nobody measured", ("mechanism", "κ", "median error", "pairs"), rows)
     if profile.notes:
         click.echo("")
     for note in profile.notes:
@@ -155,10 +182,11 @@ def _constants(profile: Profile) -> None:
             f"{t.beta_s:.3g}",
             *(f"{x:.3g}" for x in (t.intra.base_s, t.intra.per_gpu_s, t.inter.base_s, t.inter.per_gpu_s)),
             f"{t.delta:.3g}",
+            f"{t.knee:.3g}" if t.knee else "–",
         )
         for name, t in profile.tasks.items()
     ]
-    heads = ("task", "α", "β", "A node", "B node", "A nodes", "B nodes", "δ")
+    heads = ("task", "α", "β", "A node", "B node", "A nodes", "B nodes", "δ", "knee")
     _print("Iteration time (s); all-reduce of n GPUs: A + B·(n−2), in one node or across nodes", heads, rows)
 
 
@@ -169,13 +197,14 @@ def _errors(profile: Profile) -> None:
     rows = [
         (
             name,
-            *map(percent, (e.median, e.p90, e.median_one_gpu, e.median_one_node, e.median_several_nodes)),
+            *map(percent, (e.median, e.p90, e.held_out_median)),
+            *map(percent, (e.median_one_gpu, e.median_one_node, e.median_several_nodes)),
             e.points,
         )
         for name, task in profile.tasks.items()
         if (e := task.error) is not None
     ]
-    heads = ("task", "median", "p90", "one GPU", "one node", "several nodes", "points")
+    heads = ("task", "median", "p90", "held out", "one GPU", "one node", "several nodes", "points")
     _print("Error of the fit (medians by placement)", heads, rows)
 
 

@@ -7,6 +7,7 @@ deterministic: fixed starts, no random numbers. scipy is imported on first use, 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,12 @@ LOG_ERROR_SCALE = 0.05
 DELTA_STARTS = (1.1, 2.0, 4.0)
 DELTA_MOST = 10.0
 """Beyond it eq. 7 is the plain maximum of compute and communication to within 7 %, and δ cannot be told any more."""
-NAMES = ("alpha", "beta", "intra_base", "intra_per_gpu", "inter_base", "inter_per_gpu", "delta")
+KNEE_STARTS = (1.2, 4.0)
+KNEE_MOST = 8.0
+KNEE_SUB_BATCHES = 4
+"""A bend between two slopes is not told by fewer points."""
+NAMES = ("alpha", "beta", "intra_base", "intra_per_gpu", "inter_base", "inter_per_gpu", "delta", "knee")
+LEAST, MOST = [0.0] * 6 + [1.0, 1.0], [math.inf] * 6 + [DELTA_MOST, KNEE_MOST]
 ONE_GPU, ONE_NODE, SEVERAL_NODES = range(3)
 
 
@@ -38,13 +44,16 @@ def fit_throughput(path: str | Path) -> dict[str, TaskProfile]:
     return {task: fit_task([run for run in runs if run.task == task]) for task in sorted({run.task for run in runs})}
 
 
-def fit_task(runs: Sequence[Run]) -> TaskProfile:
-    """The constants of one task over all its rows; rounded first, so that the error is that of what is shipped."""
+def fit_task(runs: Sequence[Run], bend: bool = False) -> TaskProfile:
+    """The constants of one task over all its rows; rounded first, so that the error is that of what is shipped.
+
+    With `bend`, eq. 3 may have a knee: on a large GPU, small batches all take as long as launching their kernels.
+    """
     name = runs[0].task
     if len({run.batch / run.accum for run in runs}) < 2:
         raise ProfileError(f"task {name}: rows of one batch size only; eq. 3 needs at least two")
     kinds = [_kind(run) for run in runs]
-    solution = _solve(runs, kinds)
+    solution = _solve(runs, kinds, bend and len({run.batch / run.accum for run in runs}) >= KNEE_SUB_BATCHES)
     constants = {key: significant(float(value)) for key, value in zip(NAMES, solution, strict=True)}
     task = TaskProfile(
         alpha_s=constants["alpha"],
@@ -52,6 +61,7 @@ def fit_task(runs: Sequence[Run]) -> TaskProfile:
         intra=AllReduce(constants["intra_base"], constants["intra_per_gpu"]),
         inter=AllReduce(constants["inter_base"], constants["inter_per_gpu"]),
         delta=constants["delta"],
+        knee=constants["knee"] if constants["knee"] > 1 else None,
     )
     return replace(task, error=_error(task, runs, kinds))
 
@@ -60,15 +70,16 @@ def _kind(run: Run) -> int:
     return ONE_GPU if run.gpus == 1 else ONE_NODE if run.nodes == 1 else SEVERAL_NODES
 
 
-def _solve(runs: Sequence[Run], kinds: Sequence[int]) -> "Array":
-    """The best of a few starts. Only constants that the rows can tell are fitted; the others stay 0 (δ: 1)."""
+def _solve(runs: Sequence[Run], kinds: Sequence[int], bend: bool) -> "Array":
+    """The best of a few starts. Only constants that the rows can tell are fitted; the others stay 0 (δ, knee: 1)."""
     np, least_squares = scipy()
     residuals = _residuals(np, runs, kinds)
-    told = np.array(_told(runs, kinds))
+    told = np.array([*_told(runs, kinds), bend])
     best = None
-    for delta in DELTA_STARTS:
-        start = _start(runs, delta)
-        unknown = np.array([0.0] * 6 + [1.0])
+    deltas = DELTA_STARTS if told[NAMES.index("delta")] else (1.0,)
+    for delta, knee in product(deltas, KNEE_STARTS if bend else (1.0,)):
+        start = [*_start(runs, delta), knee]
+        unknown = np.array(LEAST)
 
         def full(x: "Array", base: "Array" = unknown) -> "Array":
             p = base.copy()
@@ -76,7 +87,7 @@ def _solve(runs: Sequence[Run], kinds: Sequence[int]) -> "Array":
             return p
 
         x0 = np.array(start)[told]
-        low, high = np.array([0.0] * 6 + [1.0])[told], np.array([math.inf] * 6 + [DELTA_MOST])[told]
+        low, high = np.array(LEAST)[told], np.array(MOST)[told]
         found = least_squares(
             lambda x, full=full: residuals(full(x)),
             x0,
@@ -105,25 +116,30 @@ def _residuals(np: Any, runs: Sequence[Run], kinds: Sequence[int]) -> Callable[[
         np.array([getattr(run, key) for run in runs], dtype=float) for key in ("batch", "accum", "gpus", "seconds")
     )
     last = batch // accum  # as in core.perf: the micro-batch whose backward pass overlaps the all-reduce
+    larger = batch - last * accum  # so many micro-batches have one sample more
     kind = np.array(kinds)
     share = np.bincount(kind, minlength=3)
     weight = len(runs) / (np.count_nonzero(share) * share[kind])
 
     def residuals(p: "Array") -> "Array":
-        alpha, beta, intra, intra_slope, inter, inter_slope, delta = p
-        compute = alpha + beta * last  # eq. 3
+        alpha, beta, intra, intra_slope, inter, inter_slope, delta, knee = p
+        compute, more = (_mean_of_power(np, alpha, beta * samples, knee) for samples in (last, last + 1))  # eq. 3
         communicate = np.choose(  # eq. 4
             kind, [0.0 * gpus, intra + intra_slope * (gpus - 2), inter + inter_slope * (gpus - 2)]
         )
-        longer = np.maximum(np.maximum(compute, communicate), 1e-300)
-        shorter = np.minimum(compute, communicate)
-        overlapped = longer * (1 + (shorter / longer) ** delta) ** (1 / delta)
-        error = np.log((accum * alpha + beta * batch - compute + overlapped) / seconds)  # eq. 7
+        overlapped = _mean_of_power(np, compute, communicate, delta)
+        error = np.log((larger * more + (accum - larger - 1) * compute + overlapped) / seconds)  # eq. 7
         robust = np.sqrt(2 * (np.sqrt(1 + (error / LOG_ERROR_SCALE) ** 2) - 1))
         result: Array = np.sign(error) * np.sqrt(weight) * robust * LOG_ERROR_SCALE
         return result
 
     return residuals
+
+
+def _mean_of_power(np: Any, a: Any, b: Any, power: float) -> Any:
+    """(a^p + b^p)^(1/p), without leaving the range of numbers."""
+    longer = np.maximum(np.maximum(a, b), 1e-300)
+    return longer * (1 + (np.minimum(a, b) / longer) ** power) ** (1 / power)
 
 
 def _told(runs: Sequence[Run], kinds: Sequence[int]) -> list[bool]:
@@ -185,12 +201,11 @@ def fit_memory(
 
 
 def memory_line(runs: Sequence[Run], activation_scale: float, context: int) -> Memory:
-    """The line of one task; where only one batch was run whole, the rows with accumulation tell the slope."""
     plain = [(run.batch, run.memory_bytes or 0.0) for run in runs if run.accum == 1]
     if len({batch for batch, _ in plain}) < 2:
-        plain = [(sub_batch(run.batch, run.accum), run.memory_bytes or 0.0) for run in runs]
-    if len({batch for batch, _ in plain}) < 2:
-        raise ProfileError(f"task {runs[0].task}: memory of one batch size only; measure at least two")
+        raise ProfileError(
+            f"task {runs[0].task}: memory of one batch size only; measure at least two, without accumulation"
+        )
     intercept, slope = _line(plain)
     excess = [
         (run.memory_bytes or 0.0) - intercept - slope * sub_batch(run.batch, run.accum) for run in runs if run.accum > 1

@@ -1,7 +1,8 @@
 """What a person may write for `--interference`: a number, a CSV matrix, or a shipped table.
 
 The simulator and the comparison call `read_interference` with that text and get the core's table of slow-downs. A
-profile that was measured under several sharing mechanisms is asked for by `name:mechanism`, for example `h200:mps`.
+profile that was measured under several sharing mechanisms is asked for by `name:mechanism`, for example `h200:mps`, and
+its smallest or largest batches, for jobs of any batch, by `h200:mps:small` and `h200:mps:large`.
 """
 
 import math
@@ -11,6 +12,8 @@ from carpool.errors import nearest
 from carpool.profile.rows import read_matrix
 from carpool.profile.schema import Profile, ProfileError, load, shipped
 from carpool.profile.values import MECHANISMS
+
+BATCHES = ("small", "large")
 
 
 def read_interference(text: str) -> Interference:
@@ -22,6 +25,9 @@ def read_interference(text: str) -> Interference:
     if text.lower().endswith(".csv"):
         return TableInterference({pair: [MeasuredPair(xi)] for pair, xi in read_matrix(text).items()})
     name, colon, mechanism = text.rpartition(":")
+    if colon and mechanism in BATCHES:
+        name, _, mechanism = name.rpartition(":") if ":" in name else (name, "", "")
+        return _profile(name).interference(mechanism or None, text.rpartition(":")[2])
     if colon and mechanism in MECHANISMS:
         return _profile(name).interference(mechanism)
     if colon and (name in shipped() or name.endswith(".json")):

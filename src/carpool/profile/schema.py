@@ -128,6 +128,7 @@ def _task(f: Fields) -> TaskProfile:
         source=f.maybe("source", f.text),
         busy=f.maybe("busy", lambda key: _busy(f.child(key))),
         demands=tuple(_demand(demand) for demand in f.children("demands")),
+        knee=f.maybe("knee", lambda key: f.number(key, 1)),
     )
     f.done()
     if task.alpha_s == task.beta_s == 0:

@@ -5,7 +5,8 @@ with: tasks and one interference table per sharing mechanism.
 """
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 from carpool.core.perf import AllReduce, MeasuredPair, TableInterference, Task
 from carpool.profile.fields import ProfileError
@@ -56,15 +57,6 @@ class Busy:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
-    """What a task asks of a GPU that it saturates, in GPUs: beside others, ξ is about the sum of all demands."""
-
-    mechanism: str
-    batch: int
-    demand: float
-
-
-@dataclass(frozen=True, slots=True)
 class Kappa:
     """ξ = 1 + κ·u_a·u_b for pairs nobody measured, and the median relative error of that over those measured."""
 
@@ -85,6 +77,15 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
+class Demand:
+    """The share of a GPU that a task asks for at a batch: beside several others, ξ is at least the sum of all."""
+
+    mechanism: str
+    batch: int
+    demand: float
+
+
+@dataclass(frozen=True, slots=True)
 class TaskProfile:
     """One training task: the constants of `core.perf.Task` and what is known about their quality."""
 
@@ -99,10 +100,14 @@ class TaskProfile:
     source: str | None = None
     busy: Busy | None = None
     demands: tuple[Demand, ...] = ()
+    knee: float | None = None
+    """Where eq. 3 has a bend; None: a straight line."""
 
     def core(self) -> Task:
         static, slope = (self.memory.static_bytes, self.memory.bytes_per_sample) if self.memory else (0, 0.0)
-        return Task(self.alpha_s, self.beta_s, self.intra, self.inter, self.delta, static, slope)
+        return Task(
+            *(self.alpha_s, self.beta_s, self.intra, self.inter, self.delta, static, slope), knee=self.knee or 1.0
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +181,11 @@ class Profile:
     def pair_mechanisms(self) -> list[str]:
         return sorted({pair.mechanism for pair in self.pairs})
 
-    def interference(self, mechanism: str | None = None) -> TableInterference:
-        """The table of one mechanism's pairs; without a name, the only mechanism there is."""
+    def interference(self, mechanism: str | None = None, batches: str | None = None) -> TableInterference:
+        """The table of one mechanism's pairs; without a name, the only mechanism there is.
+
+        `batches` ("small" or "large") takes the pairs of the smallest or largest batches for jobs of any batch.
+        """
         known = self.pair_mechanisms()
         if not known:
             raise ProfileError(f"profile {self.name}: it holds no pairs; name one that does, or give a number like 1.5")
@@ -187,18 +195,40 @@ class Profile:
         if mechanism is not None and mechanism not in known:
             raise ProfileError(f"profile {self.name}: no pairs for {mechanism!r}; it has {', '.join(known)}")
         wanted = mechanism or known[0]
-        return _table([pair for pair in self.pairs if pair.mechanism == wanted])
+        pairs = [pair for pair in self.pairs if pair.mechanism == wanted]
+        demands = {
+            name: [(demand.batch, demand.demand) for demand in task.demands if demand.mechanism == wanted]
+            for name, task in self.tasks.items()
+        }
+        if batches is not None:
+            pairs, demands = _at_one_batch(pairs, demands, min if batches == "small" else max)
+        return _table(pairs, demands)
 
 
-def _table(pairs: list[Pair]) -> TableInterference:
+Demands = dict[str, list[tuple[int, float]]]
+
+
+def _at_one_batch(
+    pairs: Sequence[Pair], demands: Demands, choose: Callable[[int, int], int]
+) -> tuple[list[Pair], Demands]:
+    """Only what was measured at each task's smallest or largest batch, as if it held for any batch."""
+    batch: dict[str, int] = {}
+    for pair in pairs:
+        for task, measured in ((pair.a, pair.batch_a), (pair.b, pair.batch_b)):
+            batch[task] = choose(batch.get(task, measured), measured)
+    kept = [pair for pair in pairs if (pair.batch_a, pair.batch_b) == (batch[pair.a], batch[pair.b])]
+    at_batch = {task: [(0, u) for at, u in known if at == batch.get(task)] for task, known in demands.items()}
+    return [replace(pair, batch_a=0, batch_b=0) for pair in kept], at_batch
+
+
+def _table(pairs: list[Pair], demands: Demands) -> TableInterference:
     """Both directions of every pair. A job beside its like is measured twice in a run: the mean counts."""
     found: dict[tuple[str, str], dict[tuple[int, int], list[float]]] = {}
     for p in pairs:
         found.setdefault((p.a, p.b), {}).setdefault((p.batch_a, p.batch_b), []).append(p.xi_a)
         found.setdefault((p.b, p.a), {}).setdefault((p.batch_b, p.batch_a), []).append(p.xi_b)
-    return TableInterference(
-        {
-            models: [MeasuredPair(sum(xis) / len(xis), *batches) for batches, xis in cells.items()]
-            for models, cells in found.items()
-        }
-    )
+    cells = {
+        models: [MeasuredPair(sum(xis) / len(xis), *batches) for batches, xis in measured.items()]
+        for models, measured in found.items()
+    }
+    return TableInterference(cells, demands)

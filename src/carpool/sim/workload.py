@@ -17,7 +17,10 @@ from carpool.core.perf import GENERIC
 from carpool.errors import InputError, nearest
 
 OWN_COLUMNS = ("job", "submitted_s", "model", "gpus", "batch", "iterations")
-OPTIONAL_COLUMNS = ("duration_s", "user", "can_shrink", "exclusive", "max_slowdown", "priority", "after", "retries")
+OPTIONAL_COLUMNS = (
+    *("duration_s", "user", "can_shrink", "exclusive", "max_slowdown", "priority", "after", "retries"),
+    "can_checkpoint",
+)
 POLLUX_COLUMNS = ("name", "time", "app", "gpus", "batch", "iters")
 PHILLY_COLUMNS = ("timestamp", "duration", "num_gpus")
 MOST = 1e12
@@ -251,6 +254,7 @@ def _own(rows: Iterable[Row]) -> Iterator[tuple[int, Job]]:
                 priority=row.count("priority", least=-(10**6)) if row.has("priority") else 0,
                 after=tuple(dict.fromkeys(row.text("after", "").split())),
                 retries=row.count("retries", least=0) if row.has("retries") else 0,
+                can_checkpoint=row.flag("can_checkpoint", True),
             ),
         )
 

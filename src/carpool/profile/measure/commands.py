@@ -21,7 +21,7 @@ from carpool.profile.measure import examples
 from carpool.profile.measure.conclude import Naming, conclude
 from carpool.profile.measure.plan import MPS, TIME_SLICING, Scope, Source, plan
 from carpool.profile.measure.pool import Pool
-from carpool.profile.measure.raw import Machine, RawFile, Setting
+from carpool.profile.measure.raw import Machine, Measurement, RawFile, Setting, read
 from carpool.profile.measure.session import Gpu, Ground, Outcome, Session
 from carpool.profile.measure.timing import Windows
 from carpool.profile.measure.worker import ENDLESS, WorkerError
@@ -68,21 +68,27 @@ def profile(as_json: bool, **told: Any) -> None:
     kept: the same call again goes on where this one ended.
     """
     asked = Asked(**told)
-    gpu = asked.gpu()
-    sources = asked.sources(gpu)
-    name = asked.name or sources[0].task
-    out, state = asked.out or f"{name}.json", asked.state or f"{name}.raw.jsonl"
-    raw = RawFile(state, _machine(gpu))
-    outcome = Outcome()
-    if asked.minutes != 0:
+    name, outcome = asked.name, Outcome()
+    if asked.minutes == 0:
+        if name is None:
+            raise InputError("--minutes 0 only fits what was measured before; say with --name what")
+        state = asked.state or f"{name}.raw.jsonl"
+        machine, measurements = read(state)
+    else:
+        gpu = asked.gpu()
+        sources = asked.sources(gpu)
+        name = name or sources[0].task
+        state = asked.state or f"{name}.raw.jsonl"
+        raw = RawFile(state, _machine(gpu))
         outcome = _measure(asked, gpu, sources, raw, quiet=as_json)
+        machine, measurements = raw.machine, raw.measurements
     for problem in outcome.problems:
         click.echo(f"left out: {problem}", err=True)
-    if not raw.measurements:
+    if not measurements:
         raise InputError(outcome.problems[0] if outcome.problems else "nothing was measured; give more --minutes")
-    batch_norm = asked.batch_norm or tuple(s.task for s in sources if s.task in examples.BATCH_NORM)
-    naming = Naming(name, asked.description, batch_norm, (*asked.note, *_remarks(outcome)))
-    found = conclude(raw.machine, raw.measurements, naming)
+    naming = Naming(name, asked.description, _batch_norm(asked, measurements), (*asked.note, *_remarks(outcome)))
+    found = conclude(machine, measurements, naming)
+    out = asked.out or f"{name}.json"
     save(found, out)
     if as_json:
         click.echo(dumps(found), nl=False)
@@ -91,7 +97,12 @@ def profile(as_json: bool, **told: Any) -> None:
 
     show(found)
     left = f"; {outcome.left} left for the next call" if outcome.left > 0 else ""
-    click.echo(f"\nwrote {out}; {len(raw.measurements)} measurements in {state}{left}")
+    click.echo(f"\nwrote {out}; {len(measurements)} measurements in {state}{left}")
+
+
+def _batch_norm(asked: "Asked", measurements: Sequence[Measurement]) -> tuple[str, ...]:
+    tasks = {sample.setting.task for done in measurements for sample in done.samples}
+    return asked.batch_norm or tuple(task for task in examples.BATCH_NORM if task in tasks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,14 +12,14 @@ from statistics import mean, median
 
 from carpool.core.model import sub_batch
 from carpool.core.perf import Placement
+from carpool.profile.demand import fit_demands
 from carpool.profile.fields import ProfileError
 from carpool.profile.fit import fit_task, memory_line, significant
-from carpool.profile.measure.predict import fit_busy, fit_demands, fit_kappa
+from carpool.profile.measure.predict import fit_busy, fit_kappa
 from carpool.profile.measure.raw import Machine, Measurement, Setting
 from carpool.profile.rows import GIB, Run
 from carpool.profile.values import Gpu, Group, GroupJob, Kappa, Memory, Pair, Profile, TaskProfile
 
-HOLD_OUT_EVERY = 3
 GUESSED_CONTEXT = round(0.7 * GIB)
 NORMAL = 1.96
 PRIOR_WEIGHT = 2
@@ -39,16 +39,17 @@ class Naming:
 def conclude(machine: Machine, measurements: Sequence[Measurement], naming: Naming) -> Profile:
     if not measurements:
         raise ProfileError("nothing was measured; give more --minutes")
-    runs = solo_runs(measurements)
+    mechanism = richest(measurements)
+    runs = solo_runs(measurements, mechanism)
     tasks = {}
     for name in sorted({run.task for run in runs}):
         own = [run for run in runs if run.task == name]
         norm = name in naming.batch_norm if naming.batch_norm else None
         tasks[name] = replace(_task(own, _contexts(measurements, name)), batch_norm=norm)
     noise = Noise(measurements)
-    pairs = [pair for done in _sharing(measurements, 2) if (pair := _pair(done, noise))]
+    pairs = [pair for done in _sharing(measurements, 2) if (pair := pair_of(done, noise))]
     merged = [_rounded(pair) for pair in merge(pairs, noise)]
-    tasks, kappa = _predictors(tasks, merged)
+    tasks, kappa = _predictors(tasks, merged, runs)
     return Profile(
         name=naming.name,
         description=naming.description,
@@ -57,6 +58,7 @@ def conclude(machine: Machine, measurements: Sequence[Measurement], naming: Nami
         noise=noise.told(),
         notes=(
             *naming.notes,
+            f"Iteration times are those under {mechanism}.",
             "All measurements are of one GPU: the communication constants are unknown and stand at 0.",
         ),
         tasks=tasks,
@@ -75,14 +77,21 @@ MECHANISM_NOTES = {
 }
 
 
-def solo_runs(measurements: Iterable[Measurement]) -> list[Run]:
-    """One row for each mechanism and setting that ran alone: the mean over its repetitions."""
-    alone: dict[tuple[str, Setting], list[Measurement]] = {}
+def richest(measurements: Iterable[Measurement]) -> str:
+    """The mechanism under which most settings ran alone. Times of several are not mixed: they may differ."""
+    alone = {(done.wish.mechanism, done.samples[0].setting) for done in measurements if len(done.samples) == 1}
+    names = sorted(mechanism for mechanism, _ in alone) or ["unknown"]
+    return max(dict.fromkeys(names), key=names.count)
+
+
+def solo_runs(measurements: Iterable[Measurement], mechanism: str) -> list[Run]:
+    """One row for each setting that ran alone under a mechanism: the mean over its repetitions."""
+    alone: dict[Setting, list[Measurement]] = {}
     for done in measurements:
-        if len(done.samples) == 1:
-            alone.setdefault((done.wish.mechanism, done.samples[0].setting), []).append(done)
+        if len(done.samples) == 1 and done.wish.mechanism == mechanism:
+            alone.setdefault(done.samples[0].setting, []).append(done)
     rows = []
-    for (_, setting), same in alone.items():
+    for setting, same in alone.items():
         peaks = [done.samples[0].peak_bytes for done in same]
         rows.append(
             Run(
@@ -100,7 +109,7 @@ def _contexts(measurements: Iterable[Measurement], task: str) -> list[int]:
 
 
 def _task(runs: Sequence[Run], contexts: Sequence[int]) -> TaskProfile:
-    fitted = fit_task(runs)
+    fitted = fit_task(runs, bend=True)
     error = fitted.error
     assert error is not None
     held, points = hold_out(runs)
@@ -112,17 +121,16 @@ def _task(runs: Sequence[Run], contexts: Sequence[int]) -> TaskProfile:
 
 
 def hold_out(runs: Sequence[Run]) -> tuple[float | None, int]:
-    """The median error of every third setting, under a fit of the others; smallest and largest are always fitted."""
-    ordered = sorted(runs, key=lambda run: (sub_batch(run.batch, run.accum), run.batch, run.accum))
-    settings = list(dict.fromkeys((run.batch, run.accum) for run in ordered))
-    held = set(settings[1:-1][HOLD_OUT_EVERY // 2 :: HOLD_OUT_EVERY])
-    seen = [run for run in runs if (run.batch, run.accum) not in held]
-    unseen = [run for run in runs if (run.batch, run.accum) in held]
-    if not unseen or len({run.batch / run.accum for run in seen}) < 2:
-        return None, 0
-    core = fit_task(seen).core()
-    errors = [abs(core.iteration(run.batch, run.accum, Placement(1, 1)) / run.seconds - 1) for run in unseen]
-    return median(errors), len(errors)
+    """The median error of settings that the fit has not seen: each in turn is left out, but smallest and largest."""
+    sizes = sorted({run.batch / run.accum for run in runs})
+    errors = []
+    for unseen in runs:
+        seen = [run for run in runs if run is not unseen]
+        inside = sizes[0] < unseen.batch / unseen.accum < sizes[-1]
+        if inside and len({run.batch / run.accum for run in seen}) >= 2:
+            predicted = fit_task(seen, bend=True).core().iteration(unseen.batch, unseen.accum, Placement(1, 1))
+            errors.append(abs(predicted / unseen.seconds - 1))
+    return (median(errors), len(errors)) if errors else (None, 0)
 
 
 def _memory(runs: Sequence[Run], contexts: Sequence[int]) -> Memory | None:
@@ -206,7 +214,7 @@ def _slowdowns(done: Measurement, noise: Noise) -> list[float] | None:
     return [sample.iter_s / time for sample, time in zip(done.samples, alone, strict=True) if time is not None]
 
 
-def _pair(done: Measurement, noise: Noise) -> tuple[Pair, tuple[float, float]] | None:
+def pair_of(done: Measurement, noise: Noise) -> tuple[Pair, tuple[float, float]] | None:
     xi = _slowdowns(done, noise)
     if xi is None:
         return None
@@ -255,13 +263,13 @@ def _group(done: Measurement, noise: Noise) -> Group | None:
 
 
 def _predictors(
-    tasks: dict[str, TaskProfile], pairs: Sequence[Pair]
+    tasks: dict[str, TaskProfile], pairs: Sequence[Pair], runs: Sequence[Run]
 ) -> tuple[dict[str, TaskProfile], dict[str, Kappa]]:
-    mechanisms = sorted({pair.mechanism for pair in pairs})
     busy = {name: task.busy for name, task in tasks.items() if task.busy is not None}
-    found = {m: fit_kappa([p for p in pairs if p.mechanism == m], busy) for m in mechanisms}
-    for mechanism in mechanisms:
-        for demand_of, demand in fit_demands([p for p in pairs if p.mechanism == mechanism]).items():
-            if demand_of in tasks:
-                tasks[demand_of] = replace(tasks[demand_of], demands=(*tasks[demand_of].demands, demand))
-    return tasks, {m: kappa for m, kappa in found.items() if kappa is not None}
+    kappas = {}
+    for mechanism in sorted({pair.mechanism for pair in pairs}):
+        own = [pair for pair in pairs if pair.mechanism == mechanism]
+        kappas[mechanism] = fit_kappa(own, busy)
+        for name, demands in fit_demands(own, runs).items():
+            tasks[name] = replace(tasks[name], demands=(*tasks[name].demands, *demands))
+    return tasks, {mechanism: kappa for mechanism, kappa in kappas.items() if kappa is not None}

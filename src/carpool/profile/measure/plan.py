@@ -77,7 +77,8 @@ def plan(sources: Sequence[Source], scope: Scope) -> list[Phase]:
             phases.append(Phase(mechanism, tuple(dict.fromkeys(wishes))))
     if scope.alone:
         first = scope.mechanisms[0]
-        phases.append(Phase(first, tuple(Wish(first, (setting,)) for setting in scope.alone)))
+        runs = range(2 if scope.repeats else 1)
+        phases.append(Phase(first, tuple(Wish(first, (one,), run) for run in runs for one in scope.alone)))
     return phases
 
 

@@ -90,10 +90,11 @@ class RawFile:
     def has(self, wish: Wish) -> bool:
         return any(done.wish == wish for done in self.measurements)
 
-    def add(self, measurement: Measurement) -> None:
-        self.measurements.append(measurement)
+    def add(self, done: Measurement) -> None:
+        """Keep it, rounded as the file has it: a later fit of the file gives the very same profile."""
+        self.measurements.append(measurement(Fields(plain(done), str(self.path))))
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(plain(measurement)) + "\n")
+            file.write(json.dumps(plain(done)) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
@@ -129,19 +130,19 @@ def _json(line: str, path: str | Path, number: int) -> Any:
 
 
 def plain(done: Measurement) -> dict[str, Any]:
-    """As it stands in the raw file and in a profile: short, since there are hundreds."""
+    """As it stands in the raw file and in a profile: short, since there are hundreds. Memory is told alone."""
     jobs = []
     for sample in done.samples:
-        job = {
-            "task": sample.setting.task,
-            "batch": sample.setting.batch,
-            "accum": sample.setting.accum,
+        job: dict[str, Any] = {"task": sample.setting.task, "batch": sample.setting.batch}
+        if sample.setting.accum > 1:
+            job["accum"] = sample.setting.accum
+        job |= {
             "iter_s": float(f"{sample.iter_s:.5g}"),
             "error": float(f"{sample.error:.2g}"),
             "iterations": sample.iterations,
         }
         for key in ("peak_bytes", "context_bytes"):
-            if getattr(sample, key) is not None:
+            if len(done.samples) == 1 and getattr(sample, key) is not None:
                 job[key] = getattr(sample, key)
         jobs.append(job)
     return {"mechanism": done.wish.mechanism, "run": done.wish.run, "seconds": round(done.seconds, 2), "jobs": jobs}
@@ -160,7 +161,7 @@ def measurement(f: Fields) -> Measurement:
 
 def _sample(f: Fields) -> Sample:
     sample = Sample(
-        Setting(f.text("task"), f.whole("batch", 1), f.whole("accum", 1)),
+        Setting(f.text("task"), f.whole("batch", 1), f.whole("accum", 1, default=1)),
         iter_s=f.number("iter_s", 0),
         error=f.number("error", 0),
         iterations=f.whole("iterations", 1),

@@ -1,0 +1,163 @@
+"""When will the running jobs end, and when will their GPUs be free again?
+
+A job that shares speeds up as its mates end; each mate is taken to end at its present pace. The state marks the jobs
+that an event touched, and the outlook predicts those and their mates anew when somebody asks. Every prediction follows
+from what the records hold, not from when it was made, so that a replayed journal gives the same outlook. Kept from
+the first time that a policy asks for it.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Sequence
+
+from carpool.core.cluster import Cluster
+from carpool.core.model import Status
+from carpool.core.perf import PerformanceModel
+from carpool.core.record import JobRecord
+
+Block = tuple[float, int]
+"""So many GPUs, and the moment from which they are free."""
+Until = tuple[float, float]
+"""A moment, and the slow-down that lasts until then."""
+
+
+class Availability:
+    """GPUs by the moment from which they are free, soonest first."""
+
+    __slots__ = ("blocks",)
+
+    def __init__(self, blocks: list[Block] | None = None) -> None:
+        self.blocks = [] if blocks is None else blocks
+
+    def copy(self) -> "Availability":
+        return Availability(self.blocks.copy())
+
+    def add(self, moment: float, gpus: int) -> None:
+        if gpus:
+            insort(self.blocks, (moment, gpus))
+
+    def remove(self, moment: float, gpus: int) -> None:
+        """Take out GPUs that are there with exactly this moment."""
+        blocks = self.blocks
+        while gpus:
+            index = bisect_left(blocks, (moment, 0))
+            there = blocks[index]
+            if there[0] != moment:
+                raise ValueError(f"{gpus} GPUs more than there are at {moment}")
+            if there[1] > gpus:
+                blocks[index] = (moment, there[1] - gpus)
+                return
+            del blocks[index]
+            gpus -= there[1]
+
+
+def finish(start: float, work: float, steps: Iterable[Until]) -> float:
+    """When `work` seconds of running alone are done, from `start` on, under slow-downs that last until some moment.
+
+    Of several that hold at a time the worst counts, because a gang waits for its slowest worker.
+    """
+    ordered = sorted(steps)
+    worst = [1.0] * (len(ordered) + 1)
+    for index in range(len(ordered) - 1, -1, -1):
+        worst[index] = max(worst[index + 1], ordered[index][1])
+    for (until, _), slowdown in zip(ordered, worst, strict=False):
+        if until > start:
+            done = (until - start) / slowdown
+            if done >= work:
+                return start + work * slowdown
+            work -= done
+            start = until
+    return start + work
+
+
+class Outlook:
+    def __init__(self, cluster: Cluster, perf: PerformanceModel) -> None:
+        self.cluster = cluster
+        self.perf = perf
+        self.ends: dict[int, float] = {}
+        """The predicted end of every job that holds GPUs, by order of submission."""
+        self._lent = Availability()
+        self._blocks: dict[int, list[Block]] = {}  # by the first resident of the GPUs
+        self._touched: dict[int, JobRecord] = {}
+
+    def touch(self, record: JobRecord) -> None:
+        """Something about a job or its neighbours changed."""
+        self._touched[record.order] = record
+
+    def refresh(self) -> "Outlook":
+        """Predict anew what was touched."""
+        if not self._touched:
+            return self
+        touched = self._with_mates(self._touched)
+        self._touched = {}
+        for order, record in touched.items():
+            if record.gpus:
+                self.ends[order] = self._end(record)
+            else:
+                self.ends.pop(order, None)
+        for order, record in self._with_mates(touched).items():
+            for block in self._blocks.pop(order, ()):
+                self._lent.remove(*block)
+            if record.gpus:
+                self._blocks[order] = self._first_on(record)
+                for block in self._blocks[order]:
+                    self._lent.add(*block)
+        return self
+
+    @property
+    def lent(self) -> Availability:
+        """The GPUs that hold somebody. Not to be changed; copy it."""
+        return self._lent
+
+    def _with_mates(self, records: dict[int, JobRecord]) -> dict[int, JobRecord]:
+        found = dict(records)
+        for record in records.values():
+            if record.gpus:
+                found.update((mate.order, mate) for mate in self.cluster.mates(record))
+        return found
+
+    def _first_on(self, record: JobRecord) -> list[Block]:
+        """The GPUs on which a job is the first resident, by the moment from which they are free."""
+        residents, ends = self.cluster.residents, self.ends
+        counts: dict[float, int] = {}
+        for gpu in record.gpus:
+            there = residents[gpu]
+            if there[0] is record:
+                moment = ends[record.order] if len(there) == 1 else max([ends[other.order] for other in there])
+                counts[moment] = counts.get(moment, 0) + 1
+        return list(counts.items())
+
+    def _end(self, record: JobRecord) -> float:
+        if record.status is not Status.RUNNING:
+            return record.held_since + (record.job.iterations - record.done) * record.alone_iteration_s
+        if record.slowdown == 1.0:
+            return record.end()
+        work = (record.job.iterations - record.done) * record.alone_iteration_s
+        return finish(record.since, work, self.slowdowns(record))
+
+    def slowdowns(self, record: JobRecord) -> list[Until]:
+        """By how much its present mates slow a running job down, and until when.
+
+        What was observed of its present pace corrects what the model says about the times to come.
+        """
+        steps: list[Until] = []
+        present = 1.0
+        for cell in self.cluster.shared_cells(record):
+            mates = [mate for mate in cell if mate is not record and mate.status is Status.RUNNING]
+            mates.sort(key=_pace_end)
+            for index, mate in enumerate(mates):
+                xi = self.perf.slowdown(record.job, record.accum, [(m.job, m.accum) for m in mates[index:]])
+                steps.append((mate.end(), xi))
+                present = max(present, xi)
+        return corrected(steps, present, record.slowdown)
+
+
+def corrected(steps: Sequence[Until], believed: float, observed: float) -> list[Until]:
+    """The slow-downs, stretched or shrunk so that the present one is what was observed."""
+    if believed == observed or believed <= 1.0:
+        return list(steps)
+    factor = (observed - 1.0) / (believed - 1.0)
+    return [(until, 1.0 + (xi - 1.0) * factor) for until, xi in steps]
+
+
+def _pace_end(record: JobRecord) -> tuple[float, int]:
+    return record.end(), record.order

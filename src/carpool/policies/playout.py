@@ -1,0 +1,70 @@
+"""What happens if a guest joins? Plays the guest and its hosts forward until all of them are done.
+
+Speeds change as each of them ends. Other mates of a host, with whom the guest shares no GPU, slow the host down until
+their own predicted end.
+"""
+
+from collections.abc import Sequence
+from math import inf
+from typing import NamedTuple
+
+from carpool.core.model import Job
+from carpool.core.outlook import Until
+from carpool.core.perf import PerformanceModel
+
+
+class Actor(NamedTuple):
+    """A job that takes part: its time left alone, and what slows it down besides the others."""
+
+    left: float
+    job: Job
+    accum: int
+    elsewhere: Sequence[Until] = ()
+    """Slow-downs on its other GPUs, with the seconds from now until which they last."""
+
+
+def pair_ends(host_left: float, guest_left: float, host_xi: float, guest_xi: float) -> tuple[float, float]:
+    """Seconds until the guest and until its only host are done, if they share from now on (Theorem 1, κ = 0)."""
+    host, guest = host_xi * host_left, guest_xi * guest_left
+    if guest <= host:
+        return guest, host_left + guest * (1.0 - 1.0 / host_xi)
+    return guest_left + host * (1.0 - 1.0 / guest_xi), host
+
+
+def play(actors: Sequence[Actor], cells: Sequence[Sequence[int]], perf: PerformanceModel) -> list[float]:
+    """Seconds until each of the actors is done; a cell lists the actors that are on one and the same GPUs."""
+    left = [actor.left for actor in actors]
+    ends = [0.0] * len(actors)
+    active = set(range(len(actors)))
+    now = 0.0
+    while active:
+        slow = {index: _slowdown(actors, cells, index, active, now, perf) for index in active}
+        step = min(left[index] * slow[index] for index in active)
+        breaks = [until - now for index in active for until, _ in actors[index].elsewhere if until > now]
+        step = min(step, min(breaks, default=inf))
+        now += step
+        for index in list(active):
+            left[index] -= step / slow[index]
+            if left[index] <= 1e-9 * actors[index].left:
+                ends[index] = now
+                active.discard(index)
+    return ends
+
+
+def _slowdown(
+    actors: Sequence[Actor],
+    cells: Sequence[Sequence[int]],
+    index: int,
+    active: set[int],
+    now: float,
+    perf: PerformanceModel,
+) -> float:
+    """The worst over an actor's cells and over its other GPUs: a gang waits for its slowest worker."""
+    actor = actors[index]
+    worst = max((xi for until, xi in actor.elsewhere if until > now), default=1.0)
+    for cell in cells:
+        if index in cell:
+            mates = [(actors[m].job, actors[m].accum) for m in cell if m != index and m in active]
+            if mates:
+                worst = max(worst, perf.slowdown(actor.job, actor.accum, mates))
+    return worst

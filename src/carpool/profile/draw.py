@@ -1,0 +1,116 @@
+"""Pictures of a profile: the fitted iteration times through their measured points, and the matrix of slow-downs.
+
+`carpool profiles show NAME --plots FOLDER` calls it. Matplotlib is imported on first use (extra `plots`).
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from carpool.core.model import sub_batch
+from carpool.core.perf import Placement, UnknownPair
+from carpool.errors import InputError
+from carpool.profile.values import Profile, TaskProfile
+from carpool.report.plots import BLUE, GREY, ORANGE
+
+ONE_GPU = Placement(1, 1)
+COLUMNS = 3
+WORST = 3.0
+"""Slow-downs from here on have the same, darkest colour."""
+
+
+def _figure(width: float, height: float, rows: int, columns: int) -> tuple[Any, Any]:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise InputError("pictures need matplotlib: pip install 'carpool[plots]'") from None
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def solo_points(profile: Profile) -> dict[str, list[tuple[int, int, float]]]:
+    """(batch, accumulation, seconds) of every job that ran alone, by task."""
+    found: dict[str, list[tuple[int, int, float]]] = {}
+    for point in profile.points:
+        if point.gpus == 1:
+            found.setdefault(point.task, []).append((point.batch, point.accum, point.iter_s))
+    for done in profile.raw:
+        if len(done.samples) == 1:
+            (sample,) = done.samples
+            setting = sample.setting
+            found.setdefault(setting.task, []).append((setting.batch, setting.accum, sample.iter_s))
+    return found
+
+
+def fits(path: Path, profile: Profile) -> None:
+    """For each task, a micro-step's time over its samples: measured points and the fitted line."""
+    points = solo_points(profile)
+    rows = math.ceil(len(profile.tasks) / COLUMNS)
+    figure, grid = _figure(9.0, 2.7 * rows, rows, min(COLUMNS, len(profile.tasks)))
+    cells = list(grid.flat)
+    for axes, (name, task) in zip(cells, profile.tasks.items(), strict=False):
+        _fit(axes, name, task, points.get(name, []))
+    for axes in cells[len(profile.tasks) :]:
+        axes.set_visible(False)
+    for axes in grid[:, 0]:
+        axes.set_ylabel("ms a micro-step")
+    for axes in grid[-1]:
+        axes.set_xlabel("samples a micro-step")
+    figure.savefig(path)
+
+
+def _fit(axes: Any, name: str, task: TaskProfile, points: Sequence[tuple[int, int, float]]) -> None:
+    core = task.core()
+    sizes = [sub_batch(batch, accum) for batch, accum, _ in points] or [1, 64]
+    low, high = min(sizes), max(sizes)
+    line = sorted({round(low * (high / low) ** (i / 60)) for i in range(61)})
+    axes.plot(line, [1000 * core.iteration(b, 1, ONE_GPU) for b in line], color=GREY, linewidth=1.5, label="fitted")
+    for whole, colour, marker, label in ((True, BLUE, "o", "whole batch"), (False, ORANGE, "^", "accumulated")):
+        some = [(b, s, t) for b, s, t in points if (s == 1) == whole]
+        if some:
+            x, y = [sub_batch(b, s) for b, s, _ in some], [1000 * t / s for _, s, t in some]
+            axes.scatter(x, y, s=22, color=colour, marker=marker, label=label, zorder=3)
+    error = f", median error {100 * task.error.median:.0f} %" if task.error else ""
+    axes.set_title(name + error, fontsize=9, loc="left")
+    axes.set_xscale("log", base=2)
+    axes.set_ylim(bottom=0)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=8)
+    axes.legend(fontsize=7, frameon=False)
+
+
+def slowdowns(path: Path, profile: Profile, sets: Iterable[tuple[str, Mapping[str, int]]]) -> None:
+    """One matrix for each mechanism and set of batches: the row is slowed by the column."""
+    shown = list(sets)
+    columns = min(2, len(shown))
+    rows = math.ceil(len(shown) / columns)
+    figure, grid = _figure(4.6 * columns, 3.9 * rows, rows, columns)
+    cells = list(grid.flat)
+    for axes, (mechanism, batches) in zip(cells, shown, strict=False):
+        _matrix(axes, profile, mechanism, batches)
+    for axes in cells[len(shown) :]:
+        axes.set_visible(False)
+    figure.savefig(path)
+
+
+def _matrix(axes: Any, profile: Profile, mechanism: str, batches: Mapping[str, int]) -> None:
+    names = sorted(batches)
+    table = profile.interference(mechanism)
+
+    def xi(row: str, column: str) -> float:
+        try:
+            return table.pair(row, batches[row], column, batches[column])
+        except UnknownPair:
+            return math.nan
+
+    values = [[xi(row, column) for column in names] for row in names]
+    axes.imshow(values, cmap="YlOrRd", vmin=1.0, vmax=WORST)
+    for y, row in enumerate(values):
+        for x, value in enumerate(row):
+            text = "–" if math.isnan(value) else f"{value:.2f}"
+            axes.text(x, y, text, ha="center", va="center", fontsize=8, color="white" if value > 2.2 else "black")
+    labels = [f"{name} {batches[name]}" if batches[name] else name for name in names]
+    axes.set_xticks(range(len(names)), labels, rotation=40, ha="right", fontsize=8)
+    axes.set_yticks(range(len(names)), labels, fontsize=8)
+    axes.set_title(f"ξ under {mechanism}: row slowed by column", fontsize=9, loc="left")

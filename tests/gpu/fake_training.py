@@ -1,0 +1,56 @@
+"""Plays a training script for the profiler: known times, a known slow-down beside others, and ways to go wrong.
+
+An iteration takes (fixed · accumulation + per-sample · batch) · (1 + 0.5 · others), where others are the processes of
+the same crowd that moved within the last moments: a paused one does not count, as on a real GPU.
+"""
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+from carpool.channel import ENV_DIRECTORY, ControlReader, Report, ReportWriter, State
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int, default=8)
+parser.add_argument("--fixed", type=float, default=0.004)
+parser.add_argument("--per-sample", type=float, default=0.001)
+parser.add_argument("--crowd", type=Path)
+parser.add_argument("--fail", choices=["crash", "silent", "short", "memory"])
+args = parser.parse_args()
+RECENT_S = 0.15
+
+
+def others():
+    mine, now = args.crowd / str(os.getpid()), time.time()
+    mine.touch()
+    return sum(path != mine and now - path.stat().st_mtime < RECENT_S for path in args.crowd.iterdir())
+
+
+if args.fail == "crash":
+    raise ValueError("the data set is not there")
+if args.fail == "silent":
+    sys.exit(0)
+if args.fail == "memory":
+    sys.exit("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
+reader, writer = ControlReader(os.environ[ENV_DIRECTORY]), ReportWriter(os.environ[ENV_DIRECTORY])
+iteration = 0
+while not (args.fail == "short" and iteration == 6):
+    control = reader.read()
+    if control.stop:
+        sys.exit(75)
+    slower = 1 + 0.5 * others() if args.crowd else 1
+    seconds = (args.fixed * control.accumulation + args.per_sample * args.batch_size) * slower
+    time.sleep(seconds)
+    iteration += 1
+    done = Report(
+        iteration=iteration,
+        seconds=seconds,
+        samples_per_second=args.batch_size / seconds,
+        accumulation=control.accumulation,
+        control=control.sequence,
+        time=time.time(),
+        state=State.RUNNING,
+    )
+    writer.write(done)

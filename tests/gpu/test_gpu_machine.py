@@ -1,0 +1,68 @@
+"""The live machine under MPS: who runs outside it is noticed, and a fence is built only where it was seen to hold."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from carpool.channel import ENV_DIRECTORY
+from carpool.gpu import mps, nvml
+from carpool.live.home import Home
+from carpool.live.machine import Ours, discover, job_of
+
+DEVICE = nvml.Device(0, "GPU-1", "NVIDIA Test", 80 * 2**30, "1.0")
+
+
+@pytest.fixture
+def control(tmp_path, monkeypatch):
+    script = tmp_path / "nvidia-cuda-mps-control"
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -S {Path(__file__).parent / "fake_mps.py"} "$@"\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(nvml, "devices", lambda: [DEVICE])
+
+
+def found(tmp_path, monkeypatch, limited):
+    monkeypatch.setattr(mps.Daemon, "check", lambda self, uuid: mps.Check(True, limited, ""))
+    return discover(None, None, Home(tmp_path / "home"))
+
+
+def test_a_fence_stands_only_where_it_was_seen_to_hold(control, tmp_path, monkeypatch):
+    for limited in (True, False):
+        machine = found(tmp_path, monkeypatch, limited)
+        try:
+            assert machine.mechanism == "mps"
+            limits = [machine.environment(memory, 2).get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT") for memory in (0, 2**32)]
+            assert limits == [None, "0=7168M,1=7168M" if limited else None]
+            assert "CUDA_MPS_PIPE_DIRECTORY" in machine.environment()
+        finally:
+            machine.stop()
+    assert machine.environment(2**32) == {}, "the daemon is gone"
+
+
+def test_a_worker_outside_mps_is_named_once(control, tmp_path, monkeypatch):
+    machine = found(tmp_path, monkeypatch, True)
+    home = Home(tmp_path / "home")
+    env = {**os.environ, ENV_DIRECTORY: f"{home.jobs}/7/attempt-1/rank-0", "CARPOOL_JOB": "7"}
+    worker = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE, env=env)
+    stranger = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        uses = [nvml.Use(process.pid, 2**30, False) for process in (worker, stranger)]
+        monkeypatch.setattr(nvml, "processes", lambda uuid: uses)
+        ours = Ours(home, machine.mps)
+        served = machine.mps.pipe / "servers.json"
+        served.write_text(json.dumps({"5": {"clients": [worker.pid]}}))
+        assert machine.outside_mps(ours) == []
+        served.write_text(json.dumps({"5": {"clients": []}}))
+        assert machine.outside_mps(ours) == [worker.pid]
+        assert job_of(worker.pid) == "7"
+        assert machine.outside_mps(ours) == [], "told once"
+        assert machine.taken_by_strangers(ours) == [(0, 2**30)], "only the stranger's memory is taken from us"
+    finally:
+        for process in (worker, stranger):
+            process.stdin.close()
+            process.wait()
+        machine.stop()

@@ -1,0 +1,293 @@
+"""From raw measurements to a profile: plans, windows, files, fits, intervals and pictures."""
+
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from calling import call
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.core.perf import AllReduce, Placement, Task
+from carpool.errors import InputError
+from carpool.profile.fit import fit_task
+from carpool.profile.measure.conclude import Naming, Noise, conclude, hold_out
+from carpool.profile.measure.plan import Phase, Scope, Source, plan
+from carpool.profile.measure.raw import Machine, Measurement, RawFile, Sample, Setting, Wish, read
+from carpool.profile.measure.timing import UNSURE, Timing, Windows, timing
+from carpool.profile.rows import Run
+from carpool.profile.schema import dumps, load, loads
+from carpool.profile.values import Busy
+
+MACHINE = Machine("NVIDIA Test", 10**10, "1.0", "2026-01-01", "test")
+NONE = AllReduce(0.0, 0.0)
+
+
+def measured(mechanism, *jobs, run=0):
+    """Jobs as (task, batch, accum, seconds)."""
+    samples = tuple(
+        Sample(Setting(t, b, s), seconds, 0.01, 50, 10**9 + b * 10**7 // s, 7 * 10**8) for t, b, s, seconds in jobs
+    )
+    return Measurement(Wish(mechanism, tuple(sample.setting for sample in samples), run), samples, 1.0)
+
+
+# ---- plans ----------------------------------------------------------------------------------------------------------
+
+
+def sources(**batches):
+    return [Source(name, ("run",), "--batch", sizes) for name, sizes in batches.items()]
+
+
+def test_alone_comes_first_then_pairs_then_the_rest():
+    first = plan(sources(a=(8, 64), b=(4, 32)), Scope(groups=1, repeats=1))[0]
+    sizes = [len(wish.settings) for wish in first.wishes]
+    assert sizes == [1, 1, 2, 2, 2, 1, 1, 1, 1, 3, 4, 1, 1, 2]
+    assert [wish.run for wish in first.wishes][-3:] == [1, 1, 1]
+    assert first.copies() == {Setting("a", 8): 2, Setting("b", 4): 2}
+
+
+def test_every_mechanism_and_batch_has_its_phase_and_only_mps_has_groups():
+    phases = plan(sources(a=(8, 64), b=(4, 32), c=(1, 2)), Scope(groups=2, alone=(Setting("a", 16),)))
+    assert [phase.mechanism for phase in phases] == ["mps", "time-slicing", "mps", "time-slicing", "mps"]
+    assert {setting.batch for setting in phases[2].copies()} == {64, 32, 2}
+    groups = [[len(w.settings) for w in phase.wishes if len(w.settings) > 2] for phase in phases]
+    assert groups == [[3, 4, 4], [], [3, 4, 4], [], []], "three tasks make one group of three"
+    assert phases[4].copies() == {Setting("a", 16): 1}
+
+
+def test_mates_are_not_measured_beside_each_other():
+    one, *mates = sources(mine=(8,), bert=(12,), ncf=(16,))
+    phase = plan([one, *(replace(mate, mate_only=True) for mate in mates)], Scope(("mps",), ()))[0]
+    pairs = {tuple(s.task for s in wish.settings) for wish in phase.wishes if len(wish.settings) == 2}
+    assert pairs == {("mine", "mine"), ("mine", "bert"), ("mine", "ncf")}
+
+
+def test_the_plan_is_the_same_every_time():
+    many = sources(a=(8,), b=(4,), c=(2,), d=(1,), e=(3,))
+    assert plan(many, Scope(groups=3)) == plan(many, Scope(groups=3))
+    assert isinstance(plan(many, Scope())[0], Phase)
+
+
+# ---- windows --------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.floats(0.001, 1.0), min_size=2, max_size=200), st.integers(0, 5), st.data())
+def test_the_mean_is_exact_however_seldom_one_looks(steps, start, data):
+    times = [0.0]
+    for step in steps:
+        times.append(times[-1] + step)
+    stamps = [(start + i, t) for i, t in enumerate(times)]
+    middle = data.draw(st.lists(st.sampled_from(stamps[1:-1] or [stamps[0]]), unique=True))
+    seen = sorted({stamps[0], *middle, stamps[-1]})
+    found = timing(seen)
+    assert found.iter_s == pytest.approx(times[-1] / len(steps))
+    assert found.iterations == len(steps)
+
+
+def test_the_error_covers_the_truth_nineteen_times_of_twenty():
+    drawn, inside = random.Random(3), 0
+    for _ in range(400):
+        times = [0.0]
+        for _ in range(60):
+            times.append(times[-1] + drawn.lognormvariate(0, 0.3))
+        found = timing(list(enumerate(times)))
+        inside += abs(found.iter_s / math.exp(0.045) - 1) <= found.error
+    assert 0.90 <= inside / 400 <= 0.98
+
+
+def test_a_window_ends_when_everybody_is_known_well_enough():
+    windows = Windows(least_s=1.0, most_s=3.0, precision=0.02, patience_s=60.0)
+    sure, unsure, few = Timing(0.1, 0.01, 30, 1.0), Timing(0.1, 0.05, 30, 1.0), Timing(0.1, 0.01, 2, 1.0)
+    assert windows.over(1.0, [sure, sure])
+    assert not windows.over(0.9, [sure])
+    assert not windows.over(2.9, [sure, unsure])
+    assert windows.over(3.0, [sure, unsure])
+    assert not windows.over(59.0, [sure, few])
+    assert not windows.over(59.0, [sure, None])
+    assert windows.over(60.0, [None])
+
+
+def test_too_few_iterations_say_nothing_of_the_error():
+    assert timing([(0, 0.0)]) is None
+    assert timing([(0, 0.0), (1, 1.0)]).error == UNSURE
+
+
+# ---- the raw file ---------------------------------------------------------------------------------------------------
+
+
+def test_what_was_added_is_read_back_and_a_cut_off_line_is_left_out(tmp_path):
+    raw = RawFile(tmp_path / "r.jsonl", MACHINE)
+    alone, pair = measured("mps", ("a", 8, 2, 0.1)), measured("mps", ("a", 8, 1, 0.2), ("b", 4, 1, 0.3))
+    raw.add(alone)
+    raw.add(pair)
+    with raw.path.open("a") as file:
+        file.write('{"mechanism": "mp')
+    machine, found = read(raw.path)
+    assert machine == MACHINE
+    assert found[0] == alone
+    assert found[1].wish == pair.wish
+    assert [sample.iter_s for sample in found[1].samples] == [0.2, 0.3]
+    assert RawFile(raw.path, MACHINE).has(pair.wish)
+
+
+def test_a_file_of_another_gpu_or_of_nonsense_is_refused(tmp_path):
+    RawFile(tmp_path / "r.jsonl", MACHINE)
+    with pytest.raises(InputError, match="measured on NVIDIA Test, and this is Other; give another --state"):
+        RawFile(tmp_path / "r.jsonl", replace(MACHINE, gpu="Other"))
+    (tmp_path / "n.jsonl").write_text('{"version": 9}\n')
+    with pytest.raises(InputError, match="newer than this Carpool reads"):
+        read(tmp_path / "n.jsonl")
+    (tmp_path / "n.jsonl").write_text("nonsense\n")
+    with pytest.raises(InputError, match="line 1: not a measurement"):
+        read(tmp_path / "n.jsonl")
+
+
+# ---- fits -----------------------------------------------------------------------------------------------------------
+
+
+def bent(alpha, beta, knee):
+    return Task(alpha, beta, NONE, NONE, 1.0, knee=knee)
+
+
+@given(st.integers(1, 500), st.integers(1, 8), st.sampled_from([1.0, 2.0, 4.0]))
+def test_an_iteration_is_the_sum_of_its_micro_batches(batch, accum, knee):
+    accum = min(accum, batch)
+    task = bent(0.03, 0.001, knee)
+    pieces = [batch // accum + (i < batch % accum) for i in range(accum)]
+    assert task.iteration(batch, accum, Placement(1, 1)) == pytest.approx(sum(map(task.compute, pieces)))
+
+
+def test_a_knee_lies_between_launching_and_computing():
+    task = bent(0.03, 0.001, 4.0)
+    assert task.compute(1) == pytest.approx(0.03, rel=1e-4)
+    assert task.compute(1000) == pytest.approx(1.0, rel=1e-4)
+    assert max(0.03, 0.001 * 30) < task.compute(30) < 0.03 + 0.001 * 30
+    assert bent(0.03, 0.001, 1.0).compute(30) == pytest.approx(0.06)
+
+
+def rows(task, *settings):
+    one = Placement(1, 1)
+    return [Run("t", b, s, 1, 1, task.iteration(b, s, one)) for b, s in settings]
+
+
+def test_the_fit_finds_the_knee_and_predicts_what_it_has_not_seen():
+    runs = rows(bent(0.03, 0.001, 4.0), (4, 1), (8, 2), (16, 1), (32, 1), (64, 1), (64, 2), (128, 1))
+    fitted = fit_task(runs, bend=True)
+    assert fitted.knee == pytest.approx(4.0, rel=0.05)
+    assert fitted.error.median < 0.005
+    error, points = hold_out(runs)
+    assert points == 4, "the smallest micro-batch and the largest stay in the fit"
+    assert error < 0.03
+    assert fit_task(runs).error.median > 0.02, "a straight line does not follow the bend"
+
+
+@pytest.fixture
+def session():
+    """Two tasks with known constants; ξ = 1 + κ·u_a·u_b exactly, with κ 0.4 under MPS and 1.0 by turns."""
+    busy = {"a": Busy(0.02, 0.001), "b": Busy(0.05, 0.0005)}
+    speeds = {name: Task(one.alpha_s, one.beta_s, NONE, NONE, 1.0, knee=4.0) for name, one in busy.items()}
+    done = []
+    for mechanism, kappa in (("mps", 0.4), ("time-slicing", 1.0)):
+        for batch in (8, 32, 128):
+            for name, task in speeds.items():
+                for accum in (1, 2):
+                    seconds = task.iteration(batch, accum, Placement(1, 1))
+                    done.append(measured(mechanism, (name, batch, accum, seconds)))
+                done.append(measured(mechanism, (name, batch, 1, 1.02 * task.compute(batch)), run=1))
+            for one, other in (("a", "a"), ("a", "b"), ("b", "b")):
+                xi = 1 + kappa * busy[one].share(batch) * busy[other].share(batch)
+                both = [(name, batch, 1, 1.01 * xi * speeds[name].compute(batch)) for name in (one, other)]
+                done.append(measured(mechanism, *both))
+    done.append(measured("mps", *((name, 8, 1, 1.6 * speeds[name].compute(8)) for name in ("a", "a", "b"))))
+    return done
+
+
+def test_a_profile_of_known_constants(session):
+    found = conclude(MACHINE, session, Naming("p", batch_norm=("a",)))
+    assert found.kappa["mps"].kappa == pytest.approx(0.4, abs=0.03)
+    assert found.kappa["time-slicing"].kappa == pytest.approx(1.0, abs=0.05)
+    assert found.kappa["mps"].median_error < 0.02
+    assert len(found.pairs) == 18
+    assert found.groups[0].xi == pytest.approx((1.6 / 1.01,) * 3, rel=0.01)
+    assert found.tasks["a"].batch_norm
+    assert not found.tasks["b"].batch_norm
+    assert found.tasks["a"].memory.context_bytes == 7 * 10**8
+    assert found.tasks["a"].error.held_out_median < 0.05
+    assert {demand.mechanism for demand in found.tasks["a"].demands} == {"mps", "time-slicing"}
+    assert "differs by 2.0 % in the median" in found.noise
+    assert loads(dumps(found), "p.json").kappa == found.kappa
+
+
+def test_times_of_two_mechanisms_are_not_mixed(session):
+    only = [done for done in session if done.wish.mechanism == "mps"]
+    slower = [
+        replace(done, samples=tuple(replace(s, iter_s=2 * s.iter_s) for s in done.samples))
+        for done in session
+        if done.wish.mechanism != "mps"
+    ][:-4]
+    mixed, pure = (conclude(MACHINE, some, Naming("p")).tasks["a"].core() for some in (only + slower, only))
+    assert mixed.compute(32) == pure.compute(32)
+
+
+def test_an_interval_is_as_wide_as_repetitions_differ():
+    def both(second):
+        return [measured("mps", ("a", 8, 1, 0.1)), measured("mps", ("a", 8, 1, second), run=1)]
+
+    calm, wild = Noise(both(0.101)), Noise(both(0.13))
+    setting = Setting("a", 8)
+    assert calm.half_width("mps", setting, 0.01, 1) < 0.05 < 0.3 < wild.half_width("mps", setting, 0.01, 1)
+    assert wild.half_width("mps", setting, 0.01, 4) < wild.half_width("mps", setting, 0.01, 1)
+    assert Noise([]).told().startswith("Nothing was measured twice")
+
+
+def test_a_pair_whose_job_never_ran_alone_is_left_out():
+    done = [measured("mps", ("a", b, 1, 0.1 + b / 100)) for b in (8, 16)]
+    pair = measured("mps", ("a", 8, 1, 0.2), ("b", 4, 1, 0.3))
+    assert conclude(MACHINE, [*done, pair], Naming("p")).pairs == ()
+
+
+# ---- the shipped profile --------------------------------------------------------------------------------------------
+
+
+def test_every_number_of_h200_follows_from_its_raw_points():
+    shipped = load("h200")
+    machine = Machine(shipped.gpu.name, shipped.gpu.memory_bytes, shipped.gpu.driver, "", "")
+    again = conclude(machine, shipped.raw, Naming("h200", batch_norm=("cifar10", "deepspeech2", "imagenet", "yolov3")))
+    assert again.pairs == shipped.pairs
+    assert again.groups == shipped.groups
+    assert again.noise == shipped.noise
+    for name, task in shipped.tasks.items():
+        assert again.tasks[name].core().compute(64) == pytest.approx(task.core().compute(64), rel=1e-3)
+        assert again.tasks[name].memory == task.memory
+        assert len(task.demands) == len(again.tasks[name].demands)
+
+
+def test_h200_predicts_repetitions_within_the_stated_intervals():
+    """Each repeated pair against the interval that everything else gives: about 19 of 20 must be inside."""
+    from carpool.profile.measure.conclude import merge, pair_of
+
+    raw, inside, number = load("h200").raw, 0, 0
+    for repeated in (done for done in raw if done.wish.run and len(done.samples) == 2):
+        rest = [done for done in raw if done is not repeated]
+        noise = Noise(rest)
+        first = next(done for done in rest if replace(repeated.wish, run=0) == done.wish)
+        (stated,) = merge([pair_of(first, noise)], noise)
+        again, _ = pair_of(repeated, noise)
+        for xi, (low, high) in ((again.xi_a, stated.interval_a), (again.xi_b, stated.interval_b)):
+            number += 1
+            inside += low <= xi <= high
+    assert number == 32
+    assert inside / number >= 0.9
+
+
+def test_the_pictures_show_the_fit_and_the_matrix(tmp_path):
+    pytest.importorskip("matplotlib")
+    said = call("profiles", "show", "h200", "--plots", tmp_path / "p")
+    assert said.code == 0
+    for name in ("h200_fit.png", "h200_xi.png"):
+        assert (tmp_path / "p" / name).stat().st_size > 20_000
+        assert name in said.out
+    assert call("profiles", "show", "gavel", "--plots", tmp_path / "g").code == 0
+    assert [path.name for path in Path(tmp_path / "g").iterdir()] == ["gavel_xi.png"]

@@ -1,0 +1,140 @@
+"""`carpool profile` from end to end: processes that are really started, paused and timed, with times that are known."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from calling import call
+
+from carpool.profile.measure import commands, timing
+from carpool.profile.schema import load
+
+FAKE = str(Path(__file__).parent / "fake_training.py")
+QUICK = ("--cpu", "--window", "0.4,0.6", "--precision", "5")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "crowd").mkdir()
+
+
+def profile(*arguments):
+    return call("profile", *QUICK, *arguments)
+
+
+def training(*more):
+    return ("--", sys.executable, FAKE, "--crowd", "crowd", *more)
+
+
+def test_times_and_slow_downs_are_what_they_are():
+    said = profile("--task", "mine", "--batch", "8,32", "--batch-option", "--batch-size", "--repeats", "1", *training())
+    assert said.code == 0, said.err
+    found = load("mine.json")
+    task = found.tasks["mine"]
+    assert task.core().compute(8) == pytest.approx(0.012, rel=0.15)
+    assert task.core().compute(32) == pytest.approx(0.036, rel=0.15)
+    assert len(found.pairs) == 2
+    for pair in found.pairs:
+        assert pair.a == pair.b == "mine"
+        assert pair.runs == 2
+        for xi, (low, high) in ((pair.xi_a, pair.interval_a), (pair.xi_b, pair.interval_b)):
+            assert xi == pytest.approx(1.5, rel=0.15)
+            assert low <= xi <= high
+    assert {sample.setting.accum for done in found.raw for sample in done.samples} == {1, 2, 4}
+    assert found.gpu.name == "CPU"
+    assert "ξ, row slowed by column, time-slicing" in said.out
+
+
+def test_the_same_call_goes_on_where_the_budget_ended():
+    arguments = ("--task", "mine", "--repeats", "0", "--accumulation", "2")
+    first = profile("--minutes", "0.00001", *arguments, *training())
+    assert first.code == 2
+    assert "nothing was measured; give more --minutes" in first.err
+    assert profile("--solo", *arguments, *training()).code == 0
+    lines = Path("mine.raw.jsonl").read_text().splitlines()
+    assert len(lines) == 1 + 2
+    assert profile(*arguments, *training()).code == 0
+    assert Path("mine.raw.jsonl").read_text().splitlines()[:3] == lines, "what was measured is not measured again"
+    written = Path("mine.json").read_text()
+    again = call("profile", "--minutes", "0", "--name", "mine", "--json")
+    assert again.out == written, "a fit of the same measurements is the same"
+    assert json.loads(written)["tasks"]["mine"]["busy"]
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("crash", "fake_training at batch 8: the script failed with status 1: ValueError: the data set is not there"),
+        ("silent", "the script ended without a step that Carpool could see; does it use carpool.train?"),
+        ("short", "the training ended after 6 iterations, too early; let it run longer"),
+        ("memory", "fake_training at batch 8: does not fit on this GPU; give a smaller batch"),
+    ],
+)
+def test_a_script_that_cannot_be_measured_is_one_clear_line(how, message):
+    said = profile("--batch", "8", "--batch-option", "--batch-size", "--solo", *training("--fail", how))
+    assert said.code == 2
+    assert message in said.err
+    assert "Traceback" not in said.err
+
+
+def test_a_task_that_fails_costs_itself_alone(monkeypatch):
+    from carpool.profile.measure.plan import Scope, Source, plan
+    from carpool.profile.measure.raw import Machine, RawFile
+    from carpool.profile.measure.session import Gpu, Session
+
+    good = Source("good", (sys.executable, FAKE), "--batch-size", (8,))
+    bad = Source("bad", (sys.executable, FAKE, "--fail", "crash"), "--batch-size", (8,))
+    raw = RawFile("raw.jsonl", Machine("CPU", None, None, "today", "test"))
+    windows = timing.Windows(least_s=0.1, most_s=0.2)
+    scope = Scope(("time-slicing",), accumulations=(), repeats=0)
+    outcome = Session([good, bad], raw, Gpu(None), Path("work"), windows).run(plan([good, bad], scope))
+    assert [len(done.samples) for done in raw.measurements] == [1, 2]
+    assert {sample.setting.task for done in raw.measurements for sample in done.samples} == {"good"}
+    assert outcome.done == 2
+    assert outcome.left == 0
+    assert "the data set is not there" in outcome.problems[0]
+
+
+def test_nothing_is_left_running(tmp_path):
+    import psutil
+
+    profile("--solo", *training())
+    children = psutil.Process().children(recursive=True)
+    assert not [child for child in children if FAKE in " ".join(child.cmdline())]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--cpu",), "nothing to measure; give -- and a training command, or --example bert"),
+        ((), "no GPU was found"),
+        (("--cpu", "--example", "bart"), "example 'bart': unknown; did you mean bert?"),
+        (("--cpu", "--example", "bert:x"), "bert:x: batches are whole numbers of at least 1"),
+        (("--cpu", "--example", "bert", "--example", "bert"), "bert: given twice; list its batches together"),
+        (("--cpu", "--examples", "nowhere", "--example", "bert"), "nowhere: no examples there"),
+        (("--cpu", "--batch", "8", "--", "x"), "--batch: say with --batch-option"),
+        (("--cpu", "--window", "3,1", "--", "x"), "--window 3,1: give the shortest and the longest"),
+        (("--cpu", "--mechanism", "mps", "--", "x"), "--mechanism mps: there is no GPU"),
+        (("--cpu", "--", "no-such-program"), "no-such-program: cannot be run (No such file or directory)"),
+        (("--minutes", "0"), "--minutes 0 only fits what was measured before"),
+        (("--minutes", "0", "--name", "none"), "none.raw.jsonl: cannot be read as measurements"),
+    ],
+)
+def test_wrong_input_is_one_line_that_says_what_to_do(arguments, message, monkeypatch):
+    monkeypatch.setattr(commands.nvml, "devices", list)
+    said = call("profile", *arguments)
+    assert said.code == 2
+    assert message in said.err
+    assert "Traceback" not in said.err
+
+
+def test_a_real_training_of_an_example(monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    said = profile("--example", "ncf:64", "--solo", "--accumulation", "2", "--repeats", "0", "--json")
+    assert said.code == 0, said.err
+    points = json.loads(said.out)["raw"]
+    assert [job["batch"] for point in points for job in point["jobs"]] == [64, 64]
+    assert [job.get("accum", 1) for point in points for job in point["jobs"]] == [1, 2]
