@@ -170,7 +170,7 @@ def main() -> None:
         told = asyncio.run(queue(Home(Path(folder) / "queue"), given.jobs))
         if given.history:
             told |= asyncio.run(history(Home(Path(folder) / "history"), given.history))
-    print(json.dumps({key: round(value, 3) for key, value in told.items()}, indent=2))
+        print(json.dumps({key: round(value, 3) for key, value in told.items()}, indent=2), flush=True)
 
 
 if __name__ == "__main__":

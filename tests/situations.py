@@ -167,7 +167,7 @@ def _validate_job(state: State, record) -> None:
         assert record.job.elastic
         assert all(state.residents(gpu) == (record,) for gpu in record.gpus), "a scaled job does not share"
     assert 0.0 <= record.done <= record.job.iterations
-    assert record.accum == 1 or record.job.can_shrink
+    assert record.accum == 1 or record.job.can_shrink or not record.gpus
     if record.status is Status.RUNNING:
         worst = 1.0
         for gpu in record.gpus:
