@@ -108,7 +108,7 @@ def test_two_real_jobs_through_the_service_and_again_from_what_is_kept(
     kept = json.loads(result.read_text())
     assert len(kept["jobs"]) == 2
     assert all(job["launch_s"] > 0 and job["exit_s"] > 0 for job in kept["jobs"])
-    assert (Path(options.out) / "sjf-bsbf-logical-2-run1.db").stat().st_size > 0
+    assert (Path(options.out) / "sjf-bsbf-logical-2-run1.journal.gz").stat().st_size > 0
     assert row["measured"]["makespan_s"][0] > row["launch_s"]
     before = result.stat().st_mtime_ns
     physical.show(physical.run_all(small))

@@ -1,6 +1,6 @@
 """What a policy may look at. `State` is a `View`; the protocol has no setters, so mypy keeps policies from writing."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from carpool.core.free import FreeGpus, Topology
@@ -36,7 +36,7 @@ class View(Protocol):
     @property
     def opened(self) -> float: ...
     @property
-    def jobs(self) -> Mapping[JobId, JobRecord]: ...
+    def jobs(self) -> dict[JobId, JobRecord]: ...
     @property
     def mean_jct_s(self) -> float: ...
     @property

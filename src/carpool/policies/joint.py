@@ -81,7 +81,7 @@ class Pass:
         return draft.decisions
 
     def _in_order(self, pending: Scan) -> Iterator[tuple[JobRecord, bool]]:
-        """The waiting jobs, and whether the scan handed them out: those that starve come before their priority's others.
+        """The waiting jobs, and whether the scan handed them out; who starves comes before others of its priority.
 
         Where too few GPUs are free for anybody and none was given back just now, only new jobs are tried: the others
         found no place since, and as time passes the hosts have less left, so that joining them pays less.
