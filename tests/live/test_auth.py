@@ -6,7 +6,10 @@ import stat
 import pytest
 
 from carpool.errors import InputError
+from carpool.live import accounts, box_routes, serve
+from carpool.live.api import Box
 from carpool.live.auth import Keyring, Principal, admin_token, digest, new_token, read_token
+from carpool.live.home import Home
 
 
 def test_the_administrators_token_is_private_from_its_first_moment_and_kept(tmp_path):
@@ -61,3 +64,42 @@ def test_rights():
     assert Principal("admin", True).may_change("alice")
     assert Principal("alice").may_change("alice")
     assert not Principal("bob").may_change("alice")
+
+
+def test_a_service_that_is_not_root_says_what_that_means(monkeypatch, capsys, tmp_path):
+    class Nothing:
+        def gpus(self):
+            return {"nodes": [{"gpus": [{}, {}]}], "mechanism": "logical"}
+
+    options = {"gpus": 2, "policy": "sjf"}
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    serve._greet("http://127.0.0.1:1", Home(tmp_path), Nothing(), options)
+    said = capsys.readouterr().err
+    assert "carpool serves 2 logical GPUs (logical) under sjf at http://127.0.0.1:1" in said
+    assert "let in only people who trust each other" in said
+    assert "clear text" not in said
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    serve._greet("http://10.0.0.5:1", Home(tmp_path), Nothing(), options)
+    said = capsys.readouterr().err
+    assert "trust each other" not in said
+    assert "tokens travel in clear text" in said
+
+
+def test_whose_uid_jobs_get(monkeypatch):
+    class Users:
+        def users(self):
+            return {"old": {"uid": accounts.FIRST_UID}, "other": {"uid": 5}}
+
+    def uid(name, given=None, as_root=True):
+        return box_routes._uid(Box(Users(), None, None, as_root=as_root), name, given)
+
+    assert uid("nobody-of-that-name") == accounts.FIRST_UID + 1
+    assert uid("nobody-of-that-name", 1234) == 1234
+    monkeypatch.setattr("pwd.getpwnam", lambda name: accounts.account(4321))
+    assert uid("somebody") == 4321
+    monkeypatch.setattr("pwd.getpwnam", lambda name: accounts.account(0))
+    with pytest.raises(InputError, match="root's"):
+        uid("toor")
+    assert uid("somebody", as_root=False) is None
+    with pytest.raises(InputError, match="does not run as root"):
+        uid("somebody", 1234, as_root=False)

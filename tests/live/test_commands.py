@@ -80,8 +80,8 @@ def test_arrays_and_dependencies(service):
     assert len(first["jobs"]) == 3
     names = {row["job"]: row["name"] for row in service.json("jobs", "--all")}
     assert [names[job] for job in first["jobs"]] == ["part[0]", "part[1]", "part[2]"]
-    after = [word for job in first["jobs"] for word in ("--after", job)]
-    said = service.call("submit", *after, "--wait", "--json", "--", "true")
+    one, *others = first["jobs"]
+    said = service.call("submit", "--after", one, "--after", ",".join(others), "--wait", "--json", "--", "true")
     assert said.code == 0
     row = service.json("show", json.loads(said.out)["job"])
     assert row["started"] >= max(service.json("show", job)["finished"] for job in first["jobs"])

@@ -32,7 +32,7 @@ def middle(events, perf, policy, share):
     return state
 
 
-@pytest.mark.parametrize("policy", ["fifo", "sjf", "sjf-ffs", "sjf-bsbf"])
+@pytest.mark.parametrize("policy", ["fifo", "sjf", "tiresias", "sjf-ffs", "sjf-bsbf"])
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
 def test_it_says_what_happens(policy, share):
     events, ended, perf = story(policy)

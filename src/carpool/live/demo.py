@@ -32,6 +32,7 @@ START_S = 30.0
 ENOUGH_S = 300.0
 PAUSE_S = 1.0
 """Between two looks, and between two submissions."""
+ASSUMED_SLOWDOWN = 1.75
 COMPARED = ("fifo", "sjf", "sjf-bsbf")
 
 
@@ -209,7 +210,7 @@ def compare(rows: list[dict[str, Any]], cluster: str, policy: str, jobs: list[di
     if not finished:
         raise SystemExit(1)
     achieved = fmean(row["finished"] - row["submitted"] for row in finished)
-    xi = sharing_cost(rows)
+    xi, known = sharing_cost(rows)
     setup = Setup(cluster=cluster, truth=f"{xi:.3f}", memory_limit=False)
     outcomes = replay.run(rows, setup, COMPARED)
     table = tables.new_table("mean completion time", "seconds", "", right=("seconds",))
@@ -219,7 +220,7 @@ def compare(rows: list[dict[str, Any]], cluster: str, policy: str, jobs: list[di
     console.print(table)
     console.print(
         f"simulated: the same jobs at the same times, each as long as it ran here alone, on {cluster} GPUs; "
-        f"sharing costs {xi:.2f} times, as measured here."
+        f"sharing costs {xi:.2f} times, {known}."
     )
     if cores := _short_of_cores():
         console.print(f"This machine has {cores} cores for all of them, which the simulator does not know of.")
@@ -233,7 +234,9 @@ def _short_of_cores() -> int:
     return cores if cores < 2 * GPUS else 0
 
 
-def sharing_cost(rows: list[dict[str, Any]]) -> float:
-    """How much slower jobs were while they shared, on average over those that did."""
-    slowed = [row["ran_s"] / row["alone_s"] for row in rows if row.get("shared") and row.get("alone_s")]
-    return max(1.0, fmean(slowed)) if slowed else 1.0
+def sharing_cost(rows: list[dict[str, Any]]) -> tuple[float, str]:
+    """How much slower jobs were while they shared, on average over those that did, and how that is known."""
+    slowed = [row["ran_s"] / row["alone_s"] for row in rows if row["shared"] and row["measured"] and row["alone_s"]]
+    if slowed:
+        return max(1.0, fmean(slowed)), "as measured here"
+    return ASSUMED_SLOWDOWN, "as assumed, for no two jobs shared"

@@ -152,7 +152,9 @@ class Future(Engine):
             if record.status is Status.RUNNING and record.iteration_s:
                 self._push(max(now, record.end()), record, record.pace)
             elif record.status in (Status.STARTING, Status.RUNNING):
-                self._push(now, ev.Started(now, record.job.id, record.attempt), 0)
+                restart_s = self.scheduler.policy.restart_s if record.attempt > 1 else 0.0
+                at = max(now, record.held_since + restart_s)
+                self._push(at, ev.Started(at, record.job.id, record.attempt), 0)
             elif record.status in (Status.STOPPING, Status.CANCELLING):
                 self._push(now, ev.Stopped(now, record.job.id, record.attempt, record.checkpoint), 0)
         batch: list[ev.Event] = []

@@ -66,7 +66,9 @@ def explain(job: str, home: Path | None, as_json: bool) -> None:
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
 @click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="Which worker.")
 @click.option("--attempt", type=click.IntRange(1), help="Which start of the job.  [default: the latest]")
-@click.option("--stream", type=click.Choice(["stdout", "stderr", "both"]), default="both", show_default=True)
+@click.option(
+    "--stream", type=click.Choice(["stdout", "stderr", "both"]), default="both", show_default=True, help="Which."
+)
 @click.option("--tail", type=click.IntRange(0, 100_000), metavar="LINES", help="Begin with the last so many lines.")
 @click.option("--raw", is_flag=True, help="Leave escape sequences in, also on a terminal.")
 @home_option

@@ -31,7 +31,7 @@ ENDED_WITHOUT_CODE = {"finished": 0, "failed": 1, "cancelled": 130}
 @click.option("--exclusive", is_flag=True, default=None, help="Never share a GPU.")
 @click.option("--max-slowdown", type=click.FloatRange(1.0, 1000.0), help="Share only if this much slower or less.")
 @click.option("--can-shrink/--no-shrink", default=None, help="May its batch be split?  [default: as the library finds]")
-@click.option("--after", multiple=True, metavar="JOB", help="Start once this job has finished well; repeatable.")
+@click.option("--after", multiple=True, metavar="JOB", help="Start once these have finished well: 3 or 3,5.")
 @click.option("--array", metavar="RANGE", help="One job for each index of 0-9 or 1,4,7-8; see CARPOOL_ARRAY_INDEX.")
 @click.option("--retries", type=click.IntRange(0, 1000), help="Start again after a failure, so often.  [default: 0]")
 @click.option("--env", "variables", multiple=True, metavar="NAME[=VALUE]", help="For the workers; repeatable.")
@@ -93,7 +93,7 @@ def _request(words: tuple[str, ...], given: dict[str, Any]) -> dict[str, Any]:
     )
     options = {key: given[key] for key in (*plain, "cpus", "snapshot")}
     options["batch"] = given["batch_size"]
-    options["after"] = list(given["after"]) or None
+    options["after"] = [job for some in given["after"] for job in some.split(",")] or None
     options["time_s"] = duration(given["time_s"]) if given["time_s"] else None
     options["grace_s"] = duration(given["grace"], "--grace") if given["grace"] else None
     options["memory"] = parse_bytes(given["memory"], "--memory") if given["memory"] else None
