@@ -135,6 +135,10 @@ class Reading(Requests):
         """The job's state once it has ended: finished, failed or cancelled."""
         while job in self.specs:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.setdefault(job, []).append(waiter)
-            await waiter
+            waiters = self._waiters.setdefault(job, [])
+            waiters.append(waiter)
+            try:
+                await waiter
+            finally:
+                waiters.remove(waiter)  # also when whoever waited has gone
         return str(self._known_row(job)["state"])

@@ -15,8 +15,9 @@ import secrets
 import select
 import socket
 import sys
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,18 +75,18 @@ class LocalExecutor:
     def launch(self, launch: Launch) -> None:
         gang = Gang(launch.key, self.home.attempt(*launch.key), launch.slots)
         self._gangs[launch.key] = gang
-        self._spawn(self._attend(gang, self._bring_up(gang, launch)))
+        self._spawn(self._attend(gang, partial(self._bring_up, gang, launch)))
 
-    async def _attend(self, gang: Gang, work: Coroutine[Any, Any, None]) -> None:
+    async def _attend(self, gang: Gang, work: Callable[[], Awaitable[None]]) -> None:
         """Whatever goes wrong with us, a gang is not left alone while we live."""
         try:
-            await work
+            await work()
         except Exception as error:
             log.exception("gang %s", gang.key)
             self._listener.trouble(gang.key[0], f"{type(error).__name__}: {error}; it is looked at again")
             await asyncio.sleep(FIRST_PAUSE_S)
             if self._gangs.get(gang.key) is gang:
-                await self._attend(gang, self._watch(gang))
+                await self._attend(gang, partial(self._watch, gang))
 
     async def _bring_up(self, gang: Gang, launch: Launch) -> None:
         pause = FIRST_PAUSE_S
@@ -302,7 +303,7 @@ class LocalExecutor:
             if key in wanted and gang is not None:
                 self._gangs[key] = gang
                 self._listener.gang_up(*key)
-                self._spawn(self._attend(gang, self._watch(gang)))
+                self._spawn(self._attend(gang, partial(self._watch, gang)))
             else:
                 await self._clear(key, remembered=key in wanted)
 
