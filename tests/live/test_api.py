@@ -322,7 +322,7 @@ def test_no_request_that_the_document_describes_breaks_it(service, mode):
         case.validate_response(response, checks=CHECKS)
 
     few = settings(
-        max_examples=5, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+        max_examples=10, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
     )
     with requests.Session() as session:
         for result in schema.get_all_operations():
