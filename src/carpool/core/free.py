@@ -63,9 +63,17 @@ class Topology:
             mask = self._eligible[needed] = sum(1 << n for n in numbers if self.nodes[n].memory >= needed)
         return mask
 
+    def wholly_with_memory(self, needed: int) -> int:
+        """The nodes all of whose GPUs have at least this much memory to give."""
+        mask = self.with_memory(needed)
+        for gpu in self.tight(needed):
+            mask &= ~(1 << self.node_of[gpu])
+        return mask
+
     def smallest_memory(self, mask: int) -> int:
-        """The least memory of a GPU on the nodes of a mask; 0 where there are none."""
-        return min((self.nodes[n].memory for n in self.present.values() if mask >> n & 1), default=0)
+        """The least that a GPU on the nodes of a mask has to give; 0 where there are none."""
+        least = [self.nodes[n].memory for n in self.present.values() if mask >> n & 1]
+        return min(least + [self.memory_of(gpu) for gpu in self.taken if mask >> self.node_of[gpu] & 1], default=0)
 
     def total(self, mask: int = -1) -> int:
         """How many GPUs the nodes of a mask have."""

@@ -51,7 +51,7 @@ class Lodgings:
                 continue
             seen.add(host.record.order)
             if all(len(draft.members(other)) == 1 for other in gpus):
-                memory = min(topology.nodes[topology.node_of[other]].memory for other in gpus)
+                memory = min(topology.memory_of(other) for other in gpus)
                 job = host.record.job
                 kind = HostKind(job.model, job.batch, host.accum, job.max_slowdown, memory - host.memory)
                 self._apart.setdefault(kind, []).append(host)

@@ -91,7 +91,7 @@ class Round:
             sizes, eligible = self._sizes(scaled, record), scaled.eligible
         else:
             size = self._cut(record)
-            sizes, eligible = (record.shape.gpus,), self.view.topology.with_memory(size.memory) if size else 0
+            sizes, eligible = (record.shape.gpus,), self.view.topology.wholly_with_memory(size.memory) if size else 0
         if not eligible or not sizes:
             return None
         fair = self._fair_goodput(scaled) if scaled else float(self.fair)
@@ -133,7 +133,7 @@ class Round:
         """The size at which a job that is not elastic may start: the largest sub-batch that enough GPUs hold."""
         topology = self.view.topology
         for size in record.shape.sizes:
-            if topology.total(topology.with_memory(size.memory)) >= record.shape.gpus:
+            if topology.total(topology.wholly_with_memory(size.memory)) >= record.shape.gpus:
                 return size
         return None
 
@@ -201,7 +201,7 @@ class Scaled:
         scaling = view.perf.scaling(job)
         if scaling is None:
             return None
-        eligible = topology.with_memory(goodputs.least_memory(job, scaling))
+        eligible = topology.wholly_with_memory(goodputs.least_memory(job, scaling))
         memory = topology.smallest_memory(eligible)
         samples = goodputs.max_sub_batch(job, scaling, memory)
         noise = view.perf.noise(job, job.iterations - record.iterations_left(view.now))
