@@ -1,9 +1,14 @@
 import os
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# A suite that was started in the background ignores these, and so would every process that the tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 pytest.register_assert_rewrite("world")
 sys.path.insert(0, str(Path(__file__).parent))
