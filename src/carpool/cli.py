@@ -12,36 +12,43 @@ import click
 from carpool import __version__
 from carpool.errors import InputError, nearest
 
-COMMANDS = {
-    "simulate": "carpool.sim.commands:simulate",
-    "compare": "carpool.sim.commands:compare",
-    "bound": "carpool.sim.bound_commands:bound",
-    "study": "carpool.sim.study_commands:study",
-    "workload": "carpool.sim.workload_commands:workload",
-    "policies": "carpool.policies.commands:policies",
-    "profile": "carpool.profile.measure.commands:profile",
-    "profiles": "carpool.profile.commands:profiles",
-    "fit": "carpool.profile.commands:fit",
-    "check": "carpool.train.commands:check",
-    "serve": "carpool.live.serve:serve",
-    "submit": "carpool.live.submit:submit",
-    "jobs": "carpool.live.job_commands:jobs",
-    "show": "carpool.live.job_commands:show",
-    "logs": "carpool.live.job_commands:logs",
-    "explain": "carpool.live.job_commands:explain",
-    "cancel": "carpool.live.job_commands:cancel",
-    "hold": "carpool.live.job_commands:hold",
-    "release": "carpool.live.job_commands:release",
-    "requeue": "carpool.live.job_commands:requeue",
-    "priority": "carpool.live.job_commands:priority",
-    "gpus": "carpool.live.box_commands:gpus",
-    "history": "carpool.live.box_commands:history",
-    "replay": "carpool.live.replay:replay",
-    "user": "carpool.live.user_commands:user",
-    "doctor": "carpool.live.doctor:doctor",
-    "demo": "carpool.live.demo:demo",
-    "paper": "carpool.report.paper.command:paper",
+SECTIONS = {
+    "Run jobs on this machine": {
+        "serve": "carpool.live.serve:serve",
+        "submit": "carpool.live.submit:submit",
+        "jobs": "carpool.live.job_commands:jobs",
+        "show": "carpool.live.job_commands:show",
+        "explain": "carpool.live.job_commands:explain",
+        "logs": "carpool.live.job_commands:logs",
+        "cancel": "carpool.live.job_commands:cancel",
+        "hold": "carpool.live.job_commands:hold",
+        "release": "carpool.live.job_commands:release",
+        "requeue": "carpool.live.job_commands:requeue",
+        "priority": "carpool.live.job_commands:priority",
+        "gpus": "carpool.live.box_commands:gpus",
+        "history": "carpool.live.box_commands:history",
+        "replay": "carpool.live.replay:replay",
+        "user": "carpool.live.user_commands:user",
+        "doctor": "carpool.live.doctor:doctor",
+        "demo": "carpool.live.demo:demo",
+    },
+    "Know trainings and GPUs": {
+        "check": "carpool.train.commands:check",
+        "profile": "carpool.profile.measure.commands:profile",
+        "profiles": "carpool.profile.commands:profiles",
+        "fit": "carpool.profile.commands:fit",
+    },
+    "Study policies": {
+        "policies": "carpool.policies.commands:policies",
+        "simulate": "carpool.sim.commands:simulate",
+        "compare": "carpool.sim.commands:compare",
+        "workload": "carpool.sim.workload_commands:workload",
+        "bound": "carpool.sim.bound_commands:bound",
+        "study": "carpool.sim.study_commands:study",
+        "paper": "carpool.report.paper.command:paper",
+    },
 }
+COMMANDS = {name: place for section in SECTIONS.values() for name, place in section.items()}
 
 
 class Terminated(BaseException):
@@ -51,6 +58,13 @@ class Terminated(BaseException):
 class LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, section in SECTIONS.items():
+            found = [(name, self.get_command(ctx, name)) for name in section]
+            with formatter.section(title):
+                room = formatter.width - 6 - max(len(name) for name in section)
+                formatter.write_dl([(name, command.get_short_help_str(room)) for name, command in found if command])
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
