@@ -115,6 +115,7 @@ def test_limits(service):
     first, second = service.submit(token=token, priority=3), service.submit(token=token)
     service.until(first, "running")
     assert "may run 1 at a time" in admin.get(f"/v1/jobs/{second}/explain")["reason"]
+    assert "may run 1 at a time" in next(row["reason"] for row in admin.jobs() if row["job"] == second)
     admin.put("/v1/users/dave/limits", {"max_jobs": 2})
     service.until(second, "running")
     assert [row["max_jobs"] for row in admin.get("/v1/users")["users"] if row["name"] == "dave"] == [2]

@@ -103,3 +103,11 @@ def test_whose_uid_jobs_get(monkeypatch):
     assert uid("somebody", as_root=False) is None
     with pytest.raises(InputError, match="does not run as root"):
         uid("somebody", 1234, as_root=False)
+
+
+def test_somebody_who_comes_back_keeps_their_uid():
+    """Their files and their waiting jobs are still there; a new token must not take them away."""
+    taken = (None, 7_000_000, 7_000_001, 1000)
+    assert accounts.uid_for("no-such-login-here", taken) == 7_000_002
+    assert accounts.uid_for("no-such-login-here", taken, before=7_000_000) == 7_000_000
+    assert accounts.uid_for("root", taken, before=7_000_000) == 0

@@ -47,6 +47,31 @@ def test_wait_gives_the_jobs_own_exit_code(service):
     assert service.call("submit", "--wait", "--", "no-such-program-here").code not in (0, 2)
 
 
+def test_wait_says_130_for_a_job_that_was_cancelled(service):
+    """Whether it was waiting or running, and however its workers took the signal."""
+    for script in ("sleep 60", "trap 'exit 0' TERM; while true; do sleep 0.1; done"):
+        with subprocess.Popen(
+            [*COMMAND, "submit", "--wait", "--json", "--", "sh", "-c", script],
+            env=environment(CARPOOL_HOME=str(service.home)),
+            stdout=subprocess.DEVNULL,
+        ) as waiting:
+            job = newest(service, "running")
+            time.sleep(0.2)
+            assert service.call("cancel", job).code == 0
+            assert waiting.wait(30) == 130
+
+
+def newest(service, state) -> str:
+    """The only job there is, once it is in that state."""
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        rows = [row for row in service.json("jobs") if row["state"] == state]
+        if rows:
+            return rows[-1]["job"]
+        time.sleep(0.05)
+    raise AssertionError(f"no job is {state}")
+
+
 def test_what_a_command_gets(service, tmp_path):
     """The words as they are, the directory, --env and nothing else of ours."""
     script = "import os, sys, json; print(json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]))"
@@ -168,6 +193,27 @@ def test_logs_follow_until_the_end(service):
     assert service.call("logs", gang, "--rank", 1).out == "rank 1 of 2\n"
 
 
+def test_logs_follow_into_the_next_attempt_and_miss_nothing(service):
+    script = "for i in 1 2 3; do echo $CARPOOL_ATTEMPT.$i; sleep 0.15; done; test $CARPOOL_ATTEMPT = 3"
+    said = json.loads(service.call("submit", "--retries", 2, "--json", "--", "sh", "-c", script).out)
+    followed = service.call("logs", "-f", said["job"])
+    assert followed.out.split() == [f"{attempt}.{i}" for attempt in (1, 2, 3) for i in (1, 2, 3)]
+    assert service.call("logs", "-f", said["job"], "--attempt", 1).out.split() == ["1.1", "1.2", "1.3"]
+    assert service.call("logs", said["job"]).out.split() == ["3.1", "3.2", "3.3"]
+
+
+def test_a_job_that_does_not_report_is_done_as_far_as_its_time(service):
+    """The queue and `explain` say the same, at any moment, whatever the last event was."""
+    job = json.loads(service.call("submit", "--time", "2s", "--json", "--", "sleep", "60").out)["job"]
+    service.until(job, "running")
+    time.sleep(1.2)
+    done = next(row["progress"] for row in service.json("jobs") if row["job"] == job)
+    assert done > 0.4
+    assert service.json("show", job)["progress"] >= done
+    service.call("cancel", job)
+    service.until(job, "cancelled")
+
+
 def test_gpus_history_and_accuracy(service):
     gpus = service.json("gpus")
     assert [gpu["gpu"] for gpu in gpus["nodes"][0]["gpus"]] == [f"node0:{n}" for n in range(4)]
@@ -212,7 +258,9 @@ def test_hold_release_priority_requeue_cancel(service):
     first, second = service.submit(gpus=4, exclusive=True), service.submit(gpus=4, exclusive=True)
     assert service.json("priority", second, 9)["job"] == second
     assert max(service.json("jobs"), key=lambda row: row["priority"])["job"] == second
-    assert service.call("hold", second).out == f"job {second} is pending\n"
+    assert service.call("hold", second).out == f"job {second} is pending, on hold\n"
+    assert "stays on hold" in service.call("hold", blocker).out  # it runs, and goes on
+    assert service.call("release", blocker).out == f"job {blocker} is running\n"
     assert "on hold" in next(row["reason"] for row in service.json("jobs") if row["job"] == second)
     assert service.call("release", first).code == 2
     assert "is not on hold" in service.call("release", first).err
@@ -306,7 +354,9 @@ def test_tables_fit_narrow_terminals(service):
         (["submit", "--name", "a\x1bb", "--", "true"], "control characters"),
         (["submit", "--array", "x", "--", "true"], "array"),
         (["submit", "--after", "999999", "--", "true"], "there is no job"),
+        (["submit", "--after", "abc", "--", "true"], "is no job's id"),
         (["submit", "nothing-here.yaml"], "No such file"),
+        (["submit", "nothing-here.yaml", "--gpus", "2"], "options before the job file"),
         (["show", "999999"], "there is no job"),
         (["show", "../1"], "job"),
         (["show", ""], "job"),
@@ -370,6 +420,34 @@ def test_the_home_is_private_and_no_process_shows_a_token(service):
     assert (service.home / "journal.db").stat().st_mode & 0o077 == 0
     lines = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert service.token not in lines
+
+
+def test_who_waits_or_follows_outlives_a_killed_service_too(tmp_path):
+    """It comes back at another address; exit code and log are still the job's own."""
+    served = Served(tmp_path / "home", "--gpus", "1").start()
+    try:
+        script = f"echo one; while ! test -e {tmp_path}/go; do sleep 0.1; done; echo two; exit 5"
+        env = environment(CARPOOL_HOME=str(served.home))
+        waiting = subprocess.Popen(
+            [*COMMAND, "submit", "--wait", "--", "sh", "-c", script], env=env, stderr=subprocess.PIPE, text=True
+        )
+        job = newest(served, "running")
+        following = subprocess.Popen([*COMMAND, "logs", "-f", job], env=env, stdout=subprocess.PIPE, text=True)
+        assert following.stdout is not None
+        assert following.stdout.readline() == "one\n"
+        assert served.process is not None
+        served.process.kill()
+        served.process.wait(20)
+        time.sleep(1.0)
+        served.start()
+        (tmp_path / "go").touch()
+        _, err = waiting.communicate(timeout=30)
+        assert waiting.returncode == 5, err
+        assert "the service is away" in err
+        assert following.communicate(timeout=30)[0] == "two\n"
+        assert following.returncode == 0
+    finally:
+        served.end()
 
 
 def test_sigterm_ends_the_service_and_not_the_jobs(tmp_path):

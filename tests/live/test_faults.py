@@ -192,6 +192,7 @@ class TestProcesses:
                 os.kill(record["pid"], signal.SIGKILL)
                 assert await service.wait(job) == "failed"
                 assert service.show(job)["reason"] == "worker 0: its wrapper was killed"
+                assert service.show(job)["exit_code"] == 137  # the kernel killed the worker
                 assert start_ticks(worker) is None
                 assert start_ticks(child) is None
 

@@ -5,6 +5,7 @@ import io
 import os
 import re
 import tarfile
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -176,6 +177,8 @@ def test_yaml_and_toml_say_the_same(tmp_path):
     assert read["command"] == ["python", "train.py", "--lr", "0.1 x"]
     assert (read["time_s"], read["memory"], read["batch"]) == (7200, 8 << 30, 64)
     assert read["directory"] == str(tmp_path / "sub")
+    (tmp_path / "home.yaml").write_text("command: x\ndirectory: ~/sub\n")
+    assert job_file.read(tmp_path / "home.yaml")["directory"] == str(Path.home() / "sub")
 
 
 @pytest.mark.parametrize(
@@ -189,6 +192,9 @@ def test_yaml_and_toml_say_the_same(tmp_path):
         ("a.yaml", "time: soon", "such as"),
         ("a.yaml", "memory: 8", None),
         ("a.yaml", "env: {A: [1]}", "put quotes"),
+        ("a.yaml", "env: 5", "must map names to values"),
+        ("a.yaml", "snapshot: later", "true or false"),
+        ("a.yaml", "after: [[1]]", "is no job's id"),
         ("a.yaml", "!!python/object/apply:os.system ['true']", "could not determine a constructor"),
     ],
 )

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.errors import InputError
+from carpool.live.tables import order
 from carpool.live.text import duration, harmless, printable, span
 
 
@@ -21,6 +22,7 @@ def test_what_is_harmless_stays():
 def test_logs_keep_lines_and_colours_and_lose_the_rest():
     log = b"a\tb\r\n\x1b[31mred\x1b[0m\x1b[2J\x1b]0;title\x07\x08\x1bPdcs\x1b\\end\n"
     assert harmless(log) == b"a\tb\r\n\x1b[31mred\x1b[0mend\n"
+    assert harmless("é\x9b2J ξ\n".encode()) == "é2J ξ\n".encode()  # an escape sequence begun by one character
 
 
 @given(st.binary())
@@ -57,3 +59,9 @@ def test_what_is_no_duration(text):
 )
 def test_spans(seconds, shown):
     assert span(seconds) == shown
+
+
+def test_of_many_jobs_that_ended_the_latest_are_shown():
+    ended = [{"job": str(n), "state": "finished", "finished": 10.0 * n} for n in range(1, 5)]
+    living = [{"job": "5", "state": "pending", "finished": None}, {"job": "6", "state": "running", "finished": None}]
+    assert [row["job"] for row in order([*ended, *living])] == ["6", "5", "4", "3", "2", "1"]

@@ -16,9 +16,12 @@ def account(uid: int) -> pwd.struct_passwd:
         return pwd.struct_passwd((f"uid{uid}", "x", uid, uid, "", "/", "/bin/sh"))
 
 
-def uid_for(name: str, taken: Iterable[int | None]) -> int:
-    """The uid of a login name, or the next one of our own range."""
+def uid_for(name: str, taken: Iterable[int | None], before: int | None = None) -> int:
+    """The uid of a login name; else the one that the user had `before`, for files and jobs of theirs are there; else
+    the next one of our own range."""
     try:
         return pwd.getpwnam(name).pw_uid
     except KeyError:
+        if before is not None:
+            return before
         return max((uid for uid in taken if uid is not None and uid >= FIRST_UID), default=FIRST_UID - 1) + 1

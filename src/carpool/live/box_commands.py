@@ -69,5 +69,5 @@ def _print_accuracy(answer: Mapping[str, Any]) -> None:
 
 def _number(value: Any) -> str:
     if isinstance(value, float):
-        return f"{value:.3g}"
+        return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
     return "-" if value is None else printable(value)

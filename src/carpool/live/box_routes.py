@@ -153,7 +153,8 @@ def _uid(inside: Box, name: str, uid: int | None) -> int | None:
         return None
     if uid is not None:
         return uid
-    found = uid_for(name, (row.get("uid") for row in inside.service.users().values()))
+    users = inside.service.users()
+    found = uid_for(name, (row.get("uid") for row in users.values()), users.get(name, {}).get("uid"))
     if found == 0:
         raise InputError(f"uid: the login name {name} is root's; give another name, or --uid")
     return found

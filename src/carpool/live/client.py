@@ -7,9 +7,10 @@ never sees a token. The commands use it; so may scripts.
 import http.client
 import json
 import os
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 from carpool.errors import InputError
@@ -22,7 +23,11 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """Only to these is the token of the home directory sent unasked."""
 TIMEOUT_S = 90.0
 """Longer than the service lets anybody wait."""
+AWAY_S = 600.0
+"""So long may a service be away that somebody waits for: jobs outlive it, so waiting does too."""
+AGAIN_S = 0.5
 Params = Mapping[str, str | int | float | bool | None]
+Answer = TypeVar("Answer")
 
 
 class Refusal(InputError):
@@ -38,7 +43,16 @@ class Unreachable(InputError):
 
 
 class Client:
-    def __init__(self, url: str, token: str) -> None:
+    def __init__(self, url: str, token: str, place: Home | None = None) -> None:
+        """`place`: the home that told the address; a service that starts again may have another one."""
+        self._place = place
+        self._answered = False
+        self._headers = {"Authorization": f"Bearer {token}"}
+        if not token.isascii() or not token.isprintable() or not token:
+            raise InputError(f"{ENV_TOKEN}: does not hold a token; ask the administrator for one")
+        self._go_to(url)
+
+    def _go_to(self, url: str) -> None:
         parts = urlsplit(url)
         try:
             port = parts.port
@@ -46,12 +60,9 @@ class Client:
             port = None
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
             raise InputError(f"{ENV_URL} {url!r}: write an address such as http://127.0.0.1:8471")
-        if not token.isascii() or not token.isprintable() or not token:
-            raise InputError(f"{ENV_TOKEN}: does not hold a token; ask the administrator for one")
         self.url = url.rstrip("/")
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._connection = kind(parts.hostname, port, timeout=TIMEOUT_S)
-        self._headers = {"Authorization": f"Bearer {token}"}
 
     @classmethod
     def find(cls, home: str | Path | None = None) -> "Client":
@@ -60,6 +71,7 @@ class Client:
         url, token = None if home else os.environ.get(ENV_URL), os.environ.get(ENV_TOKEN)
         if url and not token and urlsplit(url).hostname not in LOOPBACK:
             raise InputError(f"{ENV_TOKEN}: is not set; {url} needs the token that its administrator gave you")
+        told = not url
         if not url:
             address = place.read_address()
             if address is None:
@@ -68,7 +80,7 @@ class Client:
                     f"or set {ENV_URL} and {ENV_TOKEN}"
                 )
             url = str(address["url"])
-        return cls(url, token or read_token(place.admin_token))
+        return cls(url, token or read_token(place.admin_token), place if told else None)
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
@@ -92,7 +104,7 @@ class Client:
         response, body = self._send("GET", path, params, None, {})
         if response.status != 200:
             _read_json(response, body)
-        return body, dict(response.getheaders())
+        return body, {name.lower(): value for name, value in response.getheaders()}
 
     def _json(self, method: str, path: str, params: Params, data: Any = None) -> Any:
         body = None if data is None else json.dumps(data).encode()
@@ -107,7 +119,9 @@ class Client:
             try:
                 self._connection.request(method, target, body, {**self._headers, **headers})
                 response = self._connection.getresponse()
-                return response, response.read()
+                content = response.read()
+                self._answered = True
+                return response, content
             except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError) as error:
                 self._connection.close()
                 if attempt == 2 or method != "GET":  # a kept connection may just have been closed; asking again is safe
@@ -143,20 +157,47 @@ class Client:
             if before is None:
                 return [row for rows in reversed(pages) for row in rows]
 
-    def wait(self, job: str) -> dict[str, Any]:
+    def patiently(self, ask: Callable[[], Answer], away: Callable[[], None] = lambda: None) -> Answer:
+        """An answer of a service that has answered before, also if it is started again meanwhile; `away` is called when
+        it is found to be gone."""
+        until = None
+        while True:
+            try:
+                return ask()
+            except Unreachable:
+                if until is None:
+                    until = time.monotonic() + AWAY_S
+                    if self._answered:
+                        away()
+                if not self._answered or time.monotonic() > until:
+                    raise
+            time.sleep(AGAIN_S)
+            address = self._place.read_address() if self._place is not None else None
+            if address is not None:
+                self._go_to(str(address["url"]))
+
+    def wait(self, job: str, away: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """The job's state once it has ended."""
         while True:
-            row: dict[str, Any] = self.get(f"{job_path(job)}/wait", timeout_s=30)
+            row: dict[str, Any] = self.patiently(lambda: self.get(f"{job_path(job)}/wait", timeout_s=30), away)
             if row["state"] in ("finished", "failed", "cancelled"):
                 return row
 
-    def log(self, job: str, *, offset: int = 0, **which: str | int | None) -> Iterator[tuple[bytes, int, bool]]:
-        """Pieces of a log from an offset on: bytes, the offset that follows, whether the job has ended."""
+    def log(
+        self, job: str, *, offset: int = 0, attempt: int | None = None, **which: str | int | None
+    ) -> Iterator[tuple[bytes, int, bool]]:
+        """Pieces of a log from an offset on: bytes, the offset that follows, whether that was all. Without an `attempt`
+        it begins with the latest one and goes on with those that follow."""
+        path, now = f"{job_path(job)}/logs", attempt
         while True:
-            data, headers = self.raw(f"{job_path(job)}/logs", offset=offset, **which)
+            asked = {**which, "offset": offset, "attempt": now}
+            data, headers = self.patiently(lambda asked=asked: self.raw(path, **asked))  # type: ignore[misc]
             which.pop("tail", None)  # only where to begin
-            offset = int(headers.get("carpool-next", offset))
-            yield data, offset, headers.get("carpool-ended") == "1"
+            offset, now = int(headers.get("carpool-next", offset)), int(headers.get("carpool-attempt", now or 1))
+            ended = headers.get("carpool-ended") == "1"
+            if ended and attempt is None and now < int(headers.get("carpool-last-attempt", now)):
+                offset, now, ended = 0, now + 1, False
+            yield data, offset, ended
 
 
 def segment(text: str) -> str:
@@ -164,11 +205,15 @@ def segment(text: str) -> str:
     return quote(text, safe="") or "-"
 
 
-def job_path(job: str) -> str:
-    """Where a job is; what can be no id never becomes a path."""
+def job_id(job: str) -> str:
     if not (job.isascii() and job.isdigit() and len(job) <= 18):
         raise InputError(f"{ascii(job)[:40]} is no job's id; `carpool jobs --all` lists them")
-    return f"/v1/jobs/{job}"
+    return job
+
+
+def job_path(job: str) -> str:
+    """Where a job is; what can be no id never becomes a path."""
+    return f"/v1/jobs/{job_id(job)}"
 
 
 def _word(value: str | int | float | bool | None) -> str:

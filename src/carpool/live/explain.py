@@ -170,7 +170,7 @@ def reason(book: Book, record: JobRecord) -> str:
         return f"it starts after {', '.join(waits)}"
     if record.status is not Status.PENDING:
         return ""
-    return _limit(state, record) or _room(book, record)
+    return limit_reason(state, record) or _room(book, record)
 
 
 def _state_of(state: State, name: JobId) -> str:
@@ -178,16 +178,16 @@ def _state_of(state: State, name: JobId) -> str:
     return PUBLIC.get(found.status, str(found.status)) if found else "ended"
 
 
-def _limit(state: State, record: JobRecord) -> str:
+def limit_reason(state: State, record: JobRecord) -> str:
     """The user's limit that keeps it waiting, if one does."""
     if not state.limits:
         return ""
     user = record.job.user
     limits, (jobs, gpus) = state.limits_of(user), state.held_by(user)
     if limits.jobs is not None and jobs + 1 > limits.jobs:
-        return f"{user} runs {jobs} jobs, and may run {limits.jobs} at a time"
+        return f"{user} runs {jobs} job{'s' if jobs != 1 else ''}, and may run {limits.jobs} at a time"
     if limits.gpus is not None and gpus + record.job.gpus > limits.gpus:
-        return f"{user} holds {gpus} GPUs, and may hold {limits.gpus} at a time"
+        return f"{user} holds {gpus} GPU{'s' if gpus != 1 else ''}, and may hold {limits.gpus} at a time"
     return ""
 
 

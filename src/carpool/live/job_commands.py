@@ -123,7 +123,12 @@ def _changes(names: tuple[str, ...], home: Path | None, as_json: bool, change: A
         print_json(rows[0] if len(names) == 1 and rows else rows)
     else:
         for row in rows:
-            click.echo(f"job {printable(row['job'])} is {row['state']}")
+            held = f"; stopped, it stays on hold until `carpool release {printable(row['job'])}`"
+            if not row.get("held"):
+                held = ""
+            elif row["state"] == "pending":
+                held = ", on hold"
+            click.echo(f"job {printable(row['job'])} is {row['state']}{held}")
     if refused:
         if len(names) == 1:
             raise refused[0]

@@ -50,7 +50,7 @@ def read(path: Path) -> dict[str, Any]:
             raise InputError(f"{path}: {ascii(key)[:60]}: no such field; {nearest(str(key), FIELDS)}")
         if value is not None:
             fields[ALIASES.get(str(key), str(key))] = _field(path, key, value)
-    directory = path.parent / str(fields.get("directory", "."))
+    directory = path.parent / Path(str(fields.get("directory", "."))).expanduser()
     fields["directory"] = str(directory.absolute())
     return fields
 
@@ -96,12 +96,22 @@ def _field(path: Path, key: str, value: Any) -> Any:
     if key == "memory" and isinstance(value, str):
         return parse_bytes(value, f"{path}: memory")
     if key == "after":
-        return [str(job) for job in (value if isinstance(value, list) else [value])]
+        return [_job(path, job) for job in (value if isinstance(value, list) else [value])]
     if key == "array" and isinstance(value, int):
         return str(value)
-    if key == "env" and isinstance(value, dict):
+    if key == "snapshot" and not isinstance(value, bool):
+        raise InputError(f"{path}: snapshot: must be true or false")
+    if key == "env":
+        if not isinstance(value, dict):
+            raise InputError(f"{path}: env: must map names to values, as in `env: {{SEED: 3}}`")
         return {str(name): _env_text(path, str(name), text) for name, text in value.items()}
     return value
+
+
+def _job(path: Path, value: Any) -> str:
+    if isinstance(value, bool) or not str(value).isdecimal():
+        raise InputError(f"{path}: after: {ascii(value)[:40]} is no job's id; write `after: [3, 5]`")
+    return str(value)
 
 
 def _env_text(path: Path, name: str, value: Any) -> str:

@@ -23,7 +23,6 @@ Job = Annotated[str, Path(pattern=r"^[0-9]{1,18}$", max_length=18)]
 MOST_ROWS = 10_000
 PRIVATE = ("spec", "env", "command", "directory", "attempts", "note")
 """What `show` keeps from other users: commands and paths may hold secrets, environments often do."""
-ENDED = ("finished", "failed", "cancelled")
 
 
 def _own(inside: Box, who: Principal, job: str) -> None:
@@ -113,7 +112,9 @@ LOG_ANSWER: dict[int | str, dict[str, Any]] = {
         "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
         "headers": {
             "Carpool-Next": {"description": "The offset of what follows.", "schema": {"type": "integer"}},
-            "Carpool-Ended": {"description": "1: the job has ended, the log is whole.", "schema": {"type": "integer"}},
+            "Carpool-Ended": {"description": "1: this attempt is over, its log whole.", "schema": {"type": "integer"}},
+            "Carpool-Attempt": {"description": "Which attempt this is.", "schema": {"type": "integer"}},
+            "Carpool-Last-Attempt": {"description": "The job's latest attempt.", "schema": {"type": "integer"}},
         },
     }
 }
@@ -131,17 +132,21 @@ async def read_log(
     limit: Annotated[int, Query(ge=1, le=logs.MOST_BYTES)] = logs.MOST_BYTES,
     tail: Annotated[int | None, Query(ge=0, le=100_000, description="Only the last so many lines.")] = None,
 ) -> Response:
-    """A worker's output from an offset on; to follow it, ask again from `Carpool-Next`."""
+    """A worker's output from an offset on; to follow it, ask again from `Carpool-Next`, for the same attempt."""
     _own(inside, who, job)
-    ended = inside.service.show(job)["state"] in ENDED  # asked first: what was written before it ended is then read
-    path = inside.service.log_file(job, rank, stream, attempt)
+    last = inside.service.last_attempt(job)
+    number = attempt or max(1, last)
+    over = inside.service.is_over(job, number)  # asked first: what was written before its end is then read
+    path = inside.service.log_file(job, rank, stream, number)
     part = await asyncio.to_thread(logs.read, path, offset, limit, tail)
-    headers = {"Carpool-Next": str(part.next), "Carpool-Ended": str(int(ended and part.last))}
+    headers = {"Carpool-Next": str(part.next), "Carpool-Ended": str(int(over and part.last))}
+    headers |= {"Carpool-Attempt": str(number), "Carpool-Last-Attempt": str(last)}
     return Response(part.data, media_type="application/octet-stream", headers=headers)
 
 
 async def _changed(inside: Box, job: str) -> Json:
-    return Json({"job": job, "state": inside.service.show(job)["state"]})
+    row = inside.service.show(job)
+    return Json({key: row[key] for key in ("job", "state", "held")})
 
 
 CHANGE = answers(403, 404, 409, 422, 503, model=messages.JobState)

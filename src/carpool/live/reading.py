@@ -44,7 +44,8 @@ class Reading(Requests):
 
     def _row(self, record: JobRecord) -> Row:
         spec = self.specs[record.job.id]
-        return views.job_row(self._state, record, spec, self._machine.slots, self._watch.latest(record))
+        report, now = self._watch.latest(record), self._clock.now()
+        return views.job_row(self._state, record, spec, self._machine.slots, report, now)
 
     def _ended_rows(self, limit: int | None, before: str | None = None, user: str | None = None) -> list[Row]:
         """Ended jobs, the latest first: those whose story is still to be written, then those on disk."""
@@ -111,13 +112,22 @@ class Reading(Requests):
         """The file a worker writes to; `stream` is stdout or stderr. It may not exist yet."""
         if stream not in ("stdout", "stderr"):
             raise InputError(f"stream {stream!r}: must be stdout or stderr")
-        record = self._state.jobs.get(job)
-        last = record.attempt if record is not None else int(json.loads(self._known_row(job)["story"])["attempt"])
+        record, last = self._state.jobs.get(job), self.last_attempt(job)
         number = attempt if attempt is not None else last
         gpus = record.job.gpus if record is not None else from_json(self._known_row(job)["spec"]).gpus
         if not (1 <= number <= last or last == 0) or not 0 <= rank < gpus:
             raise InputError(f"job {job} has {last} attempts and {gpus} workers, numbered from 0")
         return self.home.rank(job, max(1, number), rank) / f"{stream}.log"
+
+    def last_attempt(self, job: str) -> int:
+        """The number of its latest launch; 0: it was never launched."""
+        record = self._state.jobs.get(job)
+        return record.attempt if record is not None else int(json.loads(self._known_row(job)["story"])["attempt"])
+
+    def is_over(self, job: str, attempt: int) -> bool:
+        """Will the workers of that launch write nothing more?"""
+        record = self._state.jobs.get(job)
+        return record is None or (attempt < record.attempt and (job, attempt) not in self._executor.present())
 
     def history(self, *, limit: int = 100, before: str | None = None, user: str | None = None) -> list[Row]:
         """Ended jobs, the latest first, with their receipts."""

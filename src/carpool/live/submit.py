@@ -9,7 +9,7 @@ import click
 
 from carpool.errors import InputError
 from carpool.live import job_file
-from carpool.live.client import Client
+from carpool.live.client import Client, job_id
 from carpool.live.options import connect, home_option, json_option, print_json
 from carpool.live.snapshot import pack
 from carpool.live.tables import dry_run_lines
@@ -75,6 +75,8 @@ def _request(words: tuple[str, ...], given: dict[str, Any]) -> dict[str, Any]:
         request = job_file.read(Path(words[0]))
         if "command" not in request:
             raise InputError(f"{words[0]}: command: is missing; write `command: python train.py`")
+    elif words and words[0].endswith(job_file.SUFFIXES):
+        raise InputError(f"{words[0]!a}: give options before the job file, as in `carpool submit --gpus 2 job.yaml`")
     elif words:
         request["command"] = list(words)
     else:
@@ -93,7 +95,7 @@ def _request(words: tuple[str, ...], given: dict[str, Any]) -> dict[str, Any]:
     )
     options = {key: given[key] for key in (*plain, "cpus", "snapshot")}
     options["batch"] = given["batch_size"]
-    options["after"] = [job for some in given["after"] for job in some.split(",")] or None
+    options["after"] = [job_id(job.strip()) for some in given["after"] for job in some.split(",")] or None
     options["time_s"] = duration(given["time_s"]) if given["time_s"] else None
     options["grace_s"] = duration(given["grace"], "--grace") if given["grace"] else None
     options["memory"] = parse_bytes(given["memory"], "--memory") if given["memory"] else None
@@ -132,17 +134,22 @@ def _said(jobs: list[str]) -> str:
 
 
 def exit_code(row: dict[str, Any]) -> int:
-    """What a shell would have said: the first worker's code that is not 0, 128 + n for signal n."""
+    """What a shell would have said: the first worker's code that is not 0, 128 + n for signal n; 130 for a job that
+    was cancelled, however its workers took it."""
     code = row.get("exit_code")
-    if code is None:
+    if code is None or row["state"] == "cancelled":
         return ENDED_WITHOUT_CODE[row["state"]]
     return 128 - code if code < 0 else int(code) or ENDED_WITHOUT_CODE[row["state"]]
+
+
+def _away() -> None:
+    click.echo("the service is away and the job goes on; waiting for it to come back", err=True)
 
 
 def _wait(client: Client, answer: dict[str, Any], as_json: bool) -> int:
     """Wait for all; the first exit code that is not 0."""
     try:
-        rows = [client.wait(job) for job in answer["jobs"]]
+        rows = [client.wait(job, _away) for job in answer["jobs"]]
     except KeyboardInterrupt:
         click.echo("stopped waiting; the job goes on (`carpool cancel` ends it)", err=True)
         return 130

@@ -49,8 +49,9 @@ def jobs_table(rows: Sequence[Row], limit: int = 50, width: int | None = None) -
 
 
 def order(rows: Sequence[Row]) -> list[Row]:
+    """What runs, what waits, and what ended, the latest end first: only so many rows are shown."""
     ranks = {"running": 0, "starting": 0, "stopping": 0, "pending": 1}
-    return sorted(rows, key=lambda row: (ranks.get(row["state"], 2), row.get("position") or 0, int(row["job"])))
+    return sorted(rows, key=lambda row: (ranks.get(row["state"], 2), -(row["finished"] or 0.0), int(row["job"])))
 
 
 def why(row: Row) -> str:

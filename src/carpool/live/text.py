@@ -9,7 +9,8 @@ _DURATION = re.compile(r"\s*(\d{1,9}(?:\.\d{1,6})?)\s*(s|sec|m|min|h|d)?\s*", re
 _SECONDS = {"": 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _COLOUR = re.compile(rb"\x1b\[[0-9;]{0,32}m")
 _CONTROL = re.compile(
-    rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_].*?(?:\x07|\x1b\\)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", re.DOTALL
+    rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_].*?(?:\x07|\x1b\\)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\xc2[\x80-\x9f]",
+    re.DOTALL,
 )
 
 

@@ -9,6 +9,7 @@ from carpool.core.model import Status
 from carpool.core.record import JobRecord
 from carpool.core.state import State
 from carpool.live.executors.base import Slot
+from carpool.live.explain import limit_reason
 from carpool.live.receipt import receipt
 from carpool.live.spec import Spec
 
@@ -28,8 +29,10 @@ def shown_state(status: Status) -> str:
     return SHOWN.get(status, str(status))
 
 
-def job_row(state: State, record: JobRecord, spec: Spec, slots: Sequence[Slot], report: Report | None) -> Row:
-    """A job that has not ended."""
+def job_row(
+    state: State, record: JobRecord, spec: Spec, slots: Sequence[Slot], report: Report | None, now: float
+) -> Row:
+    """A job that has not ended. `now`: what time it is; the state's own is that of the latest event."""
     job = record.job
     started = record.first_start if record.first_start >= 0.0 else None
     return {
@@ -42,31 +45,32 @@ def job_row(state: State, record: JobRecord, spec: Spec, slots: Sequence[Slot], 
         "started": started,
         "finished": None,
         "exit_code": None,
-        "reason": reason(record),
+        "reason": reason(state, record),
         "priority": record.shape.priority,
         "held": record.on_hold,
         "model": spec.model,
         "attempt": record.attempt,
-        "progress": progress(state, record, report),
+        "progress": progress(record, report, max(now, state.now)),
         "measured": report is not None,
         "on": [slots[gpu].name for gpu in record.gpus],
         "mates": sorted((mate.job.id for mate in state.cluster.mates(record)), key=int) if record.gpus else [],
     }
 
 
-def reason(record: JobRecord) -> str:
+def reason(state: State, record: JobRecord) -> str:
     if record.status is Status.BLOCKED:
         return f"waits for job {', '.join(record.waits_for)}"
     if record.status is Status.CANCELLING:
         return record.reason
-    return WHY_WAITING.get(record.status, "")
+    over_limit = limit_reason(state, record) if record.status is Status.PENDING else ""
+    return over_limit or WHY_WAITING.get(record.status, "")
 
 
-def progress(state: State, record: JobRecord, report: Report | None) -> float:
+def progress(record: JobRecord, report: Report | None, now: float) -> float:
     if report is not None and record.status is Status.RUNNING:
         done = float(report.iteration)
     else:
-        done = record.job.iterations - record.iterations_left(max(state.now, record.since))
+        done = record.job.iterations - record.iterations_left(max(now, record.since))
     return min(1.0, max(0.0, done / record.job.iterations))
 
 
@@ -75,7 +79,7 @@ def ended_row(state: State, record: JobRecord, spec: Spec, exit_code: int | None
     finished = record.status is Status.FINISHED
     done = 1.0 if finished else min(1.0, record.done / record.job.iterations)
     return {
-        **job_row(state, record, spec, (), None),
+        **job_row(state, record, spec, (), None, record.ended),
         "state": str(record.status),
         "finished": record.ended,
         "exit_code": exit_code,

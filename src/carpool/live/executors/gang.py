@@ -21,6 +21,8 @@ from carpool.live.processes import Identity, boot_id
 OUT_OF_MEMORY = re.compile(rb"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED")
 """What the last lines of a script without the training library say when GPU memory ran out."""
 TAIL_BYTES = 16_384
+KILLED = 137
+"""The exit code of a worker whose wrapper was killed: the kernel killed it too."""
 GANG, BROKEN = "gang.json", "broken.json"
 
 
@@ -103,8 +105,10 @@ class Gang:
         saved = [report.checkpoint for report in reports if report.checkpoint >= 0]
         done = float(max(saved)) if saved else None
         codes = [rank.code for rank in self.ranks]
-        bad = self.broken_code or next((code for code in codes if code), None)
         outcome, reason = self._judge(reports)
+        bad = self.broken_code or next((code for code in codes if code), None)
+        if bad is None and outcome is Outcome.FAILED and None in codes:
+            bad = KILLED
         exit_code = 0 if outcome is Outcome.FINISHED else bad
         alone = any(report.needs_alone for report in reports)
         return Ended(job, attempt, outcome, reason, exit_code, done, alone)
@@ -144,7 +148,7 @@ class Gang:
     def break_off(self, dead: Rank) -> None:
         """Remember who was the first to die; the others are about to be ended."""
         self.broken = self.describe(dead)
-        self.broken_code = 137 if dead.code is None else dead.code
+        self.broken_code = KILLED if dead.code is None else dead.code
         with contextlib.suppress(OSError):
             write_private(self.directory / BROKEN, json.dumps({"reason": self.broken, "code": self.broken_code}))
 
