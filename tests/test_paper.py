@@ -343,7 +343,11 @@ def test_a_seed_without_such_jobs_does_not_count(results):
     ("value", "error", "printed", "verdict"),
     [
         (17.0, 2.0, 17.0, Verdict.REPRODUCED),
-        (8.0, 2.0, 17.0, Verdict.REPRODUCED),  # within ten points
+        (25.0, 2.0, 33.0, Verdict.REPRODUCED),  # within ten points
+        (22.0, 2.0, 33.0, Verdict.PARTLY),
+        (4.5, 1.0, 8.0, Verdict.REPRODUCED),  # within half of it
+        (12.5, 1.0, 8.0, Verdict.PARTLY),  # ten points would be too kind to a small claim
+        (4.5, 3.0, 8.0, Verdict.NOT),  # near, but within two errors of nothing
         (6.0, 2.0, 17.0, Verdict.PARTLY),  # less, but not as much
         (40.0, 2.0, 17.0, Verdict.PARTLY),  # more than claimed
         (3.0, 2.0, 17.0, Verdict.NOT),  # less, but it may be luck

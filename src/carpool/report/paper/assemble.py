@@ -53,10 +53,9 @@ def _report(results: Results, found: Sequence[Claim], sections: Sequence[Section
         *((f"workload “{row.title}”", f"{_origins(config, row.name)}. {row.why}") for row in config.workloads),
     ]
     rules = (
-        f"Verdicts are computed, on the {config.headline.title} workload. “x % less” is reproduced if ours is less "
-        "by more than one standard error and "
-        f"within {config.points:g} percentage points of x, partly if it is less by more than two standard errors "
-        "whatever the size, otherwise not. "
+        f"Verdicts are computed, on the {config.headline.title} workload. “x % less” holds partly if ours is less "
+        "by more than two standard errors, and is reproduced if it is also "
+        f"within {config.points:g} percentage points of x and within half of x. "
         "A claim on many cases is reproduced if it holds in all of them, partly in at least half. Where a claim can "
         "be read in several ways "
         "(Tiresias has two thresholds), it is reproduced if all are, and not if none is."
