@@ -96,6 +96,11 @@ class TestSrtf:
         jobs = (running("a", gpus=2, left=300), running("b", gpus=2, left=500), pending("c", gpus=1, left=100))
         given(FOUR, *jobs).expect(Srtf(), a="runs", b="stops", c="starts")
 
+    def test_who_cannot_be_suspended_is_not(self):
+        held = running("long", gpus=3, left=TEN_MINUTES, can_checkpoint=False)
+        given(FOUR, held, pending("b", gpus=2, left=10)).expect(Srtf(), b="waits")
+        given(FOUR, held, pending("b", gpus=1, left=10)).expect(Srtf(), b="starts")
+
     def test_a_job_on_scattered_gpus_does_not_look_longer_than_in_the_queue(self):
         """It would be pushed out by one that it then pushes out again, for ever."""
         jobs = (running("a", gpus=2, left=100), pending("b", gpus=2, left=100))

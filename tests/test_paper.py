@@ -24,7 +24,7 @@ from carpool.report.paper.cells import lower, ours, signed
 from carpool.report.paper.drawing import policy_colours, second_of_family
 from carpool.report.paper.jobs import thirty_jobs, workload_of
 from carpool.report.paper.measured import read_measured
-from carpool.report.paper.results import Results, jct_h, ratio_lower
+from carpool.report.paper.results import Results, jct_h, model_queue_s, ratio_lower
 from carpool.report.paper.runs import execute, key
 from carpool.report.paper.schedules import FIRST, SECOND, schedules
 from carpool.report.paper.verdicts import Verdict, combined, equal, every, less
@@ -221,6 +221,27 @@ def test_what_a_result_depends_on_names_its_file():
 # ---- the parts -----------------------------------------------------------------------------------------------------
 
 
+def test_a_file_that_the_configuration_names_is_part_of_the_name(tmp_path):
+    """A matrix of slow-downs that was mended must not be answered with what the old one gave."""
+    matrix = tmp_path / "xi.csv"
+    config = configuration.load(quick=True)
+    setup = replace(config.setup, truth=str(matrix))
+    run = planning.Run(planning.Setting("calibrated", planning.GENERATED, 5, setup), "sjf-bsbf", 1)
+    names = []
+    for text in ("1.2", "1.9"):
+        matrix.write_text(text, "utf-8")
+        names.append(key(config, run, workload_of(config, run)))
+    assert names[0] != names[1]
+
+
+def test_a_cluster_may_be_written_with_a_proper_sign(tmp_path):
+    file = tmp_path / "own.toml"
+    file.write_text(SHIPPED.replace('cluster = "16x4"', 'cluster = "16×4"', 1), "utf-8")
+    config = configuration.load(file)
+    assert planning.overhead(config, 4).setup.cluster == "4x4"
+    assert tables.gpus_of(planning.main(config, "calibrated", 240)) == 64
+
+
 def test_figure_1_is_what_the_model_says():
     sequential, together, partly = (schedule.jcts_s for schedule in schedules(configuration.load()))
     assert sequential == pytest.approx({FIRST: 3600.0, SECOND: 5400.0})
@@ -299,6 +320,22 @@ def test_means_are_over_the_seeds_that_were_run(results):
     assert results.mean(setting, "nobody", jct_h()) is None
 
 
+def test_a_seed_without_such_jobs_does_not_count(results):
+    """Of thirty jobs none may be a BERT, and of few none large: that is no waiting time of zero."""
+    setting = planning.main(results.config, "calibrated", 240)
+    runs = {run: outcome for run, outcome in results.outcomes.items() if run.setting == setting}
+    for run, outcome in runs.items():
+        if run.seed == 2:
+            models = {name: part for name, part in outcome.summary.models.items() if name != "bert"}
+            none = replace(outcome.summary.large, jobs=0, mean_jct_s=0.0)
+            runs[run] = replace(outcome, summary=replace(outcome.summary, models=models, large=none))
+    found, first = Results(results.config, runs), results.of(setting, "sjf")[1].summary
+    assert found.mean(setting, "sjf", model_queue_s("bert")) == Mean(first.models["bert"].mean_queue_s, None)
+    assert found.mean(setting, "sjf", jct_h("large")) == Mean(first.large.mean_jct_s / 3600, None)
+    assert found.lower(setting, "sjf-bsbf", "sjf", jct_h("large")).error is None
+    assert found.mean(setting, "sjf", model_queue_s("nothing")) is None
+
+
 # ---- the verdicts --------------------------------------------------------------------------------------------------
 
 
@@ -306,7 +343,11 @@ def test_means_are_over_the_seeds_that_were_run(results):
     ("value", "error", "printed", "verdict"),
     [
         (17.0, 2.0, 17.0, Verdict.REPRODUCED),
-        (8.0, 2.0, 17.0, Verdict.REPRODUCED),  # within ten points
+        (25.0, 2.0, 33.0, Verdict.REPRODUCED),  # within ten points
+        (22.0, 2.0, 33.0, Verdict.PARTLY),
+        (4.5, 1.0, 8.0, Verdict.REPRODUCED),  # within half of it
+        (12.5, 1.0, 8.0, Verdict.PARTLY),  # ten points would be too kind to a small claim
+        (4.5, 3.0, 8.0, Verdict.NOT),  # near, but within two errors of nothing
         (6.0, 2.0, 17.0, Verdict.PARTLY),  # less, but not as much
         (40.0, 2.0, 17.0, Verdict.PARTLY),  # more than claimed
         (3.0, 2.0, 17.0, Verdict.NOT),  # less, but it may be luck
@@ -388,6 +429,10 @@ def test_every_test_that_the_document_names_exists():
         ('generator = "pollux-like"', 'generator = "polux-like"', "did you mean pollux-like?"),
         ("sjf = [1.25, 3.50, 0.94]", "sjf = [1.25, 3.50]", "paper.jct.III.sjf: has 2 numbers; give 3"),
         ("points = 10", "points = 200", "verdict.points: 200 must be a number from 0 to 100"),
+        ("sjf = [1.25, 3.50, 0.94]", "sjf = [0, 3.50, 0.94]", "paper.jct.III.sjf: 0 must be a number above 0"),
+        ("xi = [1.0,", "xi = [nan,", "figure6b.xi: nan must be a number above 0"),
+        ('tables = ["gavel"', 'tables = ["gravel"', "figure6b.tables: interference 'gravel': neither a number"),
+        ('gpu_memory = "11GB"', 'gpu_memory = "much"', "physical.gpu_memory: "),
         ("[world]", "[world", "is not TOML"),
     ],
 )

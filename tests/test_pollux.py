@@ -345,6 +345,12 @@ class TestDecisions:
         found = plan(*(replace(part, job=replace(part.job, elastic=True)) for part in parts))
         assert found == {}
 
+    def test_who_cannot_be_suspended_stays_as_it_is(self):
+        held = running("a", gpus=3, elastic=True, can_checkpoint=False)
+        found = plan(held, *(elastic(f"p{n}", priority=1) for n in range(3)))
+        assert "a" not in found
+        assert len(found) == 1, "the one GPU that is left"
+
     def test_a_young_job_that_was_restarted_often_is_not_moved_again(self):
         def ages(now):
             policy = Pollux()

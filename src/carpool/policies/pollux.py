@@ -77,8 +77,9 @@ class Round:
         self.contenders = [found for job in asking if (found := self._contender(job)) is not None]
 
     def _may_move(self, job: JobRecord) -> bool:
-        """Who is just starting, is being cancelled, or shares GPUs is left alone."""
-        return job.status is Status.RUNNING and all(len(self.view.residents(gpu)) == 1 for gpu in job.gpus)
+        """Who is just starting, is being cancelled, shares GPUs or cannot be suspended is left alone."""
+        alone = all(len(self.view.residents(gpu)) == 1 for gpu in job.gpus)
+        return job.status is Status.RUNNING and job.job.can_checkpoint and alone
 
     # ---- what GPUs are worth to a job ------------------------------------------------------------------------------
 

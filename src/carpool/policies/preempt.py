@@ -28,9 +28,13 @@ def first_in_order(view: View, rank: Callable[[JobRecord], Rank], stops: str, st
     """
     if not len(view.queue):
         return []
-    leaving = [job for job in view.running if job.status is Status.CANCELLING]
-    running = sorted((rank(job), job) for job in view.running if job.status is not Status.CANCELLING)
-    capacity = view.topology.total() - sum(len(job.gpus) for job in leaving)
+    running, capacity = [], view.topology.total()
+    for job in view.running:
+        if job.status is Status.CANCELLING or not job.job.can_checkpoint:
+            capacity -= len(job.gpus)  # they keep their GPUs whoever comes
+        else:
+            running.append((rank(job), job))
+    running.sort()
     hopeless: set[Shape] = set()  # there are GPUs enough, but none with the memory, or the user is at a limit
     while True:
         keep, start = _choose(view, running, rank, capacity, hopeless)

@@ -23,9 +23,9 @@ def cost(results: Results) -> Iterator[Claim]:
     small = means.get(16)
     yield Claim(
         "Section V-B",
-        "A scheduling operation on 16 GPUs takes less than 0.02 s",
-        f"{said['overhead_s']:g} s",
-        "–" if small is None else f"{small.value:.5f} s",
+        f"A scheduling operation on 16 GPUs takes less than {said['overhead_s']:g} s",
+        f"{1e3 * said['overhead_s']:g} ms",
+        "–" if small is None else f"{1e3 * small.value:.2f} ms on average",
         every([None if small is None else small.value < said["overhead_s"]]),
         "Measured in the simulator, with the checks that the live service makes.",
     )

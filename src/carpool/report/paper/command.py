@@ -21,7 +21,7 @@ from carpool.report.paper.config import Config
 from carpool.report.paper.measured import read_measured
 from carpool.report.paper.plan import Run, data_folder, plan
 from carpool.report.paper.results import Results
-from carpool.report.paper.runs import SIMULATES, Standing, code_digest, execute
+from carpool.report.paper.runs import SIMULATES, Standing, code_digest, execute, named_files
 from carpool.report.paper.verdicts import Verdict
 from carpool.sim.sweep import Outcome
 
@@ -88,11 +88,10 @@ def _run(config: Config, runs: Sequence[Run], cache: Path, workers: int | None, 
 def _stamp(config: Config, quick: bool) -> str:
     """Changes with everything on which the report depends."""
     digest = sha256(f"{config.text}\0{quick}\0{code_digest(*SIMULATES, 'report')}".encode())
-    for row in config.policies:
-        own = Path(row.spec.partition(".py")[0] + ".py")
-        if ".py" in row.spec:
-            digest.update(own.read_bytes())
-    files = [config.physical.measured] if config.physical.measured else []
+    texts = [*(row.spec for row in config.policies), config.setup.profile, config.setup.truth]
+    texts += [config.physical.setup.truth, *config.figure6b.tables]
+    files = [str(path) for path in named_files(*texts)]
+    files += [config.physical.measured] if config.physical.measured else []
     folder = data_folder()
     if folder:
         files += [str(folder / name) for name in (*(row.file for row in config.workloads), "pollux/throughput.csv")]

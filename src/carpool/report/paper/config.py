@@ -12,6 +12,7 @@ from pathlib import Path
 
 from carpool import policies
 from carpool.errors import InputError
+from carpool.profile.interference import read_interference
 from carpool.report.paper.fields import Table
 from carpool.sim import generate
 from carpool.sim.run import Setup, cluster_nodes
@@ -206,9 +207,9 @@ def _quick(table: Table, config: Config) -> Config:
 
 def _world(table: Table) -> tuple[Setup, float]:
     setup = Setup(
-        cluster=table.text("cluster"),
+        cluster=_cluster(table),
         profile=table.text("profile"),
-        truth=table.text("interference"),
+        truth=table.checked("interference", read_interference),
         memory_limit=table.flag("memory_limit", True),
         ignore_placement=not table.flag("placement", True),
     )
@@ -218,13 +219,14 @@ def _world(table: Table) -> tuple[Setup, float]:
     return setup, hours
 
 
+def _cluster(table: Table) -> str:
+    return table.text("cluster").replace("×", "x")
+
+
 def _policy(table: Table) -> PolicyRow:
+    table.checked("spec", policies.make)
     row = PolicyRow(*(table.text(key) for key in ("name", "label", "spec", "paper")))
     table.close()
-    try:
-        policies.make(row.spec)
-    except InputError as error:
-        table.fail("spec", str(error))
     return row
 
 
@@ -253,6 +255,11 @@ def _injected(table: Table, names: list[str]) -> Injected:
     )
     if min(found.xi) < 1:
         table.fail("xi", f"{min(found.xi):g} must be at least 1")
+    for text in found.tables:
+        try:
+            read_interference(text)
+        except InputError as error:
+            table.fail("tables", str(error))
     table.close()
     return found
 
@@ -260,9 +267,9 @@ def _injected(table: Table, names: list[str]) -> Injected:
 def _physical(table: Table, world: Setup, names: list[str]) -> Physical:
     setup = replace(
         world,
-        cluster=table.text("cluster"),
-        truth=table.text("interference"),
-        gpu_memory=parse_bytes(table.text("gpu_memory")),
+        cluster=_cluster(table),
+        truth=table.checked("interference", read_interference),
+        gpu_memory=parse_bytes(table.checked("gpu_memory", parse_bytes)),
         memory_limit=True,
         ignore_placement=False,
     )

@@ -1,6 +1,7 @@
 """Reading a TOML table strictly: every value has a type, every name is known, and a complaint says where it stands."""
 
 from collections.abc import Callable, Sequence
+from math import isfinite
 from typing import Any, NoReturn
 
 from carpool.errors import InputError, nearest
@@ -35,6 +36,15 @@ class Table:
 
     def text(self, key: str) -> str:
         return str(self.value(key, str, "a text")).strip()
+
+    def checked(self, key: str, check: Callable[[str], Any]) -> str:
+        """A text that `check` accepts."""
+        text = self.text(key)
+        try:
+            check(text)
+        except InputError as error:
+            self.fail(key, str(error))
+        return text
 
     def flag(self, key: str, default: bool) -> bool:
         return bool(self.value(key, bool, "true or false")) if self.has(key) else default
@@ -73,6 +83,9 @@ class Table:
         found = tuple(float(item) for item in self.each(key, (int, float), "numbers"))
         if length is not None and len(found) != length:
             self.fail(key, f"has {len(found)} numbers; give {length}")
+        for item in found:
+            if not isfinite(item) or item <= 0:
+                self.fail(key, f"{item:g} must be a number above 0")
         return found
 
     def texts(self, key: str) -> tuple[str, ...]:

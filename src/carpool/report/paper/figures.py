@@ -90,7 +90,7 @@ def load(folder: Path, results: Results) -> None:
                     )
             _printed(axes, results, palette)
             axes.set_xticks(config.figure6a)
-            axes.set_xlabel("jobs in eight hours")
+            axes.set_xlabel(f"jobs in {config.hours:g} hours")
             axes.set_ylabel("mean completion time (hours)")
             log_axis(axes, "y", 10)
             axes.grid(**GRID)

@@ -9,17 +9,27 @@ from carpool.report.paper.plan import Run, Setting
 from carpool.sim.metrics import Group, Summary
 from carpool.sim.sweep import Mean, Outcome, mean
 
-Value = Callable[[Outcome], float]
+Value = Callable[[Outcome], float | None]
+"""A number of one run; None where it had no such jobs."""
 HOUR = 3600.0
 
 
 def jct_h(part: str = "all") -> Value:
     """The mean completion time of all, large or small jobs, in hours."""
-    return lambda outcome: _part(outcome.summary, part).mean_jct_s / HOUR
+
+    def value(outcome: Outcome) -> float | None:
+        found = _part(outcome.summary, part)
+        return found.mean_jct_s / HOUR if found.jobs else None
+
+    return value
 
 
 def queue_h(part: str = "all") -> Value:
-    return lambda outcome: _part(outcome.summary, part).mean_queue_s / HOUR
+    def value(outcome: Outcome) -> float | None:
+        found = _part(outcome.summary, part)
+        return found.mean_queue_s / HOUR if found.jobs else None
+
+    return value
 
 
 def _part(summary: Summary, part: str) -> Summary | Group:
@@ -28,7 +38,11 @@ def _part(summary: Summary, part: str) -> Summary | Group:
 
 
 def model_queue_s(model: str) -> Value:
-    return lambda outcome: outcome.summary.models[model].mean_queue_s
+    def value(outcome: Outcome) -> float | None:
+        found = outcome.summary.models.get(model)
+        return found.mean_queue_s if found else None
+
+    return value
 
 
 def shortest_mean_s(share: float) -> Value:
@@ -61,8 +75,8 @@ class Results:
         return self._by_seed.get((setting, policy), {})
 
     def mean(self, setting: Setting, policy: str, value: Value) -> Mean | None:
-        """None where that policy was not run there."""
-        found = [value(outcome) for outcome in self.of(setting, policy).values()]
+        """Over the seeds that had such jobs; None where there are none, or that policy was not run there."""
+        found = [one for outcome in self.of(setting, policy).values() if (one := value(outcome)) is not None]
         return mean(found) if found else None
 
     def lower(self, setting: Setting, policy: str, than: str, value: Value) -> Mean | None:
@@ -71,11 +85,9 @@ class Results:
         The standard error is the jackknife's: what the result would be without each of the seeds.
         """
         ours, theirs = self.of(setting, policy), self.of(setting, than)
-        seeds = sorted(ours.keys() & theirs.keys())
-        if not seeds:
-            return None
-        pairs = [(value(ours[seed]), value(theirs[seed])) for seed in seeds]
-        return ratio_lower(pairs)
+        both = ((value(ours[seed]), value(theirs[seed])) for seed in sorted(ours.keys() & theirs.keys()))
+        pairs = [(a, b) for a, b in both if a is not None and b is not None]
+        return ratio_lower(pairs) if pairs else None
 
 
 def ratio_lower(pairs: Sequence[tuple[float, float]]) -> Mean:

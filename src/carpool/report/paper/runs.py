@@ -34,7 +34,7 @@ class Standing(NamedTuple):
     of_jobs: int
 
 
-SIMULATES = ("core", "policies", "sim", "profile")
+SIMULATES = ("belief", "core", "policies", "sim", "profile")
 """The packages on which a run's result depends."""
 
 
@@ -45,9 +45,16 @@ def code_digest(*packages: str) -> str:
     digest = sha256()
     for package in packages:
         for path in sorted((root / package).rglob("*")):
-            if path.suffix in (".py", ".json", ".toml"):
+            if path.suffix in (".py", ".json", ".toml", ".css"):
                 digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
     return digest.hexdigest()
+
+
+def named_files(*texts: str) -> list[Path]:
+    """The files that settings name: a policy of one's own, a profile, a matrix of slow-downs, `mine.json:mps`."""
+    parts = [text.split(":") for text in texts]
+    names = {":".join(some[:number]) for some in parts for number in range(1, len(some) + 1)}
+    return [path for name in sorted(names) if (path := Path(name)).is_file()]
 
 
 def key(config: Config, run: Run, workload: Workload) -> str:
@@ -55,10 +62,12 @@ def key(config: Config, run: Run, workload: Workload) -> str:
     spec = config.policy(run.policy).spec
     text = StringIO()
     write(workload, text)
-    own = Path(spec.partition(".py")[0] + ".py") if ".py" in spec else None
-    parts = [spec, json.dumps(asdict(run.setting.setup), sort_keys=True), text.getvalue(), code_digest(*SIMULATES)]
-    parts += [own.read_text("utf-8")] if own else []
-    return sha256("\0".join(parts).encode()).hexdigest()[:24]
+    setup = run.setting.setup
+    parts = [spec, json.dumps(asdict(setup), sort_keys=True), text.getvalue(), code_digest(*SIMULATES)]
+    digest = sha256("\0".join(parts).encode())
+    for path in named_files(spec, setup.profile, setup.truth):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:24]
 
 
 def execute(

@@ -165,7 +165,7 @@ def loads(results: Results) -> Sheet:
         rows.append(tuple(row))
     return Sheet(
         name="figure6a",
-        title="Mean completion time in hours against the number of jobs in eight hours",
+        title=f"Mean completion time in hours against the number of jobs in {config.hours:g} hours",
         groups=(("", 1), *((f"{row.title}, generated", len(config.figure6a)) for row in config.workloads)),
         header=("policy", *(f"{jobs} jobs" for _ in config.workloads for jobs in config.figure6a)),
         rows=tuple(rows),
