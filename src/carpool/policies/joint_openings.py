@@ -25,8 +25,8 @@ class Openings:
         self.scene = scene
         self.topology = draft.view.topology
 
-    def later(self, guest: JobRecord) -> list[Move]:
-        """GPUs to wait for: those of the lone hosts that end soonest."""
+    def later(self, guest: JobRecord, bar: float) -> list[Move]:
+        """GPUs to wait for: those of the lone hosts that end soonest, as far as that may gain more than the bar."""
         scene, need = self.scene, guest.shape.gpus
         soonest: list[JobRecord] = []
         for group in self.draft.view.hosts.lone.values():
@@ -34,8 +34,10 @@ class Openings:
             soonest += islice((host for host in large if host.order not in scene.moved), CHOICES)
         moves = []
         for host in nsmallest(CHOICES, soonest, key=lambda host: (scene.end(host), host.order)):
-            gpus = tuple(self.topology.most_consolidated(host.gpus, need))
             cost = scene.left(host) + guest.alone_left(scene.now)
+            if scene.budget(guest) - cost <= bar:
+                break
+            gpus = tuple(self.topology.most_consolidated(host.gpus, need))
             moves.append(Move(guest, gpus, None, {guest.order: scene.now + cost}, cost, (host,), lone=True))
         return moves
 
