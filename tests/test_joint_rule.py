@@ -101,7 +101,7 @@ class TestWaitForCertainGpus:
         gangs = (pending("p0", gpus=3, left=20), pending("p2", gpus=3, left=20))
         jobs = (*hosts, *gangs, pending("p1", gpus=2, left=5), pending("p3", gpus=1, left=50))
         given(FOUR, *jobs, xi=1.3).expect(Carpool(), p1="shares h1", p3="waits")
-        monkeypatch.setattr(Openings, "later", lambda places, guest: [])
+        monkeypatch.setattr(Openings, "later", lambda openings, guest, bar: [])
         given(FOUR, *jobs, xi=1.3).expect(Carpool(), p1="shares h1", p3="shares h2")
 
 
@@ -111,6 +111,18 @@ class TestSuspend:
 
     def test_a_long_job_makes_room_for_a_short_one(self):
         given(FOUR, self.LONG, self.SHORT, xi=3.0).expect(Carpool(suspend=True), long="stops", short="starts")
+
+    def test_also_where_nobody_shares(self):
+        alone = cluster("1x4", jobs_per_gpu=1)
+        given(alone, self.LONG, self.SHORT, xi=1.2).expect(Carpool(suspend=True), long="stops", short="starts")
+
+    def test_also_one_that_shares_with_nobody(self):
+        exclusive = running("long", gpus=4, left=100_000, exclusive=True)
+        given(FOUR, exclusive, self.SHORT, xi=1.2).expect(Carpool(suspend=True), long="stops", short="starts")
+
+    def test_not_one_that_has_a_mate(self):
+        shared = running("long", on=[0, 1, 2, 3], left=100_000), running("mate", on=[0], left=90_000)
+        given(FOUR, *shared, self.SHORT, xi=1.2).expect(Carpool(suspend=True), long="runs", mate="runs", short="waits")
 
     def test_only_where_that_is_allowed(self):
         given(FOUR, self.LONG, self.SHORT, xi=9.0).expect(Carpool(), long="runs")

@@ -18,7 +18,7 @@ from carpool.core.perf import PerformanceModel
 from carpool.core.record import JobRecord, Shape
 from carpool.core.rules import Member
 from carpool.core.view import View
-from carpool.policies.pair import Option, best, option_at, options
+from carpool.policies.pair import Option, Verdict, best, option_at, options
 
 SLACK = 1.0 - 1e-9
 """Cut a little early: the exact test on each host has the last word."""
@@ -124,7 +124,7 @@ class Candidates:
             fitting, needs = known.get(kind) or self._learn(known, guest, kind, group.sample, at_least)
             least = needs * guest_left * SLACK
             if group.entries[-1][0] - now >= least:
-                streams.append(_judge(self._unchanged(group.ending_after(now + least)), fitting, guest_left))
+                streams.append(self._judge_lone(group.ending_after(now + least), fitting, guest_left))
         return streams
 
     def crowded(self) -> Sequence[tuple[list[Member], tuple[GpuId, ...]]]:
@@ -139,13 +139,17 @@ class Candidates:
         choices = known[kind] = Choices(found, min((option.needs for option in found), default=inf))
         return choices
 
-    def _unchanged(self, records: Iterable[JobRecord]) -> Iterator[Host]:
-        now = self.draft.view.now
+    def _judge_lone(
+        self, records: Iterable[JobRecord], choices: list[Option], guest_left: float
+    ) -> Iterator[Candidate]:
+        now, changed = self.draft.view.now, self._changed
         for record in records:
-            if record.order not in self._changed:
-                yield Host(
-                    record.alone_left(now), record.order, record.gpus, Member(record, record.accum, record.memory)
-                )
+            if record.order not in changed:
+                left = record.alone_left(now)
+                verdict = best(choices, left, guest_left)
+                if verdict is not None:
+                    member = Member(record, record.accum, record.memory)
+                    yield _candidate(verdict, left, record.gpus, member)
 
     # ---- hosts that are not alone, and those that this draft changed ----------------------------------------------
 
@@ -230,8 +234,12 @@ class Candidates:
 
 
 def _judge(hosts: Iterable[Host], choices: list[Option], guest_left: float) -> Iterator[Candidate]:
-    for left, order, gpus, member in hosts:
+    for left, _, gpus, member in hosts:
         verdict = best(choices, left, guest_left)
         if verdict is not None:
-            name = (member.record.job.id,)
-            yield Candidate(verdict.together, 1, order, gpus, name, verdict.option, (member,), left)
+            yield _candidate(verdict, left, gpus, member)
+
+
+def _candidate(verdict: Verdict, left: float, gpus: tuple[GpuId, ...], host: Member) -> Candidate:
+    record = host.record
+    return Candidate(verdict.together, 1, record.order, gpus, (record.job.id,), verdict.option, (host,), left)

@@ -136,7 +136,7 @@ class Pass:
                 return alone
         best = self._best(self.places.now(job))
         if best is not None:
-            best = self._best(self.openings.later(job), best)
+            best = self._best(self.openings.later(job, best.gain), best)
         if self.policy.suspend:
             best = self._best(self.openings.suspensions(job), best)
         return best

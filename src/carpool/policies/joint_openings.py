@@ -6,17 +6,17 @@
 
 from collections.abc import Iterator
 from heapq import heapify, heappop, nsmallest
-from itertools import islice
+from itertools import islice, takewhile
 
 from carpool.core.draft import Draft
-from carpool.core.model import GpuId
+from carpool.core.model import GpuId, Status
 from carpool.core.record import JobRecord, Size
 from carpool.policies.joint_scene import Move, Scene
 
 CHOICES = 3
 """So many of the best are priced."""
 PER_KIND = 32
-"""So many hosts of a kind are looked at."""
+"""So many hosts of a kind, or victims of a size, are looked at."""
 
 
 class Openings:
@@ -24,9 +24,10 @@ class Openings:
         self.draft = draft
         self.scene = scene
         self.topology = draft.view.topology
+        self._lone: dict[int, list[JobRecord]] | None = None  # as the pass began
 
-    def later(self, guest: JobRecord) -> list[Move]:
-        """GPUs to wait for: those of the lone hosts that end soonest."""
+    def later(self, guest: JobRecord, bar: float) -> list[Move]:
+        """GPUs to wait for: those of the lone hosts that end soonest, as far as that may gain more than the bar."""
         scene, need = self.scene, guest.shape.gpus
         soonest: list[JobRecord] = []
         for group in self.draft.view.hosts.lone.values():
@@ -34,8 +35,10 @@ class Openings:
             soonest += islice((host for host in large if host.order not in scene.moved), CHOICES)
         moves = []
         for host in nsmallest(CHOICES, soonest, key=lambda host: (scene.end(host), host.order)):
-            gpus = tuple(self.topology.most_consolidated(host.gpus, need))
             cost = scene.left(host) + guest.alone_left(scene.now)
+            if scene.budget(guest) - cost <= bar:
+                break
+            gpus = tuple(self.topology.most_consolidated(host.gpus, need))
             moves.append(Move(guest, gpus, None, {guest.order: scene.now + cost}, cost, (host,), lone=True))
         return moves
 
@@ -104,17 +107,31 @@ class Openings:
         return len(job.gpus), -self.scene.end(job), job.order
 
     def _victims(self, guest: JobRecord, size: Size, least: float) -> Iterator[JobRecord]:
-        """Lone jobs that can checkpoint and have more than so much time left; of each kind those with the most."""
-        scene, node_of = self.scene, self.topology.node_of
-        memory = self.topology.with_memory(size.memory)
-        for group in self.draft.view.hosts.lone.values():
-            for end, order, job in islice(reversed(group.entries), PER_KIND):
-                if end - scene.now <= least:
-                    break
-                if (
-                    job.job.can_checkpoint
-                    and order not in scene.moved
-                    and job.shape.priority <= guest.shape.priority
-                    and all(memory >> node_of[gpu] & 1 for gpu in job.gpus)
-                ):
-                    yield job
+        """Lone jobs that can checkpoint and have more than so much time left; of each gang size those with the most."""
+        if self._lone is None:
+            self._lone = self._lone_by_gang()
+        for jobs in self._lone.values():
+            long = takewhile(lambda job: self.scene.left(job) > least, jobs)
+            yield from islice((job for job in long if self._may_stop(job, guest, size)), PER_KIND)
+
+    def _lone_by_gang(self) -> dict[int, list[JobRecord]]:
+        """The running jobs that share with nobody, may they or not, by their number of GPUs; the last to end first."""
+        view, scene = self.draft.view, self.scene
+        found: dict[int, list[JobRecord]] = {}
+        for job in view.running:
+            own_batch = job.batch is None
+            if job.status is Status.RUNNING and own_batch and all(len(view.residents(gpu)) == 1 for gpu in job.gpus):
+                found.setdefault(len(job.gpus), []).append(job)
+        for jobs in found.values():
+            jobs.sort(key=lambda job: (scene.end(job), job.order), reverse=True)
+        return found
+
+    def _may_stop(self, job: JobRecord, guest: JobRecord, size: Size) -> bool:
+        """For this guest, in this pass."""
+        memory, node_of = self.topology.with_memory(size.memory), self.topology.node_of
+        return (
+            job.job.can_checkpoint
+            and job.order not in self.scene.moved
+            and job.shape.priority <= guest.shape.priority
+            and all(memory >> node_of[gpu] & 1 for gpu in job.gpus)
+        )

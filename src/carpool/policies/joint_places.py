@@ -6,7 +6,6 @@ A guest takes one cell, or a union of cells and free GPUs.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from heapq import nsmallest
 from itertools import islice
 from operator import attrgetter
 
@@ -50,8 +49,10 @@ class Places:
         cells = self._single(guest)
         if jobs_per_gpu > 2:
             cells += self._crowded(guest)
+        if not cells:
+            return []
         large = [cell for cell in cells if len(cell.gpus) >= guest.shape.gpus]
-        unions = [[cell] for cell in nsmallest(CHOICES, large, key=_cost)]
+        unions = [[cell] for cell in sorted(large, key=_cost)[:CHOICES]]
         if guest.shape.gpus > 1:
             unions += self._unions(guest, cells)
         moves = [self._join(guest, union) for union in unions]

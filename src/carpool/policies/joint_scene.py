@@ -12,7 +12,7 @@ from carpool.core.draft import Draft
 from carpool.core.model import GpuId
 from carpool.core.outlook import Availability
 from carpool.core.record import JobRecord, Size
-from carpool.policies.lineup import LEFT, ORDER, PRIORITY, Waiting, line_up
+from carpool.policies.lineup import LEFT, ORDER, PRIORITY, Lineup, Waiting, line_up
 
 FREE = 0.0
 """The moment from which free GPUs are free."""
@@ -57,6 +57,8 @@ class Scene:
         self._made: list[Move] = []  # before anything had to be weighed: many passes end without
         self._available: Availability | None = None
         self._waiting: list[Waiting] = []
+        self._lineup: Lineup | None = None  # of the first of those who wait
+        self._neighbours: dict[int, tuple[int, list[Waiting]]] = {}  # by order of submission
         self._present: dict[int, float] = {}  # by priority
         self._budgets: dict[int, float] = {}  # by order of submission
 
@@ -137,29 +139,56 @@ class Scene:
         """
         known = self._budgets.get(guest.order)
         if known is None:
-            blocks = self.available.blocks
-            known = self._present_sum(guest) - line_up(blocks, self._others(guest), self.now)
-            self._budgets[guest.order] = known
+            present = self._present_sum(guest)
+            ahead, behind = self._around(guest)
+            without = self._front(ahead).copy().add(behind) if behind else self._front(ahead)
+            known = self._budgets[guest.order] = present - without.sum
         return known
+
+    def _around(self, guest: JobRecord) -> tuple[int, list[Waiting]]:
+        """Who waits with the guest's priority or a higher one: how many before it, and those behind it.
+
+        All of them are before a guest that is too far down the queue to be in the line.
+        """
+        order, waiting = guest.order, self._waiting
+        known = self._neighbours.get(order)
+        if known is None:
+            number = self._number(guest.shape.priority)
+            index = next((index for index in range(number) if waiting[index][ORDER] == order), number)
+            known = self._neighbours[order] = index, waiting[index + 1 : number]
+        return known
+
+    def _number(self, priority: int) -> int:
+        """How many wait with this priority or a higher one; they are the first in the line."""
+        waiting = self._waiting
+        number = len(waiting)
+        while number and waiting[number - 1][PRIORITY] < priority:
+            number -= 1
+        return number
+
+    def _front(self, number: int) -> Lineup:
+        """The first so many in the line, on the GPUs as things stand; guests come in its order, so it mostly grows."""
+        front = self._lineup
+        if front is None or len(front) > number:
+            front = self._lineup = Lineup(self.available.blocks, self.now)
+        return front.add(self._waiting[len(front) : number])
 
     def _others(self, guest: JobRecord) -> list[Waiting]:
         """Who waits besides the guest, with its priority or a higher one."""
-        order, priority = guest.order, guest.shape.priority
-        return [job for job in self._waiting if job[ORDER] != order and job[PRIORITY] >= priority]
+        ahead, behind = self._around(guest)
+        return self._waiting[:ahead] + behind
 
     def _present_sum(self, guest: JobRecord) -> float:
         """The completion times of the guest and of who waits with it, if nothing is done for it now."""
         blocks, priority = self.available.blocks, guest.shape.priority
-        if not self._listed(guest):
-            return line_up(blocks, [*self._others(guest), self._entry(guest)], self.now)
+        number = self._number(priority)
+        ahead, _ = self._around(guest)
+        if ahead == number:
+            return self._front(number).copy().add([self._entry(guest)]).sum
         known = self._present.get(priority)
         if known is None:
-            jobs = [job for job in self._waiting if job[PRIORITY] >= priority]
-            known = self._present[priority] = line_up(blocks, jobs, self.now)
+            known = self._present[priority] = line_up(blocks, self._waiting[:number], self.now)
         return known
-
-    def _listed(self, guest: JobRecord) -> bool:
-        return guest.order in [job[ORDER] for job in self._waiting]
 
     def after(self, move: Move) -> Availability:
         """When GPUs will be free if a move is made."""
@@ -221,6 +250,8 @@ class Scene:
         self._waiting = [job for job in self._waiting if job[ORDER] != move.guest.order]
         if move.victims:
             self._waiting = _sorted([*self._waiting, *map(self._suspended, move.victims)])
+        self._lineup = None
+        self._neighbours.clear()
         self._present.clear()
         self._budgets.clear()
 
