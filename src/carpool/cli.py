@@ -107,10 +107,15 @@ def main() -> None:
 def _prepare() -> None:
     """Being terminated cleans up as an interrupt does; a terminal without ξ or ± shows a question mark."""
 
+    names = ("SIGTERM", "SIGHUP")
+
     def terminate(number: int, frame: FrameType | None) -> None:
+        for name in names:  # `timeout` sends it twice: once is enough, and cleaning up is not to be disturbed
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), signal.SIG_IGN)
         raise Terminated
 
-    for name in ("SIGTERM", "SIGHUP"):
+    for name in names:
         if hasattr(signal, name) and signal.getsignal(getattr(signal, name)) == signal.SIG_DFL:
             signal.signal(getattr(signal, name), terminate)
     for stream in (sys.stdout, sys.stderr):

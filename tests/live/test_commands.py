@@ -61,6 +61,26 @@ def test_wait_says_130_for_a_job_that_was_cancelled(service):
             assert waiting.wait(30) == 130
 
 
+def test_terminated_twice_it_says_that_the_job_goes_on(service):
+    """`timeout 60 carpool submit --wait …` sends the signal to us and to our group."""
+    with subprocess.Popen(
+        [*COMMAND, "submit", "--wait", "--", "sleep", "60"],
+        env=environment(CARPOOL_HOME=str(service.home)),
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as waiting:
+        job = newest(service, "running")
+        time.sleep(0.2)
+        waiting.terminate()
+        waiting.send_signal(signal.SIGHUP)
+        waiting.terminate()
+        _, err = waiting.communicate(timeout=30)
+    assert waiting.returncode == 143
+    assert err.splitlines()[1:] == ["stopped waiting; the job goes on (`carpool cancel` ends it)"]
+    service.call("cancel", job)
+    service.until(job, "cancelled")
+
+
 def newest(service, state) -> str:
     """The only job there is, once it is in that state."""
     until = time.monotonic() + 20

@@ -115,6 +115,27 @@ def test_an_upload_is_its_owners_alone_and_for_one_submit(project, tmp_path):
         pass
 
 
+@pytest.mark.parametrize("to", ["/etc", "../elsewhere", "sub/../../x"])
+def test_a_link_that_leaves_is_named_before_anything_is_sent(project, to):
+    (project / "elsewhere-data").symlink_to(to)
+    with pytest.raises(InputError, match=r"'elsewhere-data' is a link to .*name it in .carpoolignore"):
+        pack(project, io.BytesIO())
+    with (project / ".carpoolignore").open("a") as file:
+        file.write("\nelsewhere-data\n")
+    pack(project, io.BytesIO())
+
+
+def test_what_cannot_be_read_is_one_line(project, monkeypatch):
+    def refuse(path, mode="r", **_):
+        if mode == "rb":
+            raise PermissionError(13, "Permission denied", str(path))
+        return open(path)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(InputError, match="Permission denied"):
+        pack(project, io.BytesIO())
+
+
 def test_too_large_a_directory_is_refused_before_it_is_sent(project, monkeypatch):
     monkeypatch.setattr(snapshot, "MOST_BYTES", 20)
     with pytest.raises(InputError, match=r"holds more than .*carpoolignore"):

@@ -1,11 +1,15 @@
 """Texts from elsewhere cannot play with a terminal; times read as people write them."""
 
+import io
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from carpool.errors import InputError
-from carpool.live.tables import order
+from carpool.live.tables import jobs_table, order
 from carpool.live.text import duration, harmless, printable, span
 
 
@@ -59,6 +63,15 @@ def test_what_is_no_duration(text):
 )
 def test_spans(seconds, shown):
     assert span(seconds) == shown
+
+
+def test_a_job_that_waits_again_does_not_seem_to_run():
+    row = {"job": "1", "name": "", "user": "a", "state": "pending", "gpus": 1, "submitted": time.time() - 100.0}
+    row |= {"started": row["submitted"] + 10.0, "finished": None, "ran_s": 20.0, "progress": 0.0}
+    console = Console(file=io.StringIO(), width=200)
+    console.print(jobs_table([row], width=200))
+    assert console.file.getvalue().splitlines()[2].split()[4:8] == ["1", "min", "20", "s"]
+    assert "20 s     0%" in console.file.getvalue()
 
 
 def test_of_many_jobs_that_ended_the_latest_are_shown():

@@ -31,7 +31,8 @@ class Reading(Requests):
         """Jobs in order of submission, with `all` also those that ended; the last `limit` of them before a job id.
 
         Keys: job, name, user, state, gpus, submitted, started, finished, exit_code, and reason, priority, held,
-        model, attempt, progress (0 to 1), measured (or estimated), on (GPUs as node:index), mates.
+        model, attempt, ran_s (in all attempts), progress (0 to 1), measured (or estimated), on (GPUs as node:index),
+        mates.
         """
         living = list(self._state.jobs.values())
         if before is not None:

@@ -16,9 +16,8 @@ NOTICEABLE_S = 0.5
 
 def receipt(record: JobRecord, now: float) -> dict[str, Any]:
     """The job's account up to now. `measured`: its slow-downs come from its own reports, not from belief."""
-    ran_s, alone_s, waited_s = record.ran_s, record.alone_s, record.waited_s
+    ran_s, alone_s, waited_s = ran(record, now), record.alone_s, record.waited_s
     if record.iteration_s:  # since the last settlement
-        ran_s += now - record.since
         alone_s += (now - record.since) / record.slowdown
     if record.queue_entry is not None:
         waited_s += now - record.pending_since
@@ -39,6 +38,11 @@ def receipt(record: JobRecord, now: float) -> dict[str, Any]:
         "preemptions": record.preemptions,
     }
     return {**account, "sentences": sentences(account)}
+
+
+def ran(record: JobRecord, now: float) -> float:
+    """How long it has had its GPUs and computed, in all its attempts."""
+    return record.ran_s + (now - record.since if record.iteration_s else 0.0)
 
 
 def sentences(account: Mapping[str, Any]) -> list[str]:

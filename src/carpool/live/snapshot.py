@@ -51,12 +51,23 @@ class Packed:
 
 
 def pack(directory: Path, target: IO[bytes]) -> Packed:
-    """The directory as a compressed archive. Raises `InputError` where it is too large, naming the largest part."""
+    """The directory as a compressed archive. Raises `InputError` where it is too large, naming the largest part, or
+    cannot be read, or has a link that leaves it."""
+    try:
+        return _pack(directory, target)
+    except OSError as error:  # also a file that goes or shrinks while it is read
+        where = f"{error.filename}: " if error.filename else ""
+        why = error.strerror or "a file changed while it was read"
+        raise InputError(f"--snapshot: {where}{why}; name it in {IGNORE_FILE}, or submit again") from None
+
+
+def _pack(directory: Path, target: IO[bytes]) -> Packed:
     ignored = _ignored(directory)
     files, size, largest = 0, 0, (0, "")
     with tarfile.open(fileobj=target, mode="w:gz", compresslevel=1) as archive:
         for path, relative in _walk(directory, ignored):
             info = archive.gettarinfo(path, arcname=relative)
+            _check_link(info)
             info.uid = info.gid = 0
             info.uname = info.gname = ""
             files += 1
@@ -75,6 +86,16 @@ def pack(directory: Path, target: IO[bytes]) -> Packed:
             else:
                 archive.addfile(info)
     return Packed(files, size)
+
+
+def _check_link(info: tarfile.TarInfo) -> None:
+    """A link that leaves the directory would be refused by the service; here its name can be told."""
+    to = os.path.normpath(os.path.join(os.path.dirname(info.name), info.linkname))
+    if info.issym() and (os.path.isabs(to) or to.split(os.sep)[0] == os.pardir):
+        raise InputError(
+            f"--snapshot: {info.name!a} is a link to {info.linkname!a}, outside of what is copied; name it in "
+            f"{IGNORE_FILE}, and give the job the path itself"
+        )
 
 
 def _ignored(directory: Path) -> frozenset[str]:

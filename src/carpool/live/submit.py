@@ -150,9 +150,11 @@ def _wait(client: Client, answer: dict[str, Any], as_json: bool) -> int:
     """Wait for all; the first exit code that is not 0."""
     try:
         rows = [client.wait(job, _away) for job in answer["jobs"]]
-    except KeyboardInterrupt:
+    except Exception:
+        raise
+    except BaseException as stopped:  # Ctrl-C or SIGTERM
         click.echo("stopped waiting; the job goes on (`carpool cancel` ends it)", err=True)
-        return 130
+        return 130 if isinstance(stopped, KeyboardInterrupt) else 143
     if as_json:
         print_json({**answer, "state": rows[0]["state"], "exit_code": rows[0].get("exit_code"), "ended": rows})
     else:

@@ -63,13 +63,14 @@ def why(row: Row) -> str:
 
 
 def _waited(row: Row, now: float) -> float | None:
-    until = float(row["started"] or row["finished"] or now)
-    return until - float(row["submitted"])
+    """Whenever it did not run: also between two attempts."""
+    return max(0.0, float(row["finished"] or now) - float(row["submitted"]) - (_ran(row, now) or 0.0))
 
 
 def _ran(row: Row, now: float) -> float | None:
-    until = float(row["finished"] or now)
-    return None if row["started"] is None else until - float(row["started"])
+    if row["started"] is None or "ran_s" in row:  # which rows of an older journal have not
+        return row["ran_s"] if row["started"] is not None else None
+    return float(row["finished"] or now) - float(row["started"])
 
 
 def _share(value: float | None) -> str:

@@ -10,7 +10,7 @@ from carpool.core.record import JobRecord
 from carpool.core.state import State
 from carpool.live.executors.base import Slot
 from carpool.live.explain import limit_reason
-from carpool.live.receipt import receipt
+from carpool.live.receipt import ran, receipt
 from carpool.live.spec import Spec
 
 Row = dict[str, Any]
@@ -50,6 +50,7 @@ def job_row(
         "held": record.on_hold,
         "model": spec.model,
         "attempt": record.attempt,
+        "ran_s": max(0.0, ran(record, max(now, state.now))),
         "progress": progress(record, report, max(now, state.now)),
         "measured": report is not None,
         "on": [slots[gpu].name for gpu in record.gpus],
