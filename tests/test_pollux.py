@@ -21,6 +21,7 @@ from carpool.core.model import Allocation, Decision, Job, Limits
 from carpool.core.perf import AllReduce, ConstantInterference, FittedModel, Placement, Task
 from carpool.core.rules import IllegalPlan, check
 from carpool.core.state import State
+from carpool.errors import InputError
 from carpool.policies.goodput import Goodputs, Kind
 from carpool.policies.pollux import Pollux, Round
 from carpool.policies.shares import Allowance, Contender, share_out
@@ -461,6 +462,17 @@ def test_tiresias_in_rounds_charges_every_start():
 
 
 # ---- whole runs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("option", "problem"), [("fairness=103", "from 0 to 50"), ("round_s=1e-9", "0 or at least 1")])
+def test_options_that_end_in_no_plan_are_refused(option, problem):
+    with pytest.raises(InputError, match=problem):
+        policies.make(f"pollux:{option}")
+
+
+def test_the_fairest_of_all_still_gives_a_plan():
+    found = plan(running("a", gpus=4, elastic=True), elastic("b"), policy=policies.make("pollux:fairness=50"))
+    assert found["b"][0] == 1
 
 
 @pytest.mark.parametrize("cluster_shape", ["1x1", "2x2", "3x1"])

@@ -14,12 +14,15 @@ from carpool.core.model import Allocation, Decision, GpuId, Job, Status
 from carpool.core.perf import Placement
 from carpool.core.record import JobRecord, JobView, Size
 from carpool.core.view import View
+from carpool.errors import InputError
 from carpool.policies.base import BasePolicy, next_round, option
 from carpool.policies.goodput import NOTHING, Choice, Goodputs, Kind
 from carpool.policies.shares import Allowance, Contender, Places, Seating, share_out
 
 LEAST = 1e-3
 """Added to every speed-up, so that a job without GPUs counts as very slow, not infinitely slow; Pollux's constant."""
+FAIREST = 50.0
+"""A greater exponent cannot be told from it, and 0.001 to its power is no number any more."""
 YOUNGEST_S = 1.0
 """A job counts as at least this old: at age 0, Pollux's penalty would make it worth nothing."""
 
@@ -35,6 +38,12 @@ class Pollux(BasePolicy):
     fairness: float = option(1.0, "minus the exponent of the power mean: 0 is the geometric mean, more is fairer")
 
     def __post_init__(self) -> None:
+        if self.fairness > FAIREST:
+            raise InputError(
+                f"option fairness of policy pollux: {self.fairness:g} must be a number from 0 to {FAIREST:g}"
+            )
+        if 0.0 < self.round_s < 1.0:
+            raise InputError(f"option round_s of policy pollux: {self.round_s:g} must be 0 or at least 1")
         self._goodputs = Goodputs()
 
     @property

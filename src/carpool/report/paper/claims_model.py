@@ -6,6 +6,7 @@ from statistics import linear_regression
 
 from carpool.profile.schema import load as load_profile
 from carpool.report.paper import plan
+from carpool.report.paper.cells import show
 from carpool.report.paper.claim import Claim
 from carpool.report.paper.results import Results
 from carpool.report.paper.tables import gpus_of
@@ -27,7 +28,7 @@ def cost(results: Results) -> Iterator[Claim]:
         f"{1e3 * said['overhead_s']:g} ms",
         "–" if small is None else f"{1e3 * small.value:.2f} ms on average",
         every([None if small is None else small.value < said["overhead_s"]]),
-        "Measured in the simulator, with the checks that the live service makes.",
+        "CPU time in the simulator, with the checks that the live service makes.",
     )
     known = [(log(gpus), log(found.value)) for gpus, found in means.items() if found]
     slope = linear_regression(*zip(*known, strict=True)).slope if len(known) > 1 else None
@@ -35,7 +36,7 @@ def cost(results: Results) -> Iterator[Claim]:
         "Section V-B",
         "The time of a decision grows about linearly with the GPUs (|G| log B + |J| log |J|)",
         "linear, times a logarithm",
-        "–" if slope is None else f"GPUs to the power of {slope:.2f}, {min(sizes)}–{max(sizes)} GPUs",
+        "–" if slope is None else f"GPUs to the power of {show(slope, 2)}, {min(sizes)}–{max(sizes)} GPUs",
         every([None if slope is None else slope <= 1.1]),
         "Reproduced if the power is at most 1.1. We judge each host once, not each GPU, and cut each kind of host "
         "at one point.",

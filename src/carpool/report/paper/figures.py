@@ -162,6 +162,6 @@ def overhead(folder: Path, results: Results) -> None:
         log_axis(axes, "y", 10)
         axes.set_xticks(gpus, [str(size) for size in gpus])
         axes.set_xlabel("GPUs (jobs grow alike)")
-        axes.set_ylabel("time of a decision (ms)")
+        axes.set_ylabel("CPU time of a decision (ms)")
         axes.grid(**GRID)
         figure.legend(frameon=False, ncols=4, loc="outside upper center")

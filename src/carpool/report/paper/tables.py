@@ -254,7 +254,7 @@ def overhead(results: Results) -> Sheet:
         rows=tuple(rows),
         csv_header=("gpus", "jobs", "mean_ms", "mean_error_ms", "p99_ms", "p99_error_ms"),
         csv_rows=tuple(data),
-        note="Wall time on the machine that made the report, with other runs beside it.",
+        note="CPU time on the machine that made the report, with other runs beside it.",
     )
 
 
