@@ -56,7 +56,7 @@ class Scene:
         self._new_ends: dict[int, float] = {}
         self._made: list[Move] = []  # before anything had to be weighed: many passes end without
         self._available: Availability | None = None
-        self._waiting: list[Waiting] = []
+        self._line: list[Waiting] = []
         self._lineup: Lineup | None = None  # of the first of those who wait
         self._neighbours: dict[int, tuple[int, list[Waiting]]] = {}  # by order of submission
         self._present: dict[int, float] = {}  # by priority
@@ -84,12 +84,19 @@ class Scene:
             view = self.draft.view
             self._available = view.outlook.lent.copy()
             self._available.add(FREE, view.free.count)
-            self._waiting = self._line()
+            self._line = self._first_waiting()
             for move in self._made:
                 self._enter(move)
         return self._available
 
-    def _line(self) -> list[Waiting]:
+    @property
+    def _waiting(self) -> list[Waiting]:
+        """Who waits, in order, as things stand in this pass."""
+        if self._available is None:
+            _ = self.available
+        return self._line
+
+    def _first_waiting(self) -> list[Waiting]:
         """Those who wait, in order, as far as they are looked at."""
         view, draft = self.draft.view, self.draft
         total = len(view.topology.node_of)
@@ -180,14 +187,14 @@ class Scene:
 
     def _present_sum(self, guest: JobRecord) -> float:
         """The completion times of the guest and of who waits with it, if nothing is done for it now."""
-        blocks, priority = self.available.blocks, guest.shape.priority
+        priority = guest.shape.priority
         number = self._number(priority)
         ahead, _ = self._around(guest)
         if ahead == number:
             return self._front(number).copy().add([self._entry(guest)]).sum
         known = self._present.get(priority)
         if known is None:
-            known = self._present[priority] = line_up(blocks, self._waiting[:number], self.now)
+            known = self._present[priority] = self._front(ahead).copy().add(self._waiting[ahead:number]).sum
         return known
 
     def after(self, move: Move) -> Availability:
@@ -247,9 +254,9 @@ class Scene:
 
     def _enter(self, move: Move) -> None:
         self._available = self.after(move)
-        self._waiting = [job for job in self._waiting if job[ORDER] != move.guest.order]
+        self._line = [job for job in self._waiting if job[ORDER] != move.guest.order]
         if move.victims:
-            self._waiting = _sorted([*self._waiting, *map(self._suspended, move.victims)])
+            self._line = _sorted([*self._waiting, *map(self._suspended, move.victims)])
         self._lineup = None
         self._neighbours.clear()
         self._present.clear()
