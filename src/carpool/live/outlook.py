@@ -10,7 +10,7 @@ from math import inf
 from statistics import median
 from typing import Any
 
-from carpool.belief.estimate import run_time, slowdown
+from carpool.belief.estimate import Estimate, run_time, slowdown
 from carpool.belief.model import Belief
 from carpool.core.model import GpuId, Job, JobId, Status
 from carpool.core.perf import PerformanceModel, Placement
@@ -31,15 +31,6 @@ MOST_FORESEEN = 200
 """With more jobs than this, forecasts are made only when somebody asks."""
 FRESH_S = 2.0
 """A forecast may be told again for so long: the scheduler waits while one is made."""
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    value: float
-    low: float
-    high: float
-    source: str
-    kind: str
 
 
 @dataclass(frozen=True, slots=True)
