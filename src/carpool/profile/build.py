@@ -184,19 +184,4 @@ def _pairs(request: FitRequest) -> tuple[list[Pair], list[Group]]:
             raise ProfileError(f"{path}: no pair or group rows; give a file that holds some")
         pairs += some
         groups += [replace(group, xi=tuple(round(xi, 4) for xi in group.xi)) for group in larger]
-    return [_rounded(pair) for pair in merge_pairs(pairs)], groups
-
-
-def _rounded(pair: Pair) -> Pair:
-    """Four decimals: far finer than two runs of the same pair agree."""
-
-    def interval(ends: tuple[float, float] | None) -> tuple[float, float] | None:
-        return ends and (round(ends[0], 4), round(ends[1], 4))
-
-    return replace(
-        pair,
-        xi_a=round(pair.xi_a, 4),
-        xi_b=round(pair.xi_b, 4),
-        interval_a=interval(pair.interval_a),
-        interval_b=interval(pair.interval_b),
-    )
+    return [pair.rounded(4) for pair in merge_pairs(pairs)], groups

@@ -130,6 +130,15 @@ class Pair:
     runs: int = 1
     source: str | None = None
 
+    def rounded(self, decimals: int) -> "Pair":
+        """Far finer than two runs of the same pair agree."""
+
+        def ends(interval: Interval | None) -> Interval | None:
+            return interval and (round(interval[0], decimals), round(interval[1], decimals))
+
+        xi_a, xi_b = round(self.xi_a, decimals), round(self.xi_b, decimals)
+        return replace(self, xi_a=xi_a, xi_b=xi_b, interval_a=ends(self.interval_a), interval_b=ends(self.interval_b))
+
 
 @dataclass(frozen=True, slots=True)
 class GroupJob:

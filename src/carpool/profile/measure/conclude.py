@@ -48,7 +48,7 @@ def conclude(machine: Machine, measurements: Sequence[Measurement], naming: Nami
         tasks[name] = replace(_task(own, _contexts(measurements, name)), batch_norm=norm)
     noise = Noise(measurements)
     pairs = [pair for done in _sharing(measurements, 2) if (pair := pair_of(done, noise))]
-    merged = [_rounded(pair) for pair in merge(pairs, noise)]
+    merged = [pair.rounded(3) for pair in merge(pairs, noise)]
     tasks, kappa = _predictors(tasks, merged, runs)
     return Profile(
         name=naming.name,
@@ -239,19 +239,6 @@ def merge(measured: Sequence[tuple[Pair, tuple[float, float]]], noise: Noise) ->
             ends.append((xis[which] * math.exp(-half), xis[which] * math.exp(half)))
         merged.append(replace(first, xi_a=xis[0], xi_b=xis[1], interval_a=ends[0], interval_b=ends[1], runs=count))
     return merged
-
-
-def _rounded(pair: Pair) -> Pair:
-    def ends(interval: tuple[float, float] | None) -> tuple[float, float] | None:
-        return interval and (round(interval[0], 3), round(interval[1], 3))
-
-    return replace(
-        pair,
-        xi_a=round(pair.xi_a, 3),
-        xi_b=round(pair.xi_b, 3),
-        interval_a=ends(pair.interval_a),
-        interval_b=ends(pair.interval_b),
-    )
 
 
 def _group(done: Measurement, noise: Noise) -> Group | None:
