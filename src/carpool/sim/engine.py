@@ -30,6 +30,10 @@ class Costs:
     launch_s: float = 0.0
     stop_s: float = 0.0
 
+    def launch(self, job: Job) -> float:
+        """The same for every job, unless somebody knows better."""
+        return self.launch_s
+
 
 class Impossible(ValueError):
     """A job that could never run on the cluster, or that a policy never lets run."""
@@ -206,7 +210,8 @@ class Engine:
         at = now
         for gpu in (*record.gpus, *record.leaving) if self._empty_at else ():
             at = max(at, self._empty_at.get(gpu, now))
-        return at + self.costs.launch_s + (self.scheduler.policy.restart_s if record.attempt > 1 else self._start_s)
+        again_s = self.scheduler.policy.restart_s if record.attempt > 1 else self._start_s
+        return at + self.costs.launch(record.job) + again_s
 
     def _push(self, at: float, what: ev.Event | JobRecord | None, pace: int) -> None:
         self._pushes += 1

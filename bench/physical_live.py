@@ -1,0 +1,214 @@
+"""The real world of the physical experiment: jobs through the live service, its executor and real processes."""
+
+import argparse
+import asyncio
+import gzip
+import json
+import math
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from physical_work import MPS, Case, MeasuredModel, Work, policy
+
+from carpool.channel import read_report
+from carpool.core import events as ev
+from carpool.core.codec import encode
+from carpool.gpu import nvml
+from carpool.live.home import Home
+from carpool.live.service import Service
+from carpool.live.spec import Spec
+from carpool.live.store import Store
+from carpool.profile.measure import examples
+
+KEPT_VARIABLES = ("PYTHONPATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS")
+SAMPLE_S = 0.1
+WARM_UP = 0.3
+"""So much of what was seen of a job is left out when its pace is taken."""
+
+
+class Observer:
+    """Watches the workers' reports and the GPU's own counter while a case runs."""
+
+    def __init__(self, home: Home, uuid: str | None) -> None:
+        self.home, self.uuid = home, uuid
+        self.first: dict[str, float] = {}
+        self.trails: dict[str, list[tuple[float, int]]] = {}
+        """When each job had done how many iterations."""
+        self.utilisation: list[float] = []
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.to_thread(self._look)
+            await asyncio.sleep(SAMPLE_S)
+
+    def _look(self) -> None:
+        for path in self.home.jobs.glob("*/attempt-*/rank-0/report"):
+            job, attempt = path.parts[-4], path.parts[-3]
+            report = read_report(path.parent)
+            if report is not None and report.iteration > 0:
+                if attempt == "attempt-1":
+                    self.first.setdefault(job, time.time())
+                trail = self.trails.setdefault(job, [])
+                if not trail or report.time > trail[-1][0]:
+                    trail.append((report.time, report.iteration))
+        if self.uuid is not None and (share := nvml.utilisation(self.uuid)) is not None:
+            self.utilisation.append(share)
+
+    def last(self, job: str) -> float:
+        return self.trails[job][-1][0]
+
+    def iteration_s(self, job: str) -> float | None:
+        """Seconds an iteration once it ran smoothly; None if it was seen too seldom."""
+        trail = self.trails[job]
+        smooth = trail[int(WARM_UP * len(trail)) :]
+        (began, done), (ended, more) = smooth[0], smooth[-1]
+        return (ended - began) / (more - done) if more > done else None
+
+
+@dataclass
+class Outcome:
+    """What was seen of one case."""
+
+    rows: list[dict[str, Any]]
+    """Each job's story."""
+    events: list[ev.Event]
+    utilisation: list[float]
+
+
+async def run_live(
+    case: Case, jobs: Sequence[Work], model: MeasuredModel, limit_s: float, options: argparse.Namespace
+) -> Outcome:
+    """One case, from the first submission to the last end; given up after `limit_s`."""
+    uuid = None if options.gpus else nvml.devices()[0].uuid
+    with tempfile.TemporaryDirectory(prefix="cp-") as place:
+        home = Home(Path(place) / "h")
+        service = Service(
+            home,
+            policy(case.policy, options),
+            gpus=options.gpus,
+            jobs_per_gpu=case.jobs_per_gpu,
+            mps=case.mechanism == MPS,
+            perf=model,
+        )
+        await service.start()
+        running = asyncio.create_task(service.run())
+        observer = Observer(home, uuid)
+        watching = asyncio.create_task(observer.run())
+        try:
+            told = await asyncio.wait_for(_submit_all(service, jobs, options), limit_s)
+        finally:
+            watching.cancel()
+            await _end(service)
+            await asyncio.gather(running, watching, return_exceptions=True)
+        stories = {row["name"]: row for row in told}
+        events = _journal(home.journal)
+    return Outcome([_row(case, job, stories[job.name], observer) for job in jobs], events, observer.utilisation)
+
+
+async def _submit_all(service: Service, jobs: Sequence[Work], options: argparse.Namespace) -> list[dict[str, Any]]:
+    began, ids = time.monotonic(), []
+    for job in jobs:
+        await asyncio.sleep(max(0.0, began + job.submitted - time.monotonic()))
+        ids += await service.submit([_spec(job, options)], "bench")
+    for name in ids:
+        await service.wait(name)
+    return [service.show(name) for name in ids]
+
+
+async def _end(service: Service) -> None:
+    """Nothing of ours runs on when a case is given up."""
+    for row in service.jobs():
+        await service.cancel(row["job"])
+        await service.wait(row["job"])
+    await service.stop()
+
+
+def _spec(job: Work, options: argparse.Namespace) -> Spec:
+    scripts = examples.folder(options.examples)
+    command = (sys.executable, str(scripts / examples.SCRIPTS[job.task]), "--iterations", str(job.iterations))
+    return Spec(
+        command=(*command, "--batch-size", str(job.batch)),
+        directory=str(scripts),
+        batch=job.batch,
+        iterations=job.iterations,
+        model=job.task,
+        name=job.name,
+        env={key: os.environ[key] for key in KEPT_VARIABLES if key in os.environ},
+    )
+
+
+def _row(case: Case, job: Work, told: Mapping[str, Any], observer: Observer) -> dict[str, Any]:
+    number = str(told["job"])
+    if told["state"] != "finished":
+        raise SystemExit(f"{case.name}: {job.name} {told['state']}: {told.get('reason')}")
+    receipt = told["receipt"]
+    return {
+        "name": job.name,
+        **{key: told[key] for key in ("submitted", "started", "finished")},
+        "waited_s": receipt["waited_s"],
+        "ran_s": receipt["ran_s"],
+        "preemptions": receipt["preemptions"],
+        "shared": bool(receipt["shares"] or receipt["hosted"]),
+        # None: preempted before it had done anything
+        "launch_s": observer.first[number] - told["started"] if number in observer.first else None,
+        "exit_s": told["finished"] - observer.last(number),
+        "iteration_s": observer.iteration_s(number),
+    }
+
+
+def told(case: Case, outcome: Outcome) -> dict[str, Any]:
+    """A case's file: what was measured, and each job's story."""
+    rows = outcome.rows
+    first, last = min(row["submitted"] for row in rows), max(row["finished"] for row in rows)
+    measured = {
+        "makespan_s": last - first,
+        "mean_jct_s": fmean(row["finished"] - row["submitted"] for row in rows),
+        "mean_queue_s": fmean(row["waited_s"] for row in rows),
+        "gpu_utilisation": fmean(outcome.utilisation) if outcome.utilisation else None,
+        "occupied": _occupied(rows) / (last - first),
+        "preemptions": sum(row["preemptions"] for row in rows),
+    }
+    return {"case": asdict(case), "measured": measured, "jobs": rows, "stops_s": _stops(outcome.events)}
+
+
+def _journal(path: Path) -> list[ev.Event]:
+    store = Store(path)
+    store.open()
+    try:
+        return [event for _, event in store.events_after(0)]
+    finally:
+        store.close()
+
+
+def keep_journal(path: Path, events: Iterable[ev.Event]) -> None:
+    """One event a line. The same events give the same bytes."""
+    lines = "".join(json.dumps(encode(event)) + "\n" for event in events)
+    path.write_bytes(gzip.compress(lines.encode(), mtime=0))
+
+
+def _stops(events: Iterable[ev.Event]) -> list[float]:
+    """How long each preempted job took to save and leave."""
+    asked: dict[str, float] = {}
+    took = []
+    for event in events:
+        if isinstance(event, ev.Planned):
+            asked |= {one.job: event.at for one in event.decisions if one.allocation is None}
+        elif isinstance(event, ev.Stopped) and event.job in asked:
+            took.append(event.at - asked.pop(event.job))
+    return took
+
+
+def _occupied(rows: Sequence[Mapping[str, Any]]) -> float:
+    """Seconds in which some job was on the GPU (a preempted one counts to its end)."""
+    total, until = 0.0, -math.inf
+    for start, end in sorted((row["started"], row["finished"]) for row in rows):
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return total

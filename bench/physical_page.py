@@ -1,0 +1,87 @@
+"""What the physical experiment found, for people: a table in the terminal, a page, and the rows that a paper reads."""
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from physical_sim import deviation
+from physical_work import EXCLUSIVE
+
+SHOWN = ("makespan_s", "mean_jct_s", "mean_queue_s")
+HEADS = ("policy", "mechanism", "jobs per GPU", "runs", "makespan s", "mean JCT s", "mean queue s", "GPU busy")
+
+
+def show(rows: Sequence[Mapping[str, Any]]) -> None:
+    print(f"\n{'case':28}{'runs':>5}" + "".join(f"{head:>26}" for head in ("makespan s", "mean JCT s", "queue s")))
+    for row in rows:
+        label = f"{row['policy']} {row['mechanism']} C={row['jobs_per_gpu']}"
+        cells = []
+        for key in SHOWN:
+            real, model, off = deviation(row, key)
+            cells.append(f"{real:8.1f} / {model:7.1f} {100 * off:+5.1f}%")
+        print(f"{label:28}{len(row['measured']['makespan_s']):>5}" + "".join(f"{cell:>26}" for cell in cells))
+    print("\n".join(gains(rows)))
+    print("(measured / simulated)")
+
+
+def gains(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Sharing against exclusive SJF, on the same GPU and jobs."""
+    base = next((row for row in rows if row["policy"] == "sjf"), None)
+    found = []
+    for row in rows if base is not None else ():
+        if row["policy"] not in EXCLUSIVE:
+            ratio = fmean(base["measured"]["mean_jct_s"]) / fmean(row["measured"]["mean_jct_s"])
+            what = f"{row['policy']}, {row['mechanism']}, up to {row['jobs_per_gpu']} jobs per GPU"
+            found.append(f"- {what}: the mean JCT of exclusive SJF is {ratio:.2f} times as long")
+    return found
+
+
+def page_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    lines = [_line(HEADS), _line(["---"] * len(HEADS))]
+    for row in rows:
+        busy = _busy(row)
+        crowd = "1" if row["policy"] in EXCLUSIVE else str(row["jobs_per_gpu"])
+        runs = str(len(row["measured"]["makespan_s"]))
+        cells = [_cell(row, key) for key in SHOWN]
+        told = "–" if busy is None else f"{busy:.0%}"
+        lines.append(_line([row["policy"], row["mechanism"], crowd, runs, *cells, told]))
+    return "\n".join([*lines, "", *gains(rows)]) + "\n"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _cell(row: Mapping[str, Any], key: str) -> str:
+    real, model, off = deviation(row, key)
+    return f"{real:.1f} / {model:.1f} ({100 * off:+.1f} %)"
+
+
+def _busy(row: Mapping[str, Any]) -> float | None:
+    known = [share for share in row["measured"]["gpu_utilisation"] if share is not None]
+    return fmean(known) if known else None
+
+
+def replace_table(path: Path, table: str) -> None:
+    """Between the two marks of the page; the words around them are written by people."""
+    begin, end = "<!-- measured: begin -->\n", "<!-- measured: end -->"
+    before, _, rest = path.read_text().partition(begin)
+    _, found, after = rest.partition(end)
+    if not found:
+        raise SystemExit(f"{path}: mark the place of the table with {begin.strip()} and {end}")
+    path.write_text(before + begin + table + end + after)
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """One row a case: the form in which `carpool paper` reads a physical experiment."""
+    columns = [f"{world}_{key}" for key in SHOWN for world in ("measured", "simulated")]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["policy", "mechanism", "jobs_per_gpu", "runs", *columns, "gpu_busy"])
+        for row in rows:
+            figures = [f"{value:.2f}" for key in SHOWN for value in deviation(row, key)[:2]]
+            busy = _busy(row)
+            what = [row["policy"], row["mechanism"], row["jobs_per_gpu"], len(row["measured"]["makespan_s"])]
+            writer.writerow([*what, *figures, "" if busy is None else f"{busy:.3f}"])
