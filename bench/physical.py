@@ -6,9 +6,9 @@
 
 Thirty jobs of the paper's six tasks, each for one GPU, run under every policy and both sharing mechanisms: real
 processes, started, stopped, resumed and ended by the service. Every case leaves a JSON file with each job's story and
-the journal. On every new machine a probe comes first: one job of each kind, alone. The simulated side knows the profile
-(slow-downs), the probe (times alone, what a process takes to start and to end) and how long a preempted job took to
-save and leave; nothing else of the runs.
+the journal. The simulated side knows the profile and, from other cases on the same machine, how fast its cores are: how
+far times alone differ from the profile's, and what a process takes to start and to end. Of the case itself it knows
+nothing. How long a preempted job takes to save and leave is the median over all.
 """
 
 import argparse
@@ -23,18 +23,14 @@ from typing import Any
 
 from physical_live import keep_journal, run_live, told
 from physical_page import page_table, replace_table, show, write_rows
-from physical_sim import box_of, compare, simulate
+from physical_sim import compare, simulate
 from physical_work import (
+    EXCLUSIVE,
     GUESSED_LAUNCH_S,
-    LOGICAL,
-    PROBE_S,
-    TIME_SLICING,
-    Box,
     Case,
     MeasuredModel,
     Work,
     cases,
-    probe_work,
     table,
     workload,
 )
@@ -42,13 +38,14 @@ from physical_work import (
 from carpool.gpu import nvml
 from carpool.live.rank import boot_id
 from carpool.profile.schema import Profile, load
+from carpool.sim.engine import Costs
 
 PATIENCE = 3.0
 """A case that takes so many times as long as simulated, and a minute more, is given up."""
 
 
 def run_all(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Probe the machine, run what is missing as far as the minutes reach, and compare."""
+    """Run what is missing as far as the minutes reach, and compare."""
     folder, began = Path(options.out), time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
     profile = load(options.profile)
@@ -58,49 +55,23 @@ def run_all(options: argparse.Namespace) -> list[dict[str, Any]]:
         path = folder / f"{case.name}.json"
         if path.exists():
             continue
-        probe = probed(folder, profile, options)
-        box = read_box(folder / f"{probe}.json")
-        needs_s = simulate(case, jobs, profile, options, box.costs(), box)["makespan_s"]
+        needs_s = simulate(case, jobs, profile, options, Costs(GUESSED_LAUNCH_S))["makespan_s"]
         if options.minutes is not None and time.monotonic() - began + needs_s > 60 * options.minutes:
             print(f"{case.name}: left for the next call (about {needs_s:.0f} s)", flush=True)
             continue
-        model = MeasuredModel(profile, table(case.mechanism, profile), box)
+        model = MeasuredModel(profile, table(case.mechanism, profile))
         outcome = asyncio.run(run_live(case, jobs, model, PATIENCE * needs_s + 60, options))
         keep_journal(folder / f"{case.name}.journal.gz", outcome.events)
-        result = told(case, outcome) | {"probe": probe}
+        result = told(case, outcome) | {"machine": machine_name(options)}
         path.write_text(json.dumps(result, indent=1) + "\n")
         print(f"{case.name}: {json.dumps(result['measured'])}", flush=True)
     return results(folder, jobs, profile, options)
 
 
-def probed(folder: Path, profile: Profile, options: argparse.Namespace) -> str:
-    """The probe of this machine, as long as it stays up; made now if there is none."""
+def machine_name(options: argparse.Namespace) -> str:
+    """This machine as long as it stays up."""
     gpu = "logical" if options.gpus else nvml.devices()[0].uuid
-    name = f"probe-{hashlib.sha256(f'{gpu} {boot_id()}'.encode()).hexdigest()[:8]}"
-    path = folder / f"{name}.json"
-    if not path.exists():
-        work = probe_work(profile)
-        case = Case("fifo", LOGICAL if options.gpus else TIME_SLICING, 1)
-        model = MeasuredModel(profile, table(case.mechanism, profile))
-        limit_s = PATIENCE * len(work) * (PROBE_S + GUESSED_LAUNCH_S) + 60
-        outcome = asyncio.run(run_live(case, work, model, limit_s, options))
-        looked_at = list(zip(work, outcome.rows, strict=True))[1:]
-        path.write_text(json.dumps([_probe_row(*pair) for pair in looked_at], indent=1) + "\n")
-        print(f"{name}: this machine was probed", flush=True)
-    return name
-
-
-def _probe_row(job: Work, seen: Mapping[str, Any]) -> dict[str, Any]:
-    if seen["iteration_s"] is None:
-        raise SystemExit(f"probe: {job.name} was over too soon to be measured")
-    overhead_s = seen["ran_s"] - job.iterations * seen["iteration_s"]
-    return {"task": job.task, "batch": job.batch, "overhead_s": overhead_s} | {
-        key: seen[key] for key in ("iteration_s", "launch_s", "exit_s", "ran_s")
-    }
-
-
-def read_box(path: Path) -> Box:
-    return box_of(json.loads(path.read_text()))
+    return hashlib.sha256(f"{gpu} {boot_id()}".encode()).hexdigest()[:8]
 
 
 def _same_workload(path: Path, jobs: list[dict[str, Any]]) -> None:
@@ -113,15 +84,13 @@ def _same_workload(path: Path, jobs: list[dict[str, Any]]) -> None:
 def results(folder: Path, jobs: Sequence[Work], profile: Profile, options: argparse.Namespace) -> list[dict[str, Any]]:
     """All that the folder holds, measured against simulated, in the order of the cases."""
     done = [json.loads(path.read_text()) for path in folder.glob("*-run*.json")]
-    boxes = {path.stem: read_box(path) for path in folder.glob("probe-*.json")}
-    done.sort(key=_order)
-    return compare(done, boxes, jobs, profile, options)
+    return compare(sorted(done, key=_order), jobs, profile, options)
 
 
 def _order(result: Mapping[str, Any]) -> tuple[int, int, str, int]:
     """As the paper's table has them; more jobs per GPU last."""
     case = Case(**result["case"])
-    rank = ("fifo", "sjf", "tiresias", "sjf-ffs", "sjf-bsbf", "carpool").index(case.policy)
+    rank = (*EXCLUSIVE, "sjf-ffs", "sjf-bsbf", "carpool").index(case.policy)
     return case.jobs_per_gpu, rank, case.mechanism, case.repeat
 
 
@@ -133,7 +102,6 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=30)
     parser.add_argument("--mean", type=float, default=4.0, help="mean length of a job alone, seconds")
     parser.add_argument("--load", type=float, default=2.5, help="arrivals, times what one GPU could serve")
-    parser.add_argument("--threshold", type=float, help="Tiresias' threshold in GPU-seconds; else 1.5 mean jobs")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--crowds", type=int, nargs="*", default=[3, 4], help="more jobs per GPU to try under MPS")
     parser.add_argument("--only", nargs="*", help="these policies or cases only")

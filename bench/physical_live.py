@@ -29,8 +29,6 @@ from carpool.profile.measure import examples
 
 KEPT_VARIABLES = ("PYTHONPATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS")
 SAMPLE_S = 0.1
-WARM_UP = 0.3
-"""So much of what was seen of a job is left out when its pace is taken."""
 
 
 class Observer:
@@ -39,8 +37,7 @@ class Observer:
     def __init__(self, home: Home, uuid: str | None) -> None:
         self.home, self.uuid = home, uuid
         self.first: dict[str, float] = {}
-        self.trails: dict[str, list[tuple[float, int]]] = {}
-        """When each job had done how many iterations."""
+        self.last: dict[str, float] = {}
         self.utilisation: list[float] = []
 
     async def run(self) -> None:
@@ -55,21 +52,9 @@ class Observer:
             if report is not None and report.iteration > 0:
                 if attempt == "attempt-1":
                     self.first.setdefault(job, time.time())
-                trail = self.trails.setdefault(job, [])
-                if not trail or report.time > trail[-1][0]:
-                    trail.append((report.time, report.iteration))
+                self.last[job] = max(report.time, self.last.get(job, 0.0))
         if self.uuid is not None and (share := nvml.utilisation(self.uuid)) is not None:
             self.utilisation.append(share)
-
-    def last(self, job: str) -> float:
-        return self.trails[job][-1][0]
-
-    def iteration_s(self, job: str) -> float | None:
-        """Seconds an iteration once it ran smoothly; None if it was seen too seldom."""
-        trail = self.trails[job]
-        smooth = trail[int(WARM_UP * len(trail)) :]
-        (began, done), (ended, more) = smooth[0], smooth[-1]
-        return (ended - began) / (more - done) if more > done else None
 
 
 @dataclass
@@ -91,7 +76,7 @@ async def run_live(
         home = Home(Path(place) / "h")
         service = Service(
             home,
-            policy(case.policy, options),
+            policy(case.policy),
             gpus=options.gpus,
             jobs_per_gpu=case.jobs_per_gpu,
             mps=case.mechanism == MPS,
@@ -158,8 +143,7 @@ def _row(case: Case, job: Work, told: Mapping[str, Any], observer: Observer) -> 
         "shared": bool(receipt["shares"] or receipt["hosted"]),
         # None: preempted before it had done anything
         "launch_s": observer.first[number] - told["started"] if number in observer.first else None,
-        "exit_s": told["finished"] - observer.last(number),
-        "iteration_s": observer.iteration_s(number),
+        "exit_s": told["finished"] - observer.last[number],
     }
 
 

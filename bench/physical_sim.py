@@ -1,11 +1,11 @@
 """The simulated world of the physical experiment, and how far it is from the real one."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from physical_work import Box, Case, MeasuredModel, Work, policy, table
+from physical_work import MPS, TIME_SLICING, Box, Case, MeasuredModel, Work, policy, table
 
 from carpool import policies
 from carpool.core.model import Job, Node
@@ -25,32 +25,56 @@ def simulate(
     costs: Costs,
     box: Box | None = None,
 ) -> dict[str, float]:
-    model = MeasuredModel(profile, table(case.mechanism, profile), box)
+    known = table(case.mechanism, profile)
+    belief, truth = MeasuredModel(profile, known), MeasuredModel(profile, known, box)
     memory = profile.gpu.memory_bytes if profile.gpu and profile.gpu.memory_bytes else 2**50
     node = Node("node", tuple(range(options.gpus or 1)), memory)
     coming = [Job(job.name, job.submitted, job.task, 1, job.batch, job.iterations) for job in jobs]
-    rule = policies.make(policy(case.policy, options))
-    state = Engine(coming, [node], rule, belief=model, jobs_per_gpu=case.jobs_per_gpu, costs=costs).run()
+    rule = policies.make(policy(case.policy))
+    state = Engine(coming, [node], rule, belief=belief, truth=truth, jobs_per_gpu=case.jobs_per_gpu, costs=costs).run()
     found = summarise(state, policy=case.policy, workload="physical")
     return {("occupied" if key == "gpu_utilisation" else key): getattr(found, key) for key in FIGURES}
 
 
-def box_of(rows: Sequence[Mapping[str, Any]]) -> Box:
-    """What a probe's file says."""
-    each = {Setting(row["task"], row["batch"]): row for row in rows}
+def box_of(result: Mapping[str, Any], done: Sequence[Mapping[str, Any]], jobs: Sequence[Work], profile: Profile) -> Box:
+    """What other cases say of the machine: those that ran on it; where there are none, those on any machine.
+
+    Times alone come from jobs that had the GPU to themselves, the rest from cases with the same mechanism (a client of
+    MPS starts more slowly). The case itself has no part in it.
+    """
+    others = [other for other in done if other is not result]
+    here = [other for other in others if other.get("machine") == result.get("machine")]
+    alike = [other for other in here if other["case"]["mechanism"] == result["case"]["mechanism"]]
+    work = {job.name: job for job in jobs}
+    model = MeasuredModel(profile, table(TIME_SLICING, profile))
+    stretch: dict[Setting, list[float]] = {}
+    overhead_s: dict[Setting, list[float]] = {}
+    for row in _rows(here, shared=False) or _rows(others, shared=False):
+        job = work[row["name"]]
+        stretch.setdefault(job.setting, []).append((row["ran_s"] - _overhead_s(row)) / model.alone_s(job))
+    started = _rows(alike) or _rows(here) or _rows(others)
+    for row in started:
+        overhead_s.setdefault(work[row["name"]].setting, []).append(_overhead_s(row))
     return Box(
-        {setting: row["iteration_s"] for setting, row in each.items()},
-        {setting: row["overhead_s"] for setting, row in each.items()},
-        median(row["exit_s"] for row in rows),
+        {kind: median(values) for kind, values in stretch.items()},
+        {kind: median(values) for kind, values in overhead_s.items()},
+        median(row["exit_s"] for row in started) if started else 0.0,
     )
 
 
+def _rows(results: Iterable[Mapping[str, Any]], shared: bool = True) -> list[Mapping[str, Any]]:
+    """The jobs that ran in one piece; without `shared`, only those that never shared the GPU, not even by MPS."""
+    own_pace = [result for result in results if shared or result["case"]["mechanism"] != MPS]
+    rows = [row for result in own_pace for row in result["jobs"]]
+    return [row for row in rows if not row["preemptions"] and (shared or not row["shared"])]
+
+
+def _overhead_s(row: Mapping[str, Any]) -> float:
+    return float(row["launch_s"] + row["exit_s"])
+
+
 def compare(
-    done: Sequence[Mapping[str, Any]],
-    boxes: Mapping[str, Box],
-    jobs: Sequence[Work],
-    profile: Profile,
-    options: argparse.Namespace,
+    done: Sequence[Mapping[str, Any]], jobs: Sequence[Work], profile: Profile, options: argparse.Namespace
 ) -> list[dict[str, Any]]:
     """Measured against simulated, per case, as lists over the runs; each run is simulated with the box it ran on."""
     runs: dict[tuple[str, str, int], list[Mapping[str, Any]]] = {}
@@ -61,25 +85,14 @@ def compare(
     for kind, same in runs.items():
         simulated = []
         for result in same:
-            box = boxes.get(result.get("probe", ""))
-            costs = box.costs(_stop_s(stops)) if box else _pooled(done, kind[1], stops)
+            box = box_of(result, done, jobs, profile)
+            costs = box.costs(median(stops) if stops else 0.0)
             simulated.append(simulate(Case(*kind), jobs, profile, options, costs, box))
         rows.append(
             {"policy": kind[0], "mechanism": kind[1], "jobs_per_gpu": kind[2]}
             | {"measured": _columns([result["measured"] for result in same]), "simulated": _columns(simulated)}
         )
     return rows
-
-
-def _stop_s(stops: Sequence[float]) -> float:
-    return median(stops) if stops else 0.0
-
-
-def _pooled(done: Sequence[Mapping[str, Any]], mechanism: str, stops: Sequence[float]) -> Costs:
-    """For runs on a box that was not probed: the median launch of all such runs."""
-    unprobed = [result for result in done if not result.get("probe") and result["case"]["mechanism"] == mechanism]
-    rows = [row for result in unprobed for row in result["jobs"] if row["launch_s"] is not None]
-    return Costs(median(row["launch_s"] + row["exit_s"] for row in rows), _stop_s(stops))
 
 
 def _columns(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:

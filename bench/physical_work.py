@@ -1,6 +1,6 @@
 """What the physical experiment runs: thirty jobs, the same in every case and in both worlds, and the cases.
 
-Also what is known of their speed: the profile, and the box at hand as its probe found it.
+Also what is known of their speed: the profile, and the box at hand as other runs on it found it.
 """
 
 import argparse
@@ -18,10 +18,10 @@ from carpool.profile.schema import Profile
 from carpool.sim.engine import Costs
 
 MPS, TIME_SLICING, LOGICAL = "mps", "time-slicing", "logical"
-EXCLUSIVE = ("fifo", "sjf", "tiresias")
+TIRESIAS = "tiresias-11"
+"""Its threshold is scaled with the jobs, so that the longest of them are pushed back."""
+EXCLUSIVE = ("fifo", "sjf", TIRESIAS, "tiresias-18")
 GUESSED_LAUNCH_S = 8.0
-PROBE_S = 2.0
-"""A job of the probe iterates so long."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ class Work:
 
 @dataclass(frozen=True)
 class Box:
-    """What the probe found on a machine, before any case ran there: a profile says nothing of its processor cores."""
+    """The machine's share in a run, which no profile tells: how fast its cores start processes and launch kernels."""
 
-    alone_s: Mapping[Setting, float] = field(default_factory=dict)
-    """An iteration of each job alone. Where the cores launch kernels too slowly, they set the pace and not the GPU."""
-    overhead_s: Mapping[Setting, float] = field(default_factory=dict)
+    stretch: Mapping[Setting, float]
+    """An iteration of each job alone, relative to the profile's. Cores that launch kernels too slowly set the pace."""
+    overhead_s: Mapping[Setting, float]
     """What a process takes beyond its iterations: to start, to warm up and to end."""
-    exit_s: float = 0.0
+    exit_s: float
     """How much of it comes after the last iteration."""
 
     def costs(self, stop_s: float = 0.0) -> Costs:
@@ -82,16 +82,22 @@ class BoxCosts(Costs):
 
 
 class MeasuredModel(FittedModel):
-    """The profile's slow-downs and fits; at a measured batch the measured time, on the box itself if it was probed."""
+    """The profile's slow-downs and fits; at a measured batch the measured time, stretched as on the box."""
 
     def __init__(self, profile: Profile, mechanism: str, box: Box | None = None) -> None:
         super().__init__(profile.core_tasks(), profile.interference(mechanism), 1)
-        self._noise, self._mechanism, self._box = Noise(profile.raw), mechanism, box or Box()
+        self._noise, self._mechanism = Noise(profile.raw), mechanism
+        self._stretch = box.stretch if box else {}
 
     def iteration_time(self, job: Job, accum: int, placement: Placement) -> float:
-        setting = Setting(job.model, job.batch, accum)
-        known = self._box.alone_s.get(setting) or self._noise.alone(self._mechanism, setting)
-        return known if known is not None else super().iteration_time(job, accum, placement)
+        known = self._noise.alone(self._mechanism, Setting(job.model, job.batch, accum))
+        seconds = known if known is not None else super().iteration_time(job, accum, placement)
+        return seconds * self._stretch.get(Setting(job.model, job.batch), 1.0)
+
+    def alone_s(self, work: Work) -> float:
+        """The whole job, by itself."""
+        job = Job(work.name, 0.0, work.task, 1, work.batch, work.iterations)
+        return work.iterations * self.iteration_time(job, 1, Placement(1, 1))
 
 
 def settings(profile: Profile) -> list[Setting]:
@@ -114,25 +120,10 @@ def workload(profile: Profile, options: argparse.Namespace) -> list[Work]:
     model, now, jobs = MeasuredModel(profile, table(TIME_SLICING, profile)), 0.0, []
     for number, setting in enumerate(chosen, 1):
         length = options.mean * min(3.0, max(0.3, math.exp(drawn.gauss(-0.25, 0.7))))
-        name = f"{setting.task}-{number}"
-        jobs.append(Work(name, setting.task, setting.batch, _iterations(model, setting, length), round(now, 2)))
+        one = Work(f"{setting.task}-{number}", setting.task, setting.batch, 1, round(now, 2))
+        jobs.append(replace(one, iterations=max(5, round(length / model.alone_s(one)))))
         now += drawn.expovariate(options.load / (options.mean + GUESSED_LAUNCH_S))
     return jobs
-
-
-def probe_work(profile: Profile) -> list[Work]:
-    """One job of each kind, for a few seconds, one after the other; before them one that is not looked at, since the
-    first process on a machine reads everything from its disk."""
-    model, kinds = MeasuredModel(profile, table(TIME_SLICING, profile)), settings(profile)
-    return [
-        Work(f"{number}-{one.task}", one.task, one.batch, _iterations(model, one, PROBE_S), 0.0)
-        for number, one in enumerate([kinds[0], *kinds])
-    ]
-
-
-def _iterations(model: MeasuredModel, setting: Setting, seconds: float) -> int:
-    job = Job("probe", 0.0, setting.task, 1, setting.batch, 1)
-    return max(5, round(seconds / model.iteration_time(job, 1, Placement(1, 1))))
 
 
 def cases(options: argparse.Namespace) -> Iterator[Case]:
@@ -141,7 +132,7 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
     shared = [plain] if options.gpus or mps.available() is not None else [MPS, plain]
     kinds = [Case("sjf", plain)]
     kinds += [Case("sjf-bsbf", mechanism) for mechanism in shared]
-    kinds += [Case("fifo", plain), Case("tiresias", plain)]
+    kinds += [Case("fifo", plain), Case(TIRESIAS, plain)]
     kinds += [Case("sjf-ffs", mechanism) for mechanism in shared]
     kinds += [Case(policy, shared[0], crowd) for crowd in options.crowds for policy in ("sjf-bsbf", "carpool")]
     for repeat in range(options.repeats):
@@ -151,7 +142,7 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
                 yield case
 
 
-def policy(name: str, options: argparse.Namespace) -> str:
-    """Tiresias' threshold is scaled with the jobs; the cost of a restart is the launch, which both worlds have."""
-    threshold = options.threshold or 1.5 * (options.mean + GUESSED_LAUNCH_S)
-    return f"tiresias:threshold_gpu_s={threshold:g},restart_s=0" if name == "tiresias" else name
+def policy(name: str) -> str:
+    """`tiresias-11`: a threshold of 11 GPU-seconds. The cost of a restart is the launch, which both worlds have."""
+    threshold = name.removeprefix("tiresias-")
+    return name if threshold == name else f"tiresias:threshold_gpu_s={threshold},restart_s=0"
