@@ -26,8 +26,8 @@ from carpool.core.codec import decode
 from carpool.errors import InputError
 from carpool.live import driver, store
 from carpool.live.executors import local
+from carpool.live.executors.processes import strays
 from carpool.live.home import Home
-from carpool.live.processes import strays
 from carpool.live.service import Service
 from carpool.live.spec import Spec
 

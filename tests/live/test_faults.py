@@ -13,7 +13,7 @@ from carpool.live import clock as clocks
 from carpool.live import driver, store
 from carpool.live.clock import RealClock
 from carpool.live.errors import Unavailable
-from carpool.live.processes import Identity, boot_id, start_ticks
+from carpool.live.executors.processes import Identity, boot_id, start_ticks
 
 
 def fill_the_disk(service) -> None:

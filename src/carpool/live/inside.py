@@ -18,9 +18,9 @@ from carpool.live.driver import Driver, Ending
 from carpool.live.errors import NoSuchJob, WrongState
 from carpool.live.executors.base import Executor
 from carpool.live.executors.local import LocalExecutor
+from carpool.live.executors.machine import Machine
 from carpool.live.home import Home
 from carpool.live.knowledge import Knowledge
-from carpool.live.machine import Machine
 from carpool.live.outlook import Outlook
 from carpool.live.prune import Keep
 from carpool.live.spec import Spec
