@@ -20,11 +20,11 @@ from carpool.live.executors.base import Executor
 from carpool.live.executors.local import LocalExecutor
 from carpool.live.executors.machine import Machine
 from carpool.live.home import Home
+from carpool.live.journal.store import Store
 from carpool.live.knowledge import Knowledge
 from carpool.live.outlook import Outlook
 from carpool.live.prune import Keep
 from carpool.live.spec import Spec
-from carpool.live.store import Store
 from carpool.live.watch import Watch
 
 Row = dict[str, Any]

@@ -19,7 +19,7 @@ from carpool.live.driver import Driver
 from carpool.live.executors.base import How, Key
 from carpool.live.executors.gang import read_json
 from carpool.live.home import Home
-from carpool.live.store import Store
+from carpool.live.journal.store import Store
 
 SPEC_FILE, END_FILE = "job.json", "ended.json"
 """Beside the journal: what was submitted, and what became of it."""

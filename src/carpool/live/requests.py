@@ -22,9 +22,9 @@ from carpool.live.accounts import account
 from carpool.live.errors import WrongState
 from carpool.live.home import write_private
 from carpool.live.inside import Inside, new_row
+from carpool.live.journal.store import Batch
 from carpool.live.outlook import alone_s
 from carpool.live.spec import Spec
-from carpool.live.store import Batch
 
 
 class Requests(Inside):
