@@ -29,9 +29,9 @@ from carpool.live.executors.machine import Ours, discover, job_of
 from carpool.live.executors.processes import boot_id
 from carpool.live.home import write_private
 from carpool.live.inside import new_row
+from carpool.live.insight.outlook import Outlook
 from carpool.live.journal.store import Batch, StoreError
 from carpool.live.knowledge import Knowledge
-from carpool.live.outlook import Outlook
 from carpool.live.reading import Reading
 from carpool.live.spec import ARRAY_VARIABLE, from_json
 from carpool.live.watch import EVERY_S
