@@ -36,7 +36,7 @@ from carpool.core.perf import FittedModel, Placement
 from carpool.gpu import mps, nvml
 from carpool.live.home import Home
 from carpool.live.journal.store import Store
-from carpool.live.service import Service
+from carpool.live.service.service import Service
 from carpool.live.spec import Spec
 from carpool.profile.measure import examples
 from carpool.profile.measure.conclude import Noise

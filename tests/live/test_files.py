@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.errors import InputError
-from carpool.live import job_file, logs, snapshot
+from carpool.live import job_file, snapshot
+from carpool.live.service import logs
 from carpool.live.snapshot import Uploads, pack
 
 # ---- logs ------------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from carpool.live import rank
 from carpool.live.executors import machine
 from carpool.live.executors.base import Slot
 from carpool.live.home import Home, default_home, write_private
-from carpool.live.prune import Keep, prune, size_of
+from carpool.live.service.prune import Keep, prune, size_of
 
 
 def test_nobody_else_can_read_what_is_kept(home):

@@ -24,7 +24,7 @@ from carpool.live.auth import Keyring, Principal
 from carpool.live.errors import NoSuchJob, Unavailable, WrongState
 from carpool.live.gate import HEALTH, App, Gate
 from carpool.live.home import Home
-from carpool.live.service import Service
+from carpool.live.service.service import Service
 from carpool.live.snapshot import MOST_PACKED, Uploads
 
 log = logging.getLogger("carpool.api")

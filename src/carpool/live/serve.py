@@ -89,7 +89,7 @@ def _url(listening: socket.socket) -> str:
 
 async def _serve(place: Home, listening: socket.socket, names: tuple[str, ...], **options: Any) -> int:
     from carpool.live.auth import Keyring, admin_token, digest
-    from carpool.live.service import Service
+    from carpool.live.service.service import Service
 
     service = Service(place, **options)
     await service.start()

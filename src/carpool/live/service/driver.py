@@ -21,7 +21,7 @@ from carpool.live.clock import Clock
 from carpool.live.errors import Unavailable
 from carpool.live.executors.base import Ended, Executor, How, Key, Launch
 from carpool.live.journal.store import Batch, Store, StoreError
-from carpool.live.outcomes import events_of
+from carpool.live.service.outcomes import events_of
 
 log = logging.getLogger("carpool.live")
 

@@ -17,14 +17,14 @@ from typing import Any
 from carpool.core import events as ev
 from carpool.core.model import Limits, Status
 from carpool.errors import InputError
-from carpool.live import recovery
 from carpool.live.accounts import account
 from carpool.live.errors import WrongState
 from carpool.live.home import write_private
-from carpool.live.inside import Inside, new_row
 from carpool.live.insight import views
 from carpool.live.insight.outlook import alone_s
 from carpool.live.journal.store import Batch
+from carpool.live.service import recovery
+from carpool.live.service.inside import Inside, new_row
 from carpool.live.spec import Spec
 
 
