@@ -22,8 +22,8 @@ import click
 import carpool
 from carpool.errors import InputError
 from carpool.live import replay, tables
-from carpool.live.client import Client
 from carpool.live.home import Home
+from carpool.live.http.client import Client
 from carpool.report.console import new_console
 from carpool.sim.run import Setup
 

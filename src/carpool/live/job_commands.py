@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from carpool.live import tables
-from carpool.live.client import Client, job_path
+from carpool.live.http.client import Client, job_path
 from carpool.live.options import connect, home_option, json_option, print_json
 from carpool.live.text import harmless, printable
 

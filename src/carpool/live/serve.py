@@ -88,7 +88,7 @@ def _url(listening: socket.socket) -> str:
 
 
 async def _serve(place: Home, listening: socket.socket, names: tuple[str, ...], **options: Any) -> int:
-    from carpool.live.auth import Keyring, admin_token, digest
+    from carpool.live.http.auth import Keyring, admin_token, digest
     from carpool.live.service.service import Service
 
     service = Service(place, **options)
@@ -110,7 +110,7 @@ async def _serve(place: Home, listening: socket.socket, names: tuple[str, ...], 
 def _server(service: Any, place: Home, keyring: Any, listening: Any, names: tuple[str, ...], options: Any) -> Any:
     import uvicorn
 
-    from carpool.live.api import Box, create_app
+    from carpool.live.http.api import Box, create_app
 
     class Quiet(uvicorn.Server):
         @contextmanager
