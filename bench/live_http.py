@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 
-from carpool.live.demo import _environment
+from carpool.live.commands.demo import _environment
 from carpool.live.home import Home
 from carpool.live.http.client import Client
 

@@ -6,7 +6,8 @@ import stat
 import pytest
 
 from carpool.errors import InputError
-from carpool.live import accounts, serve
+from carpool.live import accounts
+from carpool.live.commands import serve
 from carpool.live.home import Home
 from carpool.live.http import box_routes
 from carpool.live.http.api import Box

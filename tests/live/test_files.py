@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.errors import InputError
-from carpool.live import job_file
+from carpool.live.commands import job_file
 from carpool.live.http import snapshot
 from carpool.live.http.snapshot import Uploads, pack
 from carpool.live.service import logs

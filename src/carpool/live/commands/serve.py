@@ -19,8 +19,8 @@ from typing import Any
 import click
 
 from carpool.errors import InputError
+from carpool.live.commands.options import home_option
 from carpool.live.home import Home
-from carpool.live.options import home_option
 
 PORT = 8471
 TRUST = (
@@ -143,7 +143,7 @@ def _server(service: Any, place: Home, keyring: Any, listening: Any, names: tupl
 
 
 def _greet(url: str, place: Home, service: Any, options: dict[str, Any]) -> None:
-    from carpool.live.tables import gpus_of
+    from carpool.live.commands.tables import gpus_of
 
     gpus = service.gpus()
     number, mechanism = len(gpus_of(gpus)), gpus.get("mechanism")
