@@ -141,7 +141,7 @@ class Requests(Inside):
         await self._driver.ask(lambda now, batch: (ev.LimitsChanged(now, user, limits),))
 
     async def put_user(self, name: str, row: Mapping[str, Any]) -> None:
-        """Keep a user's row: `token_hash`, `role`, `uid`, `revoked` and whatever else auth.py wants (JSON)."""
+        """Keep a user's row: `token_hash`, `role`, `uid`, `revoked` and whatever else the HTTP API wants (JSON)."""
 
         def prepare(now: float, batch: Batch) -> Sequence[ev.Event]:
             batch.users[name] = json.dumps(dict(row))
