@@ -23,9 +23,9 @@ from typing import Any
 
 import psutil
 
-from carpool.live.client import Client
-from carpool.live.demo import _environment
+from carpool.live.commands.demo import _environment
 from carpool.live.home import Home
+from carpool.live.http.client import Client
 
 BLOCKER = {
     "command": ["sleep", "3600"],

@@ -20,7 +20,7 @@ import psutil
 from carpool.core import events as ev
 from carpool.live.executors.base import How, Key, Launch, Listener
 from carpool.live.home import Home
-from carpool.live.service import Service
+from carpool.live.service.service import Service
 from carpool.live.spec import Spec
 
 GPUS = 8

@@ -22,9 +22,9 @@ from carpool.core import events as ev
 from carpool.core.codec import encode
 from carpool.gpu import nvml
 from carpool.live.home import Home
-from carpool.live.service import Service
+from carpool.live.journal.store import Store
+from carpool.live.service.service import Service
 from carpool.live.spec import Spec
-from carpool.live.store import Store
 from carpool.profile.measure import examples
 
 KEPT_VARIABLES = ("PYTHONPATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS")

@@ -10,8 +10,8 @@ import pytest
 
 from carpool.channel import ENV_DIRECTORY
 from carpool.gpu import mps, nvml
+from carpool.live.executors.machine import Ours, discover, job_of
 from carpool.live.home import Home
-from carpool.live.machine import Ours, discover, job_of
 
 DEVICE = nvml.Device(0, "GPU-1", "NVIDIA Test", 80 * 2**30, "1.0")
 

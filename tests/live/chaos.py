@@ -24,11 +24,12 @@ from pathlib import Path
 from carpool.core import events as ev
 from carpool.core.codec import decode
 from carpool.errors import InputError
-from carpool.live import driver, store
 from carpool.live.executors import local
+from carpool.live.executors.processes import strays
 from carpool.live.home import Home
-from carpool.live.processes import strays
-from carpool.live.service import Service
+from carpool.live.journal import store
+from carpool.live.service import driver
+from carpool.live.service.service import Service
 from carpool.live.spec import Spec
 
 GPUS, PER_GPU = 3, 2

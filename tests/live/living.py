@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from carpool.live.home import Home
-from carpool.live.service import Service
+from carpool.live.service.service import Service
 from carpool.live.spec import Spec, parse
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from calling import COMMAND, Said, call, environment, process
 
-from carpool.live.client import Client
 from carpool.live.home import Home
+from carpool.live.http.client import Client
 
 START_S = 60.0
 

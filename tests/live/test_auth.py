@@ -6,10 +6,12 @@ import stat
 import pytest
 
 from carpool.errors import InputError
-from carpool.live import accounts, box_routes, serve
-from carpool.live.api import Box
-from carpool.live.auth import Keyring, Principal, admin_token, digest, new_token, read_token
+from carpool.live import accounts
+from carpool.live.commands import serve
 from carpool.live.home import Home
+from carpool.live.http import box_routes
+from carpool.live.http.api import Box
+from carpool.live.http.auth import Keyring, Principal, admin_token, digest, new_token, read_token
 
 
 def test_the_administrators_token_is_private_from_its_first_moment_and_kept(tmp_path):

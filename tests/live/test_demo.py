@@ -6,7 +6,7 @@ import subprocess
 import pytest
 from calling import call
 
-from carpool.live import demo
+from carpool.live.commands import demo
 
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'carpool[train]'")
 
@@ -28,4 +28,4 @@ def test_two_trainings_and_the_comparison(monkeypatch):
         assert re.search(name, said.out)
     left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert "carpool-demo-" not in left
-    assert "carpool.live.demo_job" not in left
+    assert "carpool.live.commands.demo_job" not in left

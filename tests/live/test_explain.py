@@ -9,10 +9,10 @@ from carpool.core import events as ev
 from carpool.core.model import Job, Limits, Node, Status
 from carpool.core.perf import ConstantInterference, FittedModel
 from carpool.core.scheduler import Scheduler
-from carpool.live import outlook
-from carpool.live.explain import explain, position
-from carpool.live.outlook import Outlook, accuracy
-from carpool.live.receipt import receipt
+from carpool.live.insight import outlook
+from carpool.live.insight.explain import explain, position
+from carpool.live.insight.outlook import Outlook, accuracy
+from carpool.live.insight.receipt import receipt
 
 
 def job(name, gpus=1, seconds=100.0, **more):
@@ -184,7 +184,7 @@ def test_what_failed_is_not_judged():
 
 
 def test_the_far_end_of_a_long_queue_is_estimated_from_the_work_before_it(monkeypatch):
-    monkeypatch.setattr("carpool.live.forecast.MOST_WAITING", 3)
+    monkeypatch.setattr("carpool.live.insight.forecast.MOST_WAITING", 3)
     box = Box("fifo")
     box.submit(*(job(str(number), 4, 10) for number in range(1, 9)))
     assert box.explain("8")["start"]["value"] == pytest.approx(70.0)

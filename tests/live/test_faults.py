@@ -10,10 +10,11 @@ import pytest
 from living import notes, one, output, serving, shell, started, state, told, until
 
 from carpool.live import clock as clocks
-from carpool.live import driver, store
 from carpool.live.clock import RealClock
 from carpool.live.errors import Unavailable
-from carpool.live.processes import Identity, boot_id, start_ticks
+from carpool.live.executors.processes import Identity, boot_id, start_ticks
+from carpool.live.journal import store
+from carpool.live.service import driver
 
 
 def fill_the_disk(service) -> None:

@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.errors import InputError
-from carpool.live import job_file, logs, snapshot
-from carpool.live.snapshot import Uploads, pack
+from carpool.live.commands import job_file
+from carpool.live.http import snapshot
+from carpool.live.http.snapshot import Uploads, pack
+from carpool.live.service import logs
 
 # ---- logs ------------------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import pytest
 from carpool import policies
 from carpool.core import events as ev
 from carpool.core.state import State
-from carpool.live.forecast import forecast
+from carpool.live.insight.forecast import forecast
 from carpool.profile.schema import load
 from carpool.sim import Setup, generate, simulate
 from carpool.sim.run import _models

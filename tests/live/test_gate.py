@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.live import gate
-from carpool.live.auth import Keyring, Principal, digest, new_token
-from carpool.live.gate import Gate, depth
+from carpool.live.http import gate
+from carpool.live.http.auth import Keyring, Principal, digest, new_token
+from carpool.live.http.gate import Gate, depth
 
 TOKEN = new_token()
 KEYRING = Keyring(digest(TOKEN))

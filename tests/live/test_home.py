@@ -14,10 +14,11 @@ from living import notes, one, serving, shell, started, until
 
 from carpool.errors import InputError
 from carpool.gpu import nvml
-from carpool.live import machine, rank
+from carpool.live import rank
+from carpool.live.executors import machine
 from carpool.live.executors.base import Slot
 from carpool.live.home import Home, default_home, write_private
-from carpool.live.prune import Keep, prune, size_of
+from carpool.live.service.prune import Keep, prune, size_of
 
 
 def test_nobody_else_can_read_what_is_kept(home):

@@ -10,7 +10,7 @@ from carpool.core.model import Limits
 from carpool.errors import InputError
 from carpool.live import home as homes
 from carpool.live.errors import HomeInUse, NoSuchJob, WrongState
-from carpool.live.processes import start_ticks
+from carpool.live.executors.processes import start_ticks
 
 
 def test_a_gang_finds_its_place_and_nothing_of_the_services_environment(home, monkeypatch):

@@ -13,8 +13,9 @@ from carpool.core import events as ev
 from carpool.core import snapshot
 from carpool.core.model import Job, Limits
 from carpool.errors import InputError
-from carpool.live import schema, service
-from carpool.live.store import Batch, Store, StoreError
+from carpool.live.journal import schema
+from carpool.live.journal.store import Batch, Store, StoreError
+from carpool.live.service import service
 
 VERSION_1 = """
 CREATE TABLE meta (key VARCHAR NOT NULL, value TEXT NOT NULL, PRIMARY KEY (key));

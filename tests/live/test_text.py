@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from carpool.errors import InputError
-from carpool.live.tables import jobs_table, order
+from carpool.live.commands.tables import jobs_table, order
 from carpool.live.text import duration, harmless, printable, span
 
 

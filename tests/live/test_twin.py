@@ -14,8 +14,8 @@ from carpool.belief.prior import believe
 from carpool.core import events as ev
 from carpool.core.codec import decode
 from carpool.core.perf import ConstantInterference, FittedModel
-from carpool.live.knowledge import Knowledge
-from carpool.live.service import Service
+from carpool.live.service.knowledge import Knowledge
+from carpool.live.service.service import Service
 from carpool.live.spec import Spec
 from carpool.profile.schema import load
 from carpool.sim.engine import Costs, Engine

@@ -15,8 +15,8 @@ from typing import Any
 from carpool import channel
 from carpool.live import rank as wrapper
 from carpool.live.executors.base import Ended, Key, Outcome, Slot
+from carpool.live.executors.processes import Identity, boot_id
 from carpool.live.home import write_private
-from carpool.live.processes import Identity, boot_id
 
 OUT_OF_MEMORY = re.compile(rb"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED")
 """What the last lines of a script without the training library say when GPU memory ran out."""

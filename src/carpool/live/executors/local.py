@@ -28,8 +28,8 @@ from carpool.live.accounts import account
 from carpool.live.executors.base import Ended, How, Key, Launch, Listener, Outcome
 from carpool.live.executors.environment import DEFAULT_PATH, base_environment, environments
 from carpool.live.executors.gang import GANG, Gang, Rank, open_gang, read_json
+from carpool.live.executors.processes import sweep
 from carpool.live.home import Home, write_private
-from carpool.live.processes import sweep
 
 log = logging.getLogger("carpool.live")
 

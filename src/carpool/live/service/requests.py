@@ -17,14 +17,15 @@ from typing import Any
 from carpool.core import events as ev
 from carpool.core.model import Limits, Status
 from carpool.errors import InputError
-from carpool.live import recovery, views
 from carpool.live.accounts import account
 from carpool.live.errors import WrongState
 from carpool.live.home import write_private
-from carpool.live.inside import Inside, new_row
-from carpool.live.outlook import alone_s
+from carpool.live.insight import views
+from carpool.live.insight.outlook import alone_s
+from carpool.live.journal.store import Batch
+from carpool.live.service import recovery
+from carpool.live.service.inside import Inside, new_row
 from carpool.live.spec import Spec
-from carpool.live.store import Batch
 
 
 class Requests(Inside):
@@ -140,7 +141,7 @@ class Requests(Inside):
         await self._driver.ask(lambda now, batch: (ev.LimitsChanged(now, user, limits),))
 
     async def put_user(self, name: str, row: Mapping[str, Any]) -> None:
-        """Keep a user's row: `token_hash`, `role`, `uid`, `revoked` and whatever else auth.py wants (JSON)."""
+        """Keep a user's row: `token_hash`, `role`, `uid`, `revoked` and whatever else the HTTP API wants (JSON)."""
 
         def prepare(now: float, batch: Batch) -> Sequence[ev.Event]:
             batch.users[name] = json.dumps(dict(row))

@@ -14,8 +14,8 @@ from carpool.core.perf import Mate
 from carpool.core.record import JobRecord
 from carpool.core.scheduler import Policy
 from carpool.core.state import State
-from carpool.live.forecast import Forecast, forecast
-from carpool.live.receipt import receipt
+from carpool.live.insight.forecast import Forecast, forecast
+from carpool.live.insight.receipt import receipt
 from carpool.live.text import clock, span
 from carpool.policies.pair import apart, options, together
 

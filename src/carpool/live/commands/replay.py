@@ -13,8 +13,8 @@ from carpool import policies
 from carpool.core.model import Job
 from carpool.core.perf import GENERIC
 from carpool.errors import InputError
-from carpool.live.options import connect, home_option, json_option, print_json
-from carpool.live.tables import gpus_of
+from carpool.live.commands.options import connect, home_option, json_option, print_json
+from carpool.live.commands.tables import gpus_of
 from carpool.profile.schema import load
 from carpool.report.tables import comparison_json, comparison_tables
 from carpool.sim.run import Setup

@@ -16,9 +16,9 @@ import click
 
 from carpool import __version__
 from carpool.errors import InputError
-from carpool.live.client import ENV_URL, Client, Unreachable
+from carpool.live.commands.options import home_option, json_option, print_json
 from carpool.live.home import Home
-from carpool.live.options import home_option, json_option, print_json
+from carpool.live.http.client import ENV_URL, Client, Unreachable
 from carpool.live.text import printable, size
 
 LITTLE_DISK = 1 << 30

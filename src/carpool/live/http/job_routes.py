@@ -12,9 +12,11 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Path, Query
 from starlette.responses import Response
 
-from carpool.live import logs, messages, spec
-from carpool.live.api import Box, Forbidden, Json, answers, box, me
-from carpool.live.auth import Principal
+from carpool.live import spec
+from carpool.live.http import messages
+from carpool.live.http.api import Box, Forbidden, Json, answers, box, me
+from carpool.live.http.auth import Principal
+from carpool.live.service import logs
 
 router = APIRouter(tags=["jobs"])
 Me = Annotated[Principal, Depends(me)]

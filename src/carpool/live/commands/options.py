@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from carpool.live.client import Client
+from carpool.live.http.client import Client
 
 Command = Callable[..., Any]
 

@@ -10,11 +10,11 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from carpool import __version__
 from carpool.core.model import Limits
 from carpool.errors import InputError
-from carpool.live import messages
 from carpool.live.accounts import uid_for
-from carpool.live.api import Box, Forbidden, Json, answers, box, me
-from carpool.live.auth import ADMIN, Principal, digest, new_token
 from carpool.live.errors import NoSuchJob, WrongState
+from carpool.live.http import messages
+from carpool.live.http.api import Box, Forbidden, Json, answers, box, me
+from carpool.live.http.auth import ADMIN, Principal, digest, new_token
 
 Me = Annotated[Principal, Depends(me)]
 Inside = Annotated[Box, Depends(box)]

@@ -12,20 +12,20 @@ from typing import Any
 from carpool.core.perf import PerformanceModel
 from carpool.core.record import JobRecord
 from carpool.core.state import State
-from carpool.live import views
 from carpool.live.clock import Clock, RealClock
-from carpool.live.driver import Driver, Ending
 from carpool.live.errors import NoSuchJob, WrongState
 from carpool.live.executors.base import Executor
 from carpool.live.executors.local import LocalExecutor
+from carpool.live.executors.machine import Machine
 from carpool.live.home import Home
-from carpool.live.knowledge import Knowledge
-from carpool.live.machine import Machine
-from carpool.live.outlook import Outlook
-from carpool.live.prune import Keep
+from carpool.live.insight import views
+from carpool.live.insight.outlook import Outlook
+from carpool.live.journal.store import Store
+from carpool.live.service.driver import Driver, Ending
+from carpool.live.service.knowledge import Knowledge
+from carpool.live.service.prune import Keep
+from carpool.live.service.watch import Watch
 from carpool.live.spec import Spec
-from carpool.live.store import Store
-from carpool.live.watch import Watch
 
 Row = dict[str, Any]
 

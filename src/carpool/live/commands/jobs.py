@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from carpool.live import tables
-from carpool.live.client import Client, job_path
-from carpool.live.options import connect, home_option, json_option, print_json
+from carpool.live.commands import tables
+from carpool.live.commands.options import connect, home_option, json_option, print_json
+from carpool.live.http.client import Client, job_path
 from carpool.live.text import harmless, printable
 
 POLL_S = 0.5

@@ -18,9 +18,9 @@ from sqlalchemy.exc import DBAPIError
 
 from carpool.core import codec
 from carpool.core import events as ev
-from carpool.live import schema
 from carpool.live.clock import since_boot
-from carpool.live.salvage import is_sound, salvage
+from carpool.live.journal import schema
+from carpool.live.journal.salvage import is_sound, salvage
 
 BUSY_S = 5.0
 """How long a write waits for somebody else (a backup, say) to release the database."""

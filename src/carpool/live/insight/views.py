@@ -9,8 +9,8 @@ from carpool.core.model import Status
 from carpool.core.record import JobRecord
 from carpool.core.state import State
 from carpool.live.executors.base import Slot
-from carpool.live.explain import limit_reason
-from carpool.live.receipt import ran, receipt
+from carpool.live.insight.explain import limit_reason
+from carpool.live.insight.receipt import ran, receipt
 from carpool.live.spec import Spec
 
 Row = dict[str, Any]

@@ -15,11 +15,11 @@ from carpool.core.model import Status
 from carpool.core.record import JobRecord
 from carpool.core.scheduler import Scheduler
 from carpool.core.state import ALIVE
-from carpool.live.driver import Driver
 from carpool.live.executors.base import How, Key
 from carpool.live.executors.gang import read_json
 from carpool.live.home import Home
-from carpool.live.store import Store
+from carpool.live.journal.store import Store
+from carpool.live.service.driver import Driver
 
 SPEC_FILE, END_FILE = "job.json", "ended.json"
 """Beside the journal: what was submitted, and what became of it."""

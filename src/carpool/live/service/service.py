@@ -21,20 +21,20 @@ from carpool.core.record import JobRecord
 from carpool.core.scheduler import Scheduler
 from carpool.core.state import ALIVE
 from carpool.errors import InputError
-from carpool.live import prune, recovery
 from carpool.live.clock import RealClock
-from carpool.live.driver import Driver, Ending
 from carpool.live.executors.base import Ended, Launch, Outcome
+from carpool.live.executors.machine import Ours, discover, job_of
+from carpool.live.executors.processes import boot_id
 from carpool.live.home import write_private
-from carpool.live.inside import new_row
-from carpool.live.knowledge import Knowledge
-from carpool.live.machine import Ours, discover, job_of
-from carpool.live.outlook import Outlook
-from carpool.live.processes import boot_id
-from carpool.live.reading import Reading
+from carpool.live.insight.outlook import Outlook
+from carpool.live.journal.store import Batch, StoreError
+from carpool.live.service import prune, recovery
+from carpool.live.service.driver import Driver, Ending
+from carpool.live.service.inside import new_row
+from carpool.live.service.knowledge import Knowledge
+from carpool.live.service.reading import Reading
+from carpool.live.service.watch import EVERY_S
 from carpool.live.spec import ARRAY_VARIABLE, from_json
-from carpool.live.store import Batch, StoreError
-from carpool.live.watch import EVERY_S
 
 log = logging.getLogger("carpool.live")
 

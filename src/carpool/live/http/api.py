@@ -19,13 +19,13 @@ from starlette.responses import JSONResponse
 
 from carpool import __version__
 from carpool.errors import InputError
-from carpool.live import messages
-from carpool.live.auth import Keyring, Principal
 from carpool.live.errors import NoSuchJob, Unavailable, WrongState
-from carpool.live.gate import HEALTH, App, Gate
 from carpool.live.home import Home
-from carpool.live.service import Service
-from carpool.live.snapshot import MOST_PACKED, Uploads
+from carpool.live.http import messages
+from carpool.live.http.auth import Keyring, Principal
+from carpool.live.http.gate import HEALTH, App, Gate
+from carpool.live.http.snapshot import MOST_PACKED, Uploads
+from carpool.live.service.service import Service
 
 log = logging.getLogger("carpool.api")
 PROBLEMS = {
@@ -103,7 +103,7 @@ def box(request: Request) -> Box:
 
 def create_app(inside: Box) -> App:
     """The whole application, gate included."""
-    from carpool.live import box_routes, job_routes
+    from carpool.live.http import box_routes, job_routes
 
     app = FastAPI(
         title="Carpool",

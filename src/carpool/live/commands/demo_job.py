@@ -2,7 +2,7 @@
 
 On a CPU every step rests for a while, as a process does whose accelerator is at work: otherwise a dozen jobs would
 measure how they fight for two cores. `carpool demo` runs it as
-`python -m carpool.live.demo_job ITERATIONS WIDTH REST_MS` (milliseconds of rest a step).
+`python -m carpool.live.commands.demo_job ITERATIONS WIDTH REST_MS` (milliseconds of rest a step).
 """
 
 import os

@@ -21,9 +21,9 @@ import click
 
 import carpool
 from carpool.errors import InputError
-from carpool.live import replay, tables
-from carpool.live.client import Client
+from carpool.live.commands import replay, tables
 from carpool.live.home import Home
+from carpool.live.http.client import Client
 from carpool.report.console import new_console
 from carpool.sim.run import Setup
 
@@ -152,7 +152,7 @@ def _cancel_all(client: Client) -> None:
 def submit(client: Client, one: Training) -> str:
     words = [str(one.iterations), str(one.width), str(one.rest_ms)]
     request = {
-        "command": [sys.executable, "-m", "carpool.live.demo_job", *words],
+        "command": [sys.executable, "-m", "carpool.live.commands.demo_job", *words],
         "directory": str(Path.cwd()),
         "name": one.name,
         "gpus": one.gpus,

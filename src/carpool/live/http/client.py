@@ -14,8 +14,8 @@ from typing import IO, Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 from carpool.errors import InputError
-from carpool.live.auth import read_token
 from carpool.live.home import Home
+from carpool.live.http.auth import read_token
 
 ENV_URL = "CARPOOL_URL"
 ENV_TOKEN = "CARPOOL_TOKEN"

@@ -8,11 +8,11 @@ from typing import Any
 import click
 
 from carpool.errors import InputError
-from carpool.live import job_file
-from carpool.live.client import Client, job_id
-from carpool.live.options import connect, home_option, json_option, print_json
-from carpool.live.snapshot import pack
-from carpool.live.tables import dry_run_lines
+from carpool.live.commands import job_file
+from carpool.live.commands.options import connect, home_option, json_option, print_json
+from carpool.live.commands.tables import dry_run_lines
+from carpool.live.http.client import Client, job_id
+from carpool.live.http.snapshot import pack
 from carpool.live.text import duration, printable, size
 from carpool.units import parse_bytes
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from carpool.core.record import JobRecord
 from carpool.errors import InputError
-from carpool.live import views
-from carpool.live.inside import Row
-from carpool.live.outlook import accuracy
-from carpool.live.receipt import receipt
-from carpool.live.requests import Requests
+from carpool.live.insight import views
+from carpool.live.insight.outlook import accuracy
+from carpool.live.insight.receipt import receipt
+from carpool.live.service.inside import Row
+from carpool.live.service.requests import Requests
 from carpool.live.spec import Spec, from_json
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from carpool.live import tables
-from carpool.live.options import connect, home_option, json_option, print_json
+from carpool.live.commands import tables
+from carpool.live.commands.options import connect, home_option, json_option, print_json
 from carpool.live.text import clock, printable, span
 from carpool.report.console import new_console
 

@@ -20,8 +20,8 @@ from carpool.core.scheduler import Scheduler
 from carpool.live.clock import Clock
 from carpool.live.errors import Unavailable
 from carpool.live.executors.base import Ended, Executor, How, Key, Launch
-from carpool.live.outcomes import events_of
-from carpool.live.store import Batch, Store, StoreError
+from carpool.live.journal.store import Batch, Store, StoreError
+from carpool.live.service.outcomes import events_of
 
 log = logging.getLogger("carpool.live")
 

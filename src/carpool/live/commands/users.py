@@ -5,9 +5,9 @@ from typing import Any
 
 import click
 
-from carpool.live.client import segment
-from carpool.live.options import Command, connect, home_option, json_option, print_json
-from carpool.live.tables import new_table
+from carpool.live.commands.options import Command, connect, home_option, json_option, print_json
+from carpool.live.commands.tables import new_table
+from carpool.live.http.client import segment
 from carpool.live.text import printable
 from carpool.report.console import new_console
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from carpool.live.auth import Principal
+from carpool.live.http.auth import Principal
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

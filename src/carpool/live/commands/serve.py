@@ -19,8 +19,8 @@ from typing import Any
 import click
 
 from carpool.errors import InputError
+from carpool.live.commands.options import home_option
 from carpool.live.home import Home
-from carpool.live.options import home_option
 
 PORT = 8471
 TRUST = (
@@ -88,8 +88,8 @@ def _url(listening: socket.socket) -> str:
 
 
 async def _serve(place: Home, listening: socket.socket, names: tuple[str, ...], **options: Any) -> int:
-    from carpool.live.auth import Keyring, admin_token, digest
-    from carpool.live.service import Service
+    from carpool.live.http.auth import Keyring, admin_token, digest
+    from carpool.live.service.service import Service
 
     service = Service(place, **options)
     await service.start()
@@ -110,7 +110,7 @@ async def _serve(place: Home, listening: socket.socket, names: tuple[str, ...], 
 def _server(service: Any, place: Home, keyring: Any, listening: Any, names: tuple[str, ...], options: Any) -> Any:
     import uvicorn
 
-    from carpool.live.api import Box, create_app
+    from carpool.live.http.api import Box, create_app
 
     class Quiet(uvicorn.Server):
         @contextmanager
@@ -143,7 +143,7 @@ def _server(service: Any, place: Home, keyring: Any, listening: Any, names: tupl
 
 
 def _greet(url: str, place: Home, service: Any, options: dict[str, Any]) -> None:
-    from carpool.live.tables import gpus_of
+    from carpool.live.commands.tables import gpus_of
 
     gpus = service.gpus()
     number, mechanism = len(gpus_of(gpus)), gpus.get("mechanism")

@@ -17,7 +17,7 @@ from carpool.core.perf import PerformanceModel, Placement
 from carpool.core.record import JobRecord
 from carpool.core.scheduler import Policy
 from carpool.core.state import State
-from carpool.live import explain, forecast
+from carpool.live.insight import explain, forecast
 from carpool.live.text import clock, span
 from carpool.sim.metrics import percentile
 

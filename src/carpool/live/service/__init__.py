@@ -1,0 +1,1 @@
+"""The service itself: its turns, its start and end, what others may ask of it and how it comes back."""
