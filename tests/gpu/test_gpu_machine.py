@@ -57,6 +57,11 @@ def test_a_worker_outside_mps_is_named_once(control, tmp_path, monkeypatch):
         served.write_text(json.dumps({"5": {"clients": [worker.pid]}}))
         assert machine.outside_mps(ours) == []
         served.write_text(json.dumps({"5": {"clients": []}}))
+        assert machine.outside_mps(ours) == [], "perhaps it is just ending"
+        served.write_text(json.dumps({"5": {"clients": [worker.pid]}}))
+        assert machine.outside_mps(ours) == []
+        served.write_text(json.dumps({"5": {"clients": []}}))
+        assert machine.outside_mps(ours) == []
         assert machine.outside_mps(ours) == [worker.pid]
         assert job_of(worker.pid) == "7"
         assert machine.outside_mps(ours) == [], "told once"

@@ -106,6 +106,10 @@ def test_memory_of_strangers_is_noticed_and_ours_is_not_counted(home, monkeypatc
         assert found.taken_by_strangers(ours) == []
         uses.pop(0)
         assert found.taken_by_strangers(ours) == [(0, 0)]
+        stranger.kill()
+        os.waitid(os.P_PID, stranger.pid, os.WEXITED | os.WNOWAIT)
+        uses.append(nvml.Use(stranger.pid, 3 * 2**30, False))
+        assert found.taken_by_strangers(ours) == [], "one that is ending holds nothing for long"
     finally:
         for process in (stranger, mine):
             process.communicate(b"\n")

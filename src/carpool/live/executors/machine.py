@@ -3,7 +3,6 @@
 The service asks it once at the start for its slots and now and then for the memory that strangers hold.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,7 +35,8 @@ class Machine:
     fenced: bool = False
     """Does MPS keep a job below a memory limit here? Tried at the start, not believed."""
     _strangers: dict[GpuId, int] = field(default_factory=dict)
-    _outside: set[int] = field(default_factory=set)
+    _outside: dict[int, int] = field(default_factory=dict)
+    """How often in a row each process was seen outside MPS."""
 
     @property
     def node(self) -> Node:
@@ -56,15 +56,17 @@ class Machine:
         return dict(self.mps.env(limit, gpus))
 
     def outside_mps(self, is_ours: "Ours") -> list[int]:
-        """Processes of our jobs that compute on our GPUs without MPS though it is there; each is told once. Blocks."""
+        """Processes of our jobs that compute on our GPUs without MPS though it is there; each is told once. Blocks.
+
+        Told at the second look: one that is ending leaves MPS a moment before the driver lets go of it.
+        """
         if self.mps is None:
             return []
         from carpool.gpu import nvml
 
         pids = {use.pid for slot in self.slots for use in nvml.processes(slot.uuid) if is_ours.is_worker(use.pid)}
-        found = [pid for pid in self.mps.fell_back(sorted(pids)) if pid not in self._outside]
-        self._outside = (self._outside & pids) | set(found)
-        return found
+        self._outside = {pid: self._outside.get(pid, 0) + 1 for pid in self.mps.fell_back(sorted(pids))}
+        return [pid for pid, looks in self._outside.items() if looks == 2]
 
     def taken_by_strangers(self, is_ours: "Ours") -> list[tuple[GpuId, int]]:
         """GPUs on which processes that are not ours hold noticeably more or less memory than before. Blocks."""
@@ -97,15 +99,15 @@ class Ours:
 
     def __call__(self, pid: int) -> bool:
         variables = _environment_of(pid)
-        if variables is None:  # gone meanwhile, or another user's
-            return not os.path.exists(f"/proc/{pid}")
         if self._marked(variables):
             return True
-        return self._mps is not None and f"CUDA_MPS_PIPE_DIRECTORY={self._mps.pipe}".encode() in variables
+        if self._mps is not None and f"CUDA_MPS_PIPE_DIRECTORY={self._mps.pipe}".encode() in variables:
+            return True
+        return _is_ending(pid)
 
     def is_worker(self, pid: int) -> bool:
         """Is it a process of one of our jobs, and no part of MPS?"""
-        return self._marked(_environment_of(pid) or ())
+        return self._marked(_environment_of(pid))
 
     def _marked(self, variables: Sequence[bytes]) -> bool:
         return any(variable.startswith(self._mark) for variable in variables)
@@ -113,16 +115,26 @@ class Ours:
 
 def job_of(pid: int) -> str:
     """The job that a worker's process belongs to; empty where that cannot be told."""
-    own = [variable for variable in _environment_of(pid) or () if variable.startswith(b"CARPOOL_JOB=")]
+    own = [variable for variable in _environment_of(pid) if variable.startswith(b"CARPOOL_JOB=")]
     return own[0].partition(b"=")[2].decode(errors="replace") if own else ""
 
 
-def _environment_of(pid: int) -> list[bytes] | None:
+def _environment_of(pid: int) -> list[bytes]:
+    """Empty for one that is gone or ending, and for another user's."""
+    return _told(pid, "environ").split(b"\0")
+
+
+def _is_ending(pid: int) -> bool:
+    """Gone, or the driver alone still lists it: what it holds is soon nobody's. Others' command lines can be read."""
+    return not _told(pid, "cmdline")
+
+
+def _told(pid: int, what: str) -> bytes:
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return file.read().split(b"\0")
+        with open(f"/proc/{pid}/{what}", "rb") as file:
+            return file.read()
     except OSError:
-        return None
+        return b""
 
 
 def discover(gpus: int | None, gpu_memory: int | None, home: Home, *, mps: bool = True) -> Machine:
