@@ -21,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from physical_live import keep_journal, run_live, told
+from physical_live import keep_journal, run_live, told, warm_up
 from physical_page import page_table, replace_table, show, write_rows
 from physical_sim import compare, simulate
 from physical_work import (
@@ -51,6 +51,7 @@ def run_all(options: argparse.Namespace) -> list[dict[str, Any]]:
     profile = load(options.profile)
     jobs = workload(profile, options)
     _same_workload(folder / "workload.json", [asdict(job) for job in jobs])
+    warm = False
     for case in cases(options):
         path = folder / f"{case.name}.json"
         if path.exists():
@@ -59,6 +60,9 @@ def run_all(options: argparse.Namespace) -> list[dict[str, Any]]:
         if options.minutes is not None and time.monotonic() - began + needs_s > 60 * options.minutes:
             print(f"{case.name}: left for the next call (about {needs_s:.0f} s)", flush=True)
             continue
+        if not warm:
+            asyncio.run(warm_up(jobs, options))
+            warm = True
         model = MeasuredModel(profile, table(case.mechanism, profile))
         outcome = asyncio.run(run_live(case, jobs, model, PATIENCE * needs_s + 60, options))
         keep_journal(folder / f"{case.name}.journal.gz", outcome.events)

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -67,6 +67,17 @@ class Outcome:
     utilisation: list[float]
 
 
+async def warm_up(jobs: Sequence[Work], options: argparse.Namespace) -> None:
+    """Start every task once, all at the same time: the first processes on a machine read everything from its disk."""
+    tasks = {job.task: replace(job, iterations=5) for job in jobs}
+    processes = [
+        await asyncio.create_subprocess_exec(*_command(job, options), stdout=asyncio.subprocess.DEVNULL)
+        for job in tasks.values()
+    ]
+    for process in processes:
+        await process.wait()
+
+
 async def run_live(
     case: Case, jobs: Sequence[Work], model: MeasuredModel, limit_s: float, options: argparse.Namespace
 ) -> Outcome:
@@ -116,17 +127,20 @@ async def _end(service: Service) -> None:
 
 
 def _spec(job: Work, options: argparse.Namespace) -> Spec:
-    scripts = examples.folder(options.examples)
-    command = (sys.executable, str(scripts / examples.SCRIPTS[job.task]), "--iterations", str(job.iterations))
     return Spec(
-        command=(*command, "--batch-size", str(job.batch)),
-        directory=str(scripts),
+        command=_command(job, options),
+        directory=str(examples.folder(options.examples)),
         batch=job.batch,
         iterations=job.iterations,
         model=job.task,
         name=job.name,
         env={key: os.environ[key] for key in KEPT_VARIABLES if key in os.environ},
     )
+
+
+def _command(job: Work, options: argparse.Namespace) -> tuple[str, ...]:
+    script = examples.folder(options.examples) / examples.SCRIPTS[job.task]
+    return (sys.executable, str(script), "--iterations", str(job.iterations), "--batch-size", str(job.batch))
 
 
 def _row(case: Case, job: Work, told: Mapping[str, Any], observer: Observer) -> dict[str, Any]:

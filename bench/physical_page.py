@@ -42,11 +42,10 @@ def page_table(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = [_line(HEADS), _line(["---"] * len(HEADS))]
     for row in rows:
         busy = _busy(row)
-        crowd = "1" if row["policy"] in EXCLUSIVE else str(row["jobs_per_gpu"])
-        runs = str(len(row["measured"]["makespan_s"]))
+        runs = f"{len(row['measured']['makespan_s'])}{', cold' if row['cold'] else ''}"
         cells = [_cell(row, key) for key in SHOWN]
         told = "–" if busy is None else f"{busy:.0%}"
-        lines.append(_line([row["policy"], row["mechanism"], crowd, runs, *cells, told]))
+        lines.append(_line([row["policy"], row["mechanism"], str(_crowd(row)), runs, *cells, told]))
     return "\n".join([*lines, "", *gains(rows)]) + "\n"
 
 
@@ -57,6 +56,10 @@ def _line(cells: Sequence[str]) -> str:
 def _cell(row: Mapping[str, Any], key: str) -> str:
     real, model, off = deviation(row, key)
     return f"{real:.1f} / {model:.1f} ({100 * off:+.1f} %)"
+
+
+def _crowd(row: Mapping[str, Any]) -> int:
+    return 1 if row["policy"] in EXCLUSIVE else int(row["jobs_per_gpu"])
 
 
 def _busy(row: Mapping[str, Any]) -> float | None:
@@ -83,5 +86,5 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         for row in rows:
             figures = [f"{value:.2f}" for key in SHOWN for value in deviation(row, key)[:2]]
             busy = _busy(row)
-            what = [row["policy"], row["mechanism"], row["jobs_per_gpu"], len(row["measured"]["makespan_s"])]
+            what = [row["policy"], row["mechanism"], _crowd(row), len(row["measured"]["makespan_s"])]
             writer.writerow([*what, *figures, "" if busy is None else f"{busy:.3f}"])

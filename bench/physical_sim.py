@@ -40,9 +40,9 @@ def box_of(result: Mapping[str, Any], done: Sequence[Mapping[str, Any]], jobs: S
     """What other cases say of the machine: those that ran on it; where there are none, those on any machine.
 
     Times alone come from jobs that had the GPU to themselves, the rest from cases with the same mechanism (a client of
-    MPS starts more slowly). The case itself has no part in it.
+    MPS starts more slowly). The case itself has no part in it, nor has one that found the machine cold.
     """
-    others = [other for other in done if other is not result]
+    others = [other for other in done if other is not result and not other.get("cold")]
     here = [other for other in others if other.get("machine") == result.get("machine")]
     alike = [other for other in here if other["case"]["mechanism"] == result["case"]["mechanism"]]
     work = {job.name: job for job in jobs}
@@ -90,6 +90,7 @@ def compare(
             simulated.append(simulate(Case(*kind), jobs, profile, options, costs, box))
         rows.append(
             {"policy": kind[0], "mechanism": kind[1], "jobs_per_gpu": kind[2]}
+            | {"cold": any(result.get("cold") for result in same)}
             | {"measured": _columns([result["measured"] for result in same]), "simulated": _columns(simulated)}
         )
     return rows
