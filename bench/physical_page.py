@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from physical_sim import deviation
+from physical_sim import compared
 from physical_work import EXCLUSIVE
 
 SHOWN = ("makespan_s", "mean_jct_s", "mean_queue_s")
@@ -19,8 +19,8 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
         label = f"{row['policy']} {row['mechanism']} C={row['jobs_per_gpu']}"
         cells = []
         for key in SHOWN:
-            real, model, off = deviation(row, key)
-            cells.append(f"{real:8.1f} / {model:7.1f} {100 * off:+5.1f}%")
+            found = compared(row, key)
+            cells.append(f"{found.measured:8.1f} / {found.simulated:7.1f} {100 * found.off:+5.1f}%")
         print(f"{label:28}{len(row['measured']['makespan_s']):>5}" + "".join(f"{cell:>26}" for cell in cells))
     print("\n".join(gains(rows)))
     print("(measured / simulated)")
@@ -54,8 +54,8 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _cell(row: Mapping[str, Any], key: str) -> str:
-    real, model, off = deviation(row, key)
-    return f"{real:.1f} / {model:.1f} ({100 * off:+.1f} %)"
+    found = compared(row, key)
+    return f"{found.measured:.1f} / {found.simulated:.1f} ± {found.spread:.1f} ({100 * found.off:+.1f} %)"
 
 
 def _crowd(row: Mapping[str, Any]) -> int:
@@ -79,12 +79,13 @@ def replace_table(path: Path, table: str) -> None:
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """One row a case: the form in which `carpool paper` reads a physical experiment."""
-    columns = [f"{world}_{key}" for key in SHOWN for world in ("measured", "simulated")]
+    columns = [f"{what}_{key}" for key in SHOWN for what in ("measured", "simulated", "spread")]
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["policy", "mechanism", "jobs_per_gpu", "runs", *columns, "gpu_busy"])
         for row in rows:
-            figures = [f"{value:.2f}" for key in SHOWN for value in deviation(row, key)[:2]]
+            found = [compared(row, key) for key in SHOWN]
+            figures = [f"{value:.2f}" for each in found for value in (each.measured, each.simulated, each.spread)]
             busy = _busy(row)
             what = [row["policy"], row["mechanism"], _crowd(row), len(row["measured"]["makespan_s"])]
             writer.writerow([*what, *figures, "" if busy is None else f"{busy:.3f}"])

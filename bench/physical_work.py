@@ -6,7 +6,7 @@ Also what is known of their speed: the profile, and the box at hand as other run
 import argparse
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from carpool.core.model import Job
@@ -61,24 +61,25 @@ class Box:
 
     stretch: Mapping[Setting, float]
     """An iteration of each job alone, relative to the profile's. Cores that launch kernels too slowly set the pace."""
-    overhead_s: Mapping[Setting, float]
-    """What a process takes beyond its iterations: to start, to warm up and to end."""
+    overheads_s: Mapping[Setting, Sequence[float]]
+    """What processes took beyond their iterations: to start, to warm up and to end."""
     exit_s: float
     """How much of it comes after the last iteration."""
 
-    def costs(self, stop_s: float = 0.0) -> Costs:
-        """A preempted job leaves once more than it ends, which `stop_s` includes."""
-        return BoxCosts(stop_s=max(0.0, stop_s - self.exit_s), overhead_s=self.overhead_s)
+    def costs(self, stop_s: float, seed: int) -> Costs:
+        """One draw of what may happen. A preempted job leaves once more than it ends, which `stop_s` includes."""
+        return BoxCosts(0.0, max(0.0, stop_s - self.exit_s), self.overheads_s, random.Random(seed))
 
 
 @dataclass(frozen=True, slots=True)
 class BoxCosts(Costs):
-    """Every job pays what its own process took on that box."""
+    """Every start takes as long as one that was seen, of the same kind of job."""
 
-    overhead_s: Mapping[Setting, float] = field(default_factory=dict)
+    overheads_s: Mapping[Setting, Sequence[float]] = field(default_factory=dict)
+    draw: random.Random = field(default_factory=random.Random)
 
     def launch(self, job: Job) -> float:
-        return self.overhead_s.get(Setting(job.model, job.batch), GUESSED_LAUNCH_S)
+        return self.draw.choice(self.overheads_s.get(Setting(job.model, job.batch), [GUESSED_LAUNCH_S]))
 
 
 class MeasuredModel(FittedModel):
