@@ -113,13 +113,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--examples", help="folder of the example scripts")
     parser.add_argument("--report", type=Path, help="run nothing; put the results into this page")
-    parser.add_argument("--rows", type=Path, help="with --report: also as a CSV file, for `carpool paper`")
+    parser.add_argument("--rows", type=Path, help="run nothing; write the results as a CSV file, for `carpool paper`")
     options = parser.parse_args()
-    if options.report:
+    if options.report or options.rows:
         folder = Path(options.out)
         jobs = [Work(**row) for row in json.loads((folder / "workload.json").read_text())]
         rows = results(folder, jobs, load(options.profile), options)
-        replace_table(options.report, page_table(rows))
+        if options.report:
+            replace_table(options.report, page_table(rows))
         if options.rows:
             write_rows(options.rows, rows)
         return

@@ -6,6 +6,7 @@ from pathlib import Path
 import carpool
 from carpool.report.output import write_csv
 from carpool.report.paper import figures, figures_model, plan, schedules, tables
+from carpool.report.paper import measured as experiment
 from carpool.report.paper.cells import Sheet
 from carpool.report.paper.claim import Claim
 from carpool.report.paper.claims import claims
@@ -17,7 +18,8 @@ from carpool.report.paper.results import Results
 from carpool.sim.run import Setup
 
 PAGE = "paper.html"
-ELSEWHERE = "what was measured so far, on one real GPU and with other jobs, stands in docs/experiments/h200.md"
+RAW = "docs/experiments/h200.md"
+"""Where the jobs and raw journals of the shipped experiment are."""
 
 
 def assemble(folder: Path, results: Results, measured: Measured | None, quick: bool) -> list[Claim]:
@@ -131,19 +133,19 @@ def _experiments(folder: Path, results: Results, measured: Measured | None) -> l
     figures.completion_and_queue(folder, "figure5", results, five, names)
     figures.load(folder, results)
     figures.interference(folder, results)
-    source = f"beside them the measured values of {measured.file}" if measured else ELSEWHERE
     small = "Below each of our numbers stands its deviation from the paper's. "
     return [
         Section(
             "Table II and Figure 4: the physical experiment",
-            f"{thirty.jobs} jobs on {shape(thirty.setup)} GPUs, simulated; {source}. The paper's GPUs are faster and "
+            f"{thirty.jobs} jobs on {shape(thirty.setup)} GPUs, simulated. The paper's GPUs are faster and "
             "its jobs are only described, so compare the columns relative to FIFO. Slow-downs are Gavel's measured "
             "pairs, memory is limited to a 2080 Ti's, placement counts.",
             [
-                tables.physical(results, measured),
+                tables.physical(results),
                 Picture("figure4", f"{thirty.jobs} jobs: completion times and queuing by model."),
             ],
         ),
+        *([_measured(measured, config.paper.claims["fidelity"])] if measured else []),
         *(
             Section(
                 f"Table {table}: {jobs} jobs",
@@ -184,6 +186,17 @@ def _experiments(folder: Path, results: Results, measured: Measured | None) -> l
             ],
         ),
     ]
+
+
+def _measured(found: Measured, bar: float) -> Section:
+    raw = f"The jobs, and each run's raw journal: {RAW}." if found.shipped else "It is an experiment of your own."
+    return Section(
+        f"Measured on {found.where}",
+        "Jobs of the paper's six tasks, each for one GPU, went through Carpool's service as real processes, and "
+        "through the simulator; they are not Table II's. "
+        f"The figures are those of {found.file}, which bench/physical.py wrote. {raw}",
+        [experiment.sheet(found, bar)],
+    )
 
 
 def _beyond(folder: Path, results: Results) -> list[Section]:

@@ -66,14 +66,14 @@ def ours(found: Mean | None, digits: int = 2, printed: float | None = None) -> C
 
 
 def deviation(value: float, printed: float) -> float:
-    """In per cent of what the paper prints."""
+    """In per cent of the second."""
     return 100.0 * (value / printed - 1.0)
 
 
-def signed(value: float) -> str:
-    """Whole per cent with a proper minus, and no sign before a zero."""
-    text = f"{value:+.0f} %"
-    return "0 %" if text in ("+0 %", "-0 %") else text.replace("-", "−")
+def signed(value: float, digits: int = 0) -> str:
+    """Per cent with a proper minus, and no sign before a zero."""
+    text = f"{value:+.{digits}f} %"
+    return text[1:] if float(text[:-2]) == 0.0 else text.replace("-", "−")
 
 
 def show(value: float, digits: int) -> str:

@@ -30,10 +30,16 @@ from carpool.sim.sweep import Mean
 
 
 def claims(results: Results, measured: Measured | None) -> list[Claim]:
-    found: list[Claim] = []
-    for part in (_against_preemptive, _against_first_fit, physical, _shape, _load_and_interference, cost):
-        found += part(results)
-    return [*found, fidelity(results, measured), accumulation(results)]
+    return [
+        *_against_preemptive(results),
+        *_against_first_fit(results),
+        *physical(results, measured),
+        *_shape(results),
+        *_load_and_interference(results),
+        *cost(results),
+        fidelity(results.config, measured),
+        accumulation(results),
+    ]
 
 
 def _against_preemptive(results: Results) -> Iterator[Claim]:

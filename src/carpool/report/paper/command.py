@@ -39,7 +39,13 @@ Advance = Callable[[Standing], None]
     show_default=True,
     help="Folder of the report; it keeps the results of all runs for the next time.",
 )
-@click.option("--config", "path", type=click.Path(path_type=Path), help="A configuration of your own.")
+@click.option(
+    "--config",
+    "path",
+    type=click.Path(path_type=Path),
+    help="A configuration of your own. Its [physical] measured may name an experiment on your own GPU: the CSV file "
+    "that bench/physical.py --rows writes.",
+)
 @click.option("--workers", type=click.IntRange(1), help="Processes.  [default: one per core]")
 @click.option("--json", "as_json", is_flag=True, help="Print the claims as JSON.")
 def paper(quick: bool, out: Path, path: Path | None, workers: int | None, as_json: bool) -> None:
@@ -91,7 +97,7 @@ def _stamp(config: Config, quick: bool) -> str:
     texts = [*(row.spec for row in config.policies), config.setup.profile, config.setup.truth]
     texts += [config.physical.setup.truth, *config.figure6b.tables]
     files = [str(path) for path in named_files(*texts)]
-    files += [config.physical.measured] if config.physical.measured else []
+    files += [str(config.physical.measured)] if config.physical.measured else []
     folder = data_folder()
     if folder:
         files += [str(folder / name) for name in (*(row.file for row in config.workloads), "pollux/throughput.csv")]

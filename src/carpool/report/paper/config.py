@@ -53,7 +53,8 @@ class Physical:
     large_gpus: tuple[int, ...]
     iterations: tuple[int, ...]
     policies: tuple[str, ...]
-    measured: str | None
+    measured: Path | None
+    """What a real experiment found; see `measured.py`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +282,7 @@ def _physical(table: Table, world: Setup, names: list[str]) -> Physical:
         table.counts("large_gpus"),
         table.counts("iterations", 1, 10**9),
         table.among("policies", table.texts("policies"), names),
-        table.text("measured") if table.has("measured") else None,
+        _measured(table.text("measured")) if table.has("measured") else None,
     )
     gpus = sum(len(node.gpus) for node in cluster_nodes(setup))
     if max(found.small_gpus + found.large_gpus) > gpus:
@@ -290,6 +291,12 @@ def _physical(table: Table, world: Setup, names: list[str]) -> Physical:
         table.fail("iterations", "give two numbers, the least and the most")
     table.close()
     return found
+
+
+def _measured(name: str) -> Path:
+    """A file that ships with us is named without a folder."""
+    shipped = Path(__file__).parent / name
+    return shipped if Path(name).name == name and shipped.is_file() else Path(name)
 
 
 def _overhead(table: Table, names: list[str]) -> Overhead:

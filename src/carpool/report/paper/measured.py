@@ -1,21 +1,84 @@
-"""The results of a real experiment for Table II, where the configuration names a file with them."""
+"""A physical experiment: what real runs measured, and what the simulator says of the same jobs on the same GPU.
+
+`bench/physical.py --rows` writes the file; the configuration names it.
+"""
 
 import csv
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 
 from carpool.errors import InputError, nearest
+from carpool.report.paper.cells import Cell, Sheet, deviation, missing, plain, show, signed
 from carpool.report.paper.config import Config
 
-COLUMNS = ("policy", "makespan_s", "mean_jct_s")
+FIGURES = ("makespan_s", "mean_jct_s", "mean_queue_s")
+PARTS = ("measured", "simulated", "spread")
+COLUMNS = (
+    *("policy", "mechanism", "jobs_per_gpu", "runs"),
+    *(f"{part}_{figure}" for figure in FIGURES for part in PARTS),
+    "gpu_busy",
+)
+LABELS = {"fifo": "FIFO", "sjf": "SJF", "sjf-ffs": "SJF-FFS", "sjf-bsbf": "SJF-BSBF", "carpool": "Carpool"}
+LOGICAL = "logical"
+MECHANISMS = {"mps": "MPS", "time-slicing": "time-slicing", LOGICAL: "logical slots"}
+REMEDY = "give the CSV file that bench/physical.py --rows writes"
+
+
+@dataclass(frozen=True, slots=True)
+class Both:
+    """One figure in both worlds, in seconds."""
+
+    measured: float
+    simulated: float
+    spread: float
+    """Standard deviation of the simulated value from draw to draw; what a process takes to start is drawn."""
+
+    @property
+    def off(self) -> float | None:
+        """By how many per cent of the measured value the simulated one is off."""
+        return deviation(self.simulated, self.measured) if self.measured else None
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One policy and one way of sharing: means over its runs."""
+
+    policy: str
+    mechanism: str
+    jobs_per_gpu: int
+    runs: int
+    makespan: Both
+    jct: Both
+    queue: Both
+    gpu_busy: float | None
+
+    @property
+    def family(self) -> str:
+        """The policy, whatever its threshold."""
+        return re.sub(r"^tiresias-.*", "tiresias", self.policy)
+
+    @property
+    def label(self) -> str:
+        return LABELS.get(self.policy) or f"Tiresias, {self.policy.removeprefix('tiresias-')} GPU-s"
+
+    @property
+    def sharing(self) -> str:
+        return "none" if self.jobs_per_gpu == 1 else MECHANISMS[self.mechanism]
 
 
 @dataclass(frozen=True)
 class Measured:
     file: str
-    rows: dict[str, tuple[float, float]]
-    """Makespan and mean completion time in seconds, by policy."""
+    shipped: bool
+    """With Carpool, and not a user's own?"""
+    cases: tuple[Case, ...]
+
+    @property
+    def where(self) -> str:
+        return "logical slots" if any(case.mechanism == LOGICAL for case in self.cases) else "one GPU"
 
 
 def read_measured(config: Config) -> Measured | None:
@@ -23,27 +86,118 @@ def read_measured(config: Config) -> Measured | None:
     path = config.physical.measured
     if path is None:
         return None
+    lines: dict[tuple[str, str, int], int] = {}
+    cases = []
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.DictReader(file))
+            rows = csv.DictReader(file)
+            for column in COLUMNS:
+                if column not in (rows.fieldnames or ()):
+                    raise InputError(f"{path}:1: {column}: this column is missing; {REMEDY}")
+            for row in rows:
+                if None in row:
+                    last = (rows.fieldnames or [""])[-1]
+                    raise InputError(f"{path}:{rows.line_num}: {last}: more cells follow; write numbers with a point")
+                case = _case(_Row(path, rows.line_num, row))
+                first = lines.setdefault((case.policy, case.mechanism, case.jobs_per_gpu), rows.line_num)
+                if first != rows.line_num:
+                    raise InputError(f"{path}:{rows.line_num}: policy: the same case as in line {first}; remove one")
+                cases.append(case)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path}: cannot be read: {error}; give a CSV file with {', '.join(COLUMNS)}") from None
-    found = {}
-    for line, row in enumerate(rows, start=2):
-        found.update(_row(path, line, row, config.physical.policies))
-    if not found:
-        raise InputError(f"{path}: holds no rows; give a CSV file with {', '.join(COLUMNS)}")
-    return Measured(Path(path).name, found)
+        problem = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{path}: cannot be read: {problem}; {REMEDY}") from None
+    if not cases:
+        raise InputError(f"{path}:2: policy: there are no rows; {REMEDY}")
+    return Measured(path.name, path.parent == Path(__file__).parent, tuple(cases))
 
 
-def _row(path: str, line: int, row: dict[str, str], known: Sequence[str]) -> dict[str, tuple[float, float]]:
-    name = row.get("policy") or ""
-    if name not in known:
-        raise InputError(f"{path}:{line}: policy: {name!r} is not one of Table II's: {nearest(name, known)}")
-    try:
-        makespan, jct = (float(row[column]) for column in COLUMNS[1:])
-    except (KeyError, TypeError, ValueError):
-        raise InputError(f"{path}:{line}: give a number of seconds in {' and '.join(COLUMNS[1:])}") from None
-    if not (makespan > 0 and jct > 0):
-        raise InputError(f"{path}:{line}: seconds must be above 0; mend the row")
-    return {name: (makespan, jct)}
+@dataclass(frozen=True)
+class _Row:
+    """One line of the file; a complaint names line and column."""
+
+    path: Path
+    line: int
+    values: Mapping[str, str | None]
+
+    def value(self, column: str, read: Callable[[str], float], fits: Callable[[float], bool], wanted: str) -> float:
+        text = self.values[column] or ""
+        try:
+            found = read(text)
+        except ValueError:
+            found = float("nan")
+        if not (isfinite(found) and fits(found)):
+            raise InputError(f"{self.path}:{self.line}: {column}: {text!r} must be {wanted}; mend the row")
+        return found
+
+    def count(self, column: str) -> int:
+        return int(self.value(column, int, lambda number: number >= 1, "a whole number from 1 on"))
+
+    def both(self, figure: str) -> Both:
+        return Both(*(self.seconds(f"{part}_{figure}") for part in PARTS))
+
+    def seconds(self, column: str) -> float:
+        """Nobody may have waited, and nothing may vary; everything else takes some time."""
+        if column.startswith("spread") or column.endswith("queue_s"):
+            return self.value(column, float, lambda s: s >= 0, "a number of seconds, 0 or above")
+        return self.value(column, float, lambda s: s > 0, "a number of seconds above 0")
+
+
+def _case(row: _Row) -> Case:
+    policy, mechanism = (row.values[column] or "" for column in ("policy", "mechanism"))
+    where = f"{row.path}:{row.line}"
+    if policy not in LABELS and not re.fullmatch(r"tiresias-\d+(\.\d+)?", policy):
+        hint = nearest(policy, [*LABELS, "tiresias-SECONDS"])
+        raise InputError(f"{where}: policy: {policy!r} is not one of the experiment's: {hint}")
+    if mechanism not in MECHANISMS:
+        hint = nearest(mechanism, MECHANISMS)
+        raise InputError(f"{where}: mechanism: {mechanism!r} is no way of sharing a GPU: {hint}")
+    share = "a share from 0 to 1, or empty where nobody counted"
+    busy = row.value("gpu_busy", float, lambda part: 0 <= part <= 1, share) if row.values["gpu_busy"] else None
+    makespan, jct, queue = (row.both(figure) for figure in FIGURES)
+    return Case(policy, mechanism, row.count("jobs_per_gpu"), row.count("runs"), makespan, jct, queue, busy)
+
+
+def sheet(found: Measured, bar: float) -> Sheet:
+    """All cases; deviations are coloured by `bar`, the paper's own, in per cent."""
+    runs = sum(case.runs for case in found.cases)
+    return Sheet(
+        name="measured",
+        title=f"Measured on {found.where} against simulated: {len(found.cases)} cases, {runs} runs",
+        groups=(("", 4), ("makespan, s", 2), ("mean completion time, s", 2), ("mean queuing time, s", 2), ("", 1)),
+        header=("policy", "sharing", "jobs per GPU", "runs", *("measured", "simulated") * 3, "GPU busy"),
+        rows=tuple(_cells(case, bar) for case in found.cases),
+        csv_header=(
+            *("policy", "mechanism", "jobs_per_gpu", "runs"),
+            *(f"{part}_{figure}" for figure in FIGURES for part in (*PARTS, "deviation_%")),
+            "gpu_busy",
+        ),
+        csv_rows=tuple(_line(case) for case in found.cases),
+        note="Measured: the mean of the runs. Simulated: the mean ± standard deviation over draws of what a process "
+        "takes to start, and below it the deviation from the measured value: blue up to the paper's "
+        f"{bar:g} %, ochre up to {2 * bar:g} %, red beyond. “GPU busy” is the driver's counter, which the simulator "
+        "does not know.",
+    )
+
+
+def _cells(case: Case, bar: float) -> tuple[Cell, ...]:
+    cells = [plain(case.label), plain(case.sharing), plain(case.jobs_per_gpu), plain(case.runs)]
+    for both in (case.makespan, case.jct, case.queue):
+        cells += [plain(show(both.measured, 1)), _simulated(both, bar)]
+    busy = missing() if case.gpu_busy is None else plain(f"{100 * case.gpu_busy:.0f} %")
+    return (*cells, busy)
+
+
+def _simulated(both: Both, bar: float) -> Cell:
+    text = f"{show(both.simulated, 1)} ± {show(both.spread, 1)}"
+    if both.off is None:
+        return Cell(text)
+    kind = "close" if abs(both.off) <= bar else "off" if abs(both.off) <= 2 * bar else "far"
+    return Cell(text, signed(both.off, 1), kind)
+
+
+def _line(case: Case) -> tuple[object, ...]:
+    figures: list[object] = []
+    for both in (case.makespan, case.jct, case.queue):
+        figures += [both.measured, both.simulated, both.spread, "" if both.off is None else f"{both.off:.6g}"]
+    busy = "" if case.gpu_busy is None else case.gpu_busy
+    return (case.policy, case.mechanism, case.jobs_per_gpu, case.runs, *figures, busy)

@@ -25,7 +25,7 @@ WIDEST_PT = 720.0
 LEGEND = (
     "<p class='legend'><span class='paper'>On this ground</span> stand the paper's own numbers, which were typed; "
     "every other number was computed "
-    f"for this report. A deviation from the paper is <span class='yes'>up to {CLOSE:g} %</span>, <span "
+    f"for this report, or measured. A deviation from the paper is <span class='yes'>up to {CLOSE:g} %</span>, <span "
     f"class='partly'>up to {FAR:g} %</span> or "
     "<span class='no'>more</span>.</p>"
 )

@@ -8,7 +8,6 @@ from typing import Any
 from carpool.report.paper import plan
 from carpool.report.paper.cells import CLOSE, Cell, Sheet, deviation, missing, ours, paper, plain
 from carpool.report.paper.config import Config, PolicyRow, WorkloadRow
-from carpool.report.paper.measured import Measured
 from carpool.report.paper.plan import FILES, GENERATED
 from carpool.report.paper.results import Results, Value, jct_h, queue_h
 from carpool.sim.sweep import Mean
@@ -102,7 +101,7 @@ def _misprint(table: str, metric: str) -> str:
     return ""
 
 
-def physical(results: Results, measured: Measured | None) -> Sheet:
+def physical(results: Results) -> Sheet:
     """Table II. Seconds cannot be compared (other GPUs), so both columns are shown relative to FIFO as well."""
     config = results.config
     setting = plan.physical(config)
@@ -123,32 +122,19 @@ def physical(results: Results, measured: Measured | None) -> Sheet:
             row += [paper(printed and printed[number], 0), ours(mean, 0), paper(theirs), ours(relative, printed=theirs)]
             line += [printed and printed[number], mean and mean.value, mean and mean.error, theirs]
             line += [relative and relative.value]
-        if measured is not None:
-            row += [_measured(measured, name, number) for number in range(2)]
-            line += list(measured.rows.get(name, (None, None)))
         rows.append(tuple(row))
         data.append(tuple(_number(cell) if isinstance(cell, float | int) else cell or "" for cell in line))
     columns = ("paper, s", "ours, s", "paper ÷ FIFO", "ours ÷ FIFO")
     names = ("paper_s", "ours_s", "standard_error_s", "paper_of_fifo", "ours_of_fifo")
-    extra = ("makespan, s", "mean JCT, s") if measured else ()
     return Sheet(
         name="tableII",
         title=f"{setting.jobs} jobs on {config.physical.setup.cluster} GPUs, {len(config.seeds)} seeds",
-        groups=(("", 1), ("makespan", 4), ("mean completion time", 4), *((("measured", 2),) if measured else ())),
-        header=("policy", *columns, *columns, *extra),
+        groups=(("", 1), ("makespan", 4), ("mean completion time", 4)),
+        header=("policy", *columns, *columns),
         rows=tuple(rows),
-        csv_header=(
-            "policy",
-            *(f"{what}_{name}" for what in ("makespan", "jct") for name in names),
-            *(("measured_makespan_s", "measured_jct_s") if measured else ()),
-        ),
+        csv_header=("policy", *(f"{what}_{name}" for what in ("makespan", "jct") for name in names)),
         csv_rows=tuple(data),
     )
-
-
-def _measured(measured: Measured, policy: str, number: int) -> Cell:
-    row = measured.rows.get(policy)
-    return missing() if row is None else ours(Mean(row[number], None), 0)
 
 
 def loads(results: Results) -> Sheet:
