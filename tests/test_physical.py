@@ -4,6 +4,7 @@ import importlib
 import json
 import sys
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -224,3 +225,21 @@ def test_starts_are_drawn_from_those_that_were_seen_and_always_the_same(work, si
     (row, _) = sim.compare([*seen, mine], jobs, profile, options)
     assert len(set(row["simulated"]["makespan_s"])) > sim.DRAWS
     assert sim.compared(row, "makespan_s").spread > 0
+
+
+def test_the_paper_reads_the_rows_that_the_script_writes(work, sim, options, tmp_path):
+    from carpool.report.paper import config as configuration
+    from carpool.report.paper.measured import read_measured
+
+    page = importlib.import_module("physical_page")
+    profile = load("h200")
+    jobs = work.workload(profile, options)
+    model = work.MeasuredModel(profile, "time-slicing")
+    done = [case_file(model, jobs, policy, "here", 4.0, 1.0) for policy in ("sjf", "fifo")]
+    for result in done:
+        result["measured"] = dict.fromkeys(("makespan_s", "mean_jct_s", "mean_queue_s"), 100.0)
+        result["measured"]["gpu_utilisation"] = 0.5
+    page.write_rows(tmp_path / "rows.csv", sim.compare(done, jobs, profile, options))
+    config = configuration.load()
+    found = read_measured(replace(config, physical=replace(config.physical, measured=tmp_path / "rows.csv")))
+    assert [(row.policy, row.jobs_per_gpu, row.runs) for row in found.cases] == [("sjf", 1, 1), ("fifo", 1, 1)]
