@@ -127,7 +127,7 @@ class Scene:
         Jobs that wait with a lower priority do not count: they must not hold up a higher one.
         """
         guest = move.guest
-        before, after = self.available.blocks, self.after(move).blocks
+        before, after = self.available.moments, self.after(move).moments
         others = self._others(guest)
         if others and others[0][PRIORITY] > guest.shape.priority:
             higher = [job for job in others if job[PRIORITY] > guest.shape.priority]
@@ -177,7 +177,7 @@ class Scene:
         """The first so many in the line, on the GPUs as things stand; guests come in its order, so it mostly grows."""
         front = self._lineup
         if front is None or len(front) > number:
-            front = self._lineup = Lineup(self.available.blocks, self.now)
+            front = self._lineup = Lineup(self.available.moments, self.now)
         return front.add(self._waiting[len(front) : number])
 
     def _others(self, guest: JobRecord) -> list[Waiting]:
