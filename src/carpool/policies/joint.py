@@ -192,12 +192,11 @@ def _starved(view: View, patience: float) -> list[JobRecord]:
     now, mean = view.now, view.mean_jct_s
     found = []
     young = now - patience * mean
-    for record in view.jobs.values():  # in order of submission
+    for _, record in view.queue.by_age:
         if record.job.submitted >= young:
             break
-        if not record.gpus and record.status is Status.PENDING:
-            waited = record.waited_s + now - record.pending_since
-            if waited > patience * max(mean, record.alone_left(now)):
-                found.append(record)
+        waited = record.waited_s + now - record.pending_since
+        if waited > patience * max(mean, record.alone_left(now)):
+            found.append(record)
     found.sort(key=lambda record: (-record.shape.priority, record.order))
     return found

@@ -6,7 +6,6 @@ and who waits. It prices a `Move` before it is made, and takes note of it afterw
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from carpool.core.draft import Draft
 from carpool.core.model import GpuId
@@ -101,11 +100,11 @@ class Scene:
         view, draft = self.draft.view, self.draft
         total = len(view.topology.node_of)
         line: list[Waiting] = []
-        for job in islice(view.queue.scan(), self._look_ahead):
+        for _, _, order, job in view.queue.in_order[: self._look_ahead]:
             shape = job.shape
             if shape.gpus <= total and (shape.user is None or draft.may_start(job)):
                 left = (job.job.iterations - job.done) * job.alone_iteration_s  # alone_left of a job that waits
-                line.append((shape.gpus, left, job.order, shape.priority))
+                line.append((shape.gpus, left, order, shape.priority))
         if self._first:
             orders = {job.order for job in self._first}
             line = [*map(self._entry, self._first), *(job for job in line if job[ORDER] not in orders)]
