@@ -86,18 +86,22 @@ class Outlook:
             return self
         touched = self._with_mates(self._touched)
         self._touched = {}
+        ends, lent = self.ends, self._lent
         for order, record in touched.items():
             if record.gpus:
-                self.ends[order] = self._end(record)
+                ends[order] = self._end(record)
             else:
-                self.ends.pop(order, None)
+                ends.pop(order, None)
         for order, record in self._with_mates(touched).items():
-            for moment, gpus in self._freed.pop(order, NOTHING).items():
-                self._lent.remove(moment, gpus)
-            if record.gpus:
-                freed = self._freed[order] = self._first_on(record)
-                for moment, gpus in freed.items():
-                    self._lent.add(moment, gpus)
+            before = self._freed.pop(order, NOTHING)
+            after = self._first_on(record)
+            if after:
+                self._freed[order] = after
+            if after != before:
+                for moment, gpus in before.items():
+                    lent.remove(moment, gpus)
+                for moment, gpus in after.items():
+                    lent.add(moment, gpus)
         return self
 
     @property
@@ -109,7 +113,8 @@ class Outlook:
         found = dict(records)
         for record in records.values():
             if record.gpus:
-                found.update((mate.order, mate) for mate in self.cluster.mates(record))
+                for mate in self.cluster.mates(record):
+                    found[mate.order] = mate
         return found
 
     def _first_on(self, record: JobRecord) -> dict[float, int]:
@@ -140,7 +145,8 @@ class Outlook:
         present = 1.0
         for cell in self.cluster.shared_cells(record):
             mates = [mate for mate in cell if mate is not record and mate.status is Status.RUNNING]
-            mates.sort(key=_pace_end)
+            if len(mates) > 1:
+                mates.sort(key=_pace_end)
             for index, mate in enumerate(mates):
                 xi = self.perf.slowdown(record.job, record.accum, [(m.job, m.accum) for m in mates[index:]])
                 steps.append((mate.end(), xi))
