@@ -166,7 +166,7 @@ class Pass:
         draft, guest, size = self.draft, move.guest, move.size
         self.scene.note(move)
         if size is None:
-            draft.hold([gpu for gpu in move.gpus if not draft.members(gpu)])
+            draft.hold([gpu for gpu in move.gpus if not draft.residents(gpu)])
             return
         if move.victims:
             for victim in move.victims:
