@@ -92,7 +92,7 @@ class Outlook:
                 ends[order] = self._end(record)
             else:
                 ends.pop(order, None)
-        for order, record in self._with_mates(touched).items():
+        for order, record in self._with_first(touched).items():
             before = self._freed.pop(order, NOTHING)
             after = self._first_on(record)
             if after:
@@ -115,6 +115,15 @@ class Outlook:
             if record.gpus:
                 for mate in self.cluster.mates(record):
                     found[mate.order] = mate
+        return found
+
+    def _with_first(self, records: dict[int, JobRecord]) -> dict[int, JobRecord]:
+        """These jobs and the first residents of their GPUs."""
+        residents, found = self.cluster.residents, dict(records)
+        for record in records.values():
+            for gpu in record.gpus:
+                first = residents[gpu][0]
+                found[first.order] = first
         return found
 
     def _first_on(self, record: JobRecord) -> dict[float, int]:

@@ -189,14 +189,14 @@ class Pass:
 
 def _starved(view: View, patience: float) -> list[JobRecord]:
     """Jobs that have waited more than `patience` times their length and the mean JCT so far, longest wait first."""
-    now, mean = view.now, view.mean_jct_s
+    now, least = view.now, patience * view.mean_jct_s
     found = []
-    young = now - patience * mean
+    young = now - least
     for _, record in view.queue.by_age:
         if record.job.submitted >= young:
             break
         waited = record.waited_s + now - record.pending_since
-        if waited > patience * max(mean, record.alone_left(now)):
+        if waited > least and waited > patience * record.alone_left(now):
             found.append(record)
     found.sort(key=lambda record: (-record.shape.priority, record.order))
     return found

@@ -6,7 +6,6 @@ and who waits. It prices a `Move` before it is made, and takes note of it afterw
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from carpool.core.draft import Draft
 from carpool.core.model import GpuId
@@ -42,15 +41,9 @@ class Move:
     """When GPUs will be free if it is made; known once it was priced."""
 
 
-class Prospect(NamedTuple):
-    """What is in store for a waiting job and for those who wait with its priority or a higher one."""
-
-    others: list[Waiting]
-    """Who waits besides it."""
-    present: float
-    """The completion times of it and of them, if nothing is done for it now."""
-    without: float
-    """Their completion times if it were not there."""
+Prospect = tuple[list[Waiting], float, float]
+"""What is in store for a waiting job and for the others who wait with its priority or a higher one: those others, the
+completion times of all if nothing is done for it now, and those of the others if it were not there."""
 
 
 class Scene:
@@ -173,12 +166,12 @@ class Scene:
         place = next((index for index in range(number) if waiting[index][ORDER] == guest.order), number)
         front = self._front(place)
         if place == number:  # it is too far down the queue to be in the line: all of them are before it
-            return Prospect(waiting[:number], front.copy().add([self._entry(guest)]).sum, front.sum)
+            return waiting[:number], front.copy().add([self._entry(guest)]).sum, front.sum
         present = self._present.get(priority)
         if present is None:
             present = self._present[priority] = front.copy().add(waiting[place:number]).sum
         behind = waiting[place + 1 : number]
-        return Prospect(waiting[:place] + behind, present, front.copy().add(behind).sum)
+        return waiting[:place] + behind, present, front.copy().add(behind).sum
 
     def _front(self, number: int) -> Lineup:
         """The first so many in the line, on the GPUs as things stand; guests come in its order, so it mostly grows."""
