@@ -153,6 +153,8 @@ def validate(state: State) -> None:
     by_sort = sorted(pending, key=lambda r: (-r.shape.priority, r.queue_entry[1], r.order))
     assert list(state.queue) == by_sort
     assert len(state.queue) == len(pending)
+    assert [entry[3] for entry in state.queue.in_order] == by_sort
+    assert [record for _, record in state.queue.by_age] == sorted(pending, key=lambda r: r.order)
     for record in state.jobs.values():
         _validate_job(state, record)
     _validate_hosts(state)

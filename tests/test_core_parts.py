@@ -24,6 +24,7 @@ class TestQueue:
     @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 9)), max_size=40), st.data())
     def test_a_scan_is_a_plain_sort_without_what_was_passed_over(self, jobs, data):
         queue, shapes, records = Queue(), {}, []
+        asked_before = data.draw(st.booleans()) and (queue.in_order, queue.by_age)
         for number, (gpus, priority, key) in enumerate(jobs):
             shape = shapes.setdefault((gpus, priority), Shape(gpus, priority, False, None, None, (), None))
             record = JobRecord(job(str(number)), shape, number, 1.0)
@@ -47,6 +48,9 @@ class TestQueue:
                     passed.add(record.shape)
         assert seen == wanted
         assert len(queue) == len(records)
+        assert [entry[2] for entry in queue.in_order] == [number for *_, number, _ in sorted(records)]
+        assert [number for number, _ in queue.by_age] == [number for *_, number, _ in records]
+        assert asked_before in (False, (queue.in_order, queue.by_age)), "one list, kept"
 
 
 class TestFreeGpus:

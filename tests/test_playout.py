@@ -83,7 +83,7 @@ def test_the_queue_lines_up_as_gpu_by_gpu(moments, wishes, now):
     for moment in moments:
         available.add(float(moment), 1)
     waiting = [(gpus, float(left), order, 0) for order, (gpus, left) in enumerate(wishes)]
-    assert line_up(available.blocks, waiting, float(now)) == pytest.approx(naive_line_up(moments, waiting, now))
+    assert line_up(available.moments, waiting, float(now)) == pytest.approx(naive_line_up(moments, waiting, now))
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4)), min_size=1, max_size=8), st.randoms())
@@ -94,7 +94,7 @@ def test_availability_gives_back_what_was_added(blocks, random):
     random.shuffle(blocks)
     for moment, gpus in blocks:
         available.remove(float(moment), gpus)
-    assert available.blocks == []
+    assert available.moments == []
     with pytest.raises((ValueError, IndexError)):
         available.remove(3.0, 1)
 
@@ -114,5 +114,5 @@ def test_the_outlook_equals_one_made_from_scratch(situation):
     state._outlook = None
     fresh = state.outlook
     assert kept.ends == fresh.ends
-    assert kept.lent.blocks == fresh.lent.blocks
-    assert sum(gpus for _, gpus in fresh.lent.blocks) == len(state.topology.node_of) - state.free.count
+    assert kept.lent.moments == fresh.lent.moments
+    assert len(fresh.lent.moments) == len(state.topology.node_of) - state.free.count

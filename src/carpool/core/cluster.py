@@ -3,6 +3,8 @@
 Owned by `State`, which alone enters and removes jobs; everybody else reads.
 """
 
+from collections.abc import Collection
+
 from carpool.core.free import FreeGpus, Topology
 from carpool.core.model import GpuId, Node
 from carpool.core.record import JobRecord
@@ -80,7 +82,10 @@ class Cluster:
         found = {mate.order: mate for gpu in record.gpus for mate in residents[gpu] if mate is not record}
         return list(found.values())
 
-    def shared_cells(self, record: JobRecord) -> set[tuple[JobRecord, ...]]:
+    def shared_cells(self, record: JobRecord) -> Collection[tuple[JobRecord, ...]]:
         """The different sets of jobs, itself included, with which a job shares GPUs."""
         residents = self.residents
+        if len(record.gpus) == 1:
+            there = residents[record.gpus[0]]
+            return (there,) if len(there) > 1 else ()
         return {residents[gpu] for gpu in record.gpus if len(residents[gpu]) > 1}

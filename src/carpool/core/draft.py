@@ -53,6 +53,12 @@ class Draft:
         ]
         return staying + self._arrived.get(gpu, [])
 
+    def residents(self, gpu: GpuId) -> Sequence[JobRecord]:
+        """The same, where it does not matter how they run."""
+        if self._stopped or gpu in self._arrived:
+            return tuple([member.record for member in self.members(gpu)])
+        return self.view.residents(gpu)
+
     def accepts(self, gpu: GpuId, record: JobRecord, size: Size) -> bool:
         """May this job join, at this size, those who are on the GPU?"""
         view = self.view
@@ -116,7 +122,7 @@ class Draft:
 
     def assign(self, record: JobRecord, gpus: Sequence[GpuId], size: Size, why: str) -> None:
         """Place a job on GPUs that the policy chose, beside whoever is there."""
-        self._take([gpu for gpu in gpus if not self.members(gpu)])
+        self._take([gpu for gpu in gpus if not self.residents(gpu)])
         self._enter(record, Allocation(tuple(gpus), size.accum), size.memory, why)
 
     def hold(self, gpus: Sequence[GpuId]) -> None:
@@ -128,7 +134,7 @@ class Draft:
         self._stopped.add(record.order)
         for gpu in record.gpus:
             self._note_room(gpu)
-        emptied = [gpu for gpu in record.gpus if not self.members(gpu)]
+        emptied = [gpu for gpu in record.gpus if not self.residents(gpu)]
         self._own_free_gpus().give(emptied)
         self.free_count += len(emptied)
         self._count_for_user(record, -1)
@@ -148,7 +154,7 @@ class Draft:
             self._changed.append(gpu)
             return
         bit = 1 << gpu
-        room = 0 < len(self.members(gpu)) < self.view.jobs_per_gpu
+        room = 0 < len(self.residents(gpu)) < self.view.jobs_per_gpu
         self._shareable = self._shareable | bit if room else self._shareable & ~bit
 
     def _take(self, gpus: Sequence[GpuId]) -> None:

@@ -76,13 +76,14 @@ class Hosts:
             return
         topology, residents, job = self.cluster.topology, self.cluster.residents, record.job
         alone_on = tuple([gpu for gpu in record.gpus if len(residents[gpu]) == 1])
+        crowds = self._crowds(record) if self.jobs_per_gpu > 2 and len(alone_on) < len(record.gpus) else ()
+        if not alone_on and not crowds:
+            return
         memory = min([topology.memory_of(gpu) for gpu in alone_on or record.gpus])
         kind = HostKind(job.model, job.batch, record.accum, job.max_slowdown, memory - record.memory)
         if len(alone_on) == len(record.gpus) and record.status is Status.RUNNING:
             self._add_lone(record, kind)
-            return
-        crowds = self._crowds(record) if self.jobs_per_gpu > 2 else ()
-        if alone_on or crowds:
+        else:
             host = self.others[record.order] = OtherHost(record, kind, alone_on, crowds)
             record.index_entry = host
 

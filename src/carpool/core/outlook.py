@@ -14,40 +14,37 @@ from carpool.core.model import Status
 from carpool.core.perf import PerformanceModel
 from carpool.core.record import JobRecord
 
-Block = tuple[float, int]
-"""So many GPUs, and the moment from which they are free."""
 Until = tuple[float, float]
 """A moment, and the slow-down that lasts until then."""
+NOTHING: dict[float, int] = {}
 
 
 class Availability:
-    """GPUs by the moment from which they are free, soonest first."""
+    """The moments from which GPUs are free, one for each GPU, soonest first."""
 
-    __slots__ = ("blocks",)
+    __slots__ = ("moments",)
 
-    def __init__(self, blocks: list[Block] | None = None) -> None:
-        self.blocks = [] if blocks is None else blocks
+    def __init__(self, moments: list[float] | None = None) -> None:
+        self.moments = [] if moments is None else moments
 
     def copy(self) -> "Availability":
-        return Availability(self.blocks.copy())
+        return Availability(self.moments.copy())
 
     def add(self, moment: float, gpus: int) -> None:
-        if gpus:
-            insort(self.blocks, (moment, gpus))
+        moments = self.moments
+        if gpus == 1:
+            insort(moments, moment)
+        else:
+            index = bisect_left(moments, moment)
+            moments[index:index] = [moment] * gpus
 
     def remove(self, moment: float, gpus: int) -> None:
         """Take out GPUs that are there with exactly this moment."""
-        blocks = self.blocks
-        while gpus:
-            index = bisect_left(blocks, (moment, 0))
-            there = blocks[index]
-            if there[0] != moment:
-                raise ValueError(f"{gpus} GPUs more than there are at {moment}")
-            if there[1] > gpus:
-                blocks[index] = (moment, there[1] - gpus)
-                return
-            del blocks[index]
-            gpus -= there[1]
+        moments = self.moments
+        index = bisect_left(moments, moment)
+        if gpus and (index + gpus > len(moments) or moments[index + gpus - 1] != moment):
+            raise ValueError(f"{gpus} GPUs more than there are at {moment}")
+        del moments[index : index + gpus]
 
 
 def finish(start: float, work: float, steps: Iterable[Until]) -> float:
@@ -76,7 +73,7 @@ class Outlook:
         self.ends: dict[int, float] = {}
         """The predicted end of every job that holds GPUs, by order of submission."""
         self._lent = Availability()
-        self._blocks: dict[int, list[Block]] = {}  # by the first resident of the GPUs
+        self._freed: dict[int, dict[float, int]] = {}  # how many GPUs when, by the first resident of these GPUs
         self._touched: dict[int, JobRecord] = {}
 
     def touch(self, record: JobRecord) -> None:
@@ -89,18 +86,22 @@ class Outlook:
             return self
         touched = self._with_mates(self._touched)
         self._touched = {}
+        ends, lent = self.ends, self._lent
         for order, record in touched.items():
             if record.gpus:
-                self.ends[order] = self._end(record)
+                ends[order] = self._end(record)
             else:
-                self.ends.pop(order, None)
-        for order, record in self._with_mates(touched).items():
-            for block in self._blocks.pop(order, ()):
-                self._lent.remove(*block)
-            if record.gpus:
-                self._blocks[order] = self._first_on(record)
-                for block in self._blocks[order]:
-                    self._lent.add(*block)
+                ends.pop(order, None)
+        for order, record in self._with_first(touched).items():
+            before = self._freed.pop(order, NOTHING)
+            after = self._first_on(record)
+            if after:
+                self._freed[order] = after
+            if after != before:
+                for moment, gpus in before.items():
+                    lent.remove(moment, gpus)
+                for moment, gpus in after.items():
+                    lent.add(moment, gpus)
         return self
 
     @property
@@ -112,11 +113,21 @@ class Outlook:
         found = dict(records)
         for record in records.values():
             if record.gpus:
-                found.update((mate.order, mate) for mate in self.cluster.mates(record))
+                for mate in self.cluster.mates(record):
+                    found[mate.order] = mate
         return found
 
-    def _first_on(self, record: JobRecord) -> list[Block]:
-        """The GPUs on which a job is the first resident, by the moment from which they are free."""
+    def _with_first(self, records: dict[int, JobRecord]) -> dict[int, JobRecord]:
+        """These jobs and the first residents of their GPUs."""
+        residents, found = self.cluster.residents, dict(records)
+        for record in records.values():
+            for gpu in record.gpus:
+                first = residents[gpu][0]
+                found[first.order] = first
+        return found
+
+    def _first_on(self, record: JobRecord) -> dict[float, int]:
+        """How many of the GPUs on which a job is the first resident are free from which moment."""
         residents, ends = self.cluster.residents, self.ends
         counts: dict[float, int] = {}
         for gpu in record.gpus:
@@ -124,7 +135,7 @@ class Outlook:
             if there[0] is record:
                 moment = ends[record.order] if len(there) == 1 else max([ends[other.order] for other in there])
                 counts[moment] = counts.get(moment, 0) + 1
-        return list(counts.items())
+        return counts
 
     def _end(self, record: JobRecord) -> float:
         if record.status is not Status.RUNNING:
@@ -143,7 +154,8 @@ class Outlook:
         present = 1.0
         for cell in self.cluster.shared_cells(record):
             mates = [mate for mate in cell if mate is not record and mate.status is Status.RUNNING]
-            mates.sort(key=_pace_end)
+            if len(mates) > 1:
+                mates.sort(key=_pace_end)
             for index, mate in enumerate(mates):
                 xi = self.perf.slowdown(record.job, record.accum, [(m.job, m.accum) for m in mates[index:]])
                 steps.append((mate.end(), xi))

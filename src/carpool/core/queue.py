@@ -5,8 +5,9 @@ jobs alike, so that a pass costs as much as there are shapes, however many jobs 
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heapreplace
+from itertools import chain
 
 from carpool.core.record import JobRecord, Shape
 
@@ -17,12 +18,29 @@ class Queue:
     def __init__(self) -> None:
         self.buckets: dict[Shape, list[Entry]] = {}
         self._size = 0
+        self._in_order: list[Entry] | None = None
+        self._by_age: list[tuple[int, JobRecord]] | None = None
 
     def __len__(self) -> int:
         return self._size
 
     def __iter__(self) -> Iterator[JobRecord]:
         return iter(self.scan())
+
+    @property
+    def in_order(self) -> Sequence[Entry]:
+        """All of them in the overall order. Kept from the first time that somebody asks, so that policies that look at
+        one job of a shape do not pay for it."""
+        if self._in_order is None:
+            self._in_order = sorted(chain.from_iterable(self.buckets.values()))
+        return self._in_order
+
+    @property
+    def by_age(self) -> Sequence[tuple[int, JobRecord]]:
+        """All of them by their order of submission; kept likewise."""
+        if self._by_age is None:
+            self._by_age = sorted((record.order, record) for *_, record in self.in_order)
+        return self._by_age
 
     def add(self, record: JobRecord, key: tuple[float, ...]) -> None:
         entry = record.queue_entry = (-record.shape.priority, key, record.order, record)
@@ -32,6 +50,10 @@ class Queue:
         else:
             insort(bucket, entry)
         self._size += 1
+        if self._in_order is not None:
+            insort(self._in_order, entry)
+        if self._by_age is not None:
+            insort(self._by_age, (record.order, record))
 
     def remove(self, record: JobRecord) -> None:
         bucket = self.buckets[record.shape]
@@ -44,6 +66,10 @@ class Queue:
             del self.buckets[record.shape]
         record.queue_entry = None
         self._size -= 1
+        if self._in_order is not None:
+            del self._in_order[bisect_left(self._in_order, entry)]
+        if self._by_age is not None:
+            del self._by_age[bisect_left(self._by_age, (record.order,))]
 
     def scan(self, largest: int | None = None) -> "Scan":
         """All pending jobs in order, except gangs of more than `largest` GPUs."""

@@ -172,7 +172,10 @@ class JobRecord:
 
     def alone_left(self, now: float) -> float:
         """L of the paper: the time left if the job runs alone."""
-        return self.iterations_left(now) * self.alone_iteration_s
+        left = self.job.iterations - self.done  # as in iterations_left, which would be one more call: many ask this
+        if self.iteration_s:
+            left -= (now - self.since) / self.iteration_s
+        return left * self.alone_iteration_s if left > 0.0 else 0.0
 
     def whole_left(self, now: float) -> float:
         """The same with the uncut batch at the most consolidated placement; times a `Size.pace` for a cut one."""

@@ -163,7 +163,7 @@ class Candidates:
         self._crowded = []
         changed: dict[int, JobRecord] = {}
         for gpu in draft.entered:
-            changed.update((member.record.order, member.record) for member in draft.members(gpu))
+            changed.update((record.order, record) for record in draft.residents(gpu))
         self._changed = changed.keys() | draft.stopped
         now = draft.view.now
         for order, (record, kind, alone_on, crowds) in draft.view.hosts.others.items():

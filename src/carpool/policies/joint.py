@@ -166,7 +166,7 @@ class Pass:
         draft, guest, size = self.draft, move.guest, move.size
         self.scene.note(move)
         if size is None:
-            draft.hold([gpu for gpu in move.gpus if not draft.members(gpu)])
+            draft.hold([gpu for gpu in move.gpus if not draft.residents(gpu)])
             return
         if move.victims:
             for victim in move.victims:
@@ -189,15 +189,14 @@ class Pass:
 
 def _starved(view: View, patience: float) -> list[JobRecord]:
     """Jobs that have waited more than `patience` times their length and the mean JCT so far, longest wait first."""
-    now, mean = view.now, view.mean_jct_s
+    now, least = view.now, patience * view.mean_jct_s
     found = []
-    young = now - patience * mean
-    for record in view.jobs.values():  # in order of submission
+    young = now - least
+    for _, record in view.queue.by_age:
         if record.job.submitted >= young:
             break
-        if not record.gpus and record.status is Status.PENDING:
-            waited = record.waited_s + now - record.pending_since
-            if waited > patience * max(mean, record.alone_left(now)):
-                found.append(record)
+        waited = record.waited_s + now - record.pending_since
+        if waited > least and waited > patience * record.alone_left(now):
+            found.append(record)
     found.sort(key=lambda record: (-record.shape.priority, record.order))
     return found

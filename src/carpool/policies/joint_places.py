@@ -238,16 +238,11 @@ class Places:
         gpus = draft.gpus_of(record)
         if len(gpus) == 1:
             return []
-        played = {tuple([member.record.order for member in crowd]) for crowd in crowds}
-        cells = {}
-        for gpu in gpus:
-            there = draft.members(gpu)
-            key = tuple([member.record.order for member in there])
-            if len(there) > 1 and key not in played:
-                cells[key] = there
+        played = {tuple([member.record for member in crowd]) for crowd in crowds}
+        cells = {there: gpu for gpu in gpus if len(there := draft.residents(gpu)) > 1 and there not in played}
         steps: list[Until] = []
-        for there in cells.values():
-            mates = [mate for mate in there if mate.record is not record]
+        for gpu in cells.values():
+            mates = [mate for mate in draft.members(gpu) if mate.record is not record]
             mates.sort(key=lambda mate: (scene.end(mate.record), mate.record.order))
             for index, mate in enumerate(mates):
                 beside = [(m.record.job, m.accum) for m in mates[index:]]

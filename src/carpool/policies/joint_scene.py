@@ -6,7 +6,6 @@ and who waits. It prices a `Move` before it is made, and takes note of it afterw
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from carpool.core.draft import Draft
 from carpool.core.model import GpuId
@@ -38,6 +37,13 @@ class Move:
     """Its only host has all of its GPUs to itself."""
     gain: float = 0.0
     """By how much the objective falls."""
+    then: Availability | None = None
+    """When GPUs will be free if it is made; known once it was priced."""
+
+
+Prospect = tuple[list[Waiting], float, float]
+"""What is in store for a waiting job and for the others who wait with its priority or a higher one: those others, the
+completion times of all if nothing is done for it now, and those of the others if it were not there."""
 
 
 class Scene:
@@ -58,9 +64,8 @@ class Scene:
         self._available: Availability | None = None
         self._line: list[Waiting] = []
         self._lineup: Lineup | None = None  # of the first of those who wait
-        self._neighbours: dict[int, tuple[int, list[Waiting]]] = {}  # by order of submission
         self._present: dict[int, float] = {}  # by priority
-        self._budgets: dict[int, float] = {}  # by order of submission
+        self._prospects: dict[int, Prospect] = {}  # by order of submission
 
     # ---- when jobs end, and who waits ------------------------------------------------------------------------------
 
@@ -100,12 +105,11 @@ class Scene:
         """Those who wait, in order, as far as they are looked at."""
         view, draft = self.draft.view, self.draft
         total = len(view.topology.node_of)
-        line: list[Waiting] = []
-        for job in islice(view.queue.scan(), self._look_ahead):
-            shape = job.shape
-            if shape.gpus <= total and (shape.user is None or draft.may_start(job)):
-                left = (job.job.iterations - job.done) * job.alone_iteration_s  # alone_left of a job that waits
-                line.append((shape.gpus, left, job.order, shape.priority))
+        line = [
+            (shape.gpus, (job.job.iterations - job.done) * job.alone_iteration_s, order, shape.priority)  # as _entry
+            for _, _, order, job in view.queue.in_order[: self._look_ahead]
+            if (shape := job.shape).gpus <= total and (shape.user is None or draft.may_start(job))
+        ]
         if self._first:
             orders = {job.order for job in self._first}
             line = [*map(self._entry, self._first), *(job for job in line if job[ORDER] not in orders)]
@@ -127,16 +131,17 @@ class Scene:
         Jobs that wait with a lower priority do not count: they must not hold up a higher one.
         """
         guest = move.guest
-        before, after = self.available.blocks, self.after(move).blocks
-        others = self._others(guest)
+        others, present, _ = self._prospect(guest)
+        move.then = self.after(move)
+        after = move.then.moments
         if others and others[0][PRIORITY] > guest.shape.priority:
             higher = [job for job in others if job[PRIORITY] > guest.shape.priority]
-            if line_up(after, higher, self.now) > line_up(before, higher, self.now) + CLOSE:
+            if line_up(after, higher, self.now) > line_up(self.available.moments, higher, self.now) + CLOSE:
                 return None
         if move.victims:
             others = _sorted([*others, *map(self._suspended, move.victims)])
         lost = sum(self.left(victim) for victim in move.victims)
-        move.gain = self._present_sum(guest) + lost - move.cost - line_up(after, others, self.now)
+        move.gain = present + lost - move.cost - line_up(after, others, self.now)
         return move.gain
 
     def budget(self, guest: JobRecord) -> float:
@@ -144,58 +149,36 @@ class Scene:
 
         No move makes GPUs free sooner, unless it suspends somebody; so those who wait gain nothing beyond that.
         """
-        known = self._budgets.get(guest.order)
+        _, present, without = self._prospect(guest)
+        return present - without
+
+    def _prospect(self, guest: JobRecord) -> Prospect:
+        known = self._prospects.get(guest.order)
         if known is None:
-            present = self._present_sum(guest)
-            ahead, behind = self._around(guest)
-            without = self._front(ahead).copy().add(behind) if behind else self._front(ahead)
-            known = self._budgets[guest.order] = present - without.sum
+            known = self._prospects[guest.order] = self._foresee(guest)
         return known
 
-    def _around(self, guest: JobRecord) -> tuple[int, list[Waiting]]:
-        """Who waits with the guest's priority or a higher one: how many before it, and those behind it.
-
-        All of them are before a guest that is too far down the queue to be in the line.
-        """
-        order, waiting = guest.order, self._waiting
-        known = self._neighbours.get(order)
-        if known is None:
-            number = self._number(guest.shape.priority)
-            index = next((index for index in range(number) if waiting[index][ORDER] == order), number)
-            known = self._neighbours[order] = index, waiting[index + 1 : number]
-        return known
-
-    def _number(self, priority: int) -> int:
-        """How many wait with this priority or a higher one; they are the first in the line."""
-        waiting = self._waiting
+    def _foresee(self, guest: JobRecord) -> Prospect:
+        waiting, priority = self._waiting, guest.shape.priority
         number = len(waiting)
         while number and waiting[number - 1][PRIORITY] < priority:
             number -= 1
-        return number
+        place = next((index for index in range(number) if waiting[index][ORDER] == guest.order), number)
+        front = self._front(place)
+        if place == number:  # it is too far down the queue to be in the line: all of them are before it
+            return waiting[:number], front.copy().add([self._entry(guest)]).sum, front.sum
+        present = self._present.get(priority)
+        if present is None:
+            present = self._present[priority] = front.copy().add(waiting[place:number]).sum
+        behind = waiting[place + 1 : number]
+        return waiting[:place] + behind, present, front.copy().add(behind).sum
 
     def _front(self, number: int) -> Lineup:
         """The first so many in the line, on the GPUs as things stand; guests come in its order, so it mostly grows."""
         front = self._lineup
         if front is None or len(front) > number:
-            front = self._lineup = Lineup(self.available.blocks, self.now)
+            front = self._lineup = Lineup(self.available.moments, self.now)
         return front.add(self._waiting[len(front) : number])
-
-    def _others(self, guest: JobRecord) -> list[Waiting]:
-        """Who waits besides the guest, with its priority or a higher one."""
-        ahead, behind = self._around(guest)
-        return self._waiting[:ahead] + behind
-
-    def _present_sum(self, guest: JobRecord) -> float:
-        """The completion times of the guest and of who waits with it, if nothing is done for it now."""
-        priority = guest.shape.priority
-        number = self._number(priority)
-        ahead, _ = self._around(guest)
-        if ahead == number:
-            return self._front(number).copy().add([self._entry(guest)]).sum
-        known = self._present.get(priority)
-        if known is None:
-            known = self._present[priority] = self._front(ahead).copy().add(self._waiting[ahead:number]).sum
-        return known
 
     def after(self, move: Move) -> Availability:
         """When GPUs will be free if a move is made."""
@@ -221,14 +204,10 @@ class Scene:
     def _change_gpus(self, move: Move, available: Availability) -> None:
         """Cell by cell: hosts may have other mates."""
         draft, ends = self.draft, move.ends
-        residents, changed, stopped = draft.view.residents, draft.entered, bool(draft.stopped)
         joined = set(move.gpus)
         cells: dict[tuple[bool, Sequence[JobRecord]], int] = {}
         for gpu in joined.union(*(draft.gpus_of(host) for host in move.hosts)):
-            there = residents(gpu)
-            if stopped or gpu in changed:
-                there = tuple([member.record for member in draft.members(gpu)])
-            cell = (gpu in joined, there)
+            cell = (gpu in joined, draft.residents(gpu))
             cells[cell] = cells.get(cell, 0) + 1
         for (is_joined, records), gpus in cells.items():
             before = max([self.end(record) for record in records], default=FREE)
@@ -253,14 +232,13 @@ class Scene:
             self.claimed.update(host.order for host in move.hosts)
 
     def _enter(self, move: Move) -> None:
-        self._available = self.after(move)
+        self._available = move.then or self.after(move)
         self._line = [job for job in self._waiting if job[ORDER] != move.guest.order]
         if move.victims:
             self._line = _sorted([*self._waiting, *map(self._suspended, move.victims)])
         self._lineup = None
-        self._neighbours.clear()
         self._present.clear()
-        self._budgets.clear()
+        self._prospects.clear()
 
 
 def _sorted(line: Sequence[Waiting]) -> list[Waiting]:

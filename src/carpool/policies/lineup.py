@@ -5,13 +5,11 @@ those who wait.
 """
 
 from collections.abc import Sequence
-from heapq import heappop, heappush, heapreplace
+from heapq import heappop, heappush
 from math import inf
 
-from carpool.core.outlook import Block
-
-NEVER: Block = (inf, 1 << 60)
-
+NEVER = (inf, 1 << 60)
+"""So many GPUs, which nobody lives to see free."""
 
 Waiting = tuple[int, float, int, int]
 """Of a job in the queue: the GPUs it wants, its time left alone, its order of submission, its priority. A plain tuple,
@@ -23,14 +21,14 @@ class Lineup:
     """Each in turn gets the GPUs that are free soonest, for itself. A copy goes on from where the original stands, so
     that two lines with the same beginning need not both be played from the start."""
 
-    __slots__ = ("_blocks", "_count", "_following", "_given", "_moment", "_now", "_size", "_total")
+    __slots__ = ("_given", "_moments", "_now", "_size", "_taken", "_total")
 
-    def __init__(self, blocks: Sequence[Block], now: float) -> None:
-        self._blocks = blocks
+    def __init__(self, moments: Sequence[float], now: float) -> None:
+        """`moments` are those from which the GPUs are free, soonest first."""
+        self._moments = moments
         self._now = now
-        self._following = 0
-        self._moment, self._count = blocks[0] if blocks else NEVER
-        self._given: list[Block] = []  # a heap: GPUs that somebody in the queue will have had
+        self._taken = 0  # so many of the moments
+        self._given = [NEVER]  # a heap: when somebody in the queue will have had how many GPUs
         self._total = 0.0
         self._size = 0
 
@@ -40,8 +38,7 @@ class Lineup:
 
     def copy(self) -> "Lineup":
         other = Lineup.__new__(Lineup)
-        other._blocks, other._now = self._blocks, self._now
-        other._following, other._moment, other._count = self._following, self._moment, self._count
+        other._moments, other._now, other._taken = self._moments, self._now, self._taken
         other._given, other._total, other._size = self._given.copy(), self._total, self._size
         return other
 
@@ -51,45 +48,39 @@ class Lineup:
         return self._total - self._now * self._size
 
     def add(self, waiting: Sequence[Waiting]) -> "Lineup":
-        blocks, given, now = self._blocks, self._given, self._now
-        following, moment, count, total = self._following, self._moment, self._count, self._total
-        last = len(blocks)
+        moments, given, now = self._moments, self._given, self._now
+        taken, total = self._taken, self._total
+        last = len(moments)
+        soonest, there = given[0]
         for gpus, left, _, _ in waiting:
-            if given and given[0][1] == gpus and given[0][0] <= moment:  # often: all the GPUs of somebody before
-                end = given[0][0] + left
-                total += end
-                heapreplace(given, (end, gpus))
-                continue
-            need = gpus
-            while True:
-                if given and given[0][0] <= moment:
-                    start, there = given[0]
-                    if there > need:
-                        heapreplace(given, (start, there - need))
-                        break
-                    heappop(given)
-                    if there == need:
-                        break
-                    need -= there
-                else:
-                    start = moment
-                    if count > need:
-                        count -= need
-                        break
-                    following += 1
-                    short = count < need
-                    need -= count
-                    moment, count = blocks[following] if following < last else NEVER
-                    if not short:
-                        break
+            final = taken + gpus - 1
+            if final < last and (start := moments[final]) < soonest:  # mostly: before anybody in the queue is done
+                taken = final + 1
+            else:
+                need = gpus
+                while need > 0:
+                    if taken < last and moments[taken] < soonest:
+                        start = moments[taken]
+                        taken += 1
+                        need -= 1
+                    else:
+                        start = soonest
+                        if there > need:
+                            given[0] = (soonest, there - need)
+                        else:
+                            heappop(given)
+                        need -= there
+                        soonest, there = given[0]
             end = (start if start > now else now) + left
             total += end
             heappush(given, (end, gpus))
-        self._following, self._moment, self._count, self._total = following, moment, count, total
+            if end <= soonest:
+                soonest, there = given[0]
+        self._taken, self._total = taken, total
         self._size += len(waiting)
         return self
 
 
-def line_up(blocks: Sequence[Block], waiting: Sequence[Waiting], now: float) -> float:
+def line_up(moments: Sequence[float], waiting: Sequence[Waiting], now: float) -> float:
     """The sum of completion times, from now on, of those who wait."""
-    return Lineup(blocks, now).add(waiting).sum
+    return Lineup(moments, now).add(waiting).sum

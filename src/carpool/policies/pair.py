@@ -6,6 +6,7 @@ Waiting is valued at the sub-batch that the guest would have alone, also where i
 """
 
 from collections.abc import Iterable
+from math import inf
 from typing import NamedTuple
 
 from carpool.core.model import Job
@@ -95,11 +96,11 @@ def _over(xi: float, limit: float | None) -> bool:
 
 def best(choices: Iterable[Option], host_left: float, guest_left: float) -> Verdict | None:
     """Algorithm 2: the option with the smallest `together`, provided that it beats waiting."""
-    winner: Verdict | None = None
+    least, winner = inf, None
     for option in choices:
         time = together(host_left, guest_left * option.pace, option.host_xi, option.guest_xi)
-        if winner is None or time < winner.together:
-            winner = Verdict(time, option)
-    if winner is None or winner.together >= apart(host_left, guest_left) * TIE:
+        if time < least:
+            least, winner = time, option
+    if winner is None or least >= apart(host_left, guest_left) * TIE:
         return None
-    return winner
+    return Verdict(least, winner)

@@ -35,7 +35,10 @@ def pair_ends(host_left: float, guest_left: float, host_xi: float, guest_xi: flo
 
 def play(actors: Sequence[Actor], cells: Sequence[Sequence[int]], perf: PerformanceModel) -> list[float]:
     """Seconds until each of the actors is done; a cell lists the actors that are on one and the same GPUs."""
-    own = [[cell for cell in cells if index in cell] for index in range(len(actors))]
+    own: list[list[Sequence[int]]] = [[] for _ in actors]
+    for cell in cells:
+        for index in cell:
+            own[index].append(cell)
     breaks = sorted({until for actor in actors for until, _ in actor.elsewhere if until > 0.0}, reverse=True)
     left = [actor.left for actor in actors]
     ends = [0.0] * len(actors)
