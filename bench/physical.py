@@ -15,8 +15,11 @@ import argparse
 import asyncio
 import hashlib
 import json
+import math
+import signal
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -35,6 +38,7 @@ from physical_work import (
     workload,
 )
 
+from carpool.errors import InputError
 from carpool.gpu import nvml
 from carpool.live.rank import boot_id
 from carpool.profile.schema import Profile, load
@@ -50,7 +54,7 @@ def run_all(options: argparse.Namespace) -> list[dict[str, Any]]:
     folder.mkdir(parents=True, exist_ok=True)
     profile = load(options.profile)
     jobs = workload(profile, options)
-    _same_workload(folder / "workload.json", [asdict(job) for job in jobs])
+    _same_setup(folder / "workload.json", options, jobs)
     warm = False
     for case in cases(options):
         path = folder / f"{case.name}.json"
@@ -67,7 +71,7 @@ def run_all(options: argparse.Namespace) -> list[dict[str, Any]]:
         outcome = asyncio.run(run_live(case, jobs, model, PATIENCE * needs_s + 60, options))
         keep_journal(folder / f"{case.name}.journal.gz", outcome.events)
         result = told(case, outcome) | {"machine": machine_name(options)}
-        path.write_text(json.dumps(result, indent=1) + "\n")
+        _write(path, result)
         print(f"{case.name}: {json.dumps(result['measured'])}", flush=True)
     return results(folder, jobs, profile, options)
 
@@ -78,11 +82,19 @@ def machine_name(options: argparse.Namespace) -> str:
     return hashlib.sha256(f"{gpu} {boot_id()}".encode()).hexdigest()[:8]
 
 
-def _same_workload(path: Path, jobs: list[dict[str, Any]]) -> None:
+def _same_setup(path: Path, options: argparse.Namespace, jobs: Sequence[Work]) -> None:
+    setup = {"profile": options.profile, "gpus": options.gpus, "jobs": [asdict(job) for job in jobs]}
     if not path.exists():
-        path.write_text(json.dumps(jobs, indent=1) + "\n")
-    elif json.loads(path.read_text()) != jobs:
+        _write(path, setup)
+    elif json.loads(path.read_text()) != setup:
         raise SystemExit(f"{path}: results of another workload are there; give another --out, or the same options")
+
+
+def _write(path: Path, data: Any) -> None:
+    """Whole or not at all: what is there counts as done."""
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text(json.dumps(data, indent=1) + "\n")
+    unfinished.replace(path)
 
 
 def results(folder: Path, jobs: Sequence[Work], profile: Profile, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -98,27 +110,52 @@ def _order(result: Mapping[str, Any]) -> tuple[int, int, str, int]:
     return case.jobs_per_gpu, rank, case.mechanism, case.repeat
 
 
-def main() -> None:
+def kept(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """What was run and lies there; needs no GPU."""
+    try:
+        setup = json.loads((folder / "workload.json").read_text())
+    except OSError:
+        raise SystemExit(f"{folder}: there are no results; run the experiment with this --out first") from None
+    options.gpus = setup["gpus"]
+    return results(folder, [Work(**row) for row in setup["jobs"]], load(setup["profile"]), options)
+
+
+def positive(kind: type) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        number = kind(text)
+        if not 0 < number < math.inf:
+            raise ValueError(text)
+        return number
+
+    read.__name__ = f"number above 0 ({kind.__name__})"  # argparse's message names it
+    return read
+
+
+def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    number, whole = positive(float), positive(int)
     parser.add_argument("--out", default="out/physical", help="results and journals")
     parser.add_argument("--profile", default="h200")
-    parser.add_argument("--gpus", type=int, help="so many logical slots instead of the GPU")
-    parser.add_argument("--jobs", type=int, default=30)
-    parser.add_argument("--mean", type=float, default=4.0, help="mean length of a job alone, seconds")
-    parser.add_argument("--load", type=float, default=2.5, help="arrivals, times what one GPU could serve")
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--crowds", type=int, nargs="*", default=[3, 4], help="more jobs per GPU to try under MPS")
+    parser.add_argument("--gpus", type=whole, help="so many logical slots instead of the GPU")
+    parser.add_argument("--jobs", type=whole, default=30)
+    parser.add_argument("--mean", type=number, default=4.0, help="mean length of a job alone, seconds")
+    parser.add_argument("--load", type=number, default=2.5, help="arrivals, times what one GPU could serve")
+    parser.add_argument("--repeats", type=whole, default=2)
+    parser.add_argument("--crowds", type=whole, nargs="*", default=[3, 4], help="more jobs per GPU to try under MPS")
     parser.add_argument("--only", nargs="*", help="these policies or cases only")
-    parser.add_argument("--minutes", type=float, help="start no case that would end later")
+    parser.add_argument("--minutes", type=number, help="start no case that would end later")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--examples", help="folder of the example scripts")
     parser.add_argument("--report", type=Path, help="run nothing; put the results into this page")
     parser.add_argument("--rows", type=Path, help="run nothing; write the results as a CSV file, for `carpool paper`")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a run that is told to stop ends its jobs
+    options = read_options()
     if options.report or options.rows:
-        folder = Path(options.out)
-        jobs = [Work(**row) for row in json.loads((folder / "workload.json").read_text())]
-        rows = results(folder, jobs, load(options.profile), options)
+        rows = kept(Path(options.out), options)
         if options.report:
             replace_table(options.report, page_table(rows))
         if options.rows:
@@ -130,4 +167,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except InputError as error:
+        raise SystemExit(str(error)) from None

@@ -27,14 +27,15 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def gains(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Sharing against exclusive SJF, on the same GPU and jobs."""
+    """Sharing against exclusive SJF, with the same jobs on the same kind of GPU."""
     base = next((row for row in rows if row["policy"] == "sjf"), None)
+    caveat = " (but SJF found its machine cold)" if base and base["cold"] else ""
     found = []
     for row in rows if base is not None else ():
         if row["policy"] not in EXCLUSIVE:
             ratio = fmean(base["measured"]["mean_jct_s"]) / fmean(row["measured"]["mean_jct_s"])
             what = f"{row['policy']}, {row['mechanism']}, up to {row['jobs_per_gpu']} jobs per GPU"
-            found.append(f"- {what}: the mean JCT of exclusive SJF is {ratio:.2f} times as long")
+            found.append(f"- {what}: the mean JCT of exclusive SJF is {ratio:.2f} times as long{caveat}")
     return found
 
 

@@ -6,7 +6,7 @@ Also what is known of their speed: the profile, and the box at hand as other run
 import argparse
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from carpool.core.model import Job
@@ -127,7 +127,7 @@ def workload(profile: Profile, options: argparse.Namespace) -> list[Work]:
     return jobs
 
 
-def cases(options: argparse.Namespace) -> Iterator[Case]:
+def cases(options: argparse.Namespace) -> list[Case]:
     """What matters most first; the whole set once before anything is repeated."""
     plain = LOGICAL if options.gpus else TIME_SLICING
     shared = [plain] if options.gpus or mps.available() is not None else [MPS, plain]
@@ -136,11 +136,13 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
     kinds += [Case("fifo", plain), Case(TIRESIAS, plain)]
     kinds += [Case("sjf-ffs", mechanism) for mechanism in shared]
     kinds += [Case(policy, shared[0], crowd) for crowd in options.crowds for policy in ("sjf-bsbf", "carpool")]
-    for repeat in range(options.repeats):
-        for kind in kinds:
-            case = replace(kind, repeat=repeat)
-            if not options.only or case.policy in options.only or case.name in options.only:
-                yield case
+    every = [replace(kind, repeat=repeat) for repeat in range(options.repeats) for kind in kinds]
+    only = set(options.only or ())
+    unknown = only - {name for case in every for name in (case.policy, case.name)}
+    if unknown:
+        known = ", ".join(dict.fromkeys(case.policy for case in every))
+        raise SystemExit(f"--only {' '.join(sorted(unknown))}: no such case; give some of {known}, or names of cases")
+    return [case for case in every if not only or case.policy in only or case.name in only]
 
 
 def policy(name: str) -> str:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from world import job
 
 from carpool.core.perf import FittedModel, MeasuredPair, TableInterference, crowd_slowdown
+from carpool.profile.build import FitRequest, build
 from carpool.profile.demand import fit_demands
 from carpool.profile.interference import read_interference
 from carpool.profile.rows import Run
@@ -112,3 +113,18 @@ def test_a_table_at_one_set_of_batches_holds_for_every_batch():
     assert small.pair("bert", 64, "bert", 64) == small.pair("bert", 1, "bert", 1) < 1.1
     assert large.pair("bert", 12, "bert", 12) == pytest.approx(1.84, abs=0.01)
     assert small.demand("bert", 64) < 0.4 < 0.8 < large.demand("bert", 1)
+
+
+def test_the_rule_predicts_the_groups_of_an_earlier_series(data):
+    """Groups that nobody fitted anything to: tasks, pairs and demands come from the other files of that series."""
+    pytest.importorskip("scipy")
+    files = tuple(str(data / "h200" / name) for name in ("mps.json", "mps_big.json", "mps_groups.json"))
+    profile = build(FitRequest(name="earlier", throughput=files[:2], pairs=files, mechanism=("mps",)))
+    assert len(profile.groups) == 12
+    groups = [{"jobs": [(one.task, one.batch) for one in group.jobs], "xi": group.xi} for group in profile.groups]
+    of_jobs, of_groups = errors(profile.interference("mps"), groups)
+    assert of_jobs <= 0.09
+    assert of_groups <= 0.06
+    plain_jobs, plain_groups = errors(TableInterference(profile.interference("mps").cells), groups)
+    assert plain_jobs > 1.3 * of_jobs
+    assert plain_groups > 2 * of_groups

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import subprocess
 import sys
 from argparse import Namespace
 from dataclasses import replace
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from carpool.core.model import Decision
 from carpool.profile.measure.conclude import Naming, conclude
 from carpool.profile.measure.raw import Machine, Measurement, Sample, Setting, Wish
 from carpool.profile.schema import load, save
@@ -123,8 +125,11 @@ def test_two_real_jobs_through_the_service_and_again_from_what_is_kept(options, 
     page.show(physical.run_all(small))
     assert result.stat().st_mtime_ns == before, "a case that was run is not run again"
     assert "sjf-bsbf logical C=2" in capsys.readouterr().out
-    with pytest.raises(SystemExit, match="results of another workload"):
-        physical.run_all(Namespace(**{**vars(small), "seed": 2}))
+    for other in ({"seed": 2}, {"gpus": 2}):
+        with pytest.raises(SystemExit, match="results of another workload"):
+            physical.run_all(Namespace(**{**vars(small), **other}))
+    assert not list(Path(options.out).glob("*.part"))
+    assert len(physical.kept(Path(options.out), Namespace(**{**vars(options), "gpus": None}))) == 1
 
 
 def story(job, launch_s, iterating_s, **more):
@@ -166,7 +171,8 @@ def test_a_box_is_known_from_the_other_cases_on_it_and_from_jobs_that_ran_alone(
     shared["case"]["mechanism"] = "mps"
     box = sim.box_of(mine, [mine, near, shared, far], jobs, profile)
     assert {tuple(set(values)) for values in box.overheads_s.values()} == {(5.0,)}, "the same mechanism counts alone"
-    box = sim.box_of(mine, [mine, far], jobs, profile)
+    cold = case_file(model, jobs, "fifo", "here", 70.0, 3.0) | {"cold": True}
+    box = sim.box_of(mine, [mine, far, cold], jobs, profile)
     assert {tuple(set(values)) for values in box.overheads_s.values()} == {(9.0,)}, (
         "any, if nothing else ran on this one"
     )
@@ -243,3 +249,55 @@ def test_the_paper_reads_the_rows_that_the_script_writes(work, sim, options, tmp
     config = configuration.load()
     found = read_measured(replace(config, physical=replace(config.physical, measured=tmp_path / "rows.csv")))
     assert [(row.policy, row.jobs_per_gpu, row.runs) for row in found.cases] == [("sjf", 1, 1), ("fifo", 1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--load", "0"], "--load"),
+        (["--jobs", "0"], "--jobs"),
+        (["--mean", "nan"], "--mean"),
+        (["--gpus", "-1"], "--gpus"),
+        (["--crowds", "0"], "--crowds"),
+        (["--gpus", "1", "--profile", "nosuch"], "nosuch"),
+        (["--gpus", "1", "--only", "sfj"], "--only sfj: no such case; give some of sjf,"),
+        (["--rows", "rows.csv"], "there are no results"),
+    ],
+)
+def test_wrong_options_are_refused_in_a_line(arguments, problem, tmp_path):
+    command = [sys.executable, str(SCRIPT), "--out", str(tmp_path / "out"), *arguments]
+    told = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert told.returncode
+    assert problem in told.stderr
+    assert "Traceback" not in told.stderr
+
+
+def test_who_gains_how_much_and_who_is_off_by_how_much(work, sim):
+    page = importlib.import_module("physical_page")
+    figures = {"policy": "sjf", "mechanism": "time-slicing", "jobs_per_gpu": 2, "cold": True}
+    slow = figures | {"measured": {"mean_jct_s": [90.0, 110.0]}, "simulated": {"mean_jct_s": [100.0, 140.0]}}
+    quick = slow | {"policy": "sjf-bsbf", "measured": {"mean_jct_s": [25.0]}, "cold": False}
+    (told,) = page.gains([slow, quick])
+    assert "exclusive SJF is 4.00 times as long (but SJF found its machine cold)" in told
+    found = sim.compared(slow, "mean_jct_s")
+    assert (found.measured, found.simulated, round(found.off, 6)) == (100.0, 120.0, 0.2)
+
+
+def test_what_a_case_measured_is_told_from_submission_to_end(work):
+    live = importlib.import_module("physical_live")
+    common = {"waited_s": 3.0, "preemptions": 1}
+    rows = [
+        common | {"submitted": 10.0, "started": 14.0, "finished": 20.0},
+        common | {"submitted": 12.0, "started": 22.0, "finished": 32.0},
+    ]
+    stop = work.Job("7", 0.0, "bert", 1, 12, 5)
+    events = [
+        live.ev.Planned(5.0, (Decision(stop.id, None, "others go first"),)),
+        live.ev.Stopped(6.5, stop.id, 1, 2.0),
+    ]
+    result = live.told(work.Case("tiresias-11", "time-slicing"), live.Outcome(rows, events, [0.25, 0.75]))
+    measured = result["measured"]
+    assert (measured["makespan_s"], measured["mean_jct_s"], measured["mean_queue_s"]) == (22.0, 15.0, 3.0)
+    assert (measured["gpu_utilisation"], measured["preemptions"]) == (0.5, 2)
+    assert measured["occupied"] == pytest.approx(16 / 22)
+    assert result["stops_s"] == [1.5]
