@@ -19,10 +19,18 @@ def daemon():
         sys.exit(1)
     (pipe / "environment.json").write_text(json.dumps(dict(os.environ)))
     gone.unlink(missing_ok=True)
-    control.touch()
+    control.write_text(str(os.getpid()))
     while not (gone.exists() and "FAKE_MPS_STUBBORN" not in os.environ):
         time.sleep(0.01)
     control.unlink()
+
+
+def lives():
+    """A daemon that was killed leaves its socket behind, and nobody answers there."""
+    try:
+        return Path(f"/proc/{control.read_text()}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def answer(words, servers):
@@ -39,7 +47,7 @@ def answer(words, servers):
 
 if sys.argv[1:] == ["-f"]:
     daemon()
-elif not control.exists():
+elif not lives():
     print("Cannot find MPS control daemon process")
     sys.exit(1)
 else:

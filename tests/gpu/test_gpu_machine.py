@@ -4,13 +4,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from carpool.channel import ENV_DIRECTORY
 from carpool.gpu import mps, nvml
-from carpool.live.executors.machine import Ours, discover, job_of
+from carpool.live.executors.machine import Ours, ServerFault, discover, gang_of
 from carpool.live.home import Home
 
 DEVICE = nvml.Device(0, "GPU-1", "NVIDIA Test", 80 * 2**30, "1.0")
@@ -46,7 +47,8 @@ def test_a_fence_stands_only_where_it_was_seen_to_hold(control, tmp_path, monkey
 def test_a_worker_outside_mps_is_named_once(control, tmp_path, monkeypatch):
     machine = found(tmp_path, monkeypatch, True)
     home = Home(tmp_path / "home")
-    env = {**os.environ, ENV_DIRECTORY: f"{home.jobs}/7/attempt-1/rank-0", "CARPOOL_JOB": "7"}
+    env = {**os.environ, ENV_DIRECTORY: f"{home.jobs}/7/attempt-1/rank-0", "CARPOOL_JOB": "7", "CARPOOL_ATTEMPT": "2"}
+    env |= machine.environment()
     worker = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE, env=env)
     stranger = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
     try:
@@ -63,7 +65,7 @@ def test_a_worker_outside_mps_is_named_once(control, tmp_path, monkeypatch):
         served.write_text(json.dumps({"5": {"clients": []}}))
         assert machine.outside_mps(ours) == []
         assert machine.outside_mps(ours) == [worker.pid]
-        assert job_of(worker.pid) == "7"
+        assert gang_of(worker.pid) == ("7", 2)
         assert machine.outside_mps(ours) == [], "told once"
         assert machine.taken_by_strangers(ours) == [(0, 2**30)], "only the stranger's memory is taken from us"
     finally:
@@ -71,3 +73,61 @@ def test_a_worker_outside_mps_is_named_once(control, tmp_path, monkeypatch):
             process.stdin.close()
             process.wait()
         machine.stop()
+
+
+@pytest.fixture
+def worker(tmp_path):
+    env = {**os.environ, "CARPOOL_JOB": "7", "CARPOOL_ATTEMPT": "2"}
+    process = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE, env=env)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_a_fault_names_the_gangs_on_the_server_also_those_whose_processes_are_gone(
+    control, tmp_path, monkeypatch, worker
+):
+    machine = found(tmp_path, monkeypatch, True)
+    try:
+        served = machine.mps.pipe / "servers.json"
+        served.write_text(json.dumps({"5": {"clients": [worker.pid]}}))
+        assert machine.faults() == []
+        assert machine.seen == {("7", 2)}
+        worker.kill()
+        worker.wait()
+        served.write_text("{}")
+        assert machine.faults() == [ServerFault(frozenset({("7", 2)}), "the server is gone")]
+    finally:
+        machine.stop()
+
+
+def test_a_daemon_that_died_is_started_again_but_not_for_ever(control, tmp_path, monkeypatch, worker):
+    monkeypatch.setattr("carpool.live.executors.machine.MOST_RESTARTS", 1)
+    machine = found(tmp_path, monkeypatch, True)
+    try:
+        (machine.mps.pipe / "servers.json").write_text(json.dumps({"5": {"clients": [worker.pid]}}))
+        assert machine.ready
+        assert machine.faults() == []
+        kill_daemon(machine)
+        assert not machine.ready, "whoever were launched now would run outside MPS"
+        (fault,) = machine.faults()
+        assert fault == ServerFault(frozenset({("7", 2)}), "the daemon is gone and was started again")
+        assert machine.ready
+        assert "CUDA_MPS_PIPE_DIRECTORY" in machine.environment()
+        kill_daemon(machine)
+        (fault,) = machine.faults()
+        assert "time-slicing" in fault.reason
+        assert (machine.mechanism, machine.why) == ("time-slicing", "the MPS daemon died 2 times")
+        assert machine.ready
+        assert machine.environment() == {}
+        assert machine.faults() == []
+    finally:
+        machine.stop()
+
+
+def kill_daemon(machine):
+    pid = machine.mps.pid
+    os.kill(pid, 9)
+    until = time.monotonic() + 5
+    while machine.mps.alive() and time.monotonic() < until:
+        time.sleep(0.01)

@@ -11,6 +11,9 @@ import pytest
 
 from carpool.gpu import mps, nvml
 
+NOBODY = 2**22 + 1
+"""No process has this number."""
+
 
 @pytest.fixture
 def control(tmp_path):
@@ -114,24 +117,57 @@ def test_a_fault_names_everybody_who_was_on_the_server_once(daemon, sleeper):
     assert daemon.faults() == []
 
 
-def test_a_server_that_is_gone_is_a_fault_if_it_left_somebody_behind(daemon, sleeper):
+def test_a_server_that_is_gone_is_a_fault_though_it_took_everybody_along(daemon):
     daemon.start()
-    serve(daemon, s7={"clients": [sleeper.pid]}, s8={"clients": [2**22 + 1]})
-    assert daemon.verify(sleeper.pid), "and whoever looks remembers"
-    serve(daemon)
-    assert [fault.clients for fault in daemon.faults()] == [{sleeper.pid}]
+    serve(daemon, s7={"clients": [NOBODY, NOBODY + 1]}, s8={"clients": []})
+    assert daemon.faults() == []
+    serve(daemon, s8={"clients": []})
+    assert [(fault.server, fault.clients) for fault in daemon.faults()] == [(7, {NOBODY, NOBODY + 1})]
+    assert daemon.faults() == []
 
 
-def test_a_dead_daemon_is_a_fault_of_all_it_served(daemon, sleeper):
+def test_a_server_that_came_and_went_between_two_looks_is_a_fault(daemon, sleeper):
+    daemon.start()
+    assert daemon.faults() == []
+    begun = "[2026-01-01 10:00:00.000 Control {0}] Starting new server {0} for user 1000\n"
+    with (daemon.log / "control.log").open("a") as log:
+        log.write(begun.format(NOBODY) + begun.format(sleeper.pid))
+    assert [(fault.server, fault.clients) for fault in daemon.faults()] == [(NOBODY, set())], (
+        "the other one is coming up"
+    )
+    assert daemon.faults() == []
+    serve(daemon, **{f"s{sleeper.pid}": {"clients": []}})
+    assert daemon.faults() == []
+    later = mps.Daemon(daemon.directory, daemon.uuids, daemon._control)
+    later.start()
+    assert later.faults() == [], "what is in the log is an earlier service's"
+
+
+def test_a_server_recovers_once_the_clients_of_its_fault_have_left(daemon, monkeypatch):
+    daemon.start()
+    serve(daemon, s7={"clients": [11], "status": "FAULT"})
+    assert len(daemon.faults()) == 1
+    assert daemon.recovering
+    serve(daemon, s7={"clients": []})
+    assert daemon.faults() == []
+    assert not daemon.recovering
+    serve(daemon, s7={"clients": [12], "status": "FAULT"})
+    assert [fault.clients for fault in daemon.faults()] == [{12}], "each fault is told"
+    monkeypatch.setattr(mps, "RECOVERY_S", 0.0)
+    assert not daemon.recovering, "one that does not recover is not waited for"
+
+
+@pytest.mark.parametrize("looked", [True, False])
+def test_a_dead_daemon_is_a_fault_of_all_it_served(daemon, sleeper, looked):
     daemon.start()
     serve(daemon, s7={"clients": [sleeper.pid]})
-    daemon.faults()
+    if looked:
+        daemon.faults()
     os.kill(daemon.pid, 9)
     until = time.monotonic() + 5
     while daemon.alive() and time.monotonic() < until:
         time.sleep(0.01)
-    (daemon.pipe / "control").unlink()
-    assert [fault.clients for fault in daemon.faults()] == [{sleeper.pid}]
+    assert [fault.clients for fault in daemon.faults()] == [{sleeper.pid} if looked else set()]
     assert not daemon.alive()
 
 

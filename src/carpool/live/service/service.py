@@ -22,14 +22,15 @@ from carpool.core.scheduler import Scheduler
 from carpool.core.state import ALIVE
 from carpool.errors import InputError
 from carpool.live.clock import RealClock
-from carpool.live.executors.base import Ended, Launch, Outcome
-from carpool.live.executors.machine import Ours, discover, job_of
+from carpool.live.executors.base import Ended, Launch
+from carpool.live.executors.machine import Ours, discover, gang_of
 from carpool.live.executors.processes import boot_id
 from carpool.live.home import write_private
 from carpool.live.insight.outlook import Outlook
 from carpool.live.journal.store import Batch, StoreError
 from carpool.live.service import prune, recovery
 from carpool.live.service.driver import Driver, Ending
+from carpool.live.service.faults import Faults
 from carpool.live.service.inside import new_row
 from carpool.live.service.knowledge import Knowledge
 from carpool.live.service.reading import Reading
@@ -45,18 +46,12 @@ KEEP_EVENTS = 200_000
 """So many events before the older snapshot stay in the journal, for those who want to look back."""
 STRANGERS_S = 5.0
 LOOK_AHEAD_S = 2.0
-FAULT_S = 30.0
-"""So long after a fault of MPS, failures count as its consequence."""
-MOST_PARDONS = 3
 
 
 class Service(Reading):
     _snapshot_at = 0
     _snapshotting: asyncio.Task[None] | None = None
     _tasks: Sequence[asyncio.Task[None]] = ()
-    _pardoning: asyncio.Task[None] | None = None
-    _fault_at = -1e18
-    """When MPS last failed."""
 
     # ---- life ------------------------------------------------------------------------------------------------------
 
@@ -84,6 +79,8 @@ class Service(Reading):
         self._driver = Driver(
             scheduler, self._store, self._executor, self._clock, self._launch_of, self._story_of, self._after_turn
         )
+        self._faults = Faults(machine, self._driver, self._executor, self._clock)
+        self._driver.may_launch = self._faults.may_launch
         self._snapshot_at = loaded.seq
         for text in (*self._store.notes, *loaded.notes):
             self._driver.note(text)
@@ -186,7 +183,7 @@ class Service(Reading):
 
     async def run(self) -> None:
         """Schedule until `stop` is called."""
-        work = (self._poll, self._look_for_strangers, self._look_ahead, self._prune)
+        work = (self._poll, self._faults.watch, self._look_for_strangers, self._look_ahead, self._prune)
         self._tasks = [asyncio.create_task(task()) for task in work]
         try:
             await self._driver.run()
@@ -228,7 +225,8 @@ class Service(Reading):
             for gpu, memory in await asyncio.to_thread(self._machine.taken_by_strangers, ours):
                 self._driver.tell(ev.MemoryTaken(self._clock.now(), gpu, memory))
             for pid in await asyncio.to_thread(self._machine.outside_mps, ours):
-                self._driver.note(f"job {job_of(pid)}: process {pid} runs outside MPS, so it shares by time-slicing")
+                job, _ = gang_of(pid) or ("unknown", 0)
+                self._driver.note(f"job {job}: process {pid} runs outside MPS, so it shares by time-slicing")
             await asyncio.sleep(STRANGERS_S)
 
     async def _look_ahead(self) -> None:
@@ -256,7 +254,7 @@ class Service(Reading):
                 write_private(path, json.dumps(self._story_of(ending)), sync=False)
             name = ending.record.job.id
             self.specs.pop(name, None)
-            self._pardons.pop(name, None)
+            self._faults.pardons.pop(name, None)
             judged = self._outlook.judge(ending.record, self._sources.pop(name, {}))
             if judged:
                 self._driver.put(lambda now, batch, rows=judged: batch.estimates.extend(rows) or ())  # type: ignore[misc]
@@ -284,22 +282,7 @@ class Service(Reading):
         self._driver.trouble(job, text)
 
     def gang_ended(self, ended: Ended) -> None:
-        if ended.outcome is Outcome.FAILED and self._machine.mps is not None:
-            self._pardoning = asyncio.create_task(self._pardon(ended))
-        else:
-            self._driver.gang_ended(ended)
-
-    async def _pardon(self, ended: Ended) -> None:
-        """Under MPS a fatal fault of one job reaches all on its GPU, and nobody can tell whose it was: all of them come
-        back without losing a retry, some times."""
-        if await asyncio.to_thread(self._machine.mps.faults):
-            self._fault_at = self._clock.now()
-            self._driver.note("a job's fatal fault ended the MPS server; the jobs on it start again")
-        pardons = self._pardons.get(ended.job, 0)
-        if self._clock.now() - self._fault_at < FAULT_S and pardons < MOST_PARDONS:
-            self._pardons[ended.job] = pardons + 1
-            ended = replace(ended, outcome=Outcome.LOST, reason=f"{ended.reason}; a fault under MPS reached it")
-        self._driver.gang_ended(ended)
+        self._faults.gang_ended(ended)
 
     # ---- what the driver asks --------------------------------------------------------------------------------------
 
@@ -310,7 +293,7 @@ class Service(Reading):
 
     def _launch_of(self, record: JobRecord) -> Launch:
         spec = self.specs[record.job.id]
-        extra = self._machine.environment(self._fence(record), len(record.gpus))
+        extra = {} if record.job.exclusive else self._machine.environment(self._fence(record), len(record.gpus))
         if spec.array_index is not None:
             extra[ARRAY_VARIABLE] = str(spec.array_index)
         return Launch(
