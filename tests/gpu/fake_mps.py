@@ -6,6 +6,7 @@ serve and how they are; tests write it.
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -15,8 +16,10 @@ control, gone = pipe / "control", pipe / "quit"
 
 
 def daemon():
-    if os.environ.get("FAKE_MPS_FAILS"):
+    if os.environ.get("FAKE_MPS_FAILS") or lives():  # as the real one, it leaves a place that is taken
         sys.exit(1)
+    if os.environ.get("FAKE_MPS_STUBBORN") == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     (pipe / "environment.json").write_text(json.dumps(dict(os.environ)))
     gone.unlink(missing_ok=True)
     control.write_text(str(os.getpid()))

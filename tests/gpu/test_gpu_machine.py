@@ -1,5 +1,6 @@
 """The live machine under MPS: who runs outside it is noticed, and a fence is built only where it was seen to hold."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -10,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from carpool.channel import ENV_DIRECTORY
+from carpool.errors import InputError
 from carpool.gpu import mps, nvml
 from carpool.live.executors.machine import Ours, ServerFault, discover, gang_of
 from carpool.live.home import Home
+from carpool.live.service.service import Service
 
 DEVICE = nvml.Device(0, "GPU-1", "NVIDIA Test", 80 * 2**30, "1.0")
 
@@ -73,6 +76,38 @@ def test_a_worker_outside_mps_is_named_once(control, tmp_path, monkeypatch):
             process.stdin.close()
             process.wait()
         machine.stop()
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_where_no_trial_client_is_served_jobs_share_by_time_slicing(control, tmp_path, monkeypatch, busy):
+    monkeypatch.setattr(mps.Daemon, "check", lambda self, uuid: mps.Check(False, False, "cuInit gave 999"))
+    clients = {42} if busy else set()
+    monkeypatch.setattr(mps.Daemon, "clients", lambda self: clients)
+    machine = discover(None, None, Home(tmp_path / "home"))
+    daemon = mps.Daemon(tmp_path / "home" / "mps", [DEVICE.uuid])
+    try:
+        if busy:
+            assert machine.mechanism == "mps", "it serves jobs of an earlier service"
+            machine.leave()
+            assert machine.mps.alive()
+        else:
+            assert (machine.mechanism, machine.mps) == ("time-slicing", None)
+            assert machine.why == "MPS does not work here: cuInit gave 999"
+            assert not (daemon.directory / "daemon.json").exists(), "no daemon is left"
+    finally:
+        machine.stop()
+
+
+def test_a_service_that_cannot_start_leaves_no_daemon(control, tmp_path, monkeypatch):
+    monkeypatch.setattr(mps.Daemon, "check", lambda self, uuid: mps.Check(True, True, ""))
+    home = Home(tmp_path / "home")
+    home.create()
+    home.journal.mkdir()
+    service = Service(home)
+    with pytest.raises(InputError):
+        asyncio.run(service.start())
+    assert service._machine.mps is None
+    assert not (home.mps / "daemon.json").exists()
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -31,6 +32,8 @@ SOCKET_LONGEST = 107 - len("/control_privileged")
 ANSWER_S = 10.0
 START_S = 20.0
 STOP_S = 10.0
+CHECK_S = 60.0
+"""So long a trial client may take: the first one waits for the server, which sets up every GPU."""
 RECOVERY_S = 120.0
 """A failed server takes no new clients until the old ones are gone; one that takes longer is not waited for."""
 BEGUN = re.compile(rb"Starting new server (\d+)")
@@ -120,6 +123,7 @@ class Daemon:
             return
         for place in (self.directory, self.pipe, self.log):
             _private(place)
+        self._end_forgotten()
         with (self.log / "daemon.log").open("ab") as output:
             try:
                 self._child = subprocess.Popen(
@@ -229,17 +233,22 @@ class Daemon:
         env = {**os.environ, **self.env(PROBE_LIMIT), "CUDA_VISIBLE_DEVICES": uuid}
         command = [python, "-m", "carpool.gpu.probe", str(PROBE_MUCH)]
         with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as probe:
-            assert probe.stdin is not None
             assert probe.stdout is not None
             try:
-                answer = json.loads(probe.stdout.readline() or "{}")
+                if not select.select([probe.stdout], [], [], CHECK_S)[0]:
+                    return Check(False, False, f"a trial client gave no answer in {CHECK_S:g} s")
+                answer = json.loads(probe.stdout.readline())
                 served = self.verify(probe.pid)
             except ValueError:
-                answer, served = {}, False
+                return Check(False, False, "a trial client ended without an answer")
             finally:
-                probe.stdin.close()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    probe.communicate(timeout=STOP_S)  # it leaves when its input closes
+                probe.kill()
+        if "error" in answer:
+            return Check(False, False, f"a trial client failed: {answer['error']}")
         limited = answer.get("much") == 2 and answer.get("little") == 0
-        return Check(served, limited, answer.get("error") or json.dumps(answer))
+        return Check(served, limited, json.dumps(answer) if served else "a trial client ran outside MPS")
 
     def stop(self) -> None:
         """End the daemon and its servers. Workers that still use them fail, so stop those first."""
@@ -288,6 +297,21 @@ class Daemon:
             self.stop()
             return False
         return True
+
+    def _end_forgotten(self) -> None:
+        """Somebody answers in our directory though the note about it is lost: it would keep ours from starting."""
+        if self._servers() is None:
+            return
+        if self.clients():
+            raise MpsError(f"{self.pipe}: an MPS daemon that nobody remembers serves jobs there; let them end first")
+        self._ask(f"quit -t {STOP_S / 2:g}", timeout=STOP_S)
+        until = time.monotonic() + STOP_S
+        while self._servers() is not None:
+            if time.monotonic() > until:
+                raise MpsError(
+                    f"{self.pipe}: an MPS daemon that nobody remembers answers there; end it and start again"
+                )
+            time.sleep(0.05)
 
     def _wait_gone(self, seconds: float) -> None:
         until = time.monotonic() + seconds

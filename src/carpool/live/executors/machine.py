@@ -137,6 +137,11 @@ class Machine:
                 changes.append((slot.id, memory))
         return changes
 
+    def leave(self) -> None:
+        """Called when the service could not start: jobs of an earlier one may go on under MPS."""
+        if self.mps is not None and not self.mps.clients():
+            self.stop()
+
     def stop(self) -> None:
         """Called when nothing runs any more: a daemon that serves jobs outlives us."""
         if self.mps is not None:
@@ -205,20 +210,29 @@ def discover(gpus: int | None, gpu_memory: int | None, home: Home, *, mps: bool 
     slots = tuple(Slot(number, NODE, device.index, device.uuid) for number, device in enumerate(devices))
     memory = gpu_memory or min(device.memory for device in devices)
     names = {number: device.name for number, device in enumerate(devices)}
-    daemon, why = _start_mps(home, [device.uuid for device in devices]) if mps else (None, "switched off")
-    fenced = daemon is not None and daemon.check(devices[0].uuid).limited
-    return Machine(slots, memory, "mps" if daemon else "time-slicing", why, names, daemon, fenced)
+    machine = Machine(slots, memory, "time-slicing", "switched off", names)
+    if mps:
+        _start_mps(machine, home, [device.uuid for device in devices])
+    return machine
 
 
-def _start_mps(home: Home, uuids: Sequence[str]) -> tuple[Any, str]:
+def _start_mps(machine: Machine, home: Home, uuids: Sequence[str]) -> None:
+    """Let jobs share by MPS if it starts and serves a trial client; else the machine says why not."""
     from carpool.gpu import mps
 
     why = mps.available()
     if why is not None:
-        return None, why
+        machine.why = why
+        return
     daemon = mps.Daemon(home.mps, uuids)
     try:
         daemon.start()
     except InputError as error:
-        return None, str(error)
-    return daemon, ""
+        machine.why = str(error)
+        return
+    check = daemon.check(uuids[0])
+    if not check.served and not daemon.clients():  # one that serves jobs of an earlier service must not go
+        daemon.stop()
+        machine.why = f"MPS does not work here: {check.detail}"
+        return
+    machine.mechanism, machine.why, machine.mps, machine.fenced = "mps", "", daemon, check.limited

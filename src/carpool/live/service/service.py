@@ -62,6 +62,8 @@ class Service(Reading):
         try:
             await self._start()
         except BaseException:
+            if machine := getattr(self, "_machine", None):
+                await asyncio.to_thread(machine.leave)
             self._store.close()
             self.home.release()
             raise
