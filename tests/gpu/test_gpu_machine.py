@@ -15,6 +15,8 @@ from carpool.errors import InputError
 from carpool.gpu import mps, nvml
 from carpool.live.executors.machine import Ours, ServerFault, discover, gang_of
 from carpool.live.home import Home
+from carpool.live.journal.store import Store, StoreError
+from carpool.live.service import recovery
 from carpool.live.service.service import Service
 
 DEVICE = nvml.Device(0, "GPU-1", "NVIDIA Test", 80 * 2**30, "1.0")
@@ -54,8 +56,17 @@ def test_a_worker_outside_mps_is_named_once(control, tmp_path, monkeypatch):
     env |= machine.environment()
     worker = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE, env=env)
     stranger = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
+    server = subprocess.Popen(  # it has the daemon's environment
+        [sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE, env={**os.environ, **machine.mps.env()}
+    )
+    alone = subprocess.Popen(  # of a job that was not told of MPS
+        [sys.executable, "-S", "-c", "input()"],
+        stdin=subprocess.PIPE,
+        env={**os.environ, ENV_DIRECTORY: env[ENV_DIRECTORY]},
+    )
+    everybody = (worker, stranger, server, alone)
     try:
-        uses = [nvml.Use(process.pid, 2**30, False) for process in (worker, stranger)]
+        uses = [nvml.Use(process.pid, 2**30, False) for process in everybody]
         monkeypatch.setattr(nvml, "processes", lambda uuid: uses)
         ours = Ours(home, machine.mps)
         served = machine.mps.pipe / "servers.json"
@@ -72,7 +83,7 @@ def test_a_worker_outside_mps_is_named_once(control, tmp_path, monkeypatch):
         assert machine.outside_mps(ours) == [], "told once"
         assert machine.taken_by_strangers(ours) == [(0, 2**30)], "only the stranger's memory is taken from us"
     finally:
-        for process in (worker, stranger):
+        for process in everybody:
             process.stdin.close()
             process.wait()
         machine.stop()
@@ -101,12 +112,35 @@ def test_where_no_trial_client_is_served_jobs_share_by_time_slicing(control, tmp
 def test_a_service_that_cannot_start_leaves_no_daemon(control, tmp_path, monkeypatch):
     monkeypatch.setattr(mps.Daemon, "check", lambda self, uuid: mps.Check(True, True, ""))
     home = Home(tmp_path / "home")
-    home.create()
-    home.journal.mkdir()
-    service = Service(home)
-    with pytest.raises(InputError):
-        asyncio.run(service.start())
-    assert service._machine.mps is None
+
+    async def refused(store, make):
+        assert (home.mps / "daemon.json").exists()
+        raise StoreError("it is from a newer release")
+
+    monkeypatch.setattr(recovery, "load", refused)
+    with pytest.raises(InputError, match="newer release"):
+        asyncio.run(Service(home).start())
+    assert not (home.mps / "daemon.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("me", "uid", "mechanism"), [(0, 1234, "time-slicing"), (0, 0, "mps"), (0, None, "mps"), (9, 1234, "mps")]
+)
+def test_mps_is_for_jobs_of_one_user(control, tmp_path, monkeypatch, me, uid, mechanism):
+    monkeypatch.setattr(mps.Daemon, "check", lambda self, uuid: mps.Check(True, True, ""))
+    monkeypatch.setattr(Store, "users", lambda self: {"eve": {"uid": uid}})
+    monkeypatch.setattr("carpool.live.service.service.own_uid", lambda: me)
+    home = Home(tmp_path / "home")
+
+    async def play():
+        service = Service(home)
+        await service.start()
+        told = service.gpus()
+        await service.stop()
+        return told["mechanism"], told["why"]
+
+    why = "" if mechanism == "mps" else "jobs run under their users' ids, and MPS serves one user at a time"
+    assert asyncio.run(play()) == (mechanism, why)
     assert not (home.mps / "daemon.json").exists()
 
 

@@ -223,6 +223,12 @@ def test_a_server_recovers_once_the_clients_of_its_fault_have_left(daemon, monke
     assert not daemon.recovering
     serve(daemon, s7={"clients": [12], "status": "FAULT"})
     assert [fault.clients for fault in daemon.faults()] == [{12}], "each fault is told"
+    serve(daemon)
+    assert [fault.reason for fault in daemon.faults()] == ["the server is gone"]
+    assert not daemon.recovering
+    serve(daemon, s8={"clients": [12], "status": "FAULT"})
+    daemon.faults()
+    assert daemon.recovering
     monkeypatch.setattr(mps, "RECOVERY_S", 0.0)
     assert not daemon.recovering, "one that does not recover is not waited for"
 

@@ -1,14 +1,15 @@
 """Faults of MPS, told by hand: who starts again, who is stopped for it, who is not pardoned, and where it ends."""
 
 import asyncio
+import os
 from contextlib import asynccontextmanager
 
 import pytest
 from fakes import FakeClock, FakeExecutor
-from living import notes, one, serving, shell, told
+from living import notes, one, serving, shell, told, until
 
 from carpool.live.executors.base import Ended, Outcome
-from carpool.live.executors.machine import ServerFault
+from carpool.live.executors.machine import FENCE, FENCE_MORE, ServerFault
 from carpool.live.service import faults
 
 BAD = "worker 0 ended with exit code 1"
@@ -24,7 +25,7 @@ class FakeMps:
         return True
 
     def env(self, limit, gpus):
-        return {"CUDA_MPS_PIPE_DIRECTORY": self.pipe}
+        return {"CUDA_MPS_PIPE_DIRECTORY": self.pipe, "limit": str(limit)}
 
     def stop(self):
         return
@@ -252,5 +253,43 @@ def test_the_service_looks_by_itself_and_nobody_is_forgotten_when_mps_is_given_u
         world.end(mate)
         await world.settle()
         assert world.record(mate).attempt == 2, "it is told at once now, and still pardoned"
+
+    play(story)
+
+
+def test_a_job_that_joins_another_one_is_fenced(play):
+    async def story(world):
+        world.machine.fenced = True
+        wishes = {"model": "bert", "batch": 12, "iterations": 1000}
+        await world.run("a", "b", **wishes)
+        first, second = world.executor.launched
+        assert first.extra["limit"] == "None"
+        needed = world.service._state.perf.memory(world.record(second.job).job, 1)
+        assert second.extra["limit"] == str(round(FENCE * needed) + FENCE_MORE)
+
+    play(story)
+
+
+def test_a_job_of_another_user_is_not_sent_to_mps(play, monkeypatch):
+    monkeypatch.setattr("carpool.live.service.service.own_uid", lambda: 0)
+
+    async def story(world):
+        world.service._users["eve"] = {"uid": 1234}
+        await world.run("a")
+        (launch,) = world.executor.launched
+        assert (launch.uid, launch.extra) == (1234, {})
+        assert any("shares by time-slicing" in note for note in notes(world.service))
+
+    play(story)
+
+
+def test_a_process_that_runs_outside_mps_is_noted(play, monkeypatch):
+    async def story(world):
+        world.machine.mechanism = "mps"
+        world.machine.taken_by_strangers = lambda ours: []
+        world.machine.outside_mps = lambda ours: [os.getpid()]
+        looking = asyncio.create_task(world.service._look_for_strangers())
+        await until(lambda: any(f"process {os.getpid()} runs outside MPS" in note for note in notes(world.service)))
+        looking.cancel()
 
     play(story)

@@ -197,8 +197,8 @@ def _told(pid: int, what: str) -> bytes:
         return b""
 
 
-def discover(gpus: int | None, gpu_memory: int | None, home: Home, *, mps: bool = True) -> Machine:
-    """`gpus` logical slots, or the GPUs that NVML finds."""
+def discover(gpus: int | None, gpu_memory: int | None, home: Home, *, without_mps: str = "") -> Machine:
+    """`gpus` logical slots, or the GPUs that NVML finds. `without_mps`: why MPS is not to be used."""
     if gpus is not None:
         slots = tuple(Slot(index, NODE, index) for index in range(gpus))
         return Machine(slots, gpu_memory or LOGICAL_MEMORY, "logical")
@@ -210,8 +210,8 @@ def discover(gpus: int | None, gpu_memory: int | None, home: Home, *, mps: bool 
     slots = tuple(Slot(number, NODE, device.index, device.uuid) for number, device in enumerate(devices))
     memory = gpu_memory or min(device.memory for device in devices)
     names = {number: device.name for number, device in enumerate(devices)}
-    machine = Machine(slots, memory, "time-slicing", "switched off", names)
-    if mps:
+    machine = Machine(slots, memory, "time-slicing", without_mps, names)
+    if not without_mps:
         _start_mps(machine, home, [device.uuid for device in devices])
     return machine
 

@@ -9,9 +9,9 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from os import getuid as own_uid
 from typing import Any
 
 from carpool import policies
@@ -46,6 +46,7 @@ KEEP_EVENTS = 200_000
 """So many events before the older snapshot stay in the journal, for those who want to look back."""
 STRANGERS_S = 5.0
 LOOK_AHEAD_S = 2.0
+ONE_USER = "jobs run under their users' ids, and MPS serves one user at a time"
 
 
 class Service(Reading):
@@ -69,11 +70,12 @@ class Service(Reading):
             raise
 
     async def _start(self) -> None:
-        self._machine = discover(self._options[0], self._options[1], self.home, mps=self._options[2])
-        machine = self._machine
-        self._knowledge = Knowledge(len(machine.slots), machine.mechanism, machine.names.values(), self._perf)
         try:
             self._store.open()
+            self._users = self._store.users()
+            self._machine = discover(self._options[0], self._options[1], self.home, without_mps=self._why_without_mps())
+            machine = self._machine
+            self._knowledge = Knowledge(len(machine.slots), machine.mechanism, machine.names.values(), self._perf)
             loaded = await recovery.load(self._store, self._new_scheduler)
             scheduler = loaded.scheduler
         except StoreError as error:
@@ -88,7 +90,6 @@ class Service(Reading):
             self._driver.note(text)
         self._resume_clock()
         self._read_jobs()
-        self._users = self._store.users()
         self._outlook = Outlook(
             lambda: self._state,
             lambda: policies.make(self.policy),
@@ -103,6 +104,16 @@ class Service(Reading):
         await recovery.reattach(self._driver)
         self._check_machine()
         await self._begin()
+
+    def _why_without_mps(self) -> str:
+        if not self._options[2]:
+            return "switched off"
+        return ONE_USER if any(self._uid(user) is not None for user in self._users) else ""
+
+    def _uid(self, user: str) -> int | None:
+        """The uid that a user's jobs run under; None: ours."""
+        uid = self._users.get(user, {}).get("uid") if own_uid() == 0 else None
+        return None if uid == 0 else uid
 
     def _new_scheduler(self, jobs_per_gpu: int | None = None) -> Scheduler:
         policy, perf = policies.make(self.policy), self._knowledge.fresh()
@@ -294,8 +305,12 @@ class Service(Reading):
         return self._state.perf.memory(record.job, 1) if self._state.cluster.mates(record) else 0
 
     def _launch_of(self, record: JobRecord) -> Launch:
-        spec = self.specs[record.job.id]
-        extra = {} if record.job.exclusive else self._machine.environment(self._fence(record), len(record.gpus))
+        spec, uid = self.specs[record.job.id], self._uid(record.job.user)
+        extra: dict[str, str] = {}
+        if uid is None and not record.job.exclusive:
+            extra = self._machine.environment(self._fence(record), len(record.gpus))
+        elif uid is not None and self._machine.mps is not None:  # the user has come since the start
+            self._driver.note(f"job {record.job.id}: shares by time-slicing: {ONE_USER}; start the service again")
         if spec.array_index is not None:
             extra[ARRAY_VARIABLE] = str(spec.array_index)
         return Launch(
@@ -310,7 +325,7 @@ class Service(Reading):
             cpus=spec.cpus,
             memory=spec.memory,
             grace_s=spec.grace_s,
-            uid=self._users.get(record.job.user, {}).get("uid") if os.getuid() == 0 else None,
+            uid=uid,
             extra=extra,
         )
 
