@@ -4,7 +4,7 @@ The service asks it once at the start for its slots and now and then for the mem
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from carpool.channel import ENV_ATTEMPT, ENV_DIRECTORY
@@ -89,12 +89,11 @@ class Machine:
         gangs = {pid: gang for pid in here if (gang := self._gangs.get(pid) or gang_of(pid))}
         self.seen.update(gangs.values())
         self._gangs = gangs
-        told = [
-            ServerFault(frozenset(gangs[pid] for pid in fault.clients if pid in gangs), fault.reason) for fault in found
+        outcome = self._restart(mps) if found and not mps.alive() else ""
+        return [
+            ServerFault(frozenset(gangs[pid] for pid in fault.clients if pid in gangs), fault.reason + outcome)
+            for fault in found
         ]
-        if not mps.alive():
-            told = [replace(fault, reason=f"{fault.reason}{self._restart(mps)}") for fault in told]
-        return told
 
     def _restart(self, mps: Any) -> str:
         """What came of it."""
