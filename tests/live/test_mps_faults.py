@@ -1,13 +1,18 @@
 """Faults of MPS, told by hand: who starts again, who is stopped for it, who is not pardoned, and where it ends."""
 
 import asyncio
+import json
 import os
+import signal
+import sys
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from fakes import FakeClock, FakeExecutor
 from living import notes, one, serving, shell, told, until
 
+from carpool.gpu import mps, nvml
 from carpool.live.executors.base import Ended, Outcome
 from carpool.live.executors.machine import FENCE, FENCE_MORE, ServerFault
 from carpool.live.service import faults
@@ -293,3 +298,39 @@ def test_a_process_that_runs_outside_mps_is_noted(play, monkeypatch):
         looking.cancel()
 
     play(story)
+
+
+def test_real_processes_start_again_when_their_server_goes(home, tmp_path, monkeypatch):
+    """One dies with the server, the other one hangs; a third one fails by itself."""
+    control = tmp_path / "nvidia-cuda-mps-control"
+    fake = Path(__file__).parents[1] / "gpu" / "fake_mps.py"
+    control.write_text(f'#!/bin/sh\nexec {sys.executable} -S {fake} "$@"\n')
+    control.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(nvml, "devices", lambda: [nvml.Device(n, f"GPU-{n}", "Test", 2**40, "1") for n in range(2)])
+    monkeypatch.setattr(nvml, "processes", lambda uuid: [])
+    monkeypatch.setattr(mps.Daemon, "check", lambda self, uuid: mps.Check(True, False, ""))
+    monkeypatch.setattr(faults, "LOOK_S", 0.1)
+
+    async def play():
+        async with serving(home, "sjf-ffs", gpus=None) as service:
+            first = [await one(service, shell("test $CARPOOL_ATTEMPT = 2 || sleep 60")) for _ in range(2)]
+            own = await one(service, shell("sleep 60"))
+            pids = [await until(lambda job=job: pid_of(service, job)) for job in (*first, own)]
+            servers = service._machine.mps.pipe / "servers.json"
+            servers.write_text(json.dumps({"5": {"clients": pids[:2]}, "6": {"clients": pids[2:]}}))
+            await until(lambda: len(service._machine.seen) == 3)
+            servers.write_text(json.dumps({"6": {"clients": pids[2:]}}))
+            os.kill(pids[0], signal.SIGKILL)
+            os.kill(pids[2], signal.SIGKILL)
+            assert [await service.wait(job) for job in (*first, own)] == ["finished", "finished", "failed"]
+            assert [service.show(job)["attempt"] for job in (*first, own)] == [2, 2, 1]
+            assert service.show(own)["reason"] == "worker 0 was killed by SIGKILL"
+
+    asyncio.run(play())
+    assert not (home.mps / "daemon.json").exists(), "the daemon went with the service"
+
+
+def pid_of(service, job):
+    attempts = service.show(job)["attempts"]
+    return attempts[-1]["ranks"][0]["pid"] if attempts and attempts[-1]["ranks"] else None
