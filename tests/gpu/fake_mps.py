@@ -6,6 +6,7 @@ serve and how they are; tests write it.
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -15,14 +16,24 @@ control, gone = pipe / "control", pipe / "quit"
 
 
 def daemon():
-    if os.environ.get("FAKE_MPS_FAILS"):
+    if os.environ.get("FAKE_MPS_FAILS") or lives():  # as the real one, it leaves a place that is taken
         sys.exit(1)
+    if os.environ.get("FAKE_MPS_STUBBORN") == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     (pipe / "environment.json").write_text(json.dumps(dict(os.environ)))
     gone.unlink(missing_ok=True)
-    control.touch()
+    control.write_text(str(os.getpid()))
     while not (gone.exists() and "FAKE_MPS_STUBBORN" not in os.environ):
         time.sleep(0.01)
     control.unlink()
+
+
+def lives():
+    """A daemon that was killed leaves its socket behind, and nobody answers there."""
+    try:
+        return Path(f"/proc/{control.read_text()}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def answer(words, servers):
@@ -39,7 +50,7 @@ def answer(words, servers):
 
 if sys.argv[1:] == ["-f"]:
     daemon()
-elif not control.exists():
+elif not lives():
     print("Cannot find MPS control daemon process")
     sys.exit(1)
 else:

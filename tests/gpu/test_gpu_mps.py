@@ -11,6 +11,9 @@ import pytest
 
 from carpool.gpu import mps, nvml
 
+NOBODY = 2**22 + 1
+"""No process has this number."""
+
 
 @pytest.fixture
 def control(tmp_path):
@@ -54,14 +57,84 @@ def test_a_daemon_starts_with_its_own_directories_and_ends_by_its_pid(daemon):
         os.kill(pid, 0)
 
 
-def test_a_daemon_that_ignores_quit_is_ended_all_the_same(daemon, monkeypatch):
-    monkeypatch.setenv("FAKE_MPS_STUBBORN", "1")
+@pytest.mark.parametrize("how", ["quit", "deaf"])
+def test_a_daemon_that_ignores_quit_or_sigterm_is_ended_all_the_same(daemon, monkeypatch, how):
+    monkeypatch.setenv("FAKE_MPS_STUBBORN", how)
     monkeypatch.setattr(mps, "STOP_S", 0.2)
     daemon.start()
     pid = daemon.pid
     daemon.stop()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_a_daemon_whose_note_is_lost_is_ended_if_it_serves_nobody(tmp_path, control, daemon):
+    daemon.start()
+    (daemon.directory / "daemon.json").unlink()
+    later = mps.Daemon(tmp_path / "mps", ["GPU-1", "GPU-2"], control)
+    serve(daemon, s7={"clients": [11]})
+    with pytest.raises(mps.MpsError, match="nobody remembers serves jobs"):
+        later.start()
+    assert daemon.alive()
+    serve(daemon)
+    later.start()
+    assert later.alive()
+    assert not daemon.alive()
+    later.stop()
+
+
+def test_a_forgotten_daemon_that_does_not_leave_is_one_clear_line(daemon, tmp_path, control, monkeypatch):
+    monkeypatch.setenv("FAKE_MPS_STUBBORN", "quit")
+    monkeypatch.setattr(mps, "STOP_S", 0.2)
+    daemon.start()
+    (daemon.directory / "daemon.json").unlink()
+    with pytest.raises(mps.MpsError, match="answers there; end it and start again"):
+        mps.Daemon(tmp_path / "mps", ["GPU-1", "GPU-2"], control).start()
+
+
+def test_a_directory_of_somebody_else_is_refused(daemon, monkeypatch):
+    daemon.directory.mkdir()
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    with pytest.raises(mps.MpsError, match="belongs to somebody else"):
+        daemon.start()
+    assert not daemon.alive()
+
+
+@pytest.mark.parametrize(
+    ("says", "served", "expected", "detail"),
+    [
+        ({"much": 2, "little": 0}, True, (True, True), "much"),
+        ({"much": 0, "little": 0}, True, (True, False), "much"),
+        ({"much": 2, "little": 2}, True, (True, False), "much"),
+        ({"much": 2, "little": 0}, False, (False, True), "outside MPS"),
+        ({"error": "cuInit gave 999"}, True, (False, False), "cuInit gave 999"),
+        (None, True, (False, False), "without an answer"),
+    ],
+)
+def test_a_trial_client_tells_what_works(daemon, tmp_path, says, served, expected, detail):
+    daemon.start()
+    probe = tmp_path / "probe"
+    lines = [f"echo '{json.dumps(says)}'", "read forever"] if says else []
+    serving = f'printf \'{{"7": {{"clients": [%d]}}}}\' $$ > {daemon.pipe}/servers.json'
+    probe.write_text("\n".join(["#!/bin/sh", *([serving] if served else []), *lines]))
+    probe.chmod(0o755)
+    found = daemon.check("GPU-1", str(probe))
+    assert (found.served, found.limited) == expected
+    assert detail in found.detail
+
+
+def test_a_trial_client_that_hangs_is_not_waited_for(daemon, tmp_path, monkeypatch):
+    monkeypatch.setattr(mps, "CHECK_S", 0.2)
+    monkeypatch.setattr(mps, "STOP_S", 0.2)
+    daemon.start()
+    probe = tmp_path / "probe"
+    probe.write_text("#!/bin/sh\nexec sleep 60")
+    probe.chmod(0o755)
+    before = time.monotonic()
+    found = daemon.check("GPU-1", str(probe))
+    assert (found.served, found.limited) == (False, False)
+    assert "no answer in 0.2 s" in found.detail
+    assert time.monotonic() - before < 30
 
 
 def test_the_next_service_adopts_the_daemon_and_keeps_its_clients(tmp_path, control, daemon):
@@ -114,24 +187,63 @@ def test_a_fault_names_everybody_who_was_on_the_server_once(daemon, sleeper):
     assert daemon.faults() == []
 
 
-def test_a_server_that_is_gone_is_a_fault_if_it_left_somebody_behind(daemon, sleeper):
+def test_a_server_that_is_gone_is_a_fault_though_it_took_everybody_along(daemon):
     daemon.start()
-    serve(daemon, s7={"clients": [sleeper.pid]}, s8={"clients": [2**22 + 1]})
-    assert daemon.verify(sleeper.pid), "and whoever looks remembers"
+    serve(daemon, s7={"clients": [NOBODY, NOBODY + 1]}, s8={"clients": []})
+    assert daemon.faults() == []
+    serve(daemon, s8={"clients": []})
+    assert [(fault.server, fault.clients) for fault in daemon.faults()] == [(7, {NOBODY, NOBODY + 1})]
+    assert daemon.faults() == []
+
+
+def test_a_server_that_came_and_went_between_two_looks_is_a_fault(daemon, sleeper):
+    daemon.start()
+    assert daemon.faults() == []
+    begun = "[2026-01-01 10:00:00.000 Control {0}] Starting new server {0} for user 1000\n"
+    with (daemon.log / "control.log").open("a") as log:
+        log.write(begun.format(NOBODY) + begun.format(sleeper.pid))
+    assert [(fault.server, fault.clients) for fault in daemon.faults()] == [(NOBODY, set())], (
+        "the other one is coming up"
+    )
+    assert daemon.faults() == []
+    serve(daemon, **{f"s{sleeper.pid}": {"clients": []}})
+    assert daemon.faults() == []
+    later = mps.Daemon(daemon.directory, daemon.uuids, daemon._control)
+    later.start()
+    assert later.faults() == [], "what is in the log is an earlier service's"
+
+
+def test_a_server_recovers_once_the_clients_of_its_fault_have_left(daemon, monkeypatch):
+    daemon.start()
+    serve(daemon, s7={"clients": [11], "status": "FAULT"})
+    assert len(daemon.faults()) == 1
+    assert daemon.recovering
+    serve(daemon, s7={"clients": []})
+    assert daemon.faults() == []
+    assert not daemon.recovering
+    serve(daemon, s7={"clients": [12], "status": "FAULT"})
+    assert [fault.clients for fault in daemon.faults()] == [{12}], "each fault is told"
     serve(daemon)
-    assert [fault.clients for fault in daemon.faults()] == [{sleeper.pid}]
+    assert [fault.reason for fault in daemon.faults()] == ["the server is gone"]
+    assert not daemon.recovering
+    serve(daemon, s8={"clients": [12], "status": "FAULT"})
+    daemon.faults()
+    assert daemon.recovering
+    monkeypatch.setattr(mps, "RECOVERY_S", 0.0)
+    assert not daemon.recovering, "one that does not recover is not waited for"
 
 
-def test_a_dead_daemon_is_a_fault_of_all_it_served(daemon, sleeper):
+@pytest.mark.parametrize("looked", [True, False])
+def test_a_dead_daemon_is_a_fault_of_all_it_served(daemon, sleeper, looked):
     daemon.start()
     serve(daemon, s7={"clients": [sleeper.pid]})
-    daemon.faults()
+    if looked:
+        daemon.faults()
     os.kill(daemon.pid, 9)
     until = time.monotonic() + 5
     while daemon.alive() and time.monotonic() < until:
         time.sleep(0.01)
-    (daemon.pipe / "control").unlink()
-    assert [fault.clients for fault in daemon.faults()] == [{sleeper.pid}]
+    assert [fault.clients for fault in daemon.faults()] == [{sleeper.pid} if looked else set()]
     assert not daemon.alive()
 
 

@@ -122,39 +122,6 @@ def test_a_job_whose_iterations_nobody_counted_keeps_its_estimate(quick_home):
     asyncio.run(play())
 
 
-def test_a_fault_under_mps_costs_nobody_a_retry_but_not_for_ever(quick_home):
-    executor = FakeExecutor()
-
-    class Failing:
-        faults_left = 4
-        pipe = "/nowhere"
-
-        def alive(self):
-            return False
-
-        def faults(self):
-            self.faults_left -= 1
-            return ["a server failed"] if self.faults_left >= 0 else []
-
-        def stop(self):
-            return
-
-    async def play():
-        async with serving(quick_home, gpus=1, executor=executor, clock=FakeClock(1.0)) as service:
-            service._machine.mps = Failing()
-            job = await one(service, shell("true"))
-            for attempt in range(1, 5):
-                await settle(service)
-                assert executor.launched[-1].attempt == attempt
-                del executor.gangs[job, attempt]
-                executor.listener.gang_ended(Ended(job, attempt, Outcome.FAILED, "worker 0 ended with exit code 1", 1))
-                await service._pardoning
-            assert await asyncio.wait_for(service.wait(job), 5) == "failed"
-            assert [event["again"] for event in told(service, "Failed")] == [True, True, True, False]
-
-    asyncio.run(play())
-
-
 async def settle(service) -> None:
     """Let the service take its turns until nothing more happens."""
     for _ in range(6):

@@ -11,6 +11,8 @@ import contextlib
 import hashlib
 import json
 import os
+import re
+import select
 import shutil
 import signal
 import subprocess
@@ -30,6 +32,12 @@ SOCKET_LONGEST = 107 - len("/control_privileged")
 ANSWER_S = 10.0
 START_S = 20.0
 STOP_S = 10.0
+CHECK_S = 60.0
+"""So long a trial client may take: the first one waits for the server, which sets up every GPU."""
+RECOVERY_S = 120.0
+"""A failed server takes no new clients until the old ones are gone; one that takes longer is not waited for."""
+BEGUN = re.compile(rb"Starting new server (\d+)")
+"""How the daemon's log names a server, also one that nobody has looked at."""
 MIB = 2**20
 PROBE_LIMIT = 3 * 2**30
 """More than any context takes, and less than `PROBE_MUCH`."""
@@ -79,8 +87,13 @@ class Daemon:
         self._child: subprocess.Popen[bytes] | None = None
         self._pid: int | None = None
         self._birth: int | None = None
+        self._forget_servers()
+
+    def _forget_servers(self) -> None:
         self._served: dict[int, frozenset[int]] = {}
-        self._failed: set[int] = set()
+        self._begun: set[int] = set()
+        self._failed: dict[int, float] = {}
+        self._read = {path: _size(path) for path in self._logs()}
 
     @property
     def pipe(self) -> Path:
@@ -95,16 +108,22 @@ class Daemon:
     def log(self) -> Path:
         return self.directory / "log"
 
+    def _logs(self) -> tuple[Path, ...]:
+        """Where the daemon tells of its servers: its output, and a file where it has not been told to stay in front."""
+        return self.log / "daemon.log", self.log / "control.log"
+
     @property
     def pid(self) -> int | None:
         return self._pid
 
     def start(self) -> None:
         """Start the daemon, or adopt the one that an earlier service left in this directory."""
+        self._forget_servers()
         if self._adopt():
             return
         for place in (self.directory, self.pipe, self.log):
             _private(place)
+        self._end_forgotten()
         with (self.log / "daemon.log").open("ab") as output:
             try:
                 self._child = subprocess.Popen(
@@ -143,12 +162,13 @@ class Daemon:
         return self._pid is not None and _birth(self._pid) == self._birth and self._birth is not None
 
     def clients(self) -> set[int]:
-        """The processes that MPS serves now. Remembered, so that `faults` can name them later."""
-        found: set[int] = set()
-        for server in self._servers() or ():
-            self._served[server] = frozenset(self._clients_of(server))
-            found |= self._served[server]
-        return found
+        """The processes that MPS serves now."""
+        return {client for server in self._servers() or () for client in self._clients_of(server)}
+
+    @property
+    def recovering(self) -> bool:
+        """Does a server wait for its clients to leave after a fault? It refuses new ones until then."""
+        return any(time.monotonic() - since < RECOVERY_S for since in self._failed.values())
 
     def verify(self, pid: int) -> bool:
         """Does MPS serve this process, or one that it started? False for one that fell back to time-slicing."""
@@ -165,47 +185,70 @@ class Daemon:
     def faults(self) -> list[Fault]:
         """Servers that failed since the last call, with everybody who was last seen on them. Call it now and then.
 
-        A server that is simply gone counts when a process it served is still there: that one has lost its GPU.
+        All clients are one user's, so no server ever leaves of itself: one that is gone has failed.
         """
+        self._begun |= self._newly_begun()
         servers = self._servers()
         if servers is None:
-            return self._all_lost() if not self.alive() else []
-        found = []
-        for gone in set(self._served) - set(servers):
-            clients = self._served.pop(gone)
-            if any(_birth(pid) is not None for pid in clients):
-                found.append(Fault(gone, clients, "the server is gone"))
+            return [] if self.alive() else self._all_lost()
+        ended = {server for server in self._begun if _birth(server) is None}
+        found = [
+            Fault(gone, self._served.pop(gone, frozenset()), "the server is gone")
+            for gone in sorted((self._served.keys() | ended) - set(servers))
+        ]
+        self._begun -= ended | set(servers)
         for server in servers:
             seen = frozenset(self._clients_of(server))
-            status = (self._ask(f"get_server_status {server}") or "").strip().upper()
-            if "FAULT" in status and server not in self._failed:
-                self._failed.add(server)
+            failed = "FAULT" in (self._ask(f"get_server_status {server}") or "").upper()
+            if failed and server not in self._failed:
+                self._failed[server] = time.monotonic()
                 found.append(Fault(server, seen | self._served.get(server, frozenset()), "a client's fatal fault"))
+            elif not failed:
+                self._failed.pop(server, None)
             self._served[server] = seen
-        self._failed &= set(servers)
+        self._failed = {server: since for server, since in self._failed.items() if server in servers}
         return found
 
+    def served(self) -> set[int]:
+        """The processes that were served at the last call of `faults`."""
+        return set().union(*self._served.values())
+
     def _all_lost(self) -> list[Fault]:
-        lost = [Fault(server, clients, "the daemon is gone") for server, clients in self._served.items() if clients]
-        self._served.clear()
-        return lost
+        lost = [Fault(server, clients, "the daemon is gone") for server, clients in self._served.items()]
+        self._forget_servers()
+        return lost or [Fault(0, frozenset(), "the daemon is gone")]
+
+    def _newly_begun(self) -> set[int]:
+        found: set[int] = set()
+        for path, start in self._read.items():
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                file.seek(start)
+                whole = file.read().rpartition(b"\n")[0]  # a line that is being written is read next time
+                self._read[path] = start + len(whole)
+                found.update(int(number) for number in BEGUN.findall(whole))
+        return found
 
     def check(self, uuid: str, python: str = sys.executable) -> Check:
         """Run a trial client: is it served, and does a memory limit keep it from taking more?"""
         env = {**os.environ, **self.env(PROBE_LIMIT), "CUDA_VISIBLE_DEVICES": uuid}
         command = [python, "-m", "carpool.gpu.probe", str(PROBE_MUCH)]
         with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as probe:
-            assert probe.stdin is not None
             assert probe.stdout is not None
             try:
-                answer = json.loads(probe.stdout.readline() or "{}")
+                if not select.select([probe.stdout], [], [], CHECK_S)[0]:
+                    return Check(False, False, f"a trial client gave no answer in {CHECK_S:g} s")
+                answer = json.loads(probe.stdout.readline())
                 served = self.verify(probe.pid)
             except ValueError:
-                answer, served = {}, False
+                return Check(False, False, "a trial client ended without an answer")
             finally:
-                probe.stdin.close()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    probe.communicate(timeout=STOP_S)  # it leaves when its input closes
+                probe.kill()
+        if "error" in answer:
+            return Check(False, False, f"a trial client failed: {answer['error']}")
         limited = answer.get("much") == 2 and answer.get("little") == 0
-        return Check(served, limited, answer.get("error") or json.dumps(answer))
+        return Check(served, limited, json.dumps(answer) if served else "a trial client ran outside MPS")
 
     def stop(self) -> None:
         """End the daemon and its servers. Workers that still use them fail, so stop those first."""
@@ -255,6 +298,21 @@ class Daemon:
             return False
         return True
 
+    def _end_forgotten(self) -> None:
+        """Somebody answers in our directory though the note about it is lost: it would keep ours from starting."""
+        if self._servers() is None:
+            return
+        if self.clients():
+            raise MpsError(f"{self.pipe}: an MPS daemon that nobody remembers serves jobs there; let them end first")
+        self._ask(f"quit -t {STOP_S / 2:g}", timeout=STOP_S)
+        until = time.monotonic() + STOP_S
+        while self._servers() is not None:
+            if time.monotonic() > until:
+                raise MpsError(
+                    f"{self.pipe}: an MPS daemon that nobody remembers answers there; end it and start again"
+                )
+            time.sleep(0.05)
+
     def _wait_gone(self, seconds: float) -> None:
         until = time.monotonic() + seconds
         while self.alive() and time.monotonic() < until:
@@ -285,6 +343,10 @@ class Daemon:
 
 def _numbers(text: str) -> list[int]:
     return [int(line) for line in text.split() if line.isdigit()]
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _private(place: Path) -> None:

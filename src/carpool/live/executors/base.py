@@ -66,7 +66,7 @@ class Outcome(StrEnum):
     STOPPED = "stopped"  # on request
     FAILED = "failed"
     OUT_OF_MEMORY = "out of memory"
-    LOST = "lost"  # the machine restarted, or the workers were never started
+    LOST = "lost"  # by no fault of its own: the machine restarted, MPS failed, or it was never started
     NEVER = "never"  # not launched, and nothing of it is left
 
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from carpool.channel import ENV_DIRECTORY
+from carpool.channel import ENV_ATTEMPT, ENV_DIRECTORY
 from carpool.core.model import GpuId, Node
 from carpool.errors import InputError
-from carpool.live.executors.base import Slot
+from carpool.live.executors.base import Key, Slot
 from carpool.live.home import Home
 
 NODE = "node0"
@@ -20,6 +20,18 @@ NOTICEABLE = 256 * 2**20
 """Strangers who take or leave less than this are not worth an event."""
 FENCE, FENCE_MORE = 1.25, 2 * 2**30
 """A fenced job may hold so many times what it is believed to need, and so much more: workspaces and fragments."""
+
+
+MOST_RESTARTS = 3
+"""A daemon that dies more often than this while we live is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFault:
+    """An MPS server that failed, and the gangs that were seen on it."""
+
+    gangs: frozenset[Key]
+    reason: str
 
 
 @dataclass
@@ -34,6 +46,11 @@ class Machine:
     mps: Any = None
     fenced: bool = False
     """Does MPS keep a job below a memory limit here? Tried at the start, not believed."""
+    seen: set[Key] = field(default_factory=set)
+    """Gangs that MPS has served."""
+    _gangs: dict[int, Key] = field(default_factory=dict)
+    """Whose process each client is; asked while it lives."""
+    _restarts: int = 0
     _strangers: dict[GpuId, int] = field(default_factory=dict)
     _outside: dict[int, int] = field(default_factory=dict)
     """How often in a row each process was seen outside MPS."""
@@ -50,22 +67,58 @@ class Machine:
 
         Under MPS a job that takes far more than it needs runs out of memory itself, instead of its mates.
         """
-        if self.mps is None or not self.mps.alive():
+        mps = self.mps
+        if mps is None or not mps.alive():
             return {}
         limit = round(FENCE * memory) + FENCE_MORE if self.fenced and memory else None
-        return dict(self.mps.env(limit, gpus))
+        return dict(mps.env(limit, gpus))
+
+    @property
+    def ready(self) -> bool:
+        """Can a job be launched now so that it shares as it should?"""
+        mps = self.mps
+        return mps is None or (mps.alive() and not mps.recovering)
+
+    def faults(self) -> list[ServerFault]:
+        """What has failed of MPS since the last call. A daemon that is gone is started again. Blocks."""
+        mps = self.mps
+        if mps is None:
+            return []
+        found = mps.faults()
+        here = mps.served().union(*(fault.clients for fault in found))
+        gangs = {pid: gang for pid in here if (gang := self._gangs.get(pid) or gang_of(pid))}
+        self.seen.update(gangs.values())
+        self._gangs = gangs
+        outcome = self._restart(mps) if found and not mps.alive() else ""
+        return [
+            ServerFault(frozenset(gangs[pid] for pid in fault.clients if pid in gangs), fault.reason + outcome)
+            for fault in found
+        ]
+
+    def _restart(self, mps: Any) -> str:
+        """What came of it."""
+        self._restarts += 1
+        try:
+            if self._restarts > MOST_RESTARTS:
+                raise InputError(f"the MPS daemon died {self._restarts} times")
+            mps.start()
+        except InputError as error:
+            self.mps, self.mechanism, self.why = None, "time-slicing", str(error)
+            return f" and is not back ({error}), so jobs share by time-slicing from now on"
+        return " and was started again"
 
     def outside_mps(self, is_ours: "Ours") -> list[int]:
         """Processes of our jobs that compute on our GPUs without MPS though it is there; each is told once. Blocks.
 
         Told at the second look: one that is ending leaves MPS a moment before the driver lets go of it.
         """
-        if self.mps is None:
+        mps = self.mps
+        if mps is None:
             return []
         from carpool.gpu import nvml
 
-        pids = {use.pid for slot in self.slots for use in nvml.processes(slot.uuid) if is_ours.is_worker(use.pid)}
-        self._outside = {pid: self._outside.get(pid, 0) + 1 for pid in self.mps.fell_back(sorted(pids))}
+        pids = {use.pid for slot in self.slots for use in nvml.processes(slot.uuid) if is_ours.should_share(use.pid)}
+        self._outside = {pid: self._outside.get(pid, 0) + 1 for pid in mps.fell_back(sorted(pids))}
         return [pid for pid, looks in self._outside.items() if looks == 2]
 
     def taken_by_strangers(self, is_ours: "Ours") -> list[tuple[GpuId, int]]:
@@ -83,6 +136,11 @@ class Machine:
                 changes.append((slot.id, memory))
         return changes
 
+    def leave(self) -> None:
+        """Called when the service could not start: jobs of an earlier one may go on under MPS."""
+        if self.mps is not None and not self.mps.clients():
+            self.stop()
+
     def stop(self) -> None:
         """Called when nothing runs any more: a daemon that serves jobs outlives us."""
         if self.mps is not None:
@@ -99,24 +157,25 @@ class Ours:
 
     def __call__(self, pid: int) -> bool:
         variables = _environment_of(pid)
-        if self._marked(variables):
-            return True
-        if self._mps is not None and f"CUDA_MPS_PIPE_DIRECTORY={self._mps.pipe}".encode() in variables:
-            return True
-        return _is_ending(pid)
+        return self._marked(variables) or self._pointed(variables) or _is_ending(pid)
 
-    def is_worker(self, pid: int) -> bool:
-        """Is it a process of one of our jobs, and no part of MPS?"""
-        return self._marked(_environment_of(pid))
+    def should_share(self, pid: int) -> bool:
+        """Is it a process of one of our jobs, and one that was told where MPS is? A job alone on its GPUs is not."""
+        variables = _environment_of(pid)
+        return self._marked(variables) and self._pointed(variables)
+
+    def _pointed(self, variables: Sequence[bytes]) -> bool:
+        return self._mps is not None and f"CUDA_MPS_PIPE_DIRECTORY={self._mps.pipe}".encode() in variables
 
     def _marked(self, variables: Sequence[bytes]) -> bool:
         return any(variable.startswith(self._mark) for variable in variables)
 
 
-def job_of(pid: int) -> str:
-    """The job that a worker's process belongs to; empty where that cannot be told."""
-    own = [variable for variable in _environment_of(pid) if variable.startswith(b"CARPOOL_JOB=")]
-    return own[0].partition(b"=")[2].decode(errors="replace") if own else ""
+def gang_of(pid: int) -> Key | None:
+    """The gang that a worker's process belongs to; None where that cannot be told."""
+    told = dict(variable.partition(b"=")[::2] for variable in _environment_of(pid))
+    job, attempt = (told.get(name, b"").decode(errors="replace") for name in (b"CARPOOL_JOB", ENV_ATTEMPT.encode()))
+    return (job, int(attempt)) if job and attempt.isdecimal() else None
 
 
 def _environment_of(pid: int) -> list[bytes]:
@@ -137,8 +196,8 @@ def _told(pid: int, what: str) -> bytes:
         return b""
 
 
-def discover(gpus: int | None, gpu_memory: int | None, home: Home, *, mps: bool = True) -> Machine:
-    """`gpus` logical slots, or the GPUs that NVML finds."""
+def discover(gpus: int | None, gpu_memory: int | None, home: Home, *, without_mps: str = "") -> Machine:
+    """`gpus` logical slots, or the GPUs that NVML finds. `without_mps`: why MPS is not to be used."""
     if gpus is not None:
         slots = tuple(Slot(index, NODE, index) for index in range(gpus))
         return Machine(slots, gpu_memory or LOGICAL_MEMORY, "logical")
@@ -150,20 +209,29 @@ def discover(gpus: int | None, gpu_memory: int | None, home: Home, *, mps: bool 
     slots = tuple(Slot(number, NODE, device.index, device.uuid) for number, device in enumerate(devices))
     memory = gpu_memory or min(device.memory for device in devices)
     names = {number: device.name for number, device in enumerate(devices)}
-    daemon, why = _start_mps(home, [device.uuid for device in devices]) if mps else (None, "switched off")
-    fenced = daemon is not None and daemon.check(devices[0].uuid).limited
-    return Machine(slots, memory, "mps" if daemon else "time-slicing", why, names, daemon, fenced)
+    machine = Machine(slots, memory, "time-slicing", without_mps, names)
+    if not without_mps:
+        _start_mps(machine, home, [device.uuid for device in devices])
+    return machine
 
 
-def _start_mps(home: Home, uuids: Sequence[str]) -> tuple[Any, str]:
+def _start_mps(machine: Machine, home: Home, uuids: Sequence[str]) -> None:
+    """Let jobs share by MPS if it starts and serves a trial client; else the machine says why not."""
     from carpool.gpu import mps
 
     why = mps.available()
     if why is not None:
-        return None, why
+        machine.why = why
+        return
     daemon = mps.Daemon(home.mps, uuids)
     try:
         daemon.start()
     except InputError as error:
-        return None, str(error)
-    return daemon, ""
+        machine.why = str(error)
+        return
+    check = daemon.check(uuids[0])
+    if not check.served and not daemon.clients():  # one that serves jobs of an earlier service must not go
+        daemon.stop()
+        machine.why = f"MPS does not work here: {check.detail}"
+        return
+    machine.mechanism, machine.why, machine.mps, machine.fenced = "mps", "", daemon, check.limited

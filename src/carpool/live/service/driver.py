@@ -62,6 +62,8 @@ class Driver:
     """Called with the jobs whose last word has been written."""
     on_plan: Callable[[Sequence[Decision]], None] = lambda decisions: None
     """Called with the decisions of every plan that is acted upon."""
+    may_launch: Callable[[], bool] = lambda: True
+    """Asked before each launch; whoever says no wakes the driver later."""
     trouble_now: str = ""
     """Why the journal cannot be written; empty: it can."""
     wake_at: float | None = None
@@ -325,7 +327,7 @@ class Driver:
             record = self._current(job, attempt)
             if record is None or record.status is not Status.STARTING:
                 del self._waiting[job]
-            elif not self._in_the_way(record):
+            elif not self._in_the_way(record) and self.may_launch():
                 del self._waiting[job]
                 self.executor.launch(self.launch_of(record))
         for record in self.scheduler.state.running:

@@ -62,8 +62,6 @@ class Inside:
         self._waiters: dict[str, list[asyncio.Future[None]]] = {}
         self._sources: dict[str, Row] = {}
         """How the lengths of the jobs that have not ended are known."""
-        self._pardons: dict[str, int] = {}
-        """How often a job was started again because of somebody else's fault."""
         self._next_id = 1
         self._driver: Driver
         self._machine: Machine

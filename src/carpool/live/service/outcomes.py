@@ -15,14 +15,19 @@ def events_of(ended: Ended, record: JobRecord, now: float, shared: bool) -> list
     if ended.outcome is Outcome.FINISHED:
         return [ev.Finished(now, job, attempt)]
     saved = record.checkpoint if ended.done is None else ended.done
+    alone: list[ev.Event] = [ev.Revised(now, job, exclusive=True)] if _reached_too_often(ended) else []
     if record.status in (Status.STOPPING, Status.CANCELLING):
-        return [ev.Stopped(now, job, attempt, saved)]
+        return [ev.Stopped(now, job, attempt, saved), *alone]
     kept: list[ev.Event] = [ev.Checkpointed(now, job, attempt, saved)] if saved != record.checkpoint else []
     if ended.outcome is Outcome.OUT_OF_MEMORY:
         return kept + _short_of_memory(ended, record, now, shared)
     again = ended.outcome in (Outcome.LOST, Outcome.NEVER, Outcome.STOPPED)
     reason = ended.reason or "its workers were stopped, and nobody remembers why"
-    return [*kept, ev.Failed(now, job, attempt, reason, again)]
+    return [*kept, ev.Failed(now, job, attempt, reason, again), *alone]
+
+
+def _reached_too_often(ended: Ended) -> bool:
+    return ended.outcome is Outcome.LOST and ended.needs_alone
 
 
 def _short_of_memory(ended: Ended, record: JobRecord, now: float, shared: bool) -> list[ev.Event]:

@@ -9,9 +9,9 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from os import getuid as own_uid
 from typing import Any
 
 from carpool import policies
@@ -22,14 +22,15 @@ from carpool.core.scheduler import Scheduler
 from carpool.core.state import ALIVE
 from carpool.errors import InputError
 from carpool.live.clock import RealClock
-from carpool.live.executors.base import Ended, Launch, Outcome
-from carpool.live.executors.machine import Ours, discover, job_of
+from carpool.live.executors.base import Ended, Launch
+from carpool.live.executors.machine import Ours, discover, gang_of
 from carpool.live.executors.processes import boot_id
 from carpool.live.home import write_private
 from carpool.live.insight.outlook import Outlook
 from carpool.live.journal.store import Batch, StoreError
 from carpool.live.service import prune, recovery
 from carpool.live.service.driver import Driver, Ending
+from carpool.live.service.faults import Faults
 from carpool.live.service.inside import new_row
 from carpool.live.service.knowledge import Knowledge
 from carpool.live.service.reading import Reading
@@ -45,18 +46,13 @@ KEEP_EVENTS = 200_000
 """So many events before the older snapshot stay in the journal, for those who want to look back."""
 STRANGERS_S = 5.0
 LOOK_AHEAD_S = 2.0
-FAULT_S = 30.0
-"""So long after a fault of MPS, failures count as its consequence."""
-MOST_PARDONS = 3
+ONE_USER = "jobs run under their users' ids, and MPS serves one user at a time"
 
 
 class Service(Reading):
     _snapshot_at = 0
     _snapshotting: asyncio.Task[None] | None = None
     _tasks: Sequence[asyncio.Task[None]] = ()
-    _pardoning: asyncio.Task[None] | None = None
-    _fault_at = -1e18
-    """When MPS last failed."""
 
     # ---- life ------------------------------------------------------------------------------------------------------
 
@@ -67,16 +63,19 @@ class Service(Reading):
         try:
             await self._start()
         except BaseException:
+            if machine := getattr(self, "_machine", None):
+                await asyncio.to_thread(machine.leave)
             self._store.close()
             self.home.release()
             raise
 
     async def _start(self) -> None:
-        self._machine = discover(self._options[0], self._options[1], self.home, mps=self._options[2])
-        machine = self._machine
-        self._knowledge = Knowledge(len(machine.slots), machine.mechanism, machine.names.values(), self._perf)
         try:
             self._store.open()
+            self._users = self._store.users()
+            self._machine = discover(self._options[0], self._options[1], self.home, without_mps=self._why_without_mps())
+            machine = self._machine
+            self._knowledge = Knowledge(len(machine.slots), machine.mechanism, machine.names.values(), self._perf)
             loaded = await recovery.load(self._store, self._new_scheduler)
             scheduler = loaded.scheduler
         except StoreError as error:
@@ -84,12 +83,13 @@ class Service(Reading):
         self._driver = Driver(
             scheduler, self._store, self._executor, self._clock, self._launch_of, self._story_of, self._after_turn
         )
+        self._faults = Faults(machine, self._driver, self._executor, self._clock)
+        self._driver.may_launch = self._faults.may_launch
         self._snapshot_at = loaded.seq
         for text in (*self._store.notes, *loaded.notes):
             self._driver.note(text)
         self._resume_clock()
         self._read_jobs()
-        self._users = self._store.users()
         self._outlook = Outlook(
             lambda: self._state,
             lambda: policies.make(self.policy),
@@ -104,6 +104,16 @@ class Service(Reading):
         await recovery.reattach(self._driver)
         self._check_machine()
         await self._begin()
+
+    def _why_without_mps(self) -> str:
+        if not self._options[2]:
+            return "switched off"
+        return ONE_USER if any(self._uid(user) is not None for user in self._users) else ""
+
+    def _uid(self, user: str) -> int | None:
+        """The uid that a user's jobs run under; None: ours."""
+        uid = self._users.get(user, {}).get("uid") if own_uid() == 0 else None
+        return None if uid == 0 else uid
 
     def _new_scheduler(self, jobs_per_gpu: int | None = None) -> Scheduler:
         policy, perf = policies.make(self.policy), self._knowledge.fresh()
@@ -186,7 +196,7 @@ class Service(Reading):
 
     async def run(self) -> None:
         """Schedule until `stop` is called."""
-        work = (self._poll, self._look_for_strangers, self._look_ahead, self._prune)
+        work = (self._poll, self._faults.watch, self._look_for_strangers, self._look_ahead, self._prune)
         self._tasks = [asyncio.create_task(task()) for task in work]
         try:
             await self._driver.run()
@@ -228,7 +238,8 @@ class Service(Reading):
             for gpu, memory in await asyncio.to_thread(self._machine.taken_by_strangers, ours):
                 self._driver.tell(ev.MemoryTaken(self._clock.now(), gpu, memory))
             for pid in await asyncio.to_thread(self._machine.outside_mps, ours):
-                self._driver.note(f"job {job_of(pid)}: process {pid} runs outside MPS, so it shares by time-slicing")
+                job, _ = gang_of(pid) or ("unknown", 0)
+                self._driver.note(f"job {job}: process {pid} runs outside MPS, so it shares by time-slicing")
             await asyncio.sleep(STRANGERS_S)
 
     async def _look_ahead(self) -> None:
@@ -256,7 +267,7 @@ class Service(Reading):
                 write_private(path, json.dumps(self._story_of(ending)), sync=False)
             name = ending.record.job.id
             self.specs.pop(name, None)
-            self._pardons.pop(name, None)
+            self._faults.pardons.pop(name, None)
             judged = self._outlook.judge(ending.record, self._sources.pop(name, {}))
             if judged:
                 self._driver.put(lambda now, batch, rows=judged: batch.estimates.extend(rows) or ())  # type: ignore[misc]
@@ -284,22 +295,7 @@ class Service(Reading):
         self._driver.trouble(job, text)
 
     def gang_ended(self, ended: Ended) -> None:
-        if ended.outcome is Outcome.FAILED and self._machine.mps is not None:
-            self._pardoning = asyncio.create_task(self._pardon(ended))
-        else:
-            self._driver.gang_ended(ended)
-
-    async def _pardon(self, ended: Ended) -> None:
-        """Under MPS a fatal fault of one job reaches all on its GPU, and nobody can tell whose it was: all of them come
-        back without losing a retry, some times."""
-        if await asyncio.to_thread(self._machine.mps.faults):
-            self._fault_at = self._clock.now()
-            self._driver.note("a job's fatal fault ended the MPS server; the jobs on it start again")
-        pardons = self._pardons.get(ended.job, 0)
-        if self._clock.now() - self._fault_at < FAULT_S and pardons < MOST_PARDONS:
-            self._pardons[ended.job] = pardons + 1
-            ended = replace(ended, outcome=Outcome.LOST, reason=f"{ended.reason}; a fault under MPS reached it")
-        self._driver.gang_ended(ended)
+        self._faults.gang_ended(ended)
 
     # ---- what the driver asks --------------------------------------------------------------------------------------
 
@@ -309,8 +305,12 @@ class Service(Reading):
         return self._state.perf.memory(record.job, 1) if self._state.cluster.mates(record) else 0
 
     def _launch_of(self, record: JobRecord) -> Launch:
-        spec = self.specs[record.job.id]
-        extra = self._machine.environment(self._fence(record), len(record.gpus))
+        spec, uid = self.specs[record.job.id], self._uid(record.job.user)
+        extra: dict[str, str] = {}
+        if uid is None and not record.job.exclusive:
+            extra = self._machine.environment(self._fence(record), len(record.gpus))
+        elif uid is not None and self._machine.mps is not None:  # the user has come since the start
+            self._driver.note(f"job {record.job.id}: shares by time-slicing: {ONE_USER}; start the service again")
         if spec.array_index is not None:
             extra[ARRAY_VARIABLE] = str(spec.array_index)
         return Launch(
@@ -325,7 +325,7 @@ class Service(Reading):
             cpus=spec.cpus,
             memory=spec.memory,
             grace_s=spec.grace_s,
-            uid=self._users.get(record.job.user, {}).get("uid") if os.getuid() == 0 else None,
+            uid=uid,
             extra=extra,
         )
 
