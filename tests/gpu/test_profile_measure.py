@@ -54,13 +54,27 @@ def test_the_same_call_goes_on_where_the_budget_ended():
     assert "nothing was measured; give more --minutes" in first.err
     assert profile("--solo", *arguments, *training()).code == 0
     lines = Path("mine.raw.jsonl").read_text().splitlines()
-    assert len(lines) == 1 + 2
+    assert len(lines) == 1 + 1 + 2, "where, what was run, and both measurements"
     assert profile(*arguments, *training()).code == 0
-    assert Path("mine.raw.jsonl").read_text().splitlines()[:3] == lines, "what was measured is not measured again"
+    assert Path("mine.raw.jsonl").read_text().splitlines()[:4] == lines, "what was measured is not measured again"
     written = Path("mine.json").read_text()
     again = call("profile", "--minutes", "0", "--name", "mine", "--json")
     assert again.out == written, "a fit of the same measurements is the same"
     assert json.loads(written)["tasks"]["mine"]["busy"]
+
+
+def test_another_script_of_the_same_name_is_not_taken_for_the_first(tmp_path):
+    for folder, text in (("a", "1"), ("b", "2")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "train.py").write_text(f"{Path(FAKE).read_text()}# {text}\n")
+    quick = ("--solo", "--repeats", "0", "--accumulation", "2", "--", sys.executable)
+    assert profile(*quick, "a/train.py").code == 0
+    lines = Path("train.raw.jsonl").read_text()
+    said = profile(*quick, "b/train.py")
+    assert said.code == 2
+    assert "train.raw.jsonl: train was measured there as" in said.err
+    assert "give another --name or --state, or remove the file" in said.err
+    assert Path("train.raw.jsonl").read_text() == lines
 
 
 @pytest.mark.parametrize(

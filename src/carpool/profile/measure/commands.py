@@ -21,7 +21,7 @@ from carpool.profile.measure import examples
 from carpool.profile.measure.conclude import Naming, conclude
 from carpool.profile.measure.plan import MPS, TIME_SLICING, Scope, Source, plan
 from carpool.profile.measure.pool import Pool
-from carpool.profile.measure.raw import Machine, Measurement, RawFile, Setting, read
+from carpool.profile.measure.raw import Machine, Measurement, Origin, RawFile, Setting, read
 from carpool.profile.measure.session import Gpu, Ground, Outcome, Session
 from carpool.profile.measure.timing import Windows
 from carpool.profile.measure.worker import ENDLESS, WorkerError
@@ -73,13 +73,16 @@ def profile(as_json: bool, **told: Any) -> None:
         if name is None:
             raise InputError("--minutes 0 only fits what was measured before; say with --name what")
         state = asked.state or f"{name}.raw.jsonl"
-        machine, measurements = read(state)
+        before = read(state)
+        machine, measurements = before.machine, before.measurements
     else:
         gpu = asked.gpu()
         sources = asked.sources(gpu)
         name = name or sources[0].task
         state = asked.state or f"{name}.raw.jsonl"
-        raw = RawFile(state, _machine(gpu))
+        raw = RawFile(state, _machine(gpu), {source.task: Origin.of(source.command) for source in sources})
+        for task in raw.unsure:
+            click.echo(f"{state}: does not say what was measured as {task}; taken to be this command", err=True)
         outcome = _measure(asked, gpu, sources, raw, quiet=as_json)
         machine, measurements = raw.machine, raw.measurements
     for problem in outcome.problems:
