@@ -17,8 +17,11 @@ parser.add_argument("--batch-size", type=int, default=8)
 parser.add_argument("--fixed", type=float, default=0.004)
 parser.add_argument("--per-sample", type=float, default=0.001)
 parser.add_argument("--crowd", type=Path)
+parser.add_argument("--runs-at", type=int, help="the batch, whatever --batch-size says")
+parser.add_argument("--last-of-epoch", type=int, help="samples of every third batch")
 parser.add_argument("--fail", choices=["crash", "silent", "short", "memory"])
 args = parser.parse_args()
+batch = args.runs_at or args.batch_size
 RECENT_S = 0.15
 
 
@@ -41,13 +44,14 @@ while not (args.fail == "short" and iteration == 6):
     if control.stop:
         sys.exit(75)
     slower = 1 + 0.5 * others() if args.crowd else 1
-    seconds = (args.fixed * control.accumulation + args.per_sample * args.batch_size) * slower
+    seconds = (args.fixed * control.accumulation + args.per_sample * batch) * slower
     time.sleep(seconds)
     iteration += 1
+    samples = args.last_of_epoch if args.last_of_epoch and iteration % 3 == 0 else batch
     done = Report(
         iteration=iteration,
         seconds=seconds,
-        samples_per_second=args.batch_size / seconds,
+        samples_per_second=samples / seconds,
         accumulation=control.accumulation,
         control=control.sequence,
         time=time.time(),

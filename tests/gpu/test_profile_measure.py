@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,33 @@ def test_a_script_that_cannot_be_measured_is_one_clear_line(how, message):
     assert "Traceback" not in said.err
 
 
+def test_a_batch_that_did_not_run_is_not_recorded():
+    batches = ("--batch", "8,32", "--batch-option", "--batch-size", "--solo", "--repeats", "0", "--accumulation", "2")
+    said = profile("--task", "deaf", *batches, *training("--runs-at", "8"))
+    assert said.code == 0
+    assert "deaf at batch 32: ran at 8 instead; is --batch-size what its batch depends on" in said.err
+    assert batches_in("deaf") == {8}
+
+
+def test_the_last_batch_of_an_epoch_may_be_smaller():
+    assert profile("--task", "mine", "--solo", "--repeats", "0", *training("--last-of-epoch", "3")).code == 0
+    assert batches_in("mine") == {8}
+
+
+def test_more_batches_alone_need_a_way_to_ask_for_them():
+    said = profile("--task", "mine", "--alone", "mine:64", *training())
+    assert said.code == 2
+    assert "--alone mine:64: say with --batch-option how COMMAND takes the batch" in said.err
+    few = ("--solo", "--repeats", "0", "--accumulation", "2", "--batch-option", "--batch-size")
+    assert profile("--task", "mine", "--alone", "mine:16", *few, *training()).code == 0
+    assert batches_in("mine") == {8, 16}
+    assert load("mine.json").tasks["mine"].core().compute(16) == pytest.approx(0.020, rel=0.15)
+
+
+def batches_in(name):
+    return {sample.setting.batch for done in load(f"{name}.json").raw for sample in done.samples}
+
+
 def test_a_task_that_fails_costs_itself_alone(monkeypatch):
     from carpool.profile.measure.plan import Scope, Source, plan
     from carpool.profile.measure.raw import Machine, RawFile
@@ -152,3 +180,14 @@ def test_a_real_training_of_an_example(monkeypatch):
     points = json.loads(said.out)["raw"]
     assert [job["batch"] for point in points for job in point["jobs"]] == [64, 64]
     assert [job.get("accum", 1) for point in points for job in point["jobs"]] == [1, 2]
+
+
+def test_more_batches_of_an_example_are_asked_for_with_its_own_option():
+    """The example's own batch is not told and must be asked, which must not lose the way to ask for another."""
+    told = commands.profile.make_context("profile", ["--cpu", "--example", "ncf", "--alone", "ncf:64"]).params
+    del told["as_json"]
+    (source,) = commands.Asked(**told).sources(commands.Gpu(None))
+    fake = replace(source, command=(sys.executable, FAKE))
+    found = commands._with_batches(fake, commands.Gpu(None), Path("work"))
+    assert found.batches == (8,)
+    assert found.start(64)[-2:] == ("--batch-size", "64")

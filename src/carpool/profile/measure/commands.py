@@ -172,7 +172,7 @@ class Asked:
             raise InputError("--batch: say with --batch-option how COMMAND takes it, as --batch-size")
         script = next((Path(word).stem for word in self.command if word.endswith(".py")), Path(self.command[0]).stem)
         sizes = examples.parse_batches(self.batches, "--batch") if self.batches else ()
-        return Source(self.task or script, self.command, self.batch_option if sizes else None, sizes)
+        return Source(self.task or script, self.command, self.batch_option, sizes)
 
     def scope(self, on_gpu: bool) -> Scope:
         mechanisms = self.mechanisms or ((MPS, TIME_SLICING) if on_gpu else (TIME_SLICING,))
@@ -210,12 +210,18 @@ def _measure(asked: Asked, gpu: Gpu, sources: Sequence[Source], raw: RawFile, qu
         raise InputError(f"{len(others)} other processes use {gpu.device.name}; times would not hold, so free it first")
     deadline = ENDLESS if asked.minutes is None else time.monotonic() + 60 * asked.minutes
     scope, windows = asked.scope(gpu.device is not None), asked.windows()
+    for setting in scope.alone:
+        found = next((source for source in sources if source.task == setting.task), None)
+        if found is None:
+            raise InputError(f"--alone {setting.task}: not among the tasks that are measured")
+        if found.batch_option is None:
+            raise InputError(
+                f"--alone {setting.task}:{setting.batch}: say with --batch-option how COMMAND takes the batch, "
+                "as --batch-size"
+            )
     with tempfile.TemporaryDirectory(prefix="carpool-") as place:
         folder = Path(place)
         known = [_with_batches(source, gpu, folder) for source in sources]
-        for setting in scope.alone:
-            if setting.task not in {source.task for source in known}:
-                raise InputError(f"--alone {setting.task}: not among the tasks that are measured")
         phases = plan(known, scope)
         todo = sum(not raw.has(wish) for phase in phases for wish in phase.wishes)
         with _progress(todo, quiet) as step:
@@ -228,10 +234,10 @@ def _with_batches(source: Source, gpu: Gpu, folder: Path) -> Source:
         return source
     with Pool(folder / source.task, lambda setting: source.start(0), Ground(gpu, None)) as pool:
         (worker,) = pool.lend([Setting(source.task, 0)])
-        batch = worker.batch()
+        batch = worker.batch
     if batch is None:
         raise WorkerError(f"{source.task}: its reports do not tell the batch; give --batch and --batch-option")
-    return replace(source, batch_option=None, batches=(batch,))
+    return replace(source, batches=(batch,))
 
 
 def _machine(gpu: Gpu) -> Machine:

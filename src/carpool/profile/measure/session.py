@@ -177,14 +177,18 @@ class Session:
         assert report is not None
         if report.accumulation != setting.accum:
             raise WorkerError(f"{worker.name}: accumulation {report.accumulation} instead of {setting.accum}")
+        if worker.batch not in (None, setting.batch):
+            raise WorkerError(f"{worker.name}: ran at {worker.batch} instead; {self._source(setting).batch_advice()}")
         held = self.gpu.memory_of(worker.pid)
         context = held - report.reserved_memory if held is not None and held > report.reserved_memory else None
         peak = report.peak_memory or None
         return Sample(setting, found.iter_s, found.error, found.iterations, peak, context)
 
     def _command(self, setting: Setting) -> tuple[str, ...]:
-        source = next(source for source in self.sources if source.task == setting.task)
-        return source.start(setting.batch)
+        return self._source(setting).start(setting.batch)
+
+    def _source(self, setting: Setting) -> Source:
+        return next(source for source in self.sources if source.task == setting.task)
 
 
 def _steps(worker: Worker, since: int) -> int:

@@ -52,6 +52,8 @@ class Worker:
             except OSError as error:
                 raise WorkerError(f"{command[0]}: cannot be run ({error.strerror}); check the command") from None
         self.paused = False
+        self.batch: int | None = None
+        """Samples of an iteration, as the reports tell; the most that were seen, since an epoch may end with fewer."""
 
     @property
     def pid(self) -> int:
@@ -62,7 +64,10 @@ class Worker:
         return self._control.accumulation
 
     def report(self) -> Report | None:
-        return read_report(self.folder)
+        report = read_report(self.folder)
+        if report is not None and (samples := round(report.samples_per_second * report.seconds)):
+            self.batch = max(samples, self.batch or 0)
+        return report
 
     def stamp(self) -> Stamp | None:
         report = self.report()
@@ -97,13 +102,6 @@ class Worker:
         """Why a worker that never got ready is given up."""
         what = "no report" if self.report() is None else "hardly an iteration"
         return WorkerError(f"{self.name}: {what} within {seconds:.0f} s; does the script use carpool.train?")
-
-    def batch(self) -> int | None:
-        """The samples of an iteration, as the worker counts them."""
-        report = self.report()
-        if report is None or report.seconds <= 0:
-            return None
-        return round(report.samples_per_second * report.seconds) or None
 
     def split(self, accumulation: int) -> None:
         """Ask for another number of micro-batches; it takes effect at the next step."""
