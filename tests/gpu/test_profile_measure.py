@@ -1,14 +1,20 @@
 """`carpool profile` from end to end: processes that are really started, paused and timed, with times that are known."""
 
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from calling import call
+from calling import COMMAND, call, environment
 
-from carpool.profile.measure import commands, timing
+from carpool import channel
+from carpool.profile.measure import commands, timing, worker
 from carpool.profile.schema import load
 
 FAKE = str(Path(__file__).parent / "fake_training.py")
@@ -52,7 +58,7 @@ def test_the_same_call_goes_on_where_the_budget_ended():
     arguments = ("--task", "mine", "--repeats", "0", "--accumulation", "2")
     first = profile("--minutes", "0.00001", *arguments, *training())
     assert first.code == 2
-    assert "nothing was measured; give more --minutes" in first.err
+    assert "mine: no report within 0 s; give more --minutes, or does the script use carpool.train?" in first.err
     assert profile("--solo", *arguments, *training()).code == 0
     lines = Path("mine.raw.jsonl").read_text().splitlines()
     assert len(lines) == 1 + 1 + 2, "where, what was run, and both measurements"
@@ -102,9 +108,16 @@ def test_a_batch_that_did_not_run_is_not_recorded():
     assert batches_in("deaf") == {8}
 
 
-def test_the_last_batch_of_an_epoch_may_be_smaller():
-    assert profile("--task", "mine", "--solo", "--repeats", "0", *training("--last-of-epoch", "3")).code == 0
-    assert batches_in("mine") == {8}
+def test_the_last_batch_of_an_epoch_may_be_smaller(tmp_path):
+    training = worker.Worker("mine", ["sleep", "60"], tmp_path, {})
+    writer = channel.ReportWriter(tmp_path)
+    try:
+        for iteration, samples in enumerate((0, 8, 8, 3)):
+            writer.write(channel.Report(iteration=iteration, seconds=0.3, samples_per_second=samples / 0.3))
+            training.report()
+        assert training.batch == 8
+    finally:
+        training.end(time.monotonic())
 
 
 def test_more_batches_alone_need_a_way_to_ask_for_them():
@@ -115,6 +128,86 @@ def test_more_batches_alone_need_a_way_to_ask_for_them():
     assert profile("--task", "mine", "--alone", "mine:16", *few, *training()).code == 0
     assert batches_in("mine") == {8, 16}
     assert load("mine.json").tasks["mine"].core().compute(16) == pytest.approx(0.020, rel=0.15)
+
+
+@pytest.mark.parametrize("told", [("--batch", "8", "--batch-option", "--batch-size"), ()])
+def test_a_script_without_the_library_is_named_when_the_budget_ends(told):
+    began = time.monotonic()
+    said = profile("--minutes", "0.02", "--solo", *told, *training("--fail", "mute"))
+    assert said.code == 2
+    assert "no report within 1 s; give more --minutes, or does the script use carpool.train?" in said.err
+    assert time.monotonic() - began < 6, "neither the usual start-up nor the grace of a script that listens"
+
+
+def test_one_refused_accumulation_costs_itself_alone():
+    told = ("--batch", "8", "--batch-option", "--batch-size", "--repeats", "1")
+    said = profile("--task", "mine", *told, *training("--refuse", "2"))
+    assert said.code == 0, said.err
+    assert "accumulation 1 instead of 2; its batch cannot be split so" in said.err
+    found = load("mine.json")
+    assert [pair.runs for pair in found.pairs] == [2]
+    assert {sample.setting.accum for done in found.raw for sample in done.samples} == {1, 4}
+
+
+def test_a_script_with_its_own_accumulation_is_told_to_leave_it_out():
+    said = profile("--task", "mine", "--solo", *training("--own-accumulation", "2"))
+    assert said.code == 2
+    assert "accumulation 2 instead of 1; leave the script's own accumulation out" in said.err
+
+
+@pytest.mark.parametrize(("number", "code", "word"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")])
+def test_who_is_stopped_says_what_is_kept(number, code, word):
+    with running() as process:
+        until(lambda: measurements_in("mine") >= 1)
+        process.send_signal(getattr(signal, number))
+        _, said = process.communicate(timeout=20)
+    assert process.returncode == code
+    kept = measurements_in("mine")
+    assert f"{word}; no profile was written; {kept} measurements are kept in mine.raw.jsonl" in said
+    assert "nothing" not in said
+    assert not left_over()
+
+
+def test_who_is_killed_leaves_no_paused_process_behind():
+    with running("--child") as process:
+        until(lambda: measurements_in("mine") >= 1)
+        group = left_over()
+        assert len(group) == 4, "two of the training, one of them paused now and then, and a child of each"
+        process.kill()
+    until(lambda: not left_over())
+
+
+@contextmanager
+def running(*more):
+    options = ("--task", "mine", "--batch", "8", "--batch-option", "--batch-size")
+    command = [*COMMAND, "profile", *QUICK, *options, *training(*more)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment()) as process:
+        yield process
+
+
+def measurements_in(name):
+    raw = Path(f"{name}.raw.jsonl")
+    return raw.read_text().count('"mechanism"') if raw.exists() else 0
+
+
+def until(true, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def left_over():
+    """Processes that were started in this test's folder by a training, wherever they hang now."""
+    import psutil
+
+    here, found = os.getcwd(), []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            words = process.cmdline()
+            if process.cwd() == here and ((FAKE in words and "profile" not in words) or words[:1] == ["sleep"]):
+                found.append(process.pid)
+    return found
 
 
 def batches_in(name):
@@ -160,6 +253,10 @@ def test_nothing_is_left_running(tmp_path):
         (("--cpu", "--window", "3,1", "--", "x"), "--window 3,1: give the shortest and the longest"),
         (("--cpu", "--mechanism", "mps", "--", "x"), "--mechanism mps: there is no GPU"),
         (("--cpu", "--", "no-such-program"), "no-such-program: cannot be run (No such file or directory)"),
+        (("--cpu", "--minutes", "nan", "--", "x"), "--minutes nan: give a finite number"),
+        (("--cpu", "--precision", "nan", "--", "x"), "--precision nan: give a finite number"),
+        (("--cpu", "--batch-norm", "y", "--", "x"), "--batch-norm y: not among the tasks that are measured; known: x"),
+        (("--cpu", "--task", "ncf", "--with", "ncf", "--", "x"), "--with ncf: COMMAND's task has that name"),
         (("--minutes", "0"), "--minutes 0 only fits what was measured before"),
         (("--minutes", "0", "--name", "none"), "none.raw.jsonl: cannot be read as measurements"),
     ],

@@ -8,7 +8,7 @@ hold one measurement: a mechanism, and the time of an iteration for every job th
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,10 @@ class Measurement:
     samples: tuple[Sample, ...]
     seconds: float
     """How long the window was."""
+
+
+def tasks_of(measurements: Iterable[Measurement]) -> set[str]:
+    return {setting.task for done in measurements for setting in done.wish.settings}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +116,6 @@ class Contents:
     origins: dict[str, Origin] = field(default_factory=dict)
     """By task; without those of files that are older than this record."""
 
-    def tasks(self) -> set[str]:
-        return {sample.setting.task for done in self.measurements for sample in done.samples}
-
 
 class RawFile:
     """Measurements of one GPU on disk. Opening it reads what is there; `add` appends.
@@ -161,7 +162,7 @@ class RawFile:
             raise ProfileError(
                 f"{self.path}: measured on {found.machine.gpu}, and this is {self.machine.gpu}; give another --state"
             )
-        for task in sorted(found.tasks() & set(self._origins)):
+        for task in sorted(tasks_of(found.measurements) & set(self._origins)):
             before, now = found.origins.get(task), self._origins[task]
             if before is None:
                 self.unsure.append(task)
