@@ -16,11 +16,12 @@ from carpool.profile import values
 from carpool.profile.fit import fit_task
 from carpool.profile.measure.conclude import Naming, Noise, conclude, hold_out
 from carpool.profile.measure.plan import Phase, Scope, Source, plan
+from carpool.profile.measure.predict import fit_kappa
 from carpool.profile.measure.raw import MECHANISMS, Machine, Measurement, Origin, RawFile, Sample, Setting, Wish, read
 from carpool.profile.measure.timing import UNSURE, Timing, Windows, timing
 from carpool.profile.rows import Run
 from carpool.profile.schema import dumps, load, loads
-from carpool.profile.values import Busy
+from carpool.profile.values import Busy, Pair
 
 MACHINE = Machine("NVIDIA Test", 10**10, "1.0", "2026-01-01", "test")
 NONE = AllReduce(0.0, 0.0)
@@ -291,6 +292,13 @@ def test_a_profile_of_known_constants(session):
     assert {demand.mechanism for demand in found.tasks["a"].demands} == {"mps", "time-slicing"}
     assert "differs by 2.0 % in the median" in found.noise
     assert loads(dumps(found), "p.json").kappa == found.kappa
+
+
+def test_a_speed_up_counts_as_no_slow_down_when_kappa_is_fitted():
+    busy = {"a": Busy(0.02, 0.001), "b": Busy(0.05, 0.0005)}
+    pairs = [Pair("a", 64, "b", 64, "mps", xi, 1.2) for xi in (0.8, 1.0)]
+    noisy, clipped = (fit_kappa([pair], busy) for pair in pairs)
+    assert noisy == clipped
 
 
 def test_times_of_two_mechanisms_are_not_mixed(session):

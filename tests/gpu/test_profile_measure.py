@@ -9,12 +9,15 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from calling import COMMAND, call, environment
 
 from carpool import channel
-from carpool.profile.measure import commands, timing, worker
+from carpool.gpu import mps, nvml
+from carpool.profile.measure import commands, pool, session, timing, worker
+from carpool.profile.measure.raw import Setting
 from carpool.profile.schema import load
 
 FAKE = str(Path(__file__).parent / "fake_training.py")
@@ -267,6 +270,55 @@ def test_wrong_input_is_one_line_that_says_what_to_do(arguments, message, monkey
     assert said.code == 2
     assert message in said.err
     assert "Traceback" not in said.err
+
+
+# ---- what only a GPU has --------------------------------------------------------------------------------------------
+
+DEVICE = nvml.Device(0, "GPU-1", "NVIDIA Test", 10**10, "1.0")
+
+
+def test_a_client_outside_mps_is_an_error_and_without_mps_nobody_finds_a_daemon(tmp_path, monkeypatch):
+    daemon, trained = mps.Daemon(tmp_path / "mps"), SimpleNamespace(pid=7, name="mine")
+    beside, apart = (session.Ground(session.Gpu(DEVICE), one) for one in (daemon, None))
+    monkeypatch.setattr(mps.Daemon, "verify", lambda self, pid: pid == 8)
+    with pytest.raises(worker.WorkerError, match="mine: runs outside MPS although the daemon is up"):
+        beside.accept(trained)
+    beside.accept(SimpleNamespace(pid=8, name="mine"))
+    apart.accept(trained)
+    assert beside.env() == {"CUDA_VISIBLE_DEVICES": "GPU-1", **daemon.env()}
+    assert apart.env() == {"CUDA_VISIBLE_DEVICES": "GPU-1", "CUDA_MPS_PIPE_DIRECTORY": "/nonexistent"}
+    assert session.Ground(session.Gpu(None), None).env() == {}
+
+
+def test_a_worker_that_its_ground_does_not_accept_is_not_lent(tmp_path):
+    def refuse(worker_):
+        raise worker.WorkerError(f"{worker_.name}: outside")
+
+    ground = SimpleNamespace(env=dict, accept=refuse)
+    with (
+        pool.Pool(tmp_path, lambda setting: (sys.executable, FAKE), ground) as trained,
+        pytest.raises(worker.WorkerError, match="mine at batch 8: outside"),
+    ):
+        trained.lend([Setting("mine", 8)])
+
+
+@pytest.mark.parametrize(("held", "context"), [(900, 400), (500, None), (None, None)])
+def test_a_context_is_what_the_driver_says_less_what_the_allocator_holds(monkeypatch, held, context):
+    monkeypatch.setattr(session.nvml, "memory_of", lambda uuid, pid: held if (uuid, pid) == ("GPU-1", 7) else -1)
+    told = channel.Report(iteration=9, accumulation=1, peak_memory=300, reserved_memory=500)
+    trained = SimpleNamespace(pid=7, name="mine", batch=8, report=lambda: told)
+    measuring = session.Session([], None, session.Gpu(DEVICE), Path())
+    sample = measuring._sample(trained, Setting("mine", 8), timing.Timing(0.1, 0.01, 9, 1.0))
+    assert (sample.peak_bytes, sample.context_bytes) == (300, context)
+
+
+def test_a_gpu_on_which_others_compute_is_refused(monkeypatch):
+    monkeypatch.setattr(commands.nvml, "devices", lambda: [DEVICE])
+    monkeypatch.setattr(commands.nvml, "processes", lambda uuid: [nvml.Use(7, None, False)] * (uuid == "GPU-1"))
+    said = call("profile", "--mechanism", "time-slicing", *training())
+    assert said.code == 2
+    assert "1 other processes use NVIDIA Test; times would not hold, so free it first" in said.err
+    assert not list(Path().glob("*.raw.jsonl"))
 
 
 def test_a_real_training_of_an_example(monkeypatch):
