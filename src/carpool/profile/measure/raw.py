@@ -146,7 +146,7 @@ class RawFile:
 
     def add(self, done: Measurement) -> None:
         """Keep it, rounded as the file has it: a later fit of the file gives the very same profile."""
-        self.measurements.append(measurement(Fields(plain(done), str(self.path))))
+        rounded = measurement(Fields(plain(done), str(self.path)))
         lines = [json.dumps(plain(done))]
         for task in sorted({setting.task for setting in done.wish.settings}):
             if task in self._origins and task not in self._known:
@@ -156,6 +156,7 @@ class RawFile:
             file.write("".join(f"{line}\n" for line in lines))
             file.flush()
             os.fsync(file.fileno())
+        self.measurements.append(rounded)
 
     def _take_up(self, found: Contents) -> None:
         if found.machine.gpu != self.machine.gpu:

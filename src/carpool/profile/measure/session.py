@@ -212,7 +212,7 @@ def _accumulation_advice(report: Report, asked: int) -> str:
     if report.out_of_memory:
         return "it ran out of memory, so give a smaller batch"
     if report.accumulation > asked:
-        return "leave the script's own accumulation out for the profile: it is asked for others here"
+        return "run it without an accumulation of its own: a profile needs its times at 1"
     return f"its batch cannot be split so, and the profile does without (--accumulation without {asked})"
 
 

@@ -113,8 +113,8 @@ class Worker:
     def silent(self, seconds: float, budget_over: bool) -> WorkerError:
         """Why a worker that never got ready is given up."""
         what = "no report" if self.report() is None else "hardly an iteration"
-        more = "give more --minutes, or " if budget_over else ""
-        return WorkerError(f"{self.name}: {what} within {seconds:.0f} s; {more}does the script use carpool.train?")
+        more = " If so, give more --minutes" if budget_over else ""
+        return WorkerError(f"{self.name}: {what} within {seconds:.0f} s; does the script use carpool.train?{more}")
 
     def split(self, accumulation: int) -> None:
         """Ask for another number of micro-batches; it takes effect at the next step."""
