@@ -6,6 +6,7 @@ the same crowd that moved within the last moments: a paused one does not count, 
 
 import argparse
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,8 +18,13 @@ parser.add_argument("--batch-size", type=int, default=8)
 parser.add_argument("--fixed", type=float, default=0.004)
 parser.add_argument("--per-sample", type=float, default=0.001)
 parser.add_argument("--crowd", type=Path)
-parser.add_argument("--fail", choices=["crash", "silent", "short", "memory"])
+parser.add_argument("--runs-at", type=int, help="the batch, whatever --batch-size says")
+parser.add_argument("--own-accumulation", type=int, default=1)
+parser.add_argument("--refuse", type=int, help="an accumulation that is not taken up")
+parser.add_argument("--child", action="store_true", help="start a process of its own, as data loaders do")
+parser.add_argument("--fail", choices=["crash", "silent", "short", "memory", "mute"])
 args = parser.parse_args()
+batch = args.runs_at or args.batch_size
 RECENT_S = 0.15
 
 
@@ -34,21 +40,27 @@ if args.fail == "silent":
     sys.exit(0)
 if args.fail == "memory":
     sys.exit("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
+if args.fail == "mute":
+    time.sleep(600)
+if args.child:
+    subprocess.Popen(["sleep", "600"])
 reader, writer = ControlReader(os.environ[ENV_DIRECTORY]), ReportWriter(os.environ[ENV_DIRECTORY])
 iteration = 0
 while not (args.fail == "short" and iteration == 6):
     control = reader.read()
     if control.stop:
         sys.exit(75)
+    wanted = max(args.own_accumulation, control.accumulation)
+    accumulation = 1 if wanted == args.refuse else wanted
     slower = 1 + 0.5 * others() if args.crowd else 1
-    seconds = (args.fixed * control.accumulation + args.per_sample * args.batch_size) * slower
+    seconds = (args.fixed * accumulation + args.per_sample * batch) * slower
     time.sleep(seconds)
     iteration += 1
     done = Report(
         iteration=iteration,
         seconds=seconds,
-        samples_per_second=args.batch_size / seconds,
-        accumulation=control.accumulation,
+        samples_per_second=batch / seconds,
+        accumulation=accumulation,
         control=control.sequence,
         time=time.time(),
         state=State.RUNNING,

@@ -12,14 +12,16 @@ from hypothesis import strategies as st
 
 from carpool.core.perf import AllReduce, Placement, Task
 from carpool.errors import InputError
+from carpool.profile import values
 from carpool.profile.fit import fit_task
 from carpool.profile.measure.conclude import Naming, Noise, conclude, hold_out
 from carpool.profile.measure.plan import Phase, Scope, Source, plan
-from carpool.profile.measure.raw import Machine, Measurement, RawFile, Sample, Setting, Wish, read
+from carpool.profile.measure.predict import fit_kappa
+from carpool.profile.measure.raw import MECHANISMS, Machine, Measurement, Origin, RawFile, Sample, Setting, Wish, read
 from carpool.profile.measure.timing import UNSURE, Timing, Windows, timing
 from carpool.profile.rows import Run
 from carpool.profile.schema import dumps, load, loads
-from carpool.profile.values import Busy
+from carpool.profile.values import Busy, Pair
 
 MACHINE = Machine("NVIDIA Test", 10**10, "1.0", "2026-01-01", "test")
 NONE = AllReduce(0.0, 0.0)
@@ -124,8 +126,9 @@ def test_what_was_added_is_read_back_and_a_cut_off_line_is_left_out(tmp_path):
     raw.add(pair)
     with raw.path.open("a") as file:
         file.write('{"mechanism": "mp')
-    machine, found = read(raw.path)
-    assert machine == MACHINE
+    contents = read(raw.path)
+    found = contents.measurements
+    assert contents.machine == MACHINE
     assert found[0] == alone
     assert found[1].wish == pair.wish
     assert [sample.iter_s for sample in found[1].samples] == [0.2, 0.3]
@@ -142,6 +145,77 @@ def test_a_file_of_another_gpu_or_of_nonsense_is_refused(tmp_path):
     (tmp_path / "n.jsonl").write_text("nonsense\n")
     with pytest.raises(InputError, match="line 1: not a measurement"):
         read(tmp_path / "n.jsonl")
+
+
+@pytest.mark.parametrize("torn", ['{"mechanism": "mp', '{"task": "a", "command": ["pyth', "{"])
+def test_a_torn_line_is_gone_before_the_next_is_written(tmp_path, torn):
+    raw = RawFile(tmp_path / "r.jsonl", MACHINE)
+    raw.add(measured("mps", ("a", 8, 1, 0.1)))
+    with raw.path.open("a") as file:
+        file.write(torn)
+    RawFile(raw.path, MACHINE).add(measured("mps", ("a", 16, 1, 0.2)))
+    assert [done.samples[0].setting.batch for done in RawFile(raw.path, MACHINE).measurements] == [8, 16]
+
+
+def test_a_torn_first_line_is_written_again_and_a_foreign_file_is_left_alone(tmp_path):
+    path = tmp_path / "r.jsonl"
+    path.write_text('{"version": 1, "gp')
+    RawFile(path, MACHINE)
+    assert read(path).machine == MACHINE
+    path.write_text("my diary")
+    with pytest.raises(InputError, match="line 1: not a measurement"):
+        RawFile(path, MACHINE)
+    assert path.read_text() == "my diary"
+
+
+def test_an_unknown_mechanism_is_refused_by_file_and_line(tmp_path):
+    raw = RawFile(tmp_path / "r.jsonl", MACHINE)
+    raw.add(measured("mps", ("a", 8, 1, 0.1)))
+    raw.path.write_text(raw.path.read_text().replace('"mps"', '"mpx"'))
+    with pytest.raises(InputError, match=r"r\.jsonl: line 2\.mechanism: unknown 'mpx'; give mps, time-slicing"):
+        read(raw.path)
+    assert MECHANISMS == values.MECHANISMS
+
+
+def origin(folder, text="train()", *arguments, python="python"):
+    folder.mkdir(exist_ok=True)
+    script = folder / "train.py"
+    script.write_text(text)
+    return Origin.of((python, str(script), *arguments))
+
+
+def test_a_task_is_the_same_script_with_the_same_arguments_wherever_it_lies(tmp_path):
+    mine = origin(tmp_path / "a", "train()", "--lr", "1")
+    assert mine.same(origin(tmp_path / "b", "train()", "--lr", "1", python="/usr/bin/python"))
+    assert not mine.same(origin(tmp_path / "b", "train(2)", "--lr", "1"))
+    assert not mine.same(origin(tmp_path / "b", "train()", "--lr", "2"))
+    module = Origin.of(("python", "-m", "train"))
+    assert module.sha256 is None
+    assert module.same(module)
+    assert not module.same(Origin.of(("python", "-m", "other")))
+
+
+def test_measurements_of_another_script_are_refused_and_old_files_are_read(tmp_path):
+    one, other = origin(tmp_path / "a"), origin(tmp_path / "b", "train(2)")
+    old = RawFile(tmp_path / "old.jsonl", MACHINE)
+    old.add(measured("mps", ("train", 8, 1, 0.1)))
+    taken_up = RawFile(old.path, MACHINE, {"train": one})
+    assert taken_up.unsure == ["train"]
+    taken_up.add(measured("mps", ("train", 8, 1, 0.1), ("bert", 4, 1, 0.1)))
+    taken_up.add(measured("mps", ("train", 16, 1, 0.1)))
+    assert read(old.path).origins == {"train": one}
+    assert RawFile(old.path, MACHINE, {"train": one, "bert": other}).unsure == ["bert"]
+    with pytest.raises(InputError, match=r"old\.jsonl: train was measured there as .*a/train\.py.* --name or --state"):
+        RawFile(old.path, MACHINE, {"train": other})
+    changed = origin(tmp_path / "a", "train(3)")
+    with pytest.raises(InputError, match=r"train was measured there as .*train\.py, which has changed since"):
+        RawFile(old.path, MACHINE, {"train": changed})
+
+
+def test_a_script_that_gave_no_measurement_may_be_mended(tmp_path):
+    path = tmp_path / "r.jsonl"
+    RawFile(path, MACHINE, {"train": origin(tmp_path / "a")}).add(measured("mps", ("bert", 8, 1, 0.1)))
+    RawFile(path, MACHINE, {"train": origin(tmp_path / "a", "train(2)")})
 
 
 # ---- fits -----------------------------------------------------------------------------------------------------------
@@ -218,6 +292,13 @@ def test_a_profile_of_known_constants(session):
     assert {demand.mechanism for demand in found.tasks["a"].demands} == {"mps", "time-slicing"}
     assert "differs by 2.0 % in the median" in found.noise
     assert loads(dumps(found), "p.json").kappa == found.kappa
+
+
+def test_a_speed_up_counts_as_no_slow_down_when_kappa_is_fitted():
+    busy = {"a": Busy(0.02, 0.001), "b": Busy(0.05, 0.0005)}
+    pairs = [Pair("a", 64, "b", 64, "mps", xi, 1.2) for xi in (0.8, 1.0)]
+    noisy, clipped = (fit_kappa([pair], busy) for pair in pairs)
+    assert noisy == clipped
 
 
 def test_times_of_two_mechanisms_are_not_mixed(session):

@@ -1,10 +1,11 @@
 """`carpool profile`: measure trainings on this machine's GPU, alone and beside each other, and write a profile."""
 
+import math
 import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -15,13 +16,13 @@ from typing import Any
 import click
 
 from carpool import __version__
-from carpool.errors import InputError
+from carpool.errors import InputError, nearest
 from carpool.gpu import mps, nvml
 from carpool.profile.measure import examples
 from carpool.profile.measure.conclude import Naming, conclude
 from carpool.profile.measure.plan import MPS, TIME_SLICING, Scope, Source, plan
 from carpool.profile.measure.pool import Pool
-from carpool.profile.measure.raw import Machine, Measurement, RawFile, Setting, read
+from carpool.profile.measure.raw import Machine, Measurement, Origin, RawFile, Setting, read, tasks_of
 from carpool.profile.measure.session import Gpu, Ground, Outcome, Session
 from carpool.profile.measure.timing import Windows
 from carpool.profile.measure.worker import ENDLESS, WorkerError
@@ -73,14 +74,22 @@ def profile(as_json: bool, **told: Any) -> None:
         if name is None:
             raise InputError("--minutes 0 only fits what was measured before; say with --name what")
         state = asked.state or f"{name}.raw.jsonl"
-        machine, measurements = read(state)
+        before = read(state)
+        machine, measurements = before.machine, before.measurements
+        asked.check_batch_norm(tasks_of(measurements))
     else:
         gpu = asked.gpu()
         sources = asked.sources(gpu)
+        job = _Job(gpu, sources, asked.scope(gpu.device is not None), asked.windows())
+        _check(job)
         name = name or sources[0].task
         state = asked.state or f"{name}.raw.jsonl"
-        raw = RawFile(state, _machine(gpu))
-        outcome = _measure(asked, gpu, sources, raw, quiet=as_json)
+        raw = RawFile(state, _machine(gpu), {source.task: Origin.of(source.command) for source in sources})
+        asked.check_batch_norm({source.task for source in sources} | tasks_of(raw.measurements))
+        for task in raw.unsure:
+            click.echo(f"{state}: does not say what was measured as {task}; taken to be this command", err=True)
+        with _telling_what_is_kept(raw):
+            outcome = _measure(job, raw, asked.minutes, quiet=as_json)
         machine, measurements = raw.machine, raw.measurements
     for problem in outcome.problems:
         click.echo(f"left out: {problem}", err=True)
@@ -101,7 +110,7 @@ def profile(as_json: bool, **told: Any) -> None:
 
 
 def _batch_norm(asked: "Asked", measurements: Sequence[Measurement]) -> tuple[str, ...]:
-    tasks = {sample.setting.task for done in measurements for sample in done.samples}
+    tasks = tasks_of(measurements)
     return asked.batch_norm or tuple(task for task in examples.BATCH_NORM if task in tasks)
 
 
@@ -134,6 +143,16 @@ class Asked:
     state: str | None
     command: tuple[str, ...]
 
+    def __post_init__(self) -> None:
+        for option, value in (("--minutes", self.minutes), ("--precision", self.precision)):
+            if value is not None and not math.isfinite(value):
+                raise InputError(f"{option} {value}: give a finite number")
+
+    def check_batch_norm(self, tasks: Collection[str]) -> None:
+        for task in self.batch_norm:
+            if task not in tasks:
+                raise InputError(f"--batch-norm {task}: not among the tasks that are measured; {nearest(task, tasks)}")
+
     def gpu(self) -> Gpu:
         if self.cpu:
             return Gpu(None)
@@ -151,6 +170,10 @@ class Asked:
         on_gpu = gpu.device is not None
         found = [self._own()] if self.command else []
         if self.example or self.mates:
+            if any(text.partition(":")[0] == own.task for own in found for text in self.mates):
+                raise InputError(
+                    f"--with {found[0].task}: COMMAND's task has that name, too; give it another with --task"
+                )
             scripts = examples.folder(self.scripts)
             found += [examples.source(text, scripts, sys.executable, on_gpu) for text in self.example]
             known = {source.task for source in found}
@@ -169,7 +192,7 @@ class Asked:
             raise InputError("--batch: say with --batch-option how COMMAND takes it, as --batch-size")
         script = next((Path(word).stem for word in self.command if word.endswith(".py")), Path(self.command[0]).stem)
         sizes = examples.parse_batches(self.batches, "--batch") if self.batches else ()
-        return Source(self.task or script, self.command, self.batch_option if sizes else None, sizes)
+        return Source(self.task or script, self.command, self.batch_option, sizes)
 
     def scope(self, on_gpu: bool) -> Scope:
         mechanisms = self.mechanisms or ((MPS, TIME_SLICING) if on_gpu else (TIME_SLICING,))
@@ -202,33 +225,68 @@ class Asked:
         return Windows(least_s=least, most_s=most, precision=self.precision / 100)
 
 
-def _measure(asked: Asked, gpu: Gpu, sources: Sequence[Source], raw: RawFile, quiet: bool) -> Outcome:
-    if gpu.device is not None and (others := nvml.processes(gpu.device.uuid)):
-        raise InputError(f"{len(others)} other processes use {gpu.device.name}; times would not hold, so free it first")
-    deadline = ENDLESS if asked.minutes is None else time.monotonic() + 60 * asked.minutes
-    scope, windows = asked.scope(gpu.device is not None), asked.windows()
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What is to be measured, where, and how closely."""
+
+    gpu: Gpu
+    sources: Sequence[Source]
+    scope: Scope
+    windows: Windows
+
+
+def _check(job: _Job) -> None:
+    """Refuses what cannot be measured, before anything is started or written."""
+    device = job.gpu.device
+    if device is not None and (others := nvml.processes(device.uuid)):
+        raise InputError(f"{len(others)} other processes use {device.name}; times would not hold, so free it first")
+    for setting in job.scope.alone:
+        found = next((source for source in job.sources if source.task == setting.task), None)
+        if found is None:
+            raise InputError(f"--alone {setting.task}: not among the tasks that are measured")
+        if found.batch_option is None:
+            raise InputError(
+                f"--alone {setting.task}:{setting.batch}: say with --batch-option how COMMAND takes the batch, "
+                "as --batch-size"
+            )
+
+
+def _measure(job: _Job, raw: RawFile, minutes: float | None, quiet: bool) -> Outcome:
+    deadline = ENDLESS if minutes is None else time.monotonic() + 60 * minutes
     with tempfile.TemporaryDirectory(prefix="carpool-") as place:
         folder = Path(place)
-        known = [_with_batches(source, gpu, folder) for source in sources]
-        for setting in scope.alone:
-            if setting.task not in {source.task for source in known}:
-                raise InputError(f"--alone {setting.task}: not among the tasks that are measured")
-        phases = plan(known, scope)
+        known = [_with_batches(source, job.gpu, folder, deadline) for source in job.sources]
+        phases = plan(known, job.scope)
         todo = sum(not raw.has(wish) for phase in phases for wish in phase.wishes)
         with _progress(todo, quiet) as step:
-            return Session(known, raw, gpu, folder, windows, deadline, step).run(phases)
+            return Session(known, raw, job.gpu, folder, job.windows, deadline, step).run(phases)
 
 
-def _with_batches(source: Source, gpu: Gpu, folder: Path) -> Source:
+@contextmanager
+def _telling_what_is_kept(raw: RawFile) -> Iterator[None]:
+    """An interrupt, or being terminated, loses the profile but not the measurements."""
+    try:
+        yield
+    except (Exception, SystemExit):
+        raise
+    except BaseException as stop:
+        interrupted = isinstance(stop, KeyboardInterrupt)
+        kept = f"{len(raw.measurements)} measurements are kept in {raw.path}, and the same call goes on from there"
+        what = kept if raw.measurements else "nothing was measured"
+        click.echo(f"{'interrupted' if interrupted else 'terminated'}; no profile was written; {what}", err=True)
+        raise click.exceptions.Exit(130 if interrupted else 143) from None
+
+
+def _with_batches(source: Source, gpu: Gpu, folder: Path, deadline: float = ENDLESS) -> Source:
     """A source that does not say its batch is started once to be asked."""
     if source.batches:
         return source
-    with Pool(folder / source.task, lambda setting: source.start(0), Ground(gpu, None)) as pool:
+    with Pool(folder / source.task, lambda setting: source.start(0), Ground(gpu, None), deadline) as pool:
         (worker,) = pool.lend([Setting(source.task, 0)])
-        batch = worker.batch()
+        batch = worker.batch
     if batch is None:
         raise WorkerError(f"{source.task}: its reports do not tell the batch; give --batch and --batch-option")
-    return replace(source, batch_option=None, batches=(batch,))
+    return replace(source, batches=(batch,))
 
 
 def _machine(gpu: Gpu) -> Machine:

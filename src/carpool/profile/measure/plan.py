@@ -31,6 +31,12 @@ class Source:
     def start(self, batch: int) -> tuple[str, ...]:
         return (*self.command, self.batch_option, str(batch)) if self.batch_option and batch else self.command
 
+    def batch_advice(self) -> str:
+        """What to do if the script ran at another batch."""
+        if self.batch_option is None:
+            return "its batches differ, so give --batch and --batch-option"
+        return f"is {self.batch_option} what its batch depends on, and does it count samples?"
+
     def at(self, index: int) -> Setting:
         """The batch of a phase; a task with fewer batches stays at its last."""
         return Setting(self.task, self.batches[min(index, len(self.batches) - 1)])

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Protocol
 
 from carpool.profile.measure.raw import Setting
-from carpool.profile.measure.worker import STOP_S, ShortOfMemory, Worker, WorkerError
+from carpool.profile.measure.worker import ENDLESS, STOP_S, ShortOfMemory, Worker, WorkerError
 
 POLL_S = 0.05
+START_S = 180.0
 Place = tuple[Setting, int]
 """A task at a batch, and which of its processes."""
 
@@ -29,9 +30,10 @@ class Ground(Protocol):
 
 class Pool:
     def __init__(
-        self, folder: Path, command: Callable[[Setting], Sequence[str]], ground: Ground, start_s: float = 180.0
+        self, folder: Path, command: Callable[[Setting], Sequence[str]], ground: Ground, deadline: float = ENDLESS
     ) -> None:
-        self._folder, self._command, self._ground, self._start_s = folder, command, ground, start_s
+        """Nobody is waited for beyond the deadline, on the monotonic clock."""
+        self._folder, self._command, self._ground, self._deadline = folder, command, ground, deadline
         self._workers: dict[Place, Worker] = {}
         self._started = 0
 
@@ -41,12 +43,12 @@ class Pool:
     def __exit__(self, *raised: object) -> None:
         self._drop(list(self._workers))
 
-    def warm(self, copies: Mapping[Setting, int]) -> None:
-        """Start all these at once, as many as can be. Who fails here is tried again, and blamed, when it is needed."""
+    def warm(self, copies: Mapping[Setting, int]) -> dict[Setting, WorkerError]:
+        """Start all these at once, as many as can be. Who fails here, as told, is tried again when it is needed."""
         places = [
             (setting, copy) for copy in range(max(copies.values())) for setting in copies if copy < copies[setting]
         ]
-        self._start(places)
+        return {setting: error for (setting, _), error in self._start(places).items()}
 
     def lend(self, settings: Sequence[Setting]) -> list[Worker]:
         """A paused worker for each of these; others make room if they must."""
@@ -72,9 +74,9 @@ class Pool:
         try:
             for place in places:
                 coming[place] = self._launch(place)
-            until = time.monotonic() + self._start_s
+            began = time.monotonic()
             while coming:
-                self._gather(coming, failed, time.monotonic() > until)
+                self._gather(coming, failed, began)
                 time.sleep(POLL_S if coming else 0.0)
         finally:  # an interrupt: those that were on their way are ended, too
             self._workers.update(coming)
@@ -88,16 +90,17 @@ class Pool:
         folder = self._folder / f"{self._started:03d}"
         return Worker(name, self._command(setting), folder, self._ground.env())
 
-    def _gather(self, coming: dict[Place, Worker], failed: dict[Place, WorkerError], late: bool) -> None:
+    def _gather(self, coming: dict[Place, Worker], failed: dict[Place, WorkerError], began: float) -> None:
         """Take over those that are ready, paused at once, so that the others get ready sooner."""
+        now = time.monotonic()
         for place, worker in list(coming.items()):
             try:
                 if worker.ready():
                     self._ground.accept(worker)
                     worker.pause()
                     self._workers[place] = coming.pop(place)
-                elif late:
-                    raise worker.silent(self._start_s)
+                elif now >= min(began + START_S, self._deadline):
+                    raise worker.silent(now - began, budget_over=now >= self._deadline)
             except WorkerError as error:
                 failed[place] = error
                 self._workers[place] = coming.pop(place)

@@ -1,18 +1,23 @@
 """The raw file of a measurement: one line for each, appended as it is made, so that a broken-off call can be resumed.
 
-The first line names the GPU, the driver and the date; all others hold one measurement: a mechanism, and the time of an
-iteration for every job that ran together. `session.py` writes it, `conclude.py` fits to it.
+The first line names the GPU, the driver and the date. A line with `command` says what was run as a task; all others
+hold one measurement: a mechanism, and the time of an iteration for every job that ran together. `session.py` writes it,
+`conclude.py` fits to it.
 """
 
+import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from carpool.profile.fields import Fields, ProfileError
 
-VERSION = 1
+VERSION = 2
+"""1 did not say what was run."""
+MECHANISMS = ("mps", "time-slicing", "unknown")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -56,6 +61,10 @@ class Measurement:
     """How long the window was."""
 
 
+def tasks_of(measurements: Iterable[Measurement]) -> set[str]:
+    return {setting.task for done in measurements for setting in done.wish.settings}
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """Where and when it was measured."""
@@ -67,19 +76,64 @@ class Machine:
     software: str
 
 
-class RawFile:
-    """Measurements of one GPU on disk. Opening it reads what is there; `add` appends."""
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What was run as a task."""
 
-    def __init__(self, path: str | Path, machine: Machine) -> None:
+    command: tuple[str, ...]
+    script: str | None = None
+    """The path of the script, one of the command's words; None for a command without one, as `python -m train`."""
+    sha256: str | None = None
+    """Of the script's contents."""
+
+    @classmethod
+    def of(cls, command: Sequence[str]) -> "Origin":
+        words = [word for word in command if word.endswith((".py", ".sh"))] + [command[0]]
+        for word in words:
+            try:
+                contents = Path(word).read_bytes()
+            except OSError:
+                continue
+            if word != command[0] or contents.startswith(b"#!"):
+                return cls(tuple(command), word, hashlib.sha256(contents).hexdigest())
+        return cls(tuple(command))
+
+    def same(self, other: "Origin") -> bool:
+        """The same script with the same arguments, wherever it and its interpreter lie."""
+        return self._key() == other._key()
+
+    def _key(self) -> tuple[object, ...]:
+        first, *rest = ("" if word == self.script else word for word in self.command)
+        return (Path(first).name, *rest, self.sha256)
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """A raw file as it was read."""
+
+    machine: Machine
+    measurements: list[Measurement]
+    origins: dict[str, Origin] = field(default_factory=dict)
+    """By task; without those of files that are older than this record."""
+
+
+class RawFile:
+    """Measurements of one GPU on disk. Opening it reads what is there; `add` appends.
+
+    `origins` says for each task what is run now; a file whose measurements of a task come from something else is
+    refused. Where an older file does not say what it measured, the task is named in `unsure`.
+    """
+
+    def __init__(self, path: str | Path, machine: Machine, origins: Mapping[str, Origin] | None = None) -> None:
         self.path = Path(path)
+        self._origins = dict(origins or {})
+        self._known: dict[str, Origin] = {}
+        self.unsure: list[str] = []
         self.machine = machine
         self.measurements: list[Measurement] = []
-        if self.path.exists() and self.path.stat().st_size:
-            self.machine, self.measurements = read(self.path)
-            if self.machine.gpu != machine.gpu:
-                raise ProfileError(
-                    f"{path}: measured on {self.machine.gpu}, and this is {machine.gpu}; give another --state"
-                )
+        if _begun(self.path):
+            self._take_up(read(self.path))
+            _cut_torn_line(self.path)
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -92,14 +146,66 @@ class RawFile:
 
     def add(self, done: Measurement) -> None:
         """Keep it, rounded as the file has it: a later fit of the file gives the very same profile."""
-        self.measurements.append(measurement(Fields(plain(done), str(self.path))))
+        rounded = measurement(Fields(plain(done), str(self.path)))
+        lines = [json.dumps(plain(done))]
+        for task in sorted({setting.task for setting in done.wish.settings}):
+            if task in self._origins and task not in self._known:
+                self._known[task] = self._origins[task]
+                lines.insert(0, json.dumps({"task": task, **asdict(self._origins[task])}))
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(plain(done)) + "\n")
+            file.write("".join(f"{line}\n" for line in lines))
             file.flush()
             os.fsync(file.fileno())
+        self.measurements.append(rounded)
+
+    def _take_up(self, found: Contents) -> None:
+        if found.machine.gpu != self.machine.gpu:
+            raise ProfileError(
+                f"{self.path}: measured on {found.machine.gpu}, and this is {self.machine.gpu}; give another --state"
+            )
+        for task in sorted(tasks_of(found.measurements) & set(self._origins)):
+            before, now = found.origins.get(task), self._origins[task]
+            if before is None:
+                self.unsure.append(task)
+            elif not before.same(now):
+                raise ProfileError(
+                    f"{self.path}: {task} was measured there as {_told(before, now)}; give another --name or --state, "
+                    "or remove the file"
+                )
+            else:
+                self._known[task] = before
+        self.machine, self.measurements = found.machine, found.measurements
 
 
-def read(path: str | Path) -> tuple[Machine, list[Measurement]]:
+def _told(before: Origin, now: Origin) -> str:
+    if before.sha256 != now.sha256 and before.command == now.command:
+        return f"{before.script}, which has changed since"
+    return f"`{' '.join(before.command)}`, and this is `{' '.join(now.command)}`"
+
+
+def _begun(path: Path) -> bool:
+    """Is there more than a first line that a crash cut off?"""
+    try:
+        start = path.read_bytes()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise ProfileError(f"{path}: cannot be read as measurements ({error}); give another file") from None
+    return b"\n" in start or not b'{"version": '.startswith(start[:12])
+
+
+def _cut_torn_line(path: Path) -> None:
+    """What a crash left of a line goes, so that the next one does not continue it."""
+    contents = path.read_bytes()
+    whole = contents.rfind(b"\n") + 1
+    if whole < len(contents):
+        try:
+            os.truncate(path, whole)
+        except OSError as error:
+            raise ProfileError(f"{path}: cannot write there ({error.strerror}); give another --state") from None
+
+
+def read(path: str | Path) -> Contents:
     """A raw file; a last line that was cut off by a crash is left out."""
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
@@ -116,10 +222,23 @@ def read(path: str | Path) -> tuple[Machine, list[Measurement]]:
         software=header.text("software"),
     )
     header.done()
-    whole = lines[1:-1]  # what follows the last newline is nothing, or a line that was cut off
-    return machine, [
-        measurement(Fields(_json(line, path, n), str(path), f"line {n}")) for n, line in enumerate(whole, 2)
-    ]
+    found = Contents(machine, [])
+    for number, line in enumerate(lines[1:-1], 2):  # after the last newline: nothing, or a line that was cut off
+        fields = Fields(_json(line, path, number), str(path), f"line {number}")
+        if "command" in fields:
+            found.origins.update([_origin(fields)])
+        else:
+            found.measurements.append(measurement(fields))
+    return found
+
+
+def _origin(f: Fields) -> tuple[str, Origin]:
+    origin = Origin(f.texts("command"), f.maybe("script", f.text), f.maybe("sha256", f.text))
+    task = f.text("task")
+    f.done()
+    if not origin.command:
+        f.fail("command", "empty; remove the line")
+    return task, origin
 
 
 def _json(line: str, path: str | Path, number: int) -> Any:
@@ -151,7 +270,10 @@ def plain(done: Measurement) -> dict[str, Any]:
 def measurement(f: Fields) -> Measurement:
     """The reverse of `plain`."""
     samples = tuple(_sample(job) for job in f.children("jobs"))
-    wish = Wish(f.text("mechanism"), tuple(sample.setting for sample in samples), f.whole("run", 0))
+    mechanism = f.text("mechanism")
+    if mechanism not in MECHANISMS:
+        f.fail("mechanism", f"unknown {mechanism!r}; give {', '.join(MECHANISMS)}")
+    wish = Wish(mechanism, tuple(sample.setting for sample in samples), f.whole("run", 0))
     done = Measurement(wish, samples, f.number("seconds", 0))
     f.done()
     if not samples:

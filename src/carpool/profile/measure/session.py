@@ -10,12 +10,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from carpool.channel import Report
 from carpool.gpu import mps, nvml
 from carpool.profile.measure.plan import MPS, Phase, Source
 from carpool.profile.measure.pool import Pool
 from carpool.profile.measure.raw import Measurement, RawFile, Sample, Setting, Wish
 from carpool.profile.measure.timing import Stamp, Timing, Windows, timing
-from carpool.profile.measure.worker import ENDLESS, Worker, WorkerError
+from carpool.profile.measure.worker import ENDLESS, ShortOfMemory, Worker, WorkerError
 
 POLL_S = 0.005
 SETTLE_S = 0.1
@@ -78,6 +79,8 @@ class Session:
     on_step: Callable[[str], None] = lambda what: None
     outcome: Outcome = field(default_factory=Outcome)
     _failed: set[Setting] = field(default_factory=set)
+    _given_up: int = 0
+    """Wishes that were tried in vain, or not at all after a failure."""
 
     def run(self, phases: Sequence[Phase]) -> Outcome:
         for number, phase in enumerate(phases):
@@ -85,7 +88,7 @@ class Session:
             if open_wishes and time.monotonic() < self.deadline:
                 self._phase(Phase(phase.mechanism, tuple(open_wishes)), self.folder / f"{number}")
             self.outcome.left += sum(not self.raw.has(wish) for wish in phase.wishes)
-        self.outcome.left -= len(self.outcome.problems)
+        self.outcome.left -= self._given_up
         return self.outcome
 
     def _phase(self, phase: Phase, folder: Path) -> None:
@@ -95,17 +98,22 @@ class Session:
                 daemon = stack.enter_context(mps.Daemon(self.folder / "mps", [self.gpu.device.uuid]))
                 if self.outcome.memory_limit is None:
                     self.outcome.memory_limit = daemon.check(self.gpu.device.uuid).limited
-            pool = stack.enter_context(Pool(folder, self._command, Ground(self.gpu, daemon)))
+            pool = stack.enter_context(Pool(folder, self._command, Ground(self.gpu, daemon), self.deadline))
             self.on_step(f"starting {sum(phase.copies().values())} processes, {phase.mechanism}")
-            pool.warm(phase.copies())
+            cold = pool.warm(phase.copies())
             for wish in phase.wishes:
                 if time.monotonic() >= self.deadline:
-                    return
+                    break
                 self._try(pool, wish)
+                for setting in wish.settings:
+                    cold.pop(Setting(setting.task, setting.batch), None)
+        # Who did not start and was not tried again: its script is wrong, or the budget short. Memory may do when alone.
+        self.outcome.problems += [str(error) for error in cold.values() if not isinstance(error, ShortOfMemory)]
 
     def _try(self, pool: Pool, wish: Wish) -> None:
-        plain = {Setting(s.task, s.batch) for s in wish.settings}
-        if plain & self._failed:
+        needed = {*wish.settings, *(Setting(s.task, s.batch) for s in wish.settings)}
+        if needed & self._failed:
+            self._given_up += 1
             self.outcome.problems.append(f"{_name(wish)}: left out after an earlier failure")
             return
         self.on_step(_name(wish))
@@ -113,9 +121,10 @@ class Session:
             self.raw.add(self._measure(pool.lend(wish.settings), wish))
             self.outcome.done += 1
         except WorkerError as error:
+            self._given_up += 1
             self.outcome.problems.append(str(error))
             if len(wish.settings) == 1:  # alone and failed: it would fail beside others, too
-                self._failed |= plain
+                self._failed.update(wish.settings)
             pool.forget(wish.settings)
 
     def _measure(self, workers: Sequence[Worker], wish: Wish) -> Measurement:
@@ -176,20 +185,35 @@ class Session:
         report = worker.report()
         assert report is not None
         if report.accumulation != setting.accum:
-            raise WorkerError(f"{worker.name}: accumulation {report.accumulation} instead of {setting.accum}")
+            raise WorkerError(
+                f"{worker.name}: ran with accumulation {report.accumulation} instead of {setting.accum}; "
+                f"{_accumulation_advice(report, setting.accum)}"
+            )
+        if worker.batch not in (None, setting.batch):
+            raise WorkerError(f"{worker.name}: ran at {worker.batch} instead; {self._source(setting).batch_advice()}")
         held = self.gpu.memory_of(worker.pid)
         context = held - report.reserved_memory if held is not None and held > report.reserved_memory else None
         peak = report.peak_memory or None
         return Sample(setting, found.iter_s, found.error, found.iterations, peak, context)
 
     def _command(self, setting: Setting) -> tuple[str, ...]:
-        source = next(source for source in self.sources if source.task == setting.task)
-        return source.start(setting.batch)
+        return self._source(setting).start(setting.batch)
+
+    def _source(self, setting: Setting) -> Source:
+        return next(source for source in self.sources if source.task == setting.task)
 
 
 def _steps(worker: Worker, since: int) -> int:
     stamp = worker.stamp()
     return stamp[0] - since if stamp is not None else 0
+
+
+def _accumulation_advice(report: Report, asked: int) -> str:
+    if report.out_of_memory:
+        return "it ran out of memory, so give a smaller batch"
+    if report.accumulation > asked:
+        return "run it without an accumulation of its own: a profile needs its times at 1"
+    return f"its batch cannot be split so, and the profile does without (--accumulation without {asked})"
 
 
 def _name(wish: Wish) -> str:

@@ -22,6 +22,9 @@ STOP_S = 8.0
 ENDLESS = 10**9
 LOG_TAIL = 4000
 OUT_OF_MEMORY = "out of memory"
+GUARD = 'read group && { read over || kill -s KILL -- "-$group"; }'
+"""A shell that kills the worker's group when our end of its pipe closes without a word: we were killed. The worker may
+be paused then, and nobody else would ever end it; its own children are in the group, too."""
 
 
 class WorkerError(InputError):
@@ -39,6 +42,13 @@ class Worker:
         folder.mkdir(parents=True, exist_ok=True)
         self._control = Control(sequence=1, accumulation=1, may_shrink=True)
         write_control(folder, self._control)
+        self._guard = subprocess.Popen(
+            ["/bin/sh", "-c", GUARD],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         with (folder / "log").open("wb") as log:
             try:
                 self._process = subprocess.Popen(
@@ -50,8 +60,12 @@ class Worker:
                     start_new_session=True,
                 )
             except OSError as error:
+                self._dismiss_guard()
                 raise WorkerError(f"{command[0]}: cannot be run ({error.strerror}); check the command") from None
+        self._tell_guard(f"{self._process.pid}\n")
         self.paused = False
+        self.batch: int | None = None
+        """Samples of an iteration, as the reports tell; the most that were seen, since an epoch may end with fewer."""
 
     @property
     def pid(self) -> int:
@@ -62,7 +76,10 @@ class Worker:
         return self._control.accumulation
 
     def report(self) -> Report | None:
-        return read_report(self.folder)
+        report = read_report(self.folder)
+        if report is not None and (samples := round(report.samples_per_second * report.seconds)):
+            self.batch = max(samples, self.batch or 0)
+        return report
 
     def stamp(self) -> Stamp | None:
         report = self.report()
@@ -93,17 +110,11 @@ class Worker:
             f"{self.name}: the training ended after {report.iteration} iterations, too early; let it run longer"
         )
 
-    def silent(self, seconds: float) -> WorkerError:
+    def silent(self, seconds: float, budget_over: bool) -> WorkerError:
         """Why a worker that never got ready is given up."""
         what = "no report" if self.report() is None else "hardly an iteration"
-        return WorkerError(f"{self.name}: {what} within {seconds:.0f} s; does the script use carpool.train?")
-
-    def batch(self) -> int | None:
-        """The samples of an iteration, as the worker counts them."""
-        report = self.report()
-        if report is None or report.seconds <= 0:
-            return None
-        return round(report.samples_per_second * report.seconds) or None
+        more = " If so, give more --minutes" if budget_over else ""
+        return WorkerError(f"{self.name}: {what} within {seconds:.0f} s; does the script use carpool.train?{more}")
 
     def split(self, accumulation: int) -> None:
         """Ask for another number of micro-batches; it takes effect at the next step."""
@@ -126,9 +137,11 @@ class Worker:
             self.paused = False
 
     def ask_to_stop(self) -> None:
-        """It ends at its next step, which is kinder to an MPS server than a kill."""
+        """It ends at its next step, which is kinder to an MPS server than a kill. Who never reported does not hear."""
         write_control(self.folder, Control(sequence=self._control.sequence + 1, stop=True))
         self.resume()
+        if self.report() is None:
+            self._signal(signal.SIGTERM)
 
     def end(self, until: float) -> None:
         """Wait for the end until a moment (monotonic), then make it happen, for the whole process group."""
@@ -136,6 +149,20 @@ class Worker:
             self._process.wait(max(0.0, until - time.monotonic()))
         self._signal(signal.SIGKILL)
         self._process.wait()
+        self._dismiss_guard()
+
+    def _tell_guard(self, line: str) -> None:
+        assert self._guard.stdin is not None
+        with suppress(OSError):  # somebody ended it: then nobody guards
+            self._guard.stdin.write(line.encode())
+            self._guard.stdin.flush()
+
+    def _dismiss_guard(self) -> None:
+        self._tell_guard("\n")
+        assert self._guard.stdin is not None
+        with suppress(OSError):
+            self._guard.stdin.close()
+        self._guard.wait()
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError, PermissionError):
