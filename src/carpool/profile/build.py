@@ -15,8 +15,9 @@ from carpool.profile.demand import fit_demands
 from carpool.profile.efficiency import fit_scaling, read_epochs
 from carpool.profile.fields import ProfileError
 from carpool.profile.fit import fit_memory, fit_task
+from carpool.profile.measure.raw import MECHANISMS
 from carpool.profile.rows import GIB, Run, merge_pairs, read_pairs, read_runs
-from carpool.profile.values import MECHANISMS, Demand, Gpu, Group, Memory, Pair, Profile, TaskProfile
+from carpool.profile.values import Demand, Gpu, Group, Memory, Pair, Profile, TaskProfile
 from carpool.units import parse_bytes
 
 FASTER = 0.95

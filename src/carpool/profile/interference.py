@@ -9,9 +9,9 @@ import math
 
 from carpool.core.perf import ConstantInterference, Interference, MeasuredPair, TableInterference
 from carpool.errors import nearest
+from carpool.profile.measure.raw import MECHANISMS
 from carpool.profile.rows import read_matrix
 from carpool.profile.schema import Profile, ProfileError, load, shipped
-from carpool.profile.values import MECHANISMS
 
 BATCHES = ("small", "large")
 

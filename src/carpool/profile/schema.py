@@ -17,9 +17,8 @@ from carpool.core.elastic import Phase, Scaling
 from carpool.core.perf import AllReduce
 from carpool.errors import nearest
 from carpool.profile.fields import Fields, ProfileError
-from carpool.profile.measure.raw import measurement, plain
+from carpool.profile.measure.raw import MECHANISMS, measurement, plain
 from carpool.profile.values import (
-    MECHANISMS,
     Busy,
     Demand,
     FitError,

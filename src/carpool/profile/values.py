@@ -13,7 +13,6 @@ from carpool.core.perf import AllReduce, MeasuredPair, TableInterference, Task
 from carpool.profile.fields import ProfileError
 from carpool.profile.measure.raw import Measurement
 
-MECHANISMS = ("mps", "time-slicing", "unknown")
 Interval = tuple[float, float]
 
 
