@@ -3,10 +3,11 @@
 import sys
 from pathlib import Path
 
+import pytest
 from world import GIB, cluster, given, job, pending, running
 
 from carpool.core import events as ev
-from carpool.core.model import Node
+from carpool.core.model import Allocation, Decision, Node
 from carpool.core.perf import MeasuredPair, TableInterference
 from carpool.core.rules import check
 from carpool.policies.bsbf import SjfBsbf
@@ -17,6 +18,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 import worst_case
 
 FOUR = cluster("1x4")
+
+
+def pairs(**xi):
+    """`plain_thin=1.2`: a plain job beside a thin one takes 1.2 times as long."""
+    return TableInterference({tuple(name.split("_")): [MeasuredPair(value)] for name, value in xi.items()})
 
 
 class TestStartAlone:
@@ -36,8 +42,16 @@ class TestStartAlone:
 
 
 class TestShareNow:
-    def test_with_the_host_that_costs_all_together_the_least(self):
+    def test_with_a_host_at_once(self):
         given(FOUR, running("a", gpus=4), pending("b", gpus=2, left=100), xi=1.2).expect(Carpool(), b="shares a")
+
+    def test_with_the_host_that_costs_all_together_the_least(self):
+        # Beside "thin" it is as quick, but slows that one down more.
+        table = pairs(plain_thin=1.2, thin_plain=1.5, plain_plain=1.2)
+        hosts = (running("dear", on=[0, 1], left=1000, model="thin"), running("cheap", on=[2, 3], left=1000))
+        given(FOUR, *hosts, pending("c", left=100), xi=table).expect(Carpool(), c="shares cheap")
+        hosts = (running("cheap", on=[0, 1], left=1000), running("dear", on=[2, 3], left=1000, model="thin"))
+        given(FOUR, *hosts, pending("c", left=100), xi=table).expect(Carpool(), c="shares cheap")
 
     def test_a_gang_takes_a_union_of_hosts(self):
         hosts = [running(f"h{n}", on=[n], left=1000) for n in range(4)]
@@ -59,12 +73,18 @@ class TestShareNow:
         given(FOUR, *pair, *others, xi=2.5).expect(SjfBsbf(), guest="shares h")
 
     def test_a_pair_that_gets_less_done_than_one_job_alone_is_the_last_resort(self):
-        cells = {(a, b): 1.2 for a in ("plain", "thin") for b in ("plain", "thin")}
-        cells["plain", "thin"], cells["thin", "plain"] = 1.3, 9.0
-        table = TableInterference({pair: [MeasuredPair(xi)] for pair, xi in cells.items()})
+        # Beside "slow" it would cost less in sum (26 s against 32), but the two get only 0.83 of one job's work done.
+        table = pairs(plain_thin=1.4, thin_plain=9.0, plain_plain=2.1)
         slow = running("slow", on=[0, 1], left=10_000, model="thin")
         quick = running("quick", on=[2, 3], left=10_000)
         given(FOUR, slow, quick, pending("c", left=10), xi=table).expect(Carpool(), c="shares quick")
+        given(cluster("1x2"), slow, pending("c", left=10), xi=table).expect(Carpool(), c="shares slow")
+
+    def test_a_guest_does_not_run_more_than_three_times_as_long(self):
+        for xi, told in ((2.9, "shares h"), (3.1, "waits")):
+            table = pairs(plain_thin=xi, thin_plain=1.0)
+            jobs = (running("h", gpus=4, left=200_000, model="thin"), pending("c", left=2_000))
+            given(FOUR, *jobs, xi=table).expect(Carpool(), c=told)
 
     def test_a_third_job_joins_where_that_beats_waiting_for_the_first_to_leave(self):
         three = cluster("1x4", jobs_per_gpu=3)
@@ -218,6 +238,79 @@ class TestStarvation:
         plan = Carpool(patience=0.5).decide(state)
         check(state, plan)
         assert [d.job for d in plan][:1] == ["old"]
+
+
+class TestWhatBecamePossible:
+    """Where nothing was given back only new jobs are tried; what changed for those who wait counts as given back."""
+
+    def shares(self, events, **guest):
+        state = given(cluster("1x4", memory_gib=4), running("a", gpus=4, left=5000), xi=1.2).state(Carpool().key)
+        for event in (ev.Submitted(1.0, job("b", gpus=2, left=100, submitted=1.0, **guest)), *events):
+            state.apply(event)
+        return [d.job for d in Carpool().decide(state)]
+
+    def test_a_job_that_was_on_hold(self):
+        assert self.shares([ev.Held(1.0, "b"), ev.Released(50.0, "b")]) == ["b"]
+
+    def test_a_job_that_no_longer_wants_to_be_alone(self):
+        assert self.shares([ev.Revised(50.0, "b", exclusive=False)], exclusive=True) == ["b"]
+
+    def test_memory_that_strangers_gave_back(self):
+        state = given(cluster("1x4", memory_gib=4), running("a", gpus=4, left=5000), xi=1.2).state(Carpool().key)
+        for gpu in range(4):
+            state.apply(ev.MemoryTaken(0.5, gpu, 2 * GIB))
+        state.apply(ev.Submitted(1.0, job("b", gpus=2, left=100, submitted=1.0)))
+        assert Carpool().decide(state) == []
+        for gpu in range(4):
+            state.apply(ev.MemoryTaken(60.0, gpu, 0))
+        assert [d.job for d in Carpool().decide(state)] == ["b"]
+
+
+class TestWhatCannotBe:
+    def test_a_gang_larger_than_what_is_left_of_the_cluster_holds_up_nobody(self):
+        jobs = (running("a", on=[4, 5, 6, 7], left=50), pending("big", gpus=8, left=100))
+        state = given(cluster("2x4"), *jobs, xi=1.2).state(Carpool().key)
+        state.apply(ev.NodeLost(10.0, "n0"))
+        state.apply(ev.Finished(50.0, "a", 1))
+        for name in ("s", "t"):
+            state.apply(ev.Submitted(2000.0, job(name, left=50, submitted=2000.0)))
+        assert [d.job for d in Carpool().decide(state)] == ["s", "t"]
+
+    def test_nor_does_one_for_which_no_gpu_is_left_with_memory_enough(self):
+        state = given(cluster("1x2", memory_gib=8), running("a", gpus=2, left=50), xi=9.0).state(Carpool().key)
+        state.apply(ev.NodeJoined(0.0, Node("large", (8, 9), 64 * GIB)))
+        state.apply(ev.Submitted(0.0, job("b", gpus=2, left=100, model="fat", batch=64, can_shrink=False)))
+        state.apply(ev.NodeLost(10.0, "large"))
+        state.apply(ev.Finished(50.0, "a", 1))
+        state.apply(ev.Submitted(2000.0, job("s", left=50_000, submitted=2000.0)))
+        assert [d.job for d in Carpool().decide(state)] == ["s"]
+
+    def test_nobody_is_suspended_for_one_that_strangers_leave_no_memory(self):
+        policy = Carpool(suspend=True)
+        state = given(cluster("1x2", memory_gib=16), running("a", gpus=2, left=90_000), xi=9.0).state(policy.key)
+        guest = job("c", gpus=2, left=10, submitted=2.0, model="fat", batch=64, can_shrink=False)
+        for gpu in (0, 1):
+            state.apply(ev.MemoryTaken(1.0, gpu, 8 * GIB))
+        state.apply(ev.Submitted(2.0, guest))
+        assert policy.decide(state) == []
+        state.apply(ev.MemoryTaken(3.0, 0, 0))
+        assert policy.decide(state) == [], "one of two is not enough"
+        state.apply(ev.MemoryTaken(3.0, 1, 0))
+        assert [d.job for d in policy.decide(state)] == ["a", "c"]
+
+    @pytest.mark.parametrize("jobs_per_gpu", [2, 3])
+    def test_a_job_that_was_stopped_at_its_very_end_has_nothing_left_and_still_a_place(self, jobs_per_gpu):
+        box = cluster("1x4", jobs_per_gpu=jobs_per_gpu)
+        hosts = [running("a", gpus=4, left=5000), running("b", on=[0, 1], left=400)][: jobs_per_gpu - 1]
+        state = given(box, *hosts, xi=1.2).state(Carpool().key)
+        state.apply(ev.Submitted(0.0, job("z", left=10)))
+        state.apply(ev.Planned(0.0, (Decision("z", Allocation((3,), 1), "for a while"),)))
+        state.apply(ev.Started(0.0, "z", 1))
+        state.apply(ev.Planned(10.0, (Decision("z", None, "to be resumed"),)))
+        state.apply(ev.Stopped(10.0, "z", 1, 10.0))
+        plan = Carpool().decide(state)
+        check(state, plan)
+        assert [d.job for d in plan] == ["z"]
 
 
 def test_a_job_without_a_better_place_stays_in_the_queue():

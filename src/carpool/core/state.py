@@ -350,6 +350,7 @@ class State:
         record.on_hold = False
         if record.status is Status.HELD:
             self._requeue(record)
+            self._open()
 
     def _revised(self, event: ev.Revised) -> None:
         record = self.jobs.get(event.job)
@@ -365,6 +366,7 @@ class State:
             changes["exclusive"] = event.exclusive
         record.job = replace(record.job, **changes)
         self._reshape(record, record.shape.priority)
+        self._open()
 
     def _memory_taken(self, event: ev.MemoryTaken) -> None:
         if event.gpu not in self.topology.node_of:
@@ -375,7 +377,7 @@ class State:
             self.topology.taken.pop(event.gpu, None)
         for record in self.residents(event.gpu):
             self._index_host(record)
-        self.stirred = True
+        self._open()
 
     def _rekeyed(self, event: ev.Rekeyed) -> None:
         record = self.jobs.get(event.job)

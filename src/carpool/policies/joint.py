@@ -114,7 +114,7 @@ class Pass:
             return False
         self.scene.note(move)
         assert move.size is not None
-        self.draft.assign(job, move.gpus, move.size, "first in the queue, and its GPUs are free")
+        self.draft.assign(job, move.gpus, move.size, "its GPUs are free, and it keeps nobody before it waiting")
         return True
 
     def _place(self, job: JobRecord) -> bool:
@@ -179,9 +179,10 @@ class Pass:
 
     def _why(self, move: Move, size: Size) -> str:
         if not move.hosts:
-            return f"its GPUs are free, and those who wait before it lose less than it gains, by {move.gain:.0f} s"
+            return f"its GPUs are free, and those who wait lose less than it gains, by {max(0.0, move.gain):.0f} s"
         now = self.view.now
-        ratio = (move.ends[move.guest.order] - now) / move.guest.alone_left(now)
+        alone = move.guest.alone_left(now)
+        ratio = (move.ends[move.guest.order] - now) / alone if alone else 1.0  # one that was stopped at its very end
         cut = f", batch cut in {size.accum}" if size.accum > 1 else ""
         shares = f"shares with {names(move.hosts)}{cut}: takes {ratio:.2f} times as long as alone"
         return f"{shares}, yet saves {move.gain:.0f} s in sum over it, them and the queue"

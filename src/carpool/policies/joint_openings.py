@@ -64,15 +64,14 @@ class Openings:
 
     def _next_gpus(self, size: Size) -> Iterator[tuple[float, GpuId]]:
         """GPUs with memory enough that somebody uses, by the moment at which the last of its jobs ends."""
-        scene, node_of = self.scene, self.topology.node_of
-        memory = self.topology.with_memory(size.memory)
+        scene, memory_of = self.scene, self.topology.memory_of
         ends = [(scene.end(job), job.order, job) for job in self.draft.view.running if job.order not in scene.moved]
         heapify(ends)
         while ends:
             end, order, job = heappop(ends)
             for gpu in job.gpus:
                 last = max((scene.end(m.record), m.record.order) for m in self.draft.members(gpu))
-                if last == (end, order) and memory >> node_of[gpu] & 1:
+                if last == (end, order) and memory_of(gpu) >= size.memory:
                     yield end, gpu
 
     def _size_alone(self, guest: JobRecord) -> Size:
@@ -128,10 +127,9 @@ class Openings:
 
     def _may_stop(self, job: JobRecord, guest: JobRecord, size: Size) -> bool:
         """For this guest, in this pass."""
-        memory, node_of = self.topology.with_memory(size.memory), self.topology.node_of
         return (
             job.job.can_checkpoint
             and job.order not in self.scene.moved
             and job.shape.priority <= guest.shape.priority
-            and all(memory >> node_of[gpu] & 1 for gpu in job.gpus)
+            and all(self.topology.memory_of(gpu) >= size.memory for gpu in job.gpus)
         )

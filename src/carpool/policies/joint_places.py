@@ -148,7 +148,8 @@ class Places:
         together = sum(play(actors, [range(len(actors))], self.perf))
         if together >= self._join_later(actors):
             return None
-        pace = guest_left / guest.alone_left(self.scene.now)
+        alone = guest.alone_left(self.scene.now)
+        pace = guest_left / alone if alone else 1.0  # one that was stopped at its very end
         option = Option(size, max(xis[1:]), xis[0], pace, 0.0)
         names = tuple([member.record.job.id for member in members])
         left = sum(self.scene.left(member.record) for member in members)

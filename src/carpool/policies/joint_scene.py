@@ -111,8 +111,13 @@ class Scene:
             if (shape := job.shape).gpus <= total and (shape.user is None or draft.may_start(job))
         ]
         if self._first:
-            orders = {job.order for job in self._first}
-            line = [*map(self._entry, self._first), *(job for job in line if job[ORDER] not in orders)]
+            orders, largest = {job.order for job in self._first}, view.topology.largest_memory
+            possible = [
+                job
+                for job in self._first  # since a node was lost, one may wait in vain, and would hold up all others
+                if job.shape.gpus <= total and job.shape.sizes[-1].memory <= largest and draft.may_start(job)
+            ]
+            line = [*map(self._entry, possible), *(job for job in line if job[ORDER] not in orders)]
             line.sort(key=lambda job: -job[PRIORITY])
         return line
 
