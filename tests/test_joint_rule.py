@@ -166,6 +166,13 @@ class TestSuspend:
         plan = given(FOUR, *jobs, pending("b", gpus=2, left=10), xi=9.0).plan(Carpool(suspend=True))
         assert sorted(plan.values()) == ["runs", "runs", "starts", "stops", "stops"]
 
+    def test_not_where_the_suspended_lose_more_than_it_gains(self):
+        # It gains the 100 s that it would wait; each of the two loses its length and a restart of 10 s.
+        hosts = (running("a", on=[0, 1], left=100), running("b", on=[2, 3], left=100))
+        policy = Carpool(suspend=True, restart_s=10.0)
+        given(FOUR, *hosts, pending("c", gpus=4, left=45), xi=9.0).expect(policy, a="runs", b="runs", c="waits")
+        given(FOUR, *hosts, pending("c", gpus=4, left=35), xi=9.0).expect(policy, a="stops", b="stops", c="starts")
+
     def test_nobody_on_a_gpu_that_is_too_small_for_the_guest(self):
         policy = Carpool(suspend=True)
         state = given(cluster("1x2", memory_gib=8), running("a", gpus=2, left=9000), xi=9.0).state(policy.key)
@@ -193,6 +200,13 @@ class TestPriority:
             pending("long", left=10_000, priority=1),
         )
         given(FOUR, *jobs, xi=3.0).expect(Carpool(), long="starts")
+
+    def test_nor_do_those_of_a_lower_priority_count_when_it_shares(self):
+        # see TestShareNow.test_not_where_the_queue_loses_more_than_the_pair_gains
+        others = [pending(f"q{n}", gpus=4, left=100 + n, exclusive=True) for n in range(8)]
+        for priority, told in ((0, "waits"), (1, "shares h")):
+            pair = (running("h", gpus=4, left=100), pending("guest", gpus=4, left=20, priority=priority))
+            given(FOUR, *pair, *others, xi=2.5).expect(Carpool(), guest=told)
 
     def test_a_lower_one_does_not_delay_a_higher_one_however_much_it_gains(self):
         jobs = (running("h", gpus=3, left=10), pending("gang", gpus=4, left=1e6, priority=1), pending("low", left=20))
