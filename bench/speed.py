@@ -86,15 +86,17 @@ class Watched:
         return self.policy.decide(view)
 
 
-def decisions(name: str, cluster: str, jobs: int, load_factor: float, waiting: range, xi: float = 1.5) -> list[float]:
-    """Times of the steps (events in, plan out) that began with so many jobs waiting."""
+def decisions(
+    name: str, cluster: str, jobs: int, load_factor: float, waiting: range, xi: float = 1.5, crowd: int = 2
+) -> list[float]:
+    """Times of the steps (events in, plan out) that began with so many jobs waiting; `crowd` may share a GPU."""
     setup = Setup(cluster=cluster)
     nodes = cluster_nodes(setup)
     tasks = load("t4").core_tasks()
     workload = philly_like(tasks, jobs=jobs, load=load_factor)
     policy = Watched(policies.make(name))
     model = FittedModel(tasks, ConstantInterference(xi), len(nodes[0].gpus))
-    engine = Engine(workload.jobs, nodes, policy, belief=model)
+    engine = Engine(workload.jobs, nodes, policy, belief=model, jobs_per_gpu=crowd)
     engine.run()
     return sorted(s for s, n in zip(engine.decision_s, policy.waiting, strict=True) if n in waiting)
 
@@ -121,6 +123,9 @@ def main() -> None:
         for policy, xi in (("sjf", 1.5), *bsbf, ("sjf-ffs", 1.5), ("carpool", 1.5), ("carpool", 2.0)):
             times = decisions(policy, "1250x8", 32_000, 4000.0, range(10_000, 14_000), xi)
             show(f"{policy}, 10,000 GPUs, 10,000–14,000 pending, ξ {xi}", times)
+        for policy, xi, crowd in (("carpool:suspend=true", 1.5, 2), ("carpool", 1.2, 4)):
+            times = decisions(policy, "1250x8", 32_000, 4000.0, range(10_000, 14_000), xi, crowd)
+            show(f"{policy}, 10,000 GPUs, 10,000–14,000 pending, ξ {xi}, up to {crowd} jobs per GPU", times)
 
 
 def report(what: str, figures: dict[str, float]) -> None:

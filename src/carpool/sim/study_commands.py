@@ -55,9 +55,11 @@ def study(
             with progress_bar("studying", steps(jobs), quiet=as_json) as advance:
                 runs = run_study(jobs, Cache(cache), workers=workers, progress=advance)
         except KeyboardInterrupt:
-            if cache:
-                click.echo(f"the runs that are done are kept in {cache}; the same command goes on from there", err=True)
-            raise
+            if not cache:
+                raise
+            kept = f"the runs that are done are kept in {cache}, and the same command goes on from there"
+            click.echo(f"interrupted; no table was written; {kept}", err=True)
+            raise SystemExit(130) from None
         from carpool.report.study import digest, study_tables, write_study
 
         rows = digest(runs)
