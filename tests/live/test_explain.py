@@ -97,6 +97,15 @@ def test_why_it_does_not_share():
     assert "asked not to share" in box.explain("3")["reason"]
 
 
+def test_why_it_does_not_share_under_the_joint_rule():
+    box = Box("carpool", xi=3.0)
+    box.submit(job("1", 4, 50), job("2", 4, 100), job("3", 4, 200, exclusive=True))
+    told = box.explain("2")["reason"]
+    assert "beside job 1 (name-1), its best host, it would be 3.00 times slower and that one 3.00 times" in told
+    assert told.endswith("and no move was found that lowers the sum over it, them and everybody who waits")
+    assert box.explain("3")["reason"].endswith("; it asked not to share")
+
+
 def test_mates_and_why_there():
     box = Box()
     box.submit(job("1", 4, 1000))

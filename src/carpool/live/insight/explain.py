@@ -208,8 +208,9 @@ def _room(book: Book, record: JobRecord) -> str:
 
 def _why_not_share(book: Book, record: JobRecord) -> str:
     """Why it does not join somebody, where the policy would let it."""
-    state = book.state
-    if state.jobs_per_gpu == 1 or "bsbf" not in str(getattr(book.policy(), "name", "")):
+    state, policy = book.state, str(getattr(book.policy(), "name", ""))
+    joint = policy == "carpool"
+    if state.jobs_per_gpu == 1 or not (joint or "bsbf" in policy):
         return ""
     if record.job.exclusive:
         return "; it asked not to share"
@@ -217,12 +218,13 @@ def _why_not_share(book: Book, record: JobRecord) -> str:
     if best is None:
         return "; it fits beside no running job (their wishes, or memory)"
     host, guest_xi, host_xi, pays = best
+    slower = f"it would be {guest_xi:.2f} times slower and that one {host_xi:.2f} times"
+    beside = f"; beside {book.called(host)}, its best host, {slower}"
+    if joint:
+        return f"{beside}, and no move was found that lowers the sum over it, them and everybody who waits"
     if pays:
         return "; enough hosts for the whole gang are not there yet"
-    return (
-        f"; beside {book.called(host)}, its best host, it would be {guest_xi:.2f} times slower and that one "
-        f"{host_xi:.2f} times, so waiting is sooner for the two together"
-    )
+    return f"{beside}, so waiting is sooner for the two together"
 
 
 def _best_host(state: State, record: JobRecord) -> tuple[JobRecord, float, float, bool] | None:
