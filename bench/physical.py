@@ -58,7 +58,7 @@ def run_all(options: argparse.Namespace) -> list[dict[str, Any]]:
     warm = False
     for case in cases(options):
         path = folder / f"{case.name}.json"
-        if path.exists():
+        if path.exists() and not json.loads(path.read_text()).get("cold"):
             continue
         needs_s = simulate(case, jobs, profile, options, Costs(GUESSED_LAUNCH_S))["makespan_s"]
         if options.minutes is not None and time.monotonic() - began + needs_s > 60 * options.minutes:

@@ -125,6 +125,11 @@ def test_two_real_jobs_through_the_service_and_again_from_what_is_kept(options, 
     page.show(physical.run_all(small))
     assert result.stat().st_mtime_ns == before, "a case that was run is not run again"
     assert "sjf-bsbf logical C=2" in capsys.readouterr().out
+    cold = Namespace(**{**vars(small), "minutes": 1e-6})
+    result.write_text(json.dumps(kept | {"cold": True}))
+    capsys.readouterr()
+    physical.run_all(cold)
+    assert "sjf-bsbf-logical-2-run1: left for the next call" in capsys.readouterr().out, "a cold case is run again"
     for other in ({"seed": 2}, {"gpus": 2}):
         with pytest.raises(SystemExit, match="results of another workload"):
             physical.run_all(Namespace(**{**vars(small), **other}))
