@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from physical_work import MPS, Case, MeasuredModel, Work, policy
+from physical_work import Case, MeasuredModel, Work, policy
 
 from carpool.channel import read_report
 from carpool.core import events as ev
@@ -26,6 +26,7 @@ from carpool.live.journal.store import Store
 from carpool.live.service.service import Service
 from carpool.live.spec import Spec
 from carpool.profile.measure import examples
+from carpool.profile.measure.plan import MPS
 
 KEPT_VARIABLES = ("PYTHONPATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS")
 SAMPLE_S = 0.1

@@ -9,7 +9,8 @@ from typing import Any
 from physical_sim import compared
 from physical_work import EXCLUSIVE
 
-SHOWN = ("makespan_s", "mean_jct_s", "mean_queue_s")
+from carpool.report.paper.measured import COLUMNS, FIGURES, Both
+
 HEADS = ("policy", "mechanism", "jobs per GPU", "runs", "makespan s", "mean JCT s", "mean queue s", "GPU busy")
 
 
@@ -18,9 +19,9 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
     for row in rows:
         label = f"{row['policy']} {row['mechanism']} C={row['jobs_per_gpu']}"
         cells = []
-        for key in SHOWN:
+        for key in FIGURES:
             found = compared(row, key)
-            cells.append(f"{found.measured:8.1f} / {found.simulated:7.1f} {100 * found.off:+5.1f}%")
+            cells.append(f"{found.measured:8.1f} / {found.simulated:7.1f} {_off(found):>7}")
         print(f"{label:28}{len(row['measured']['makespan_s']):>5}" + "".join(f"{cell:>26}" for cell in cells))
     print("\n".join(gains(rows)))
     print("(measured / simulated)")
@@ -44,7 +45,7 @@ def page_table(rows: Sequence[Mapping[str, Any]]) -> str:
     for row in rows:
         busy = _busy(row)
         runs = f"{len(row['measured']['makespan_s'])}{', cold' if row['cold'] else ''}"
-        cells = [_cell(row, key) for key in SHOWN]
+        cells = [_cell(row, key) for key in FIGURES]
         told = "–" if busy is None else f"{busy:.0%}"
         lines.append(_line([row["policy"], row["mechanism"], str(_crowd(row)), runs, *cells, told]))
     return "\n".join([*lines, "", *gains(rows)]) + "\n"
@@ -56,7 +57,11 @@ def _line(cells: Sequence[str]) -> str:
 
 def _cell(row: Mapping[str, Any], key: str) -> str:
     found = compared(row, key)
-    return f"{found.measured:.1f} / {found.simulated:.1f} ± {found.spread:.1f} ({100 * found.off:+.1f} %)"
+    return f"{found.measured:.1f} / {found.simulated:.1f} ± {found.spread:.1f} ({_off(found)})"
+
+
+def _off(found: Both) -> str:
+    return "–" if found.off is None else f"{found.off:+.1f} %"
 
 
 def _crowd(row: Mapping[str, Any]) -> int:
@@ -80,12 +85,11 @@ def replace_table(path: Path, table: str) -> None:
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """One row a case: the form in which `carpool paper` reads a physical experiment."""
-    columns = [f"{what}_{key}" for key in SHOWN for what in ("measured", "simulated", "spread")]
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["policy", "mechanism", "jobs_per_gpu", "runs", *columns, "gpu_busy"])
+        writer.writerow(COLUMNS)
         for row in rows:
-            found = [compared(row, key) for key in SHOWN]
+            found = [compared(row, key) for key in FIGURES]
             figures = [f"{value:.2f}" for each in found for value in (each.measured, each.simulated, each.spread)]
             busy = _busy(row)
             what = [row["policy"], row["mechanism"], _crowd(row), len(row["measured"]["makespan_s"])]

@@ -2,17 +2,18 @@
 
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean, median, stdev
 from typing import Any
 
-from physical_work import MPS, TIME_SLICING, Box, Case, MeasuredModel, Work, policy, table
+from physical_work import Box, Case, MeasuredModel, Work, policy, table
 
 from carpool import policies
 from carpool.core import events as ev
 from carpool.core.model import Decision, Job, Node, Status
+from carpool.profile.measure.plan import MPS, TIME_SLICING
 from carpool.profile.measure.raw import Setting
 from carpool.profile.schema import Profile
+from carpool.report.paper.measured import Both
 from carpool.sim.engine import Costs, Engine
 from carpool.sim.metrics import summarise
 
@@ -119,20 +120,7 @@ def _columns(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
     return {key: [row[key] for row in rows] for key in rows[0]}
 
 
-@dataclass(frozen=True)
-class Compared:
-    """One figure of a case, as means over its runs."""
-
-    measured: float
-    simulated: float
-    spread: float
-    """Standard deviation of the simulated figure from draw to draw."""
-
-    @property
-    def off(self) -> float:
-        return self.simulated / self.measured - 1 if self.measured else 0.0
-
-
-def compared(row: Mapping[str, Any], key: str) -> Compared:
+def compared(row: Mapping[str, Any], key: str) -> Both:
+    """One figure of a case: means over its runs and draws."""
     draws = row["simulated"][key]
-    return Compared(fmean(row["measured"][key]), fmean(draws), stdev(draws))
+    return Both(fmean(row["measured"][key]), fmean(draws), stdev(draws))

@@ -13,11 +13,12 @@ from carpool.core.model import Job
 from carpool.core.perf import FittedModel, Placement
 from carpool.gpu import mps
 from carpool.profile.measure.conclude import Noise
+from carpool.profile.measure.plan import MPS, TIME_SLICING
 from carpool.profile.measure.raw import Setting
 from carpool.profile.schema import Profile
 from carpool.sim.engine import Costs
 
-MPS, TIME_SLICING, LOGICAL = "mps", "time-slicing", "logical"
+LOGICAL = "logical"
 TIRESIAS = "tiresias-11"
 """Its threshold is scaled with the jobs, so that the longest of them are pushed back."""
 EXCLUSIVE = ("fifo", "sjf", TIRESIAS, "tiresias-18")

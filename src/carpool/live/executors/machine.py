@@ -20,8 +20,6 @@ NOTICEABLE = 256 * 2**20
 """Strangers who take or leave less than this are not worth an event."""
 FENCE, FENCE_MORE = 1.25, 2 * 2**30
 """A fenced job may hold so many times what it is believed to need, and so much more: workspaces and fragments."""
-
-
 MOST_RESTARTS = 3
 """A daemon that dies more often than this while we live is given up."""
 
