@@ -24,7 +24,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from physical_live import keep_journal, run_live, told, warm_up
+from physical_live import keep, run_live, told, warm_up
 from physical_page import page_table, replace_table, show, write_rows
 from physical_sim import compare, simulate
 from physical_work import (
@@ -69,7 +69,7 @@ def run_all(options: argparse.Namespace) -> list[dict[str, Any]]:
             warm = True
         model = MeasuredModel(profile, table(case.mechanism, profile))
         outcome = asyncio.run(run_live(case, jobs, model, PATIENCE * needs_s + 60, options))
-        keep_journal(folder / f"{case.name}.journal.gz", outcome.events)
+        keep(folder, case, outcome)
         result = told(case, outcome) | {"machine": machine_name(options)}
         _write(path, result)
         print(f"{case.name}: {json.dumps(result['measured'])}", flush=True)

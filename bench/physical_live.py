@@ -30,6 +30,8 @@ from carpool.profile.measure.plan import MPS
 
 KEPT_VARIABLES = ("PYTHONPATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS")
 SAMPLE_S = 0.1
+PROGRESS_S = 0.5
+"""How often a job's progress is kept."""
 
 
 class Observer:
@@ -39,7 +41,10 @@ class Observer:
         self.home, self.uuid = home, uuid
         self.first: dict[str, float] = {}
         self.last: dict[str, float] = {}
+        self.progress: list[dict[str, Any]] = []
+        """Where each job was at what time, as its own reports say."""
         self.utilisation: list[float] = []
+        self._noted: dict[str, float] = {}
 
     async def run(self) -> None:
         while True:
@@ -53,6 +58,9 @@ class Observer:
             if report is not None and report.iteration > 0:
                 if attempt == "attempt-1":
                     self.first.setdefault(job, time.time())
+                if report.time - self._noted.get(job, 0.0) >= PROGRESS_S:
+                    self._noted[job] = report.time
+                    self.progress.append({"job": job, "at": report.time, "iteration": report.iteration})
                 self.last[job] = max(report.time, self.last.get(job, 0.0))
         if self.uuid is not None and (share := nvml.utilisation(self.uuid)) is not None:
             self.utilisation.append(share)
@@ -65,6 +73,7 @@ class Outcome:
     rows: list[dict[str, Any]]
     """Each job's story."""
     events: list[ev.Event]
+    progress: list[dict[str, Any]]
     utilisation: list[float]
 
 
@@ -106,7 +115,8 @@ async def run_live(
             await asyncio.gather(running, watching, return_exceptions=True)
         stories = {row["name"]: row for row in told}
         events = _journal(home.journal)
-    return Outcome([_row(case, job, stories[job.name], observer) for job in jobs], events, observer.utilisation)
+    rows = [_row(case, job, stories[job.name], observer) for job in jobs]
+    return Outcome(rows, events, observer.progress, observer.utilisation)
 
 
 async def _submit_all(service: Service, jobs: Sequence[Work], options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -186,9 +196,15 @@ def _journal(path: Path) -> list[ev.Event]:
         store.close()
 
 
-def keep_journal(path: Path, events: Iterable[ev.Event]) -> None:
-    """One event a line. The same events give the same bytes."""
-    lines = "".join(json.dumps(encode(event)) + "\n" for event in events)
+def keep(folder: Path, case: Case, outcome: Outcome) -> None:
+    """The journal and the jobs' progress."""
+    _keep_lines(folder / f"{case.name}.journal.gz", map(encode, outcome.events))
+    _keep_lines(folder / f"{case.name}.progress.gz", outcome.progress)
+
+
+def _keep_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """The same rows give the same bytes."""
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
     path.write_bytes(gzip.compress(lines.encode(), mtime=0))
 
 

@@ -1,5 +1,6 @@
 """The physical experiment's script: its workload, both worlds, going on where it stopped; on a logical slot here."""
 
+import gzip
 import importlib
 import json
 import subprocess
@@ -119,6 +120,10 @@ def test_two_real_jobs_through_the_service_and_again_from_what_is_kept(options, 
     assert len(kept["jobs"]) == 2
     assert all(job["launch_s"] > 0 and job["exit_s"] > 0 for job in kept["jobs"])
     assert (Path(options.out) / "sjf-bsbf-logical-2-run1.journal.gz").stat().st_size > 0
+    lines = gzip.open(Path(options.out) / "sjf-bsbf-logical-2-run1.progress.gz", "rt").readlines()
+    seen = [json.loads(line) for line in lines]
+    assert {one["job"] for one in seen} == {"1", "2"}
+    assert all(kept["jobs"][0]["submitted"] < one["at"] and one["iteration"] > 0 for one in seen)
     assert kept["machine"]
     assert row["measured"]["makespan_s"][0] > kept["jobs"][0]["launch_s"]
     before = result.stat().st_mtime_ns
@@ -300,7 +305,7 @@ def test_what_a_case_measured_is_told_from_submission_to_end(work):
         live.ev.Planned(5.0, (Decision(stop.id, None, "others go first"),)),
         live.ev.Stopped(6.5, stop.id, 1, 2.0),
     ]
-    result = live.told(work.Case("tiresias-11", "time-slicing"), live.Outcome(rows, events, [0.25, 0.75]))
+    result = live.told(work.Case("tiresias-11", "time-slicing"), live.Outcome(rows, events, [], [0.25, 0.75]))
     measured = result["measured"]
     assert (measured["makespan_s"], measured["mean_jct_s"], measured["mean_queue_s"]) == (22.0, 15.0, 3.0)
     assert (measured["gpu_utilisation"], measured["preemptions"]) == (0.5, 2)

@@ -1,11 +1,14 @@
 """A CUDA client for tests: `healthy` works until its input closes or the driver refuses; `faulty` crashes.
 
-Prints one number a line: the driver's code of each round (0: all is well).
+Prints one number a line: the driver's code of each round (0: all is well). As jobs of a service: `worker` works for
+some seconds, and fails if the driver refuses; `culprit` crashes after a while, and ends well when it is started again.
 """
 
 import ctypes
+import os
 import select
 import sys
+import time
 
 CRASH = b"""
 .version 6.0
@@ -40,14 +43,34 @@ def healthy():
 
 
 def faulty():
-    module, function = ctypes.c_void_p(), ctypes.c_void_p()
-    assert cuda.cuModuleLoadData(ctypes.byref(module), CRASH) == 0
-    assert cuda.cuModuleGetFunction(ctypes.byref(function), module, b"crash") == 0
     print(cuda.cuCtxSynchronize(), flush=True)
     sys.stdin.readline()
-    cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, None, None, None)
-    print(cuda.cuCtxSynchronize(), flush=True)
+    crash()
     sys.stdin.read()
 
 
-{"healthy": healthy, "faulty": faulty}[sys.argv[1]]()
+def worker():
+    until = time.monotonic() + float(sys.argv[2])
+    while time.monotonic() < until:
+        code = cuda.cuMemsetD32_v2(place, 7, ctypes.c_size_t(2**18)) or cuda.cuCtxSynchronize()
+        if code:
+            sys.exit(f"the driver refused: {code}")
+        time.sleep(0.02)
+
+
+def culprit():
+    if os.environ["CARPOOL_ATTEMPT"] == "1":
+        time.sleep(float(sys.argv[2]))
+        crash()
+        sys.exit("crashed")
+
+
+def crash():
+    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    assert cuda.cuModuleLoadData(ctypes.byref(module), CRASH) == 0
+    assert cuda.cuModuleGetFunction(ctypes.byref(function), module, b"crash") == 0
+    cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, None, None, None)
+    print(cuda.cuCtxSynchronize(), flush=True)
+
+
+globals()[sys.argv[1]]()

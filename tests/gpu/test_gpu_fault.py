@@ -1,5 +1,6 @@
 """A client's fatal fault under the real MPS: what it does to its mate, and that we hear of it."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from carpool.gpu import mps, nvml
+from carpool.live.home import Home
+from carpool.live.spec import parse
 
 pytestmark = pytest.mark.skipif(mps.available() is not None, reason=f"no MPS here: {mps.available()}")
 CLIENT = Path(__file__).parent / "cuda_client.py"
@@ -57,3 +60,29 @@ def test_who_is_hurt_by_a_fault_is_named_and_new_clients_start(tmp_path):
         with client("healthy", daemon, uuid) as again:
             assert daemon.verify(again.pid)
             finish(again)
+
+
+def test_the_service_starts_the_mates_of_a_fault_again_and_loses_no_job(tmp_path):
+    service = pytest.importorskip("carpool.live.service.service")
+    asyncio.run(a_fault_among_jobs(service.Service(Home(tmp_path / "h"), "sjf-ffs", jobs_per_gpu=2, mps=True)))
+
+
+async def a_fault_among_jobs(service):
+    await service.start()
+    running = asyncio.create_task(service.run())
+    try:
+        mate, culprit = await service.submit([job("worker", 12), job("culprit", 5)], "eve")
+        states = [await asyncio.wait_for(service.wait(name), 60) for name in (mate, culprit)]
+        (later,) = await service.submit([job("worker", 1)], "eve")
+        states.append(await asyncio.wait_for(service.wait(later), 60))
+        attempts = [service.show(name)["attempt"] for name in (mate, culprit, later)]
+    finally:
+        await service.stop()
+        await running
+    print("attempts:", attempts)
+    assert states == ["finished"] * 3, "nobody has a retry to lose"
+    assert attempts == [2, 2, 1]
+
+
+def job(role, seconds):
+    return parse({"command": [sys.executable, str(CLIENT), role, str(seconds)], "directory": str(CLIENT.parent)})
