@@ -120,7 +120,7 @@ def test_two_real_jobs_through_the_service_and_again_from_what_is_kept(options, 
     assert len(kept["jobs"]) == 2
     assert all(job["launch_s"] > 0 and job["exit_s"] > 0 for job in kept["jobs"])
     assert (Path(options.out) / "sjf-bsbf-logical-2-run1.journal.gz").stat().st_size > 0
-    lines = gzip.open(Path(options.out) / "sjf-bsbf-logical-2-run1.progress.gz", "rt").readlines()
+    lines = gzip.decompress((Path(options.out) / "sjf-bsbf-logical-2-run1.progress.gz").read_bytes()).splitlines()
     seen = [json.loads(line) for line in lines]
     assert {one["job"] for one in seen} == {"1", "2"}
     assert all(kept["jobs"][0]["submitted"] < one["at"] and one["iteration"] > 0 for one in seen)

@@ -187,6 +187,68 @@ def test_an_ordinary_failure_under_mps_is_one(play):
     play(story)
 
 
+@pytest.mark.parametrize("apart", [0.0, 2.0])
+def test_two_that_fail_together_are_pardoned_though_the_server_has_forgotten_its_fault(play, apart):
+    async def story(world):
+        jobs = await world.run("a", "b")
+        world.end(jobs[0])
+        await world.look()
+        world.clock.time += apart
+        assert world.status(jobs[0]) == "running", "its mate may yet fail by the same fault"
+        world.end(jobs[1])
+        await world.look()
+        assert [(event["job"], event["again"]) for event in told(world.service, "Failed")] == [(j, True) for j in jobs]
+        assert [world.record(job).attempt for job in jobs] == [2, 2]
+        assert any(f"jobs {jobs[0]} and {jobs[1]} failed together" in note for note in notes(world.service))
+
+    play(story)
+
+
+def test_a_third_one_that_fails_a_little_later_is_pardoned_too(play):
+    async def story(world):
+        jobs = await world.run("a", "b", "c")
+        for job in jobs[:2]:
+            world.end(job)
+        await world.look()
+        world.clock.time += 2.0
+        world.end(jobs[2])
+        await world.look()
+        assert [event["again"] for event in told(world.service, "Failed")] == [True, True, True]
+
+    play(story, jobs_per_gpu=3)
+
+
+@pytest.mark.parametrize(("gpus", "apart", "seen"), [(1, 3.5, True), (2, 0.0, True), (1, 0.0, False)])
+def test_two_failures_that_have_nothing_to_do_with_each_other_are_their_own(play, gpus, apart, seen):
+    """Some time apart, on different GPUs, or before they came to a GPU at all."""
+
+    async def story(world):
+        jobs = await world.run("a", "b")
+        if not seen:
+            world.machine.seen.clear()
+        for job in jobs:
+            world.end(job)
+            await world.look()
+            world.clock.time += apart
+            await world.look()
+        assert [world.status(job) for job in jobs] == ["failed", "failed"]
+
+    play(story, gpus=gpus)
+
+
+def test_a_mate_that_ends_well_clears_the_way_for_the_verdict(play):
+    async def story(world):
+        job, mate = await world.run("a", "b")
+        world.end(job)
+        await world.look()
+        assert world.status(job) == "running"
+        world.end(mate, Outcome.FINISHED, "")
+        await world.look()
+        assert world.status(job) == "failed"
+
+    play(story)
+
+
 def test_an_end_that_no_look_could_judge_is_told_all_the_same(play):
     async def story(world):
         (job,) = await world.run("a")

@@ -1,13 +1,16 @@
 """Faults of MPS: a fatal fault of one job reaches all on its server, and nobody can tell whose it was.
 
 Looked for every second. Whoever was on the failed server starts again without losing a retry: those who failed by it,
-and those who go on without their GPU or hang, which are stopped first. A failure is judged at the look after it. One
-that faults reach again and again comes back alone on its GPUs, outside MPS, where its next failure is its own.
+and those who go on without their GPU or hang, which are stopped first. A server forgets its fault as soon as everybody
+has left, which may be sooner than we look: so gangs that fail on the same GPU within moments count as reached, too. A
+failure is judged at the look after it, and where the gang had mates, after those moments. One that faults reach again
+and again comes back alone on its GPUs, outside MPS, where its next failure is its own.
 """
 
 import asyncio
 import logging
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 
 from carpool.core import events as ev
 from carpool.core.model import GpuId
@@ -21,6 +24,8 @@ log = logging.getLogger("carpool.live")
 LOOK_S = 1.0
 FAULT_S = 5.0
 """So long after a fault, a failure on its GPUs of a gang that was never seen on a server counts as its consequence."""
+TOGETHER_S = 3.0
+"""Gangs that fail within so long on the same GPU fail together: the rest of a process's life after its GPU is gone."""
 MOST_PARDONS = 3
 
 
@@ -32,27 +37,33 @@ class Faults:
     clock: Clock
     pardons: dict[str, int] = field(default_factory=dict)
     """How often a job was started again because of a fault."""
-    _failed: list[Ended] = field(default_factory=list)
-    """Gangs that failed since the last look."""
+    _failed: list[tuple[float, Ended]] = field(default_factory=list)
+    """Gangs that failed, and when, until they are judged."""
     _reached: set[Key] = field(default_factory=set)
     _fault_at: float = -1e18
     _fault_gpus: frozenset[GpuId] = frozenset()
+    _fault_named: bool = True
+    """Did the server say whom the last fault reached? Then whoever was seen elsewhere has nothing to do with it."""
     _held: bool = False
 
     async def watch(self) -> None:
         while self.machine.mps is not None:
             await asyncio.sleep(LOOK_S)
             await self.look()
-        self._tell(self._failed)
+        self._tell([ended for _, ended in self._failed])
 
     async def look(self) -> None:
-        failed, self._failed = self._failed, []
+        came = len(self._failed)
         try:
             for fault in await asyncio.to_thread(self.machine.faults):
                 self._relaunch(fault)
         except Exception:  # whoever failed must hear of it all the same
             log.exception("MPS could not be looked at")
-        self._tell(failed)
+        self._find_together()
+        judged, before = self._failed[:came], self.clock.now() - TOGETHER_S
+        waiting = [(at, ended) for at, ended in judged if at > before and self._may_be_a_mates(_key(ended))]
+        self._failed[:came] = waiting
+        self._tell([ended for at, ended in judged if (at, ended) not in waiting])
         if self._held and self.machine.ready:
             self._held = False
             self.driver.wake()
@@ -64,14 +75,14 @@ class Faults:
 
     def gang_ended(self, ended: Ended) -> None:
         if ended.outcome is Outcome.FAILED and self.machine.mps is not None:
-            self._failed.append(ended)
+            self._failed.append((self.clock.now(), ended))
         else:
             self._tell([ended])
 
     def _relaunch(self, fault: ServerFault) -> None:
         """Stop those who still run, as somebody who wants them back in the queue would."""
         now, jobs = self.clock.now(), self.driver.scheduler.state.jobs
-        self._fault_at = now
+        self._fault_at, self._fault_named = now, True
         known = {job: attempt for job, attempt in fault.gangs if job in jobs and jobs[job].attempt == attempt}
         every = frozenset(slot.id for slot in self.machine.slots)
         self._fault_gpus = frozenset(gpu for job in known for gpu in jobs[job].gpus) or every
@@ -80,6 +91,32 @@ class Faults:
             self._count(key)
             if key in self.executor.present():
                 self.driver.tell(ev.Requeued(now, *key))
+
+    def _find_together(self) -> None:
+        """Two that fail on the same GPU, neither by a known fault: one took the other along, and both have left."""
+        unexplained = [(at, _key(ended)) for at, ended in self._failed if self._is_unexplained(_key(ended))]
+        for (first, a), (second, b) in combinations(unexplained, 2):
+            shared = self._gpus_under_mps(a) & self._gpus_under_mps(b)
+            if shared and abs(first - second) < TOGETHER_S:
+                self._fault_at, self._fault_gpus, self._fault_named = self.clock.now(), shared, False
+                self.driver.note(f"MPS: jobs {a[0]} and {b[0]} failed together on one GPU and start again")
+                for key in {a, b} - self._reached:
+                    self._count(key)
+
+    def _may_be_a_mates(self, key: Key) -> bool:
+        """Does anybody who shared its GPUs still run, and may yet fail by the same fault?"""
+        gpus, others = self._gpus_under_mps(key), self.executor.present().keys() - {key}
+        return self._is_unexplained(key) and any(gpus & self._gpus_under_mps(other) for other in others)
+
+    def _is_unexplained(self, key: Key) -> bool:
+        """Whoever never came to a server (a wrong path, say) has failed by itself."""
+        return key in self.machine.seen and key not in self._reached and not self._may_be_of_the_fault(key)
+
+    def _gpus_under_mps(self, key: Key) -> frozenset[GpuId]:
+        """None for one that has its GPUs to itself, outside MPS."""
+        record = self.driver.scheduler.state.jobs.get(key[0])
+        known = record is not None and record.attempt == key[1] and not record.job.exclusive
+        return frozenset(record.gpus) if record is not None and known else frozenset()
 
     def _count(self, key: Key) -> None:
         self._reached.add(key)
@@ -90,7 +127,7 @@ class Faults:
             self.driver.gang_ended(self._judged(ended))
 
     def _judged(self, ended: Ended) -> Ended:
-        key = (ended.job, ended.attempt)
+        key = _key(ended)
         if ended.outcome is Outcome.FAILED and key not in self._reached and self._may_be_of_the_fault(key):
             self._count(key)
         self.machine.seen.discard(key)
@@ -106,8 +143,11 @@ class Faults:
         return replace(ended, outcome=Outcome.LOST, reason=reason, needs_alone=alone)
 
     def _may_be_of_the_fault(self, key: Key) -> bool:
-        """Of a gang that failed before anybody looked whether a server had it."""
-        record = self.driver.scheduler.state.jobs.get(key[0])
-        if record is None or record.job.exclusive or key in self.machine.seen:
+        """Of a gang that failed before anybody looked whether a server had it, or just after its mates did."""
+        if self._fault_named and key in self.machine.seen:
             return False
-        return self.clock.now() - self._fault_at < FAULT_S and not self._fault_gpus.isdisjoint(record.gpus)
+        return self.clock.now() - self._fault_at < FAULT_S and bool(self._fault_gpus & self._gpus_under_mps(key))
+
+
+def _key(ended: Ended) -> Key:
+    return ended.job, ended.attempt
