@@ -29,7 +29,7 @@ from physical_page import page_table, replace_table, show, write_rows
 from physical_sim import compare, simulate
 from physical_work import (
     EXCLUSIVE,
-    GUESSED_LAUNCH_S,
+    Box,
     Case,
     MeasuredModel,
     Work,
@@ -42,7 +42,6 @@ from carpool.errors import InputError
 from carpool.gpu import nvml
 from carpool.live.rank import boot_id
 from carpool.profile.schema import Profile, load
-from carpool.sim.engine import Costs
 
 PATIENCE = 3.0
 """A case that takes so many times as long as simulated, and a minute more, is given up."""
@@ -58,9 +57,9 @@ def run_all(options: argparse.Namespace) -> list[dict[str, Any]]:
     warm = False
     for case in cases(options):
         path = folder / f"{case.name}.json"
-        if path.exists() and not json.loads(path.read_text()).get("cold"):
+        if path.exists():
             continue
-        needs_s = simulate(case, jobs, profile, options, Costs(GUESSED_LAUNCH_S))["makespan_s"]
+        needs_s = simulate(case, jobs, profile, options, Box())["makespan_s"]
         if options.minutes is not None and time.monotonic() - began + needs_s > 60 * options.minutes:
             print(f"{case.name}: left for the next call (about {needs_s:.0f} s)", flush=True)
             continue

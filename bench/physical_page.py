@@ -9,34 +9,37 @@ from typing import Any
 from physical_sim import compared
 from physical_work import EXCLUSIVE
 
-from carpool.report.paper.measured import COLUMNS, FIGURES, Both
+from carpool.report.paper.measured import COLUMNS, FIGURES, PARTS
 
 HEADS = ("policy", "mechanism", "jobs per GPU", "runs", "makespan s", "mean JCT s", "mean queue s", "GPU busy")
 
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
-    print(f"\n{'case':28}{'runs':>5}" + "".join(f"{head:>26}" for head in ("makespan s", "mean JCT s", "queue s")))
+    print(f"\n{'case':28}{'runs':>5}" + "".join(f"{head:>36}" for head in ("makespan s", "mean JCT s", "queue s")))
     for row in rows:
         label = f"{row['policy']} {row['mechanism']} C={row['jobs_per_gpu']}"
         cells = []
         for key in FIGURES:
             found = compared(row, key)
-            cells.append(f"{found.measured:8.1f} / {found.simulated:7.1f} {_off(found):>7}")
-        print(f"{label:28}{len(row['measured']['makespan_s']):>5}" + "".join(f"{cell:>26}" for cell in cells))
+            told, foreseen = (
+                f"{found.simulated:.1f} {_off(found.off)}",
+                f"{found.predicted:.1f} {_off(found.predicted_off)}",
+            )
+            cells.append(f"{found.measured:.1f} / {told} / {foreseen}")
+        print(f"{label:28}{len(row['measured']['makespan_s']):>5}" + "".join(f"{cell:>36}" for cell in cells))
     print("\n".join(gains(rows)))
-    print("(measured / simulated)")
+    print("(measured / simulated with the run's own starts / predicted)")
 
 
 def gains(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Sharing against exclusive SJF, with the same jobs on the same kind of GPU."""
     base = next((row for row in rows if row["policy"] == "sjf"), None)
-    caveat = " (but SJF found its machine cold)" if base and base["cold"] else ""
     found = []
     for row in rows if base is not None else ():
         if row["policy"] not in EXCLUSIVE:
             ratio = fmean(base["measured"]["mean_jct_s"]) / fmean(row["measured"]["mean_jct_s"])
             what = f"{row['policy']}, {row['mechanism']}, up to {row['jobs_per_gpu']} jobs per GPU"
-            found.append(f"- {what}: the mean JCT of exclusive SJF is {ratio:.2f} times as long{caveat}")
+            found.append(f"- {what}: the mean JCT of exclusive SJF is {ratio:.2f} times as long")
     return found
 
 
@@ -44,7 +47,7 @@ def page_table(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = [_line(HEADS), _line(["---"] * len(HEADS))]
     for row in rows:
         busy = _busy(row)
-        runs = f"{len(row['measured']['makespan_s'])}{', cold' if row['cold'] else ''}"
+        runs = str(len(row["measured"]["makespan_s"]))
         cells = [_cell(row, key) for key in FIGURES]
         told = "–" if busy is None else f"{busy:.0%}"
         lines.append(_line([row["policy"], row["mechanism"], str(_crowd(row)), runs, *cells, told]))
@@ -57,11 +60,12 @@ def _line(cells: Sequence[str]) -> str:
 
 def _cell(row: Mapping[str, Any], key: str) -> str:
     found = compared(row, key)
-    return f"{found.measured:.1f} / {found.simulated:.1f} ± {found.spread:.1f} ({_off(found)})"
+    simulated = f"**{found.simulated:.1f}** ± {found.spread:.1f} ({_off(found.off)})"
+    return f"{found.measured:.1f} / {simulated} / {found.predicted:.1f} ({_off(found.predicted_off)})"
 
 
-def _off(found: Both) -> str:
-    return "–" if found.off is None else f"{found.off:+.1f} %"
+def _off(off: float | None) -> str:
+    return "–" if off is None else f"{off:+.1f} %"
 
 
 def _crowd(row: Mapping[str, Any]) -> int:
@@ -90,7 +94,7 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         writer.writerow(COLUMNS)
         for row in rows:
             found = [compared(row, key) for key in FIGURES]
-            figures = [f"{value:.2f}" for each in found for value in (each.measured, each.simulated, each.spread)]
+            figures = [f"{getattr(each, part):.2f}" for each in found for part in PARTS]
             busy = _busy(row)
             what = [row["policy"], row["mechanism"], _crowd(row), len(row["measured"]["makespan_s"])]
             writer.writerow([*what, *figures, "" if busy is None else f"{busy:.3f}"])

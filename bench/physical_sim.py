@@ -2,19 +2,22 @@
 
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import fmean, median, stdev
 from typing import Any
 
-from physical_work import Box, Case, MeasuredModel, Work, policy, table
+from physical_work import Box, BoxCosts, BoxModel, Case, MeasuredModel, Work, policy, table
 
 from carpool import policies
 from carpool.core import events as ev
 from carpool.core.model import Decision, Job, Node, Status
+from carpool.core.record import JobRecord
 from carpool.profile.measure.plan import MPS, TIME_SLICING
 from carpool.profile.measure.raw import Setting
 from carpool.profile.schema import Profile
-from carpool.report.paper.measured import Both
-from carpool.sim.engine import Costs, Engine
+from carpool.report.paper.measured import Compared
+from carpool.sim.engine import Engine
 from carpool.sim.metrics import summarise
 
 DRAWS = 20
@@ -23,7 +26,12 @@ FIGURES = ("makespan_s", "mean_jct_s", "mean_queue_s", "gpu_utilisation", "preem
 
 
 class ServiceEngine(Engine):
-    """The world as the service sees it: a process that is up counts as iterating until its first report says better."""
+    """The world as the service sees it: a process that is up counts as iterating until its first report says better.
+
+    What a process takes to end is part of its start here, so its iterations lag that much behind.
+    """
+
+    costs: BoxCosts
 
     def _act(self, now: float, decisions: Sequence[Decision]) -> list[ev.Event]:
         prompt = super()._act(now, decisions)
@@ -33,52 +41,111 @@ class ServiceEngine(Engine):
                 self.belief.apply(ev.Started(now, decision.job, record.attempt))
         return prompt
 
+    def _stopped(self, now: float, record: JobRecord) -> ev.Stopped | ev.Finished:
+        """One that is done with its iterations ends instead."""
+        if not record.done:
+            return super()._stopped(now, record)
+        left_s = (record.job.iterations - record.done) * record.alone_iteration_s
+        if left_s <= self.costs.box.exit_s:
+            return ev.Finished(now + left_s, record.job.id, record.attempt)
+        done = record.done + self.costs.box.exit_s / record.alone_iteration_s
+        return ev.Stopped(now + self.costs.stop_s, record.job.id, record.attempt, done)
+
 
 def simulate(
-    case: Case,
-    jobs: Sequence[Work],
-    profile: Profile,
-    options: argparse.Namespace,
-    costs: Costs,
-    box: Box | None = None,
+    case: Case, jobs: Sequence[Work], profile: Profile, options: argparse.Namespace, box: Box, draw: int = 0
 ) -> dict[str, float]:
     known = table(case.mechanism, profile)
-    belief, truth = MeasuredModel(profile, known), MeasuredModel(profile, known, box)
     memory = profile.gpu.memory_bytes if profile.gpu and profile.gpu.memory_bytes else 2**50
-    node = Node("node", tuple(range(options.gpus or 1)), memory)
-    coming = [Job(job.name, job.submitted, job.task, 1, job.batch, job.iterations) for job in jobs]
-    rule = policies.make(policy(case.policy))
     state = ServiceEngine(
-        coming, [node], rule, belief=belief, truth=truth, jobs_per_gpu=case.jobs_per_gpu, costs=costs
+        [Job(job.name, job.submitted, job.task, 1, job.batch, job.iterations) for job in jobs],
+        [Node("node", tuple(range(options.gpus or 1)), memory)],
+        policies.make(policy(case.policy)),
+        belief=MeasuredModel(profile, known),
+        truth=BoxModel(profile, known, box, draw),
+        jobs_per_gpu=case.jobs_per_gpu,
+        costs=box.costs(draw),
     ).run()
     found = summarise(state, policy=case.policy, workload="physical")
     return {("occupied" if key == "gpu_utilisation" else key): getattr(found, key) for key in FIGURES}
 
 
-def box_of(result: Mapping[str, Any], done: Sequence[Mapping[str, Any]], jobs: Sequence[Work], profile: Profile) -> Box:
-    """What other cases say of the machine: those that ran on it; where there are none, those on any machine.
+@dataclass(frozen=True)
+class Runs:
+    """All cases, and what they tell of the machines they ran on."""
 
-    Times alone come from jobs that had the GPU to themselves, the rest from cases with the same mechanism (a client of
-    MPS starts more slowly). The case itself has no part in it, nor has one that found the machine cold.
-    """
-    others = [other for other in done if other is not result and not other.get("cold")]
-    here = [other for other in others if other.get("machine") == result.get("machine")]
-    alike = [other for other in here if other["case"]["mechanism"] == result["case"]["mechanism"]]
-    work = {job.name: job for job in jobs}
-    model = MeasuredModel(profile, table(TIME_SLICING, profile))
-    stretch: dict[Setting, list[float]] = {}
-    overheads_s: dict[Setting, list[float]] = {}
-    for row in _rows(here, shared=False) or _rows(others, shared=False):
-        job = work[row["name"]]
-        stretch.setdefault(job.setting, []).append((row["ran_s"] - _overhead_s(row)) / model.alone_s(job))
-    started = _rows(alike) or _rows(here) or _rows(others)
-    for row in started:
-        overheads_s.setdefault(work[row["name"]].setting, []).append(_overhead_s(row))
-    return Box(
-        {kind: median(values) for kind, values in stretch.items()},
-        overheads_s,
-        median(row["exit_s"] for row in started) if started else 0.0,
-    )
+    done: Sequence[Mapping[str, Any]]
+    jobs: Sequence[Work]
+    profile: Profile
+
+    def told(self, result: Mapping[str, Any]) -> Box:
+        """The case's own starts, and how slow its cores were, as these show."""
+        own_s = {row["name"]: _overhead_s(row) for row in result["jobs"] if row["launch_s"] is not None}
+        return replace(self.foreseen(result), stretch=self._stretch(result, self.slowness(result)), own_s=own_s)
+
+    def foreseen(self, result: Mapping[str, Any]) -> Box:
+        """What other cases say: those on the same machine, and of those, of the same mechanism; else those on any."""
+        others = [other for other in self.done if other is not result]
+        here = [other for other in others if other["machine"] == result["machine"]] or others
+        alike = [other for other in here if other["case"]["mechanism"] == result["case"]["mechanism"]] or here
+        overheads_s: dict[Setting, list[float]] = {}
+        for row in _rows(alike):
+            overheads_s.setdefault(self._work[row["name"]].setting, []).append(_overhead_s(row))
+        exits = [row["exit_s"] for row in _rows(alike)]
+        stops = [took for other in others for took in other["stops_s"]]
+        return Box(
+            stretch=self._stretch(result, median(map(self.slowness, here)) if here else 1.0),
+            overheads_s=overheads_s,
+            exit_s=median(exits) if exits else 0.0,
+            stop_s=median(stops) if stops else 0.0,
+        )
+
+    def slowness(self, result: Mapping[str, Any]) -> float:
+        """How slow the cores were: the starts of this case relative to such starts in all cases."""
+        return median(start / self._usual_start_s[setting] for setting, start in self._starts(result))
+
+    def _stretch(self, result: Mapping[str, Any], slowness: float) -> dict[Setting, float]:
+        """Times alone relative to the profile's, from jobs of other cases that had the GPU to themselves.
+
+        As far as the GPU waits for kernels to be launched, an iteration takes as much longer as a start does.
+        """
+        model = MeasuredModel(self.profile, table(TIME_SLICING, self.profile))
+        seen: dict[Setting, list[float]] = {}
+        for other in self.done:
+            for row in _rows([other], shared=False) if other is not result else ():
+                job = self._work[row["name"]]
+                relative = slowness / self.slowness(other)
+                took_s = (row["ran_s"] - _overhead_s(row)) * relative ** self._launching[job.setting]
+                seen.setdefault(job.setting, []).append(took_s / model.alone_s(job))
+        return {setting: median(values) for setting, values in seen.items()}
+
+    @cached_property
+    def _work(self) -> dict[str, Work]:
+        return {job.name: job for job in self.jobs}
+
+    @cached_property
+    def _launching(self) -> dict[Setting, float]:
+        """The share of an iteration in which the GPU waits for its cores."""
+        return {job.setting: 1.0 - _busy(self.profile, job.setting) for job in self.jobs}
+
+    @cached_property
+    def _usual_start_s(self) -> dict[Setting, float]:
+        seen: dict[Setting, list[float]] = {}
+        for result in self.done:
+            for setting, start in self._starts(result):
+                seen.setdefault(setting, []).append(start)
+        return {setting: fmean(starts) for setting, starts in seen.items()}
+
+    def _starts(self, result: Mapping[str, Any]) -> list[tuple[Setting, float]]:
+        """Without the very first one, which may read everything from disk."""
+        _, *later = sorted(result["jobs"], key=lambda row: row["started"])
+        return [(self._work[row["name"]].setting, row["launch_s"]) for row in later if row["launch_s"] is not None]
+
+
+def _busy(profile: Profile, setting: Setting) -> float:
+    """The share of an iteration in which the GPU works; 1 where that is not known."""
+    busy = profile.tasks[setting.task].busy
+    return busy.share(setting.batch) if busy is not None else 1.0
 
 
 def _rows(results: Iterable[Mapping[str, Any]], shared: bool = True) -> list[Mapping[str, Any]]:
@@ -95,23 +162,24 @@ def _overhead_s(row: Mapping[str, Any]) -> float:
 def compare(
     done: Sequence[Mapping[str, Any]], jobs: Sequence[Work], profile: Profile, options: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """Measured and simulated, per case, as lists over the runs; each run is simulated often, with the box it ran on."""
-    runs: dict[tuple[str, str, int], list[Mapping[str, Any]]] = {}
+    """Measured, simulated and predicted, per case, as lists over the runs.
+
+    Simulated: each process takes as long to start as it did in that very run. Predicted: nothing is known of the run.
+    """
+    runs = Runs(done, jobs, profile)
+    known: dict[tuple[str, str, int], list[Mapping[str, Any]]] = {}
     for result in done:
-        runs.setdefault(Case(**result["case"]).kind, []).append(result)
-    stops = [took for result in done for took in result["stops_s"]]
+        known.setdefault(Case(**result["case"]).kind, []).append(result)
     rows = []
-    for kind, same in runs.items():
-        simulated = []
+    for kind, same in known.items():
+        found: dict[str, list[dict[str, float]]] = {"simulated": [], "predicted": []}
         for result in same:
-            box = box_of(result, done, jobs, profile)
-            for draw in range(DRAWS):
-                costs = box.costs(median(stops) if stops else 0.0, draw)
-                simulated.append(simulate(Case(*kind), jobs, profile, options, costs, box))
+            for world, box in (("simulated", runs.told(result)), ("predicted", runs.foreseen(result))):
+                found[world] += [simulate(Case(*kind), jobs, profile, options, box, draw) for draw in range(DRAWS)]
         rows.append(
             {"policy": kind[0], "mechanism": kind[1], "jobs_per_gpu": kind[2]}
-            | {"cold": any(result.get("cold") for result in same)}
-            | {"measured": _columns([result["measured"] for result in same]), "simulated": _columns(simulated)}
+            | {"measured": _columns([result["measured"] for result in same])}
+            | {world: _columns(figures) for world, figures in found.items()}
         )
     return rows
 
@@ -120,7 +188,7 @@ def _columns(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
     return {key: [row[key] for row in rows] for key in rows[0]}
 
 
-def compared(row: Mapping[str, Any], key: str) -> Both:
+def compared(row: Mapping[str, Any], key: str) -> Compared:
     """One figure of a case: means over its runs and draws."""
-    draws = row["simulated"][key]
-    return Both(fmean(row["measured"][key]), fmean(draws), stdev(draws))
+    measured, simulated, predicted = (fmean(row[world][key]) for world in ("measured", "simulated", "predicted"))
+    return Compared(measured, simulated, predicted, stdev(row["simulated"][key]))

@@ -60,46 +60,65 @@ class Work:
 class Box:
     """The machine's share in a run, which no profile tells: how fast its cores start processes and launch kernels."""
 
-    stretch: Mapping[Setting, float]
+    stretch: Mapping[Setting, float] = field(default_factory=dict)
     """An iteration of each job alone, relative to the profile's. Cores that launch kernels too slowly set the pace."""
-    overheads_s: Mapping[Setting, Sequence[float]]
+    overheads_s: Mapping[Setting, Sequence[float]] = field(default_factory=dict)
     """What processes took beyond their iterations: to start, to warm up and to end."""
-    exit_s: float
+    own_s: Mapping[str, float] = field(default_factory=dict)
+    """The same of each job's first process in the run itself, where that is told."""
+    exit_s: float = 0.0
     """How much of it comes after the last iteration."""
+    stop_s: float = 0.0
+    """How long a preempted job takes to save and leave."""
 
-    def costs(self, stop_s: float, seed: int) -> Costs:
-        """One draw of what may happen. A preempted job leaves once more than it ends, which `stop_s` includes."""
-        return BoxCosts(0.0, max(0.0, stop_s - self.exit_s), self.overheads_s, random.Random(seed))
+    def costs(self, draw: int) -> "BoxCosts":
+        """One draw of what may happen."""
+        return BoxCosts(0.0, self.stop_s, self, random.Random(draw))
 
 
 @dataclass(frozen=True, slots=True)
 class BoxCosts(Costs):
-    """Every start takes as long as one that was seen, of the same kind of job."""
+    """A start takes as long as the job's own did, or as long as one that was seen of the same kind of job."""
 
-    overheads_s: Mapping[Setting, Sequence[float]] = field(default_factory=dict)
-    draw: random.Random = field(default_factory=random.Random)
+    box: Box = field(default_factory=Box)
+    chance: random.Random = field(default_factory=random.Random)
+    _started: set[str] = field(default_factory=set)
 
     def launch(self, job: Job) -> float:
-        return self.draw.choice(self.overheads_s.get(Setting(job.model, job.batch), [GUESSED_LAUNCH_S]))
+        if job.id in self.box.own_s and job.id not in self._started:
+            self._started.add(job.id)
+            return self.box.own_s[job.id]
+        return self.chance.choice(self.box.overheads_s.get(Setting(job.model, job.batch), [GUESSED_LAUNCH_S]))
 
 
 class MeasuredModel(FittedModel):
-    """The profile's slow-downs and fits; at a measured batch the measured time, stretched as on the box."""
+    """The profile's slow-downs and fits; at a measured batch the measured time."""
 
-    def __init__(self, profile: Profile, mechanism: str, box: Box | None = None) -> None:
+    def __init__(self, profile: Profile, mechanism: str) -> None:
         super().__init__(profile.core_tasks(), profile.interference(mechanism), 1)
         self._noise, self._mechanism = Noise(profile.raw), mechanism
-        self._stretch = box.stretch if box else {}
 
     def iteration_time(self, job: Job, accum: int, placement: Placement) -> float:
         known = self._noise.alone(self._mechanism, Setting(job.model, job.batch, accum))
-        seconds = known if known is not None else super().iteration_time(job, accum, placement)
-        return seconds * self._stretch.get(Setting(job.model, job.batch), 1.0)
+        return known if known is not None else super().iteration_time(job, accum, placement)
 
     def alone_s(self, work: Work) -> float:
         """The whole job, by itself."""
         job = Job(work.name, 0.0, work.task, 1, work.batch, work.iterations)
         return work.iterations * self.iteration_time(job, 1, Placement(1, 1))
+
+
+class BoxModel(MeasuredModel):
+    """As jobs run on the box, in one draw: each as much faster or slower as measurements of its task differ."""
+
+    def __init__(self, profile: Profile, mechanism: str, box: Box, draw: int) -> None:
+        super().__init__(profile, mechanism)
+        self._stretch, self._draw = box.stretch, draw
+
+    def iteration_time(self, job: Job, accum: int, placement: Placement) -> float:
+        luck = random.Random(f"{self._draw} {job.id}").gauss(0.0, self._noise.sigma(self._mechanism, job.model))
+        stretch = self._stretch.get(Setting(job.model, job.batch), 1.0)
+        return super().iteration_time(job, accum, placement) * stretch * math.exp(luck)
 
 
 def settings(profile: Profile) -> list[Setting]:

@@ -189,14 +189,15 @@ class Engine:
         jobs, stop_s = self.world.jobs, self.costs.stop_s
         if stop_s:
             for decision in decisions:
-                self._empty_at.update(dict.fromkeys(jobs[decision.job].leaving, now + stop_s))
+                record = jobs[decision.job]
+                self._empty_at.update(dict.fromkeys(record.leaving, self._stopped(now, record).at))
         for decision in decisions:
             record = jobs[decision.job]
             event: ev.Event
             if record.status is Status.STARTING:
                 event = ev.Started(self._launch_time(now, record), decision.job, record.attempt)
             elif record.status is Status.STOPPING:
-                event = ev.Stopped(now + stop_s, decision.job, record.attempt, record.done)
+                event = self._stopped(now, record)
             else:
                 event = ev.Retuned(now, decision.job, record.attempt, record.accum, record.batch)
             if event.at == now:
@@ -204,6 +205,10 @@ class Engine:
             else:
                 self._push(event.at, event, 0)
         return prompt
+
+    def _stopped(self, now: float, record: JobRecord) -> ev.Stopped | ev.Finished:
+        """What comes of an order to leave."""
+        return ev.Stopped(now + self.costs.stop_s, record.job.id, record.attempt, record.done)
 
     def _launch_time(self, now: float, record: JobRecord) -> float:
         """When a job that was given GPUs now is up: they must be empty first, and the job gone from where it was."""

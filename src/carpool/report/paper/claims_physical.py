@@ -6,7 +6,7 @@ from carpool.report.paper import plan
 from carpool.report.paper.cells import deviation, lower, percent, signed
 from carpool.report.paper.claim import FIRST_FIT, OURS, TIRESIAS, Claim, found_less, hours, ordered
 from carpool.report.paper.config import Config
-from carpool.report.paper.measured import Both, Case, Measured
+from carpool.report.paper.measured import Case, Compared, Measured
 from carpool.report.paper.plan import Setting
 from carpool.report.paper.results import Results, jct_h, model_queue_s, queue_h, share_within
 from carpool.report.paper.verdicts import every
@@ -62,7 +62,7 @@ def physical(results: Results, measured: Measured | None) -> Iterator[Claim]:
     )
 
 
-def _beside(measured: Measured | None, than: str, value: Callable[[Case], Both]) -> str:
+def _beside(measured: Measured | None, than: str, value: Callable[[Case], Compared]) -> str:
     """How SJF-BSBF fared against a policy in the real experiment: said beside a claim on other jobs, not judged."""
     cases = [case for case in measured.cases if case.jobs_per_gpu <= PAIRS] if measured else []
     found = []

@@ -15,7 +15,7 @@ from carpool.report.paper.cells import Cell, Sheet, deviation, missing, plain, s
 from carpool.report.paper.config import Config
 
 FIGURES = ("makespan_s", "mean_jct_s", "mean_queue_s")
-PARTS = ("measured", "simulated", "spread")
+PARTS = ("measured", "simulated", "predicted", "spread")
 COLUMNS = (
     *("policy", "mechanism", "jobs_per_gpu", "runs"),
     *(f"{part}_{figure}" for figure in FIGURES for part in PARTS),
@@ -28,18 +28,25 @@ REMEDY = "give the CSV file that bench/physical.py --rows writes"
 
 
 @dataclass(frozen=True, slots=True)
-class Both:
+class Compared:
     """One figure in both worlds, in seconds."""
 
     measured: float
     simulated: float
+    """By a simulator that is told how long each process took to start in that very run."""
+    predicted: float
+    """By one that knows nothing of the run: starts are drawn from those of other runs."""
     spread: float
-    """Standard deviation of the simulated value from draw to draw; what a process takes to start is drawn."""
+    """Standard deviation of the simulated value from draw to draw; how fast each job runs is drawn."""
 
     @property
     def off(self) -> float | None:
         """By how many per cent of the measured value the simulated one is off."""
         return deviation(self.simulated, self.measured) if self.measured else None
+
+    @property
+    def predicted_off(self) -> float | None:
+        return deviation(self.predicted, self.measured) if self.measured else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +57,9 @@ class Case:
     mechanism: str
     jobs_per_gpu: int
     runs: int
-    makespan: Both
-    jct: Both
-    queue: Both
+    makespan: Compared
+    jct: Compared
+    queue: Compared
     gpu_busy: float | None
 
     @property
@@ -132,8 +139,8 @@ class _Row:
     def count(self, column: str) -> int:
         return int(self.value(column, int, lambda number: number >= 1, "a whole number from 1 on"))
 
-    def both(self, figure: str) -> Both:
-        return Both(*(self.seconds(f"{part}_{figure}") for part in PARTS))
+    def compared(self, figure: str) -> Compared:
+        return Compared(*(self.seconds(f"{part}_{figure}") for part in PARTS))
 
     def seconds(self, column: str) -> float:
         """Nobody may have waited, and nothing may vary; everything else takes some time."""
@@ -153,7 +160,7 @@ def _case(row: _Row) -> Case:
         raise InputError(f"{where}: mechanism: {mechanism!r} is no way of sharing a GPU: {hint}")
     share = "a share from 0 to 1, or empty where nobody counted"
     busy = row.value("gpu_busy", float, lambda part: 0 <= part <= 1, share) if row.values["gpu_busy"] else None
-    makespan, jct, queue = (row.both(figure) for figure in FIGURES)
+    makespan, jct, queue = (row.compared(figure) for figure in FIGURES)
     return Case(policy, mechanism, row.count("jobs_per_gpu"), row.count("runs"), makespan, jct, queue, busy)
 
 
@@ -163,17 +170,18 @@ def sheet(found: Measured, bar: float) -> Sheet:
     return Sheet(
         name="measured",
         title=f"Measured on {found.where} against simulated: {len(found.cases)} cases, {runs} runs",
-        groups=(("", 4), ("makespan, s", 2), ("mean completion time, s", 2), ("mean queuing time, s", 2), ("", 1)),
-        header=("policy", "sharing", "jobs per GPU", "runs", *("measured", "simulated") * 3, "GPU busy"),
+        groups=(("", 4), ("makespan, s", 3), ("mean completion time, s", 3), ("mean queuing time, s", 3), ("", 1)),
+        header=("policy", "sharing", "jobs per GPU", "runs", *("measured", "simulated", "predicted") * 3, "GPU busy"),
         rows=tuple(_cells(case, bar) for case in found.cases),
         csv_header=(
             *("policy", "mechanism", "jobs_per_gpu", "runs"),
-            *(f"{part}_{figure}" for figure in FIGURES for part in (*PARTS, "deviation_%")),
+            *(f"{part}_{figure}" for figure in FIGURES for part in (*PARTS, "deviation_%", "predicted_deviation_%")),
             "gpu_busy",
         ),
         csv_rows=tuple(_line(case) for case in found.cases),
-        note="Measured: the mean of the runs. Simulated: the mean ± standard deviation over draws of what a process "
-        "takes to start, and below it the deviation from the measured value: blue up to the paper's "
+        note="Measured: the mean of the runs. Simulated: told how long each process took to start in that very run; "
+        "mean ± standard deviation over draws of the jobs' speeds. Predicted: nothing is known of the run, starts are "
+        "drawn from those of other runs. Below them the deviation from the measured value: blue up to the paper's "
         f"{bar:g} %, ochre up to {2 * bar:g} %, red beyond. “GPU busy” is the driver's counter, which the simulator "
         "does not know.",
     )
@@ -181,23 +189,30 @@ def sheet(found: Measured, bar: float) -> Sheet:
 
 def _cells(case: Case, bar: float) -> tuple[Cell, ...]:
     cells = [plain(case.label), plain(case.sharing), plain(case.jobs_per_gpu), plain(case.runs)]
-    for both in (case.makespan, case.jct, case.queue):
-        cells += [plain(show(both.measured, 1)), _simulated(both, bar)]
+    for figure in (case.makespan, case.jct, case.queue):
+        cells += [plain(show(figure.measured, 1)), _simulated(figure, bar), _predicted(figure, bar)]
     busy = missing() if case.gpu_busy is None else plain(f"{100 * case.gpu_busy:.0f} %")
     return (*cells, busy)
 
 
-def _simulated(both: Both, bar: float) -> Cell:
-    text = f"{show(both.simulated, 1)} ± {show(both.spread, 1)}"
-    if both.off is None:
+def _simulated(figure: Compared, bar: float) -> Cell:
+    return _cell(f"{show(figure.simulated, 1)} ± {show(figure.spread, 1)}", figure.off, bar)
+
+
+def _predicted(figure: Compared, bar: float) -> Cell:
+    return _cell(show(figure.predicted, 1), figure.predicted_off, bar)
+
+
+def _cell(text: str, off: float | None, bar: float) -> Cell:
+    if off is None:
         return Cell(text)
-    kind = "close" if abs(both.off) <= bar else "off" if abs(both.off) <= 2 * bar else "far"
-    return Cell(text, signed(both.off, 1), kind)
+    return Cell(text, signed(off, 1), "close" if abs(off) <= bar else "off" if abs(off) <= 2 * bar else "far")
 
 
 def _line(case: Case) -> tuple[object, ...]:
     figures: list[object] = []
-    for both in (case.makespan, case.jct, case.queue):
-        figures += [both.measured, both.simulated, both.spread, "" if both.off is None else f"{both.off:.6g}"]
+    for figure in (case.makespan, case.jct, case.queue):
+        figures += [figure.measured, figure.simulated, figure.predicted, figure.spread]
+        figures += ["" if off is None else f"{off:.6g}" for off in (figure.off, figure.predicted_off)]
     busy = "" if case.gpu_busy is None else case.gpu_busy
     return (case.policy, case.mechanism, case.jobs_per_gpu, case.runs, *figures, busy)
