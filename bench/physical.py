@@ -5,10 +5,9 @@
     python bench/physical.py --report docs/experiments/h200.md …        (what was run, as a page)
 
 Thirty jobs of the paper's six tasks, each for one GPU, run under every policy and both sharing mechanisms: real
-processes, started, stopped, resumed and ended by the service. Every case leaves a JSON file with each job's story and
-the journal. The simulated side knows the profile and, from other cases on the same machine, how fast its cores are: how
-far times alone differ from the profile's, and what a process takes to start and to end. Of the case itself it knows
-nothing. How long a preempted job takes to save and leave is the median over all.
+processes, started, stopped, resumed and ended by the service. Every case leaves a JSON file with each job's story, the
+journal and the jobs' progress. The same jobs go through the simulator twice: told how long each process took to start
+in that very run, which also shows how fast the machine's cores were (simulated), and knowing nothing of it (predicted).
 """
 
 import argparse
@@ -41,8 +40,9 @@ from physical_work import (
 from carpool.errors import InputError
 from carpool.gpu import nvml
 from carpool.live.rank import boot_id
-from carpool.profile.schema import Profile, load
+from carpool.profile.schema import Profile, load, save
 
+WORKLOAD, PROFILE = "workload.json", "profile.json"
 PATIENCE = 3.0
 """A case that takes so many times as long as simulated, and a minute more, is given up."""
 
@@ -51,9 +51,7 @@ def run_all(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Run what is missing as far as the minutes reach, and compare."""
     folder, began = Path(options.out), time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
-    profile = load(options.profile)
-    jobs = workload(profile, options)
-    _same_setup(folder / "workload.json", options, jobs)
+    jobs, profile = set_up(folder, options)
     warm = False
     for case in cases(options):
         path = folder / f"{case.name}.json"
@@ -81,12 +79,23 @@ def machine_name(options: argparse.Namespace) -> str:
     return hashlib.sha256(f"{gpu} {boot_id()}".encode()).hexdigest()[:8]
 
 
-def _same_setup(path: Path, options: argparse.Namespace, jobs: Sequence[Work]) -> None:
-    setup = {"profile": options.profile, "gpus": options.gpus, "jobs": [asdict(job) for job in jobs]}
-    if not path.exists():
-        _write(path, setup)
-    elif json.loads(path.read_text()) != setup:
-        raise SystemExit(f"{path}: results of another workload are there; give another --out, or the same options")
+ASKED = ("profile", "gpus", "jobs", "mean", "load", "seed")
+
+
+def set_up(folder: Path, options: argparse.Namespace) -> tuple[list[Work], Profile]:
+    """The jobs, and the profile that the service believes in; both are kept, for a profile may be measured anew."""
+    asked = {name: getattr(options, name) for name in ASKED}
+    if not (folder / WORKLOAD).exists():
+        profile = load(options.profile)
+        save(profile, folder / PROFILE)
+        _write(folder / WORKLOAD, {"asked": asked, "jobs": [asdict(job) for job in workload(profile, options)]})
+    if json.loads((folder / WORKLOAD).read_text())["asked"] != asked:
+        raise SystemExit(f"{folder}: results of another workload are there; give another --out, or the same options")
+    return _set_up(folder)
+
+
+def _set_up(folder: Path) -> tuple[list[Work], Profile]:
+    return [Work(**row) for row in json.loads((folder / WORKLOAD).read_text())["jobs"]], load(str(folder / PROFILE))
 
 
 def _write(path: Path, data: Any) -> None:
@@ -111,12 +120,10 @@ def _order(result: Mapping[str, Any]) -> tuple[int, int, str, int]:
 
 def kept(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     """What was run and lies there; needs no GPU."""
-    try:
-        setup = json.loads((folder / "workload.json").read_text())
-    except OSError:
-        raise SystemExit(f"{folder}: there are no results; run the experiment with this --out first") from None
-    options.gpus = setup["gpus"]
-    return results(folder, [Work(**row) for row in setup["jobs"]], load(setup["profile"]), options)
+    if not (folder / WORKLOAD).exists():
+        raise SystemExit(f"{folder}: there are no results; run the experiment with this --out first")
+    options.gpus = json.loads((folder / WORKLOAD).read_text())["asked"]["gpus"]
+    return results(folder, *_set_up(folder), options)
 
 
 def positive(kind: type) -> Callable[[str], Any]:

@@ -11,7 +11,7 @@ from physical_work import Box, BoxCosts, BoxModel, Case, MeasuredModel, Work, po
 
 from carpool import policies
 from carpool.core import events as ev
-from carpool.core.model import Decision, Job, Node, Status
+from carpool.core.model import Decision, Node, Status
 from carpool.core.record import JobRecord
 from carpool.profile.measure.plan import MPS, TIME_SLICING
 from carpool.profile.measure.raw import Setting
@@ -58,7 +58,7 @@ def simulate(
     known = table(case.mechanism, profile)
     memory = profile.gpu.memory_bytes if profile.gpu and profile.gpu.memory_bytes else 2**50
     state = ServiceEngine(
-        [Job(job.name, job.submitted, job.task, 1, job.batch, job.iterations) for job in jobs],
+        [work.job for work in jobs],
         [Node("node", tuple(range(options.gpus or 1)), memory)],
         policies.make(policy(case.policy)),
         belief=MeasuredModel(profile, known),
@@ -102,7 +102,8 @@ class Runs:
 
     def slowness(self, result: Mapping[str, Any]) -> float:
         """How slow the cores were: the starts of this case relative to such starts in all cases."""
-        return median(start / self._usual_start_s[setting] for setting, start in self._starts(result))
+        starts = [start / self._usual_start_s[setting] for setting, start in self._starts(result)]
+        return median(starts) if starts else 1.0
 
     def _stretch(self, result: Mapping[str, Any], slowness: float) -> dict[Setting, float]:
         """Times alone relative to the profile's, from jobs of other cases that had the GPU to themselves.

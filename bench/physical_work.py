@@ -55,6 +55,11 @@ class Work:
     def setting(self) -> Setting:
         return Setting(self.task, self.batch)
 
+    @property
+    def job(self) -> Job:
+        """As the service submits it; it may not be cut, for nobody has checked the scripts for that."""
+        return Job(self.name, self.submitted, self.task, 1, self.batch, self.iterations, can_shrink=False)
+
 
 @dataclass(frozen=True)
 class Box:
@@ -104,8 +109,7 @@ class MeasuredModel(FittedModel):
 
     def alone_s(self, work: Work) -> float:
         """The whole job, by itself."""
-        job = Job(work.name, 0.0, work.task, 1, work.batch, work.iterations)
-        return work.iterations * self.iteration_time(job, 1, Placement(1, 1))
+        return work.iterations * self.iteration_time(work.job, 1, Placement(1, 1))
 
 
 class BoxModel(MeasuredModel):

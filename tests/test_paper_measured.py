@@ -19,8 +19,8 @@ from carpool.report.paper.verdicts import Verdict
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = Path(configuration.__file__).parent
-FIGURES = ("200.0", "204.0", "2.5", "40.0", "37.0", "1.0", "10.0", "11.2", "0.5")
-"""Makespan, mean JCT and mean queue: measured, simulated, spread."""
+FIGURES = ("200.0", "204.0", "230.0", "2.5", "40.0", "37.0", "39.0", "1.0", "10.0", "11.2", "10.1", "0.5")
+"""Makespan, mean JCT and mean queue: measured, simulated, predicted, spread."""
 GOOD = dict(zip(COLUMNS, ("sjf-bsbf", "mps", "2", "3", *FIGURES, "0.51"), strict=True))
 ALONE = {"mechanism": "time-slicing", "jobs_per_gpu": "1"}
 
@@ -153,20 +153,20 @@ def test_the_table_shows_every_case_in_both_worlds(tmp_path):
     sheet = measured.sheet(found, bar=5.0)
     first, second, third = ([cell.text for cell in row] for row in sheet.rows)
     assert first[:4] == ["SJF-BSBF", "MPS", "2", "3"]
-    assert first[4:] == ["200.0", "204.0 ± 2.5", "40.0", "37.0 ± 1.0", "10.0", "11.2 ± 0.5", "51 %"]
-    assert [(cell.small, cell.kind) for cell in sheet.rows[0][5:10:2]] == [
-        ("+2.0 %", "close"),
-        ("−7.5 %", "off"),
-        ("+12.0 %", "far"),
-    ]
+    assert first[4:7] == ["200.0", "204.0 ± 2.5", "230.0"]
+    assert first[7:] == ["40.0", "37.0 ± 1.0", "39.0", "10.0", "11.2 ± 0.5", "10.1", "51 %"]
+    told, foreseen = ([(cell.small, cell.kind) for cell in sheet.rows[0][first:13:3]] for first in (5, 6))
+    assert told == [("+2.0 %", "close"), ("−7.5 %", "off"), ("+12.0 %", "far")]
+    assert foreseen == [("+15.0 %", "far"), ("−2.5 %", "close"), ("+1.0 %", "close")]
     assert second[:3] == ["Tiresias, 11 GPU-s", "none", "1"]
     assert second[-1] == "–"
-    assert sheet.rows[1][9].small == "", "nobody waited: there is nothing to be off from"
+    assert sheet.rows[1][11].small == sheet.rows[1][12].small == "", "nobody waited: there is nothing to be off from"
     assert third[:3] == ["Carpool", "MPS", "4"]
     assert all(len(row) == len(sheet.header) == sum(span for _, span in sheet.groups) for row in sheet.rows)
     line = dict(zip(sheet.csv_header, sheet.csv_rows[0], strict=True))
     assert {name: str(line[name]) for name in COLUMNS} == GOOD
     assert float(line["deviation_%_mean_jct_s"]) == pytest.approx(-7.5)
+    assert float(line["predicted_deviation_%_makespan_s"]) == pytest.approx(15.0)
 
 
 def test_the_page_says_where_it_was_measured_and_where_the_raw_data_are(tmp_path):
