@@ -32,25 +32,41 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def gains(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Sharing against exclusive SJF, with the same jobs on the same kind of GPU."""
+    """Sharing against exclusive SJF with the same jobs, on the same machine where both ran on one."""
     base = next((row for row in rows if row["policy"] == "sjf"), None)
+    if base is None:
+        return []
+    alone = _jct_by_machine(base)
     found = []
-    for row in rows if base is not None else ():
+    for row in rows:
         if row["policy"] not in EXCLUSIVE:
-            ratio = fmean(base["measured"]["mean_jct_s"]) / fmean(row["measured"]["mean_jct_s"])
+            here = {machine: jct for machine, jct in _jct_by_machine(row).items() if machine in alone}
+            ratios = [alone[machine] / jct for machine, jct in here.items()]
+            where = "on the same machine"
+            if not ratios:
+                ratios = [fmean(base["measured"]["mean_jct_s"]) / fmean(row["measured"]["mean_jct_s"])]
+                where = "on another machine"
             what = f"{row['policy']}, {row['mechanism']}, up to {row['jobs_per_gpu']} jobs per GPU"
-            found.append(f"- {what}: the mean JCT of exclusive SJF is {ratio:.2f} times as long")
+            told = " and ".join(f"{ratio:.2f}" for ratio in sorted(ratios))
+            found.append(f"- {what}: the mean JCT of exclusive SJF, {where}, is {told} times as long")
     return found
+
+
+def _jct_by_machine(row: Mapping[str, Any]) -> dict[str, float]:
+    seen: dict[str, list[float]] = {}
+    for machine, jct in zip(row["machines"], row["measured"]["mean_jct_s"], strict=True):
+        seen.setdefault(machine, []).append(jct)
+    return {machine: fmean(jcts) for machine, jcts in seen.items()}
 
 
 def page_table(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = [_line(HEADS), _line(["---"] * len(HEADS))]
     for row in rows:
-        busy = _busy(row)
         runs = str(len(row["measured"]["makespan_s"]))
         cells = [_cell(row, key) for key in FIGURES]
-        told = "–" if busy is None else f"{busy:.0%}"
-        lines.append(_line([row["policy"], row["mechanism"], str(_crowd(row)), runs, *cells, told]))
+        measured, simulated = (_busy(row, world) for world in ("measured", "simulated"))
+        busy = "–" if measured is None else f"{measured:.0%} / **{simulated:.0%}**"
+        lines.append(_line([row["policy"], row["mechanism"], str(_crowd(row)), runs, *cells, busy]))
     return "\n".join([*lines, "", *gains(rows)]) + "\n"
 
 
@@ -72,8 +88,8 @@ def _crowd(row: Mapping[str, Any]) -> int:
     return 1 if row["policy"] in EXCLUSIVE else int(row["jobs_per_gpu"])
 
 
-def _busy(row: Mapping[str, Any]) -> float | None:
-    known = [share for share in row["measured"]["gpu_utilisation"] if share is not None]
+def _busy(row: Mapping[str, Any], world: str) -> float | None:
+    known = [share for share in row[world]["gpu_utilisation"] if share is not None]
     return fmean(known) if known else None
 
 
@@ -95,6 +111,6 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         for row in rows:
             found = [compared(row, key) for key in FIGURES]
             figures = [f"{getattr(each, part):.2f}" for each in found for part in PARTS]
-            busy = _busy(row)
+            busy = [_busy(row, world) for world in ("measured", "simulated")]
             what = [row["policy"], row["mechanism"], _crowd(row), len(row["measured"]["makespan_s"])]
-            writer.writerow([*what, *figures, "" if busy is None else f"{busy:.3f}"])
+            writer.writerow([*what, *figures, *("" if share is None else f"{share:.3f}" for share in busy)])

@@ -4,7 +4,9 @@ import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from statistics import fmean, median, stdev
+from itertools import pairwise
+from math import prod, sqrt
+from statistics import fmean, median, variance
 from typing import Any
 
 from physical_work import Box, BoxCosts, BoxModel, Case, MeasuredModel, Work, policy, table
@@ -22,7 +24,7 @@ from carpool.sim.metrics import summarise
 
 DRAWS = 20
 """Starts take different times from process to process, and the queue multiplies that: one simulation says little."""
-FIGURES = ("makespan_s", "mean_jct_s", "mean_queue_s", "gpu_utilisation", "preemptions")
+FIGURES = ("makespan_s", "mean_jct_s", "mean_queue_s", "preemptions")
 
 
 class ServiceEngine(Engine):
@@ -55,7 +57,7 @@ class ServiceEngine(Engine):
 def simulate(
     case: Case, jobs: Sequence[Work], profile: Profile, options: argparse.Namespace, box: Box, draw: int = 0
 ) -> dict[str, float]:
-    known = table(case.mechanism, profile)
+    known, on = table(case.mechanism, profile), Iterating()
     memory = profile.gpu.memory_bytes if profile.gpu and profile.gpu.memory_bytes else 2**50
     state = ServiceEngine(
         [work.job for work in jobs],
@@ -65,9 +67,35 @@ def simulate(
         truth=BoxModel(profile, known, box, draw),
         jobs_per_gpu=case.jobs_per_gpu,
         costs=box.costs(draw),
+        log=on.note,
     ).run()
     found = summarise(state, policy=case.policy, workload="physical")
-    return {("occupied" if key == "gpu_utilisation" else key): getattr(found, key) for key in FIGURES}
+    shares = {job.name: _busy(profile, job.setting) for job in jobs}
+    busy = on.busy_s(shares) / found.makespan_s / (options.gpus or 1)
+    return {key: getattr(found, key) for key in FIGURES} | {"gpu_utilisation": busy}
+
+
+class Iterating:
+    """When each job iterated, as the events tell."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+        self._spans: list[tuple[float, float, str]] = []
+
+    def note(self, event: ev.Event) -> None:
+        if isinstance(event, ev.Started):
+            self._since[event.job] = event.at
+        elif isinstance(event, ev.Finished | ev.Stopped) and event.job in self._since:
+            self._spans.append((self._since.pop(event.job), event.at, event.job))
+
+    def busy_s(self, shares: Mapping[str, float]) -> float:
+        """How long some kernel ran on the GPU, if those of different jobs meet by chance."""
+        moments = sorted({moment for span in self._spans for moment in span[:2]})
+        total = 0.0
+        for begin, end in pairwise(moments):
+            on = [job for start, stop, job in self._spans if start <= begin and stop >= end]
+            total += (end - begin) * (1.0 - prod(1.0 - shares[job] for job in on))
+        return total
 
 
 @dataclass(frozen=True)
@@ -179,6 +207,7 @@ def compare(
                 found[world] += [simulate(Case(*kind), jobs, profile, options, box, draw) for draw in range(DRAWS)]
         rows.append(
             {"policy": kind[0], "mechanism": kind[1], "jobs_per_gpu": kind[2]}
+            | {"machines": [result["machine"] for result in same]}
             | {"measured": _columns([result["measured"] for result in same])}
             | {world: _columns(figures) for world, figures in found.items()}
         )
@@ -192,4 +221,10 @@ def _columns(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
 def compared(row: Mapping[str, Any], key: str) -> Compared:
     """One figure of a case: means over its runs and draws."""
     measured, simulated, predicted = (fmean(row[world][key]) for world in ("measured", "simulated", "predicted"))
-    return Compared(measured, simulated, predicted, stdev(row["simulated"][key]))
+    return Compared(measured, simulated, predicted, _spread(row["simulated"][key]))
+
+
+def _spread(draws: Sequence[float]) -> float:
+    """From draw to draw of the same run; runs differ by more."""
+    runs = [draws[first : first + DRAWS] for first in range(0, len(draws), DRAWS)]
+    return sqrt(fmean(variance(run) for run in runs))

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 SHIPPED = Path(configuration.__file__).parent
 FIGURES = ("200.0", "204.0", "230.0", "2.5", "40.0", "37.0", "39.0", "1.0", "10.0", "11.2", "10.1", "0.5")
 """Makespan, mean JCT and mean queue: measured, simulated, predicted, spread."""
-GOOD = dict(zip(COLUMNS, ("sjf-bsbf", "mps", "2", "3", *FIGURES, "0.51"), strict=True))
+GOOD = dict(zip(COLUMNS, ("sjf-bsbf", "mps", "2", "3", *FIGURES, "0.51", "0.49"), strict=True))
 ALONE = {"mechanism": "time-slicing", "jobs_per_gpu": "1"}
 
 
@@ -105,8 +105,11 @@ def without_column(column):
             with_cell("spread_mean_queue_s", "-1"),
             ":2: spread_mean_queue_s: '-1' must be a number of seconds, 0 or above",
         ),
-        (with_cell("gpu_busy", "51"), ":2: gpu_busy: '51' must be a share from 0 to 1"),
-        (with_cell("gpu_busy", "0,51"), ":2: gpu_busy: more cells follow; write numbers with a point"),
+        (with_cell("measured_gpu_busy", "51"), ":2: measured_gpu_busy: '51' must be a share from 0 to 1"),
+        (
+            with_cell("simulated_gpu_busy", "0,51"),
+            ":2: simulated_gpu_busy: more cells follow; write numbers with a point",
+        ),
         (without_column("spread_mean_jct_s"), ":1: spread_mean_jct_s: this column is missing; give the CSV file that"),
         (
             with_cell("runs", "3") + "\n" + with_cell("runs", "2").splitlines()[1],
@@ -147,19 +150,19 @@ def test_the_table_shows_every_case_in_both_worlds(tmp_path):
     found = read(
         tmp_path,
         {},
-        {"policy": "tiresias-11", **ALONE, "gpu_busy": "", "measured_mean_queue_s": "0"},
+        {"policy": "tiresias-11", **ALONE, "measured_gpu_busy": "", "measured_mean_queue_s": "0"},
         {"policy": "carpool", "jobs_per_gpu": "4"},
     )
     sheet = measured.sheet(found, bar=5.0)
     first, second, third = ([cell.text for cell in row] for row in sheet.rows)
     assert first[:4] == ["SJF-BSBF", "MPS", "2", "3"]
     assert first[4:7] == ["200.0", "204.0 ± 2.5", "230.0"]
-    assert first[7:] == ["40.0", "37.0 ± 1.0", "39.0", "10.0", "11.2 ± 0.5", "10.1", "51 %"]
+    assert first[7:] == ["40.0", "37.0 ± 1.0", "39.0", "10.0", "11.2 ± 0.5", "10.1", "51 %", "49 %"]
     told, foreseen = ([(cell.small, cell.kind) for cell in sheet.rows[0][first:13:3]] for first in (5, 6))
     assert told == [("+2.0 %", "close"), ("−7.5 %", "off"), ("+12.0 %", "far")]
     assert foreseen == [("+15.0 %", "far"), ("−2.5 %", "close"), ("+1.0 %", "close")]
     assert second[:3] == ["Tiresias, 11 GPU-s", "none", "1"]
-    assert second[-1] == "–"
+    assert second[-2] == "–"
     assert sheet.rows[1][11].small == sheet.rows[1][12].small == "", "nobody waited: there is nothing to be off from"
     assert third[:3] == ["Carpool", "MPS", "4"]
     assert all(len(row) == len(sheet.header) == sum(span for _, span in sheet.groups) for row in sheet.rows)

@@ -289,6 +289,24 @@ def test_a_run_is_simulated_with_its_own_starts_and_predicted_with_those_of_othe
     assert found.spread > 0
 
 
+def test_a_gpu_is_busy_while_somebodys_kernels_run(sim):
+    on = sim.Iterating()
+    for at, kind, job in [
+        (0.0, "Started", "a"),
+        (4.0, "Started", "b"),
+        (10.0, "Finished", "a"),
+        (12.0, "Finished", "b"),
+    ]:
+        on.note(getattr(sim.ev, kind)(at, job, 1))
+    assert on.busy_s({"a": 0.5, "b": 0.2}) == pytest.approx(4 * 0.5 + 6 * (1 - 0.5 * 0.8) + 2 * 0.2)
+
+
+def test_what_varies_from_run_to_run_is_no_spread_of_the_draws(sim):
+    draws = [10.0, 11.0] * (sim.DRAWS // 2) + [20.0, 21.0] * (sim.DRAWS // 2)
+    row = {world: {"x": draws} for world in ("measured", "simulated", "predicted")}
+    assert sim.compared(row, "x").spread == pytest.approx(stdev(draws[: sim.DRAWS]))
+
+
 def test_starts_are_drawn_from_those_that_were_seen_and_always_the_same(work, sim, setting):
     profile, jobs, model = setting
     seen = [case_file(model, jobs, policy, "here", launch_s, 1.0) for policy, launch_s in (("sjf", 2.0), ("fifo", 6.0))]
@@ -340,11 +358,16 @@ def test_wrong_options_are_refused_in_a_line(arguments, problem, tmp_path):
 def test_who_gains_how_much_and_who_is_off_by_how_much(work, sim):
     page = importlib.import_module("physical_page")
     figures = {"policy": "sjf", "mechanism": "time-slicing", "jobs_per_gpu": 2}
-    worlds = {"measured": [90.0, 110.0], "simulated": [100.0, 140.0], "predicted": [90.0]}
+    worlds = {"measured": [90.0, 110.0], "simulated": [100.0, 140.0] * 10, "predicted": [90.0]}
     slow = figures | {world: {"mean_jct_s": values} for world, values in worlds.items()}
-    quick = slow | {"policy": "sjf-bsbf", "measured": {"mean_jct_s": [25.0]}}
+    slow["machines"] = ["here", "there"]
+    quick = slow | {"policy": "sjf-bsbf", "measured": {"mean_jct_s": [25.0]}, "machines": ["elsewhere"]}
     (told,) = page.gains([slow, quick])
-    assert told.endswith("exclusive SJF is 4.00 times as long")
+    assert told.endswith("exclusive SJF, on another machine, is 4.00 times as long")
+    quick["measured"], quick["machines"] = {"mean_jct_s": [25.0, 50.0, 5.0]}, ["there", "here", "elsewhere"]
+    (told,) = page.gains([slow, quick])
+    assert told.endswith("exclusive SJF, on the same machine, is 1.80 and 4.40 times as long")
+    assert page.gains([quick]) == []
     found = sim.compared(slow, "mean_jct_s")
     assert (found.measured, found.simulated, found.off) == (100.0, 120.0, pytest.approx(20.0))
     assert found.predicted_off == pytest.approx(-10.0)

@@ -15,11 +15,12 @@ from carpool.report.paper.cells import Cell, Sheet, deviation, missing, plain, s
 from carpool.report.paper.config import Config
 
 FIGURES = ("makespan_s", "mean_jct_s", "mean_queue_s")
-PARTS = ("measured", "simulated", "predicted", "spread")
+WORLDS = ("measured", "simulated", "predicted")
+PARTS = (*WORLDS, "spread")
 COLUMNS = (
     *("policy", "mechanism", "jobs_per_gpu", "runs"),
     *(f"{part}_{figure}" for figure in FIGURES for part in PARTS),
-    "gpu_busy",
+    *("measured_gpu_busy", "simulated_gpu_busy"),
 )
 LABELS = {"fifo": "FIFO", "sjf": "SJF", "sjf-ffs": "SJF-FFS", "sjf-bsbf": "SJF-BSBF", "carpool": "Carpool"}
 LOGICAL = "logical"
@@ -61,6 +62,8 @@ class Case:
     jct: Compared
     queue: Compared
     gpu_busy: float | None
+    """The driver's counter; None where nobody counted."""
+    simulated_gpu_busy: float
 
     @property
     def family(self) -> str:
@@ -139,6 +142,9 @@ class _Row:
     def count(self, column: str) -> int:
         return int(self.value(column, int, lambda number: number >= 1, "a whole number from 1 on"))
 
+    def share(self, column: str) -> float:
+        return self.value(column, float, lambda part: 0 <= part <= 1, "a share from 0 to 1")
+
     def compared(self, figure: str) -> Compared:
         return Compared(*(self.seconds(f"{part}_{figure}") for part in PARTS))
 
@@ -158,10 +164,10 @@ def _case(row: _Row) -> Case:
     if mechanism not in MECHANISMS:
         hint = nearest(mechanism, MECHANISMS)
         raise InputError(f"{where}: mechanism: {mechanism!r} is no way of sharing a GPU: {hint}")
-    share = "a share from 0 to 1, or empty where nobody counted"
-    busy = row.value("gpu_busy", float, lambda part: 0 <= part <= 1, share) if row.values["gpu_busy"] else None
     makespan, jct, queue = (row.compared(figure) for figure in FIGURES)
-    return Case(policy, mechanism, row.count("jobs_per_gpu"), row.count("runs"), makespan, jct, queue, busy)
+    counted = row.share("measured_gpu_busy") if row.values["measured_gpu_busy"] else None
+    busy = counted, row.share("simulated_gpu_busy")
+    return Case(policy, mechanism, row.count("jobs_per_gpu"), row.count("runs"), makespan, jct, queue, *busy)
 
 
 def sheet(found: Measured, bar: float) -> Sheet:
@@ -170,20 +176,34 @@ def sheet(found: Measured, bar: float) -> Sheet:
     return Sheet(
         name="measured",
         title=f"Measured on {found.where} against simulated: {len(found.cases)} cases, {runs} runs",
-        groups=(("", 4), ("makespan, s", 3), ("mean completion time, s", 3), ("mean queuing time, s", 3), ("", 1)),
-        header=("policy", "sharing", "jobs per GPU", "runs", *("measured", "simulated", "predicted") * 3, "GPU busy"),
+        groups=(
+            ("", 4),
+            ("makespan, s", 3),
+            ("mean completion time, s", 3),
+            ("mean queuing time, s", 3),
+            ("GPU busy", 2),
+        ),
+        header=(
+            "policy",
+            "sharing",
+            "jobs per GPU",
+            "runs",
+            *("measured", "simulated", "predicted") * 3,
+            "measured",
+            "simulated",
+        ),
         rows=tuple(_cells(case, bar) for case in found.cases),
         csv_header=(
             *("policy", "mechanism", "jobs_per_gpu", "runs"),
             *(f"{part}_{figure}" for figure in FIGURES for part in (*PARTS, "deviation_%", "predicted_deviation_%")),
-            "gpu_busy",
+            *("measured_gpu_busy", "simulated_gpu_busy"),
         ),
         csv_rows=tuple(_line(case) for case in found.cases),
         note="Measured: the mean of the runs. Simulated: told how long each process took to start in that very run; "
         "mean ± standard deviation over draws of the jobs' speeds. Predicted: nothing is known of the run, starts are "
         "drawn from those of other runs. Below them the deviation from the measured value: blue up to the paper's "
-        f"{bar:g} %, ochre up to {2 * bar:g} %, red beyond. “GPU busy” is the driver's counter, which the simulator "
-        "does not know.",
+        f"{bar:g} %, ochre up to {2 * bar:g} %, red beyond. GPU busy: the driver's counter, and how much of the time "
+        "kernels of some job would run, by the profile.",
     )
 
 
@@ -192,7 +212,7 @@ def _cells(case: Case, bar: float) -> tuple[Cell, ...]:
     for figure in (case.makespan, case.jct, case.queue):
         cells += [plain(show(figure.measured, 1)), _simulated(figure, bar), _predicted(figure, bar)]
     busy = missing() if case.gpu_busy is None else plain(f"{100 * case.gpu_busy:.0f} %")
-    return (*cells, busy)
+    return (*cells, busy, plain(f"{100 * case.simulated_gpu_busy:.0f} %"))
 
 
 def _simulated(figure: Compared, bar: float) -> Cell:
@@ -215,4 +235,4 @@ def _line(case: Case) -> tuple[object, ...]:
         figures += [figure.measured, figure.simulated, figure.predicted, figure.spread]
         figures += ["" if off is None else f"{off:.6g}" for off in (figure.off, figure.predicted_off)]
     busy = "" if case.gpu_busy is None else case.gpu_busy
-    return (case.policy, case.mechanism, case.jobs_per_gpu, case.runs, *figures, busy)
+    return (case.policy, case.mechanism, case.jobs_per_gpu, case.runs, *figures, busy, case.simulated_gpu_busy)
