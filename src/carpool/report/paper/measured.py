@@ -11,7 +11,7 @@ from math import isfinite
 from pathlib import Path
 
 from carpool.errors import InputError, nearest
-from carpool.report.paper.cells import Cell, Sheet, deviation, missing, plain, show, signed
+from carpool.report.paper.cells import Cell, Sheet, deviation, plain, show, signed
 from carpool.report.paper.config import Config
 
 FIGURES = ("makespan_s", "mean_jct_s", "mean_queue_s")
@@ -176,22 +176,8 @@ def sheet(found: Measured, bar: float) -> Sheet:
     return Sheet(
         name="measured",
         title=f"Measured on {found.where} against simulated: {len(found.cases)} cases, {runs} runs",
-        groups=(
-            ("", 4),
-            ("makespan, s", 3),
-            ("mean completion time, s", 3),
-            ("mean queuing time, s", 3),
-            ("GPU busy", 2),
-        ),
-        header=(
-            "policy",
-            "sharing",
-            "jobs per GPU",
-            "runs",
-            *("measured", "simulated", "predicted") * 3,
-            "measured",
-            "simulated",
-        ),
+        groups=(("", 3), ("makespan, s", 3), ("mean completion time, s", 3), ("mean queuing time, s", 2), ("", 1)),
+        header=("policy", "sharing", "runs", *WORLDS * 2, *WORLDS[:2], "GPU busy"),
         rows=tuple(_cells(case, bar) for case in found.cases),
         csv_header=(
             *("policy", "mechanism", "jobs_per_gpu", "runs"),
@@ -203,16 +189,18 @@ def sheet(found: Measured, bar: float) -> Sheet:
         "mean ± standard deviation over draws of the jobs' speeds. Predicted: nothing is known of the run, starts are "
         "drawn from those of other runs. Below them the deviation from the measured value: blue up to the paper's "
         f"{bar:g} %, ochre up to {2 * bar:g} %, red beyond. GPU busy: the driver's counter, and how much of the time "
-        "kernels of some job would run, by the profile.",
+        "kernels of some job would run by the profile.",
     )
 
 
 def _cells(case: Case, bar: float) -> tuple[Cell, ...]:
-    cells = [plain(case.label), plain(case.sharing), plain(case.jobs_per_gpu), plain(case.runs)]
-    for figure in (case.makespan, case.jct, case.queue):
+    crowd = f", up to {case.jobs_per_gpu}" if case.jobs_per_gpu > 1 else ""
+    cells = [plain(case.label), plain(case.sharing + crowd), plain(case.runs)]
+    for figure in (case.makespan, case.jct):
         cells += [plain(show(figure.measured, 1)), _simulated(figure, bar), _predicted(figure, bar)]
-    busy = missing() if case.gpu_busy is None else plain(f"{100 * case.gpu_busy:.0f} %")
-    return (*cells, busy, plain(f"{100 * case.simulated_gpu_busy:.0f} %"))
+    cells += [plain(show(case.queue.measured, 1)), _simulated(case.queue, bar)]
+    counted = "–" if case.gpu_busy is None else f"{100 * case.gpu_busy:.0f}"
+    return (*cells, plain(f"{counted} / {100 * case.simulated_gpu_busy:.0f} %"))
 
 
 def _simulated(figure: Compared, bar: float) -> Cell:
