@@ -353,7 +353,7 @@ def test_h200_predicts_repetitions_within_the_stated_intervals():
         noise = Noise(rest)
         first = next(done for done in rest if replace(repeated.wish, run=0) == done.wish)
         (stated,) = merge([pair_of(first, noise)], noise)
-        again, _ = pair_of(repeated, noise)
+        again = pair_of(repeated, noise).pair
         for xi, (low, high) in ((again.xi_a, stated.interval_a), (again.xi_b, stated.interval_b)):
             number += 1
             inside += low <= xi <= high
