@@ -186,8 +186,8 @@ class Noise:
     def alone(self, mechanism: str, setting: Setting, series: int | None = None) -> float | None:
         """Of one series, or the mean of all.
 
-        Every series counts the same, however often it repeated the setting: machines differ by more than repetitions
-        on one of them do, and settings that one series repeated more often would else lean towards its machine.
+        Every series counts the same, however often it repeated the setting: the time on any machine is asked for, and
+        settings that one of them repeated more often would lean towards it and bend the curve.
         """
         times = self._solo.get((mechanism, setting), {})
         if series is None:
