@@ -160,13 +160,14 @@ def test_merge_makes_one_profile_of_two_series(tmp_path):
 
 
 def test_merge_keeps_series_apart_that_were_merged_before(tmp_path):
-    one, two, three = (series(tmp_path, name, pace) for name, pace in (("one", 1.0), ("two", 2.0), ("three", 3.0)))
+    one, two = (series(tmp_path, name, pace) for name, pace in (("one", 1.0), ("two", 2.0)))
+    three = series(tmp_path, "three", 3.0, date="2027")
     call(profiles, "merge", two, three, "--out", tmp_path / "m.json")
     options = ("--name", "all", "--description", "", "--out", tmp_path / "all.json", "--json")
     result = call(profiles, "merge", one, tmp_path / "m.json", *options)
     assert result.stdout == (tmp_path / "all.json").read_text()
     found = load(tmp_path / "all.json")
-    assert (found.name, found.description, found.measured) == ("all", "", "2026, test")
+    assert (found.name, found.description, found.measured) == ("all", "", "2026, test; 2027, test")
     assert [done.series for done in found.raw] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     assert found.tasks["a"].core().compute(8) == pytest.approx(0.2, rel=1e-3)
     again = call(profiles, "merge", three, tmp_path / "m.json", "--out", tmp_path / "x.json").exception
