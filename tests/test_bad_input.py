@@ -87,6 +87,8 @@ def test_a_job_that_fits_no_gpu_even_at_sub_batch_1(tmp_path):
         (("workload", "show", "nowhere.csv"), ("nowhere.csv: no such workload file",)),
         (("workload", "convert", "nowhere.csv", "--out", "x.csv"), ("nowhere.csv: no such workload file",)),
         (("profiles", "show", "t5"), ("t5: no such profile (did you mean t4?)",)),
+        (("profiles", "merge", "h200", "h201", "--out", "x.json"), ("h201: no such profile (did you mean h200?)",)),
+        (("profiles", "merge", "h200", "h200", "--out", "x.json"), ("h200: the same measurements as in h200",)),
     ],
 )
 def test_a_wrong_name(tmp_path, arguments, parts):

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from click.testing import CliRunner, Result
 
 from carpool.errors import InputError
 from carpool.profile.commands import fit, profiles
-from carpool.profile.schema import load, loads
+from carpool.profile.measure.conclude import Naming, conclude
+from carpool.profile.measure.raw import Machine, Measurement, Sample, Setting, Wish
+from carpool.profile.schema import load, loads, save
 from carpool.units import parse_bytes
 
 DATA = os.environ.get("CARPOOL_DATA")
@@ -122,6 +125,98 @@ def test_profiles_show():
     assert isinstance(call(profiles, "show", "t5").exception, InputError)
 
 
+# ---- merge ----------------------------------------------------------------------------------------------------------
+
+
+def series(folder: Path, name: str, pace: float, gpu: str = "X", memory: int = 10**9, task: str = "a", **said) -> Path:
+    """A profile of one task alone at two batches and beside its like, on a machine of a given pace."""
+    done = []
+    for jobs in (((8, 0.1),), ((16, 0.12),), ((8, 0.15), (8, 0.15))):
+        samples = tuple(Sample(Setting(task, b), pace * s, 0.01, 50, memory + b, 10**8) for b, s in jobs)
+        done.append(Measurement(Wish("mps", tuple(sample.setting for sample in samples)), samples, 1.0))
+    machine = Machine(gpu, said.pop("room", 10**10), said.pop("driver", "1"), said.pop("date", "2026"), "test")
+    save(conclude(machine, done, Naming(name, f"about {name}", **said)), folder / f"{name}.json")
+    return folder / f"{name}.json"
+
+
+def test_merge_makes_one_profile_of_two_series(tmp_path):
+    one = series(tmp_path, "one", 1.0, batch_norm=("a",), notes=("odd",), date="2025")
+    two = series(tmp_path, "two", 2.0, notes=("odd", "odder"), driver="2", room=9 * 10**9)
+    result = call(profiles, "merge", one, two, "--note", "oddest", "--out", tmp_path / "m.json")
+    assert result.exit_code == 0, result.output
+    assert "Iteration time" in result.stdout
+    assert result.stdout.endswith(f"wrote {tmp_path / 'm.json'}; 6 measurements in 2 series\n")
+    assert "taken on trust" in result.stderr
+    found = load(tmp_path / "m.json")
+    assert (found.name, found.description) == ("one", "about one")
+    assert [done.series for done in found.raw] == [0, 0, 0, 1, 1, 1]
+    assert found.tasks["a"].core().compute(8) == pytest.approx(0.15, rel=1e-3)
+    assert found.tasks["a"].batch_norm is True, "the other does not say"
+    assert [(pair.xi_a, pair.runs) for pair in found.pairs] == [(1.5, 2)]
+    assert found.notes[:3] == ("odd", "odder", "oddest")
+    assert len(found.notes) == 5, "what every profile notes is noted once"
+    assert found.measured == "2025, test; 2026, test"
+    assert (found.gpu.driver, found.gpu.memory_bytes) == ("1; 2", 9 * 10**9)
+
+
+def test_merge_keeps_series_apart_that_were_merged_before(tmp_path):
+    one, two = (series(tmp_path, name, pace) for name, pace in (("one", 1.0), ("two", 2.0)))
+    three = series(tmp_path, "three", 3.0, date="2027")
+    call(profiles, "merge", two, three, "--out", tmp_path / "m.json")
+    options = ("--name", "all", "--description", "", "--out", tmp_path / "all.json", "--json")
+    result = call(profiles, "merge", one, tmp_path / "m.json", *options)
+    assert result.stdout == (tmp_path / "all.json").read_text()
+    found = load(tmp_path / "all.json")
+    assert (found.name, found.description, found.measured) == ("all", "", "2026, test; 2027, test")
+    assert [done.series for done in found.raw] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert found.tasks["a"].core().compute(8) == pytest.approx(0.2, rel=1e-3)
+    again = call(profiles, "merge", three, tmp_path / "m.json", "--out", tmp_path / "x.json").exception
+    assert "the same measurements as in" in str(again), "it is in there as the second series"
+
+
+def test_merge_of_different_tasks_says_that_nothing_can_be_compared(tmp_path):
+    one = series(tmp_path, "one", 1.0)
+    result = call(profiles, "merge", one, series(tmp_path, "two", 1.0, task="b"), "--out", tmp_path / "m.json")
+    assert result.exit_code == 0, result.output
+    assert "no task is in two of the profiles" in result.stderr
+    assert sorted(load(tmp_path / "m.json").tasks) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ((), "a merge takes two profiles or more; give them by name or path"),
+        (("{one}",), "a merge takes two profiles or more"),
+        (("{one}", "{one}"), "{one}: the same measurements as in {one}, which would count twice; give each once"),
+        (("{one}", "{grown}"), "{grown}: the same measurements as in {one}"),
+        (("{one}", "gavel"), "gavel: holds no raw measurements to merge; give profiles that carpool profile measured"),
+        (("t4", "{one}"), "t4: holds no raw measurements"),
+        (("{one}", "h201"), "h201: no such profile (did you mean h200?)"),
+        (("{one}", "{other}"), "{other}: measured on Y, and {one} on X; merge only profiles of the same GPU"),
+        (("{one}", "{nameless}"), "{nameless}: does not name its GPU"),
+        (("{one}", "{larger}"), "{larger}: a at batch 8 takes 1431 MiB, and 954 MiB in {one}, so it is not the same"),
+        (("{one}", "{normed}"), "{normed}: tasks.a.batch_norm: True, unlike before, so it is not the same training"),
+    ],
+)
+def test_what_does_not_belong_together_is_not_merged(tmp_path, names, message):
+    made = {
+        "one": series(tmp_path, "one", 1.0),
+        "other": series(tmp_path, "other", 2.0, gpu="Y"),
+        "larger": series(tmp_path, "larger", 2.0, memory=15 * 10**8),
+        "normed": series(tmp_path, "normed", 2.0, batch_norm=("a",)),
+        "nameless": tmp_path / "nameless.json",
+        "grown": tmp_path / "grown.json",
+    }
+    first = load(made["one"])
+    save(replace(load(made["other"]), gpu=None), made["nameless"])
+    save(replace(first, raw=(*first.raw, *(replace(d, seconds=2.0) for d in first.raw))), made["grown"])
+    save(replace(first, tasks={"a": replace(first.tasks["a"], batch_norm=False)}), made["one"])
+    result = call(profiles, "merge", *(name.format(**made) for name in names), "--out", tmp_path / "out.json")
+    assert isinstance(result.exception, InputError)
+    assert str(result.exception).startswith(message.format(**made))
+    assert not (tmp_path / "out.json").exists()
+
+
 def test_importing_the_commands_loads_nothing_heavy():
     code = (
         "import sys, carpool.profile.commands, carpool.profile.interference\n"
@@ -132,28 +227,57 @@ def test_importing_the_commands_loads_nothing_heavy():
 
 
 def documented() -> list[list[str]]:
-    """The commands of docs/profiles.md that write shipped files."""
+    """The commands of docs/profiles.md that write shipped files, or what they are made of."""
     import shlex
 
     text = (Path(__file__).parents[1] / "docs" / "profiles.md").read_text().replace("\\\n", " ")
+    text = text.split("## How the shipped files were made")[1].split("\n## ")[0]
     lines = [line for block in text.split("```sh\n")[1:] for line in block.split("```")[0].splitlines()]
-    return [shlex.split(line.replace("$CARPOOL_DATA", DATA or "")) for line in lines if "library/" in line]
+    return [shlex.split(line.replace("$CARPOOL_DATA", DATA or "")) for line in lines if "--out" in line]
 
 
-def test_the_documented_command_is_the_one_that_measured_h200(monkeypatch):
-    """What it plans is what the raw points are: neither more nor less."""
+@pytest.mark.parametrize(("which", "left"), [(0, 0), (1, 2)])
+def test_the_documented_commands_are_those_that_measured_h200(monkeypatch, which, left):
+    """What they plan is what the raw points are, but for two repetitions that the second had no time for."""
     from carpool.gpu import nvml
     from carpool.profile.measure import commands
     from carpool.profile.measure.plan import plan
     from carpool.profile.measure.session import Gpu
 
-    (words,) = [words for words in documented() if words[1] == "profile"]
+    words = [words for words in documented() if words[1] == "profile"][which]
     told = commands.profile.make_context("profile", words[2:]).params
     del told["as_json"]
     asked = commands.Asked(**told)
     monkeypatch.setattr(commands.mps, "available", lambda: None)
     phases = plan(asked.sources(Gpu(nvml.Device(0, "GPU-1", "test", 1, "1"))), asked.scope(on_gpu=True))
-    assert {wish for phase in phases for wish in phase.wishes} == {done.wish for done in load("h200").raw}
+    planned = {wish for phase in phases for wish in phase.wishes}
+    measured = {done.wish for done in load("h200").raw if done.series == which}
+    assert measured <= planned
+    assert [wish.run for wish in planned - measured] == [1] * left
+
+
+def test_the_documented_merge_makes_h200(tmp_path, monkeypatch):
+    """Of what each series concludes for itself, the documented command makes the shipped file."""
+    shipped = load("h200")
+    machine = Machine(shipped.gpu.name, shipped.gpu.memory_bytes, shipped.gpu.driver, *shipped.measured.split(", ", 1))
+    norms = tuple(name for name, task in shipped.tasks.items() if task.batch_norm)
+    for number, name in enumerate(("first", "second")):
+        own = [replace(done, series=0) for done in shipped.raw if done.series == number]
+        told = Naming("h200" if number == 0 else "alone", "", norms, shipped.notes[:1])
+        save(conclude(machine, own, told), tmp_path / f"{name}.json")
+    (words,) = [words for words in documented() if words[1:3] == ["profiles", "merge"]]
+    assert words[words.index("--out") + 1].endswith("library/h200.json")
+    words[words.index("--out") + 1] = "h200.json"
+    monkeypatch.chdir(tmp_path)
+    assert call(profiles, *words[2:]).exit_code == 0
+    made = load(tmp_path / "h200.json")
+    rough = {name: replace(task, **dict.fromkeys(FITTED)) for name, task in shipped.tasks.items()}
+    assert {name: replace(task, **dict.fromkeys(FITTED)) for name, task in made.tasks.items()} == rough
+    assert replace(made, tasks={}, kappa={}) == replace(shipped, tasks={}, kappa={})
+
+
+FITTED = ("alpha_s", "beta_s", "knee", "error", "busy", "demands")
+"""What may differ in the last digits on another processor."""
 
 
 @pytest.mark.skipif(not DATA, reason="CARPOOL_DATA is not set: the measurements are not part of the project")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from carpool.core.model import Job
 from carpool.core.perf import AllReduce, FittedModel, Placement, UnknownPair
 from carpool.errors import InputError
+from carpool.profile.measure.raw import Measurement, Sample, Setting, Wish
 from carpool.profile.schema import ProfileError, dumps, load, loads, save, shipped
 from carpool.profile.values import Demand, FitError, Gpu, Group, GroupJob, Memory, Pair, Point, Profile, TaskProfile
 
@@ -43,7 +44,13 @@ def full() -> Profile:
         ),
         groups=(Group((GroupJob("a", 1), GroupJob("a", 1), GroupJob("b", 2)), "mps", (1.0, 2.0, 3.0), "s"),),
         points=(Point("a", 8, 0.2), Point("a", 8, 0.3, 2, 4, 2, 123, "s")),
+        raw=(alone(0), alone(1)),
     )
+
+
+def alone(series: int) -> Measurement:
+    setting = Setting("a", 8, 2)
+    return Measurement(Wish("mps", (setting,)), (Sample(setting, 0.25, 0.01, 40, 10**9, 10**8),), 1.5, series)
 
 
 def test_a_full_profile_survives_the_file(tmp_path):
@@ -51,6 +58,14 @@ def test_a_full_profile_survives_the_file(tmp_path):
     assert load(tmp_path / "p.json") == full()
     assert load(str(tmp_path / "p.json")) == full()
     assert json.loads((tmp_path / "p.json").read_text())["schema"] == 2
+
+
+def test_a_measurement_without_a_series_is_of_the_first():
+    first, second = json.loads(dumps(full()))["raw"]
+    assert "series" not in first, "as in files that know of no series"
+    assert second["series"] == 1
+    raw = loads(change(["raw", 1, "series"], ...), "p.json").raw
+    assert [done.series for done in raw] == [0, 0]
 
 
 times = st.floats(0, 1e6, allow_subnormal=False)
@@ -106,6 +121,8 @@ def change(path: list, value) -> str:
         (["groups", 0, "xi"], [1, 2], "p.json: groups[0].xi: 2 values for 3 jobs"),
         (["groups", 0, "jobs"], [], "p.json: groups[0].jobs: 0 jobs; a group has three or more"),
         (["points", 1, "batch"], 0, "p.json: points[1].batch: 0 is too small"),
+        (["raw", 1, "series"], -1, "p.json: raw[1].series: -1 is too small; give at least 0"),
+        (["raw", 1, "series"], "b", "p.json: raw[1].series: expected a whole number, found text"),
     ],
 )
 def test_a_wrong_field_is_named_with_a_remedy(path, value, message):
@@ -188,7 +205,7 @@ def test_shipped_files_are_small_sound_and_speak_of_no_machine():
     assert shipped() == ["gavel", "h200", "t4"]
     for name in shipped():
         text = (resources.files("carpool.profile") / "library" / f"{name}.json").read_text(encoding="utf-8")
-        assert len(text.encode()) < 100_000
+        assert len(text.encode()) < 120_000
         assert load(name).name == name
         assert dumps(load(name)) == text, "only `carpool fit` writes shipped files"
         assert "/work" not in text

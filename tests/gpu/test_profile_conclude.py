@@ -4,6 +4,7 @@ import math
 import random
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import pytest
 from calling import call
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from carpool.core.perf import AllReduce, Placement, Task
 from carpool.errors import InputError
 from carpool.profile.fit import fit_task
-from carpool.profile.measure.conclude import Naming, Noise, conclude, hold_out
+from carpool.profile.measure.conclude import Naming, Noise, conclude, held_out_errors, hold_out, solo_runs
 from carpool.profile.measure.plan import Phase, Scope, Source, plan
 from carpool.profile.measure.predict import fit_kappa
 from carpool.profile.measure.raw import Machine, Measurement, Origin, RawFile, Sample, Setting, Wish, read
@@ -26,12 +27,12 @@ MACHINE = Machine("NVIDIA Test", 10**10, "1.0", "2026-01-01", "test")
 NONE = AllReduce(0.0, 0.0)
 
 
-def measured(mechanism, *jobs, run=0):
+def measured(mechanism, *jobs, run=0, series=0):
     """Jobs as (task, batch, accum, seconds)."""
     samples = tuple(
         Sample(Setting(t, b, s), seconds, 0.01, 50, 10**9 + b * 10**7 // s, 7 * 10**8) for t, b, s, seconds in jobs
     )
-    return Measurement(Wish(mechanism, tuple(sample.setting for sample in samples), run), samples, 1.0)
+    return Measurement(Wish(mechanism, tuple(sample.setting for sample in samples), run), samples, 1.0, series)
 
 
 # ---- plans ----------------------------------------------------------------------------------------------------------
@@ -327,6 +328,89 @@ def test_a_pair_whose_job_never_ran_alone_is_left_out():
     assert conclude(MACHINE, [*done, pair], Naming("p")).pairs == ()
 
 
+# ---- several series -------------------------------------------------------------------------------------------------
+
+
+def in_series(number, faster, *more):
+    """Two tasks alone at two batches, as on a machine that many times as fast as the first."""
+    alone = [(task, batch, 1, seconds / faster) for task, batch, seconds in ALONE]
+    return [measured("mps", one, series=number) for one in alone] + [replace(done, series=number) for done in more]
+
+
+ALONE = (("a", 8, 0.1), ("a", 16, 0.12), ("b", 4, 0.3), ("b", 8, 0.5))
+
+
+def test_a_slow_down_is_relative_to_the_job_alone_in_its_own_series():
+    pair, swift = (measured("mps", ("a", 8, 1, 0.15 / f), ("b", 4, 1, 0.33 / f)) for f in (1, 2))
+    crowd = measured("mps", ("a", 8, 1, 0.1), ("a", 8, 1, 0.1), ("b", 4, 1, 0.3))
+    alone = conclude(MACHINE, in_series(0, 1, pair), Naming("p"))
+    both = conclude(MACHINE, [*in_series(0, 1, pair), *in_series(1, 2, crowd)], Naming("p"))
+    assert both.pairs == alone.pairs
+    assert (both.pairs[0].xi_a, both.pairs[0].xi_b) == (1.5, 1.1)
+    assert both.groups[0].xi == (2.0, 2.0, 2.0)
+    twice = conclude(MACHINE, [*in_series(0, 1, pair), *in_series(1, 2, swift)], Naming("p")).pairs
+    assert [(one.xi_a, one.xi_b, one.runs) for one in twice] == [(1.5, 1.1, 2)]
+    lonely = replace(pair, series=2)
+    assert conclude(MACHINE, [*in_series(0, 1), lonely], Naming("p")).pairs == (), "its own series tells no time alone"
+
+
+def test_times_alone_are_the_mean_of_all_series_whatever_their_repetitions():
+    again = [measured("mps", ("a", 8, 1, 0.1), run=run) for run in (1, 2)]
+    done = [*in_series(0, 1, *again), *in_series(1, 2)]
+    noise = Noise(done)
+    assert noise.alone("mps", Setting("a", 8)) == pytest.approx(0.075)
+    assert noise.alone("mps", Setting("a", 8), series=1) == pytest.approx(0.05)
+    assert noise.alone("mps", Setting("a", 8), series=2) is None
+    assert noise.alone("time-slicing", Setting("a", 8)) is None
+    seconds = {(run.task, run.batch): run.seconds for run in solo_runs(done, "mps")}
+    assert seconds == pytest.approx({(task, batch): 0.75 * time for task, batch, time in ALONE})
+    assert conclude(MACHINE, done, Naming("p")).tasks["a"].core().compute(8) == pytest.approx(0.075, rel=1e-3)
+
+
+def test_demands_belong_to_the_series_of_the_pairs(session):
+    """The other series is of a machine where small batches alone take twice as long."""
+    slow = []
+    for done in (done for done in session if len(done.samples) == 1):
+        (sample,) = done.samples
+        seconds = sample.iter_s * (2 if sample.setting.batch < 64 else 1)
+        slow.append(replace(done, series=1, samples=(replace(sample, iter_s=seconds),)))
+    one, two = (conclude(MACHINE, some, Naming("p")).tasks for some in (session, [*session, *slow]))
+    for name, task in one.items():
+        assert task.demands == two[name].demands
+        assert task.busy != two[name].busy
+
+
+def test_an_interval_of_a_slow_down_knows_the_spread_within_its_series_only():
+    pair = measured("mps", ("a", 8, 1, 0.15), ("b", 4, 1, 0.33))
+    calm = [measured("mps", ("a", 8, 1, 0.101), run=1)]
+    wild = [measured("mps", ("a", 8, 1, 0.08), run=1)]
+    first, other = in_series(0, 1, pair, *calm), in_series(1, 2, *wild)
+    assert conclude(MACHINE, [*first, *other], Naming("p")).pairs == conclude(MACHINE, first, Naming("p")).pairs
+    noise = Noise([*first, *other, measured("mps", ("a", 8, 1, 0.1), series=2)])
+    setting = Setting("a", 8)
+    assert noise.half_width("mps", setting, 0.01, 1) < 0.05 < 0.3 < noise.half_width("mps", setting, 0.01, 1, series=1)
+    assert noise.sigma("mps", "a", series=2) > noise.sigma("mps", "a"), "repeated nothing: as noisy as all"
+
+
+def test_a_pair_that_differs_between_series_has_a_wide_interval():
+    def width(second):
+        both = [measured("mps", ("a", 8, 1, xi * 0.1 / f), ("b", 4, 1, 0.3 / f)) for xi, f in ((1.5, 1), (second, 2))]
+        (pair,) = conclude(MACHINE, [*in_series(0, 1, both[0]), *in_series(1, 2, both[1])], Naming("p")).pairs
+        return pair.interval_a[1] / pair.interval_a[0]
+
+    assert width(1.5) < 1.05 < 1.5 < width(1.8)
+
+
+def test_the_noise_says_how_much_series_differ():
+    again = measured("mps", ("a", 8, 1, 0.102), run=1)
+    assert "Between series" not in Noise(in_series(0, 1, again)).told()
+    told = Noise([*in_series(0, 1, again), *in_series(1, 1.1)]).told()
+    assert "made twice differs by 2.0 % in the median and by up to 2 % (1 repeated)" in told
+    assert "Between series the same measurement differs under mps by 9.5 % in the median" in told
+    assert "(4 compared)" in told
+    assert Noise([*in_series(0, 1), *in_series(1, 1.1)]).told().startswith("Nothing was measured twice")
+
+
 # ---- the shipped profile --------------------------------------------------------------------------------------------
 
 
@@ -337,6 +421,9 @@ def test_every_number_of_h200_follows_from_its_raw_points():
     assert again.pairs == shipped.pairs
     assert again.groups == shipped.groups
     assert again.noise == shipped.noise
+    assert {m: kappa.kappa for m, kappa in again.kappa.items()} == pytest.approx(
+        {m: kappa.kappa for m, kappa in shipped.kappa.items()}, rel=1e-2
+    )
     for name, task in shipped.tasks.items():
         assert again.tasks[name].core().compute(64) == pytest.approx(task.core().compute(64), rel=1e-3)
         assert again.tasks[name].memory == task.memory
@@ -353,12 +440,27 @@ def test_h200_predicts_repetitions_within_the_stated_intervals():
         noise = Noise(rest)
         first = next(done for done in rest if replace(repeated.wish, run=0) == done.wish)
         (stated,) = merge([pair_of(first, noise)], noise)
-        again, _ = pair_of(repeated, noise)
+        again = pair_of(repeated, noise).pair
         for xi, (low, high) in ((again.xi_a, stated.interval_a), (again.xi_b, stated.interval_b)):
             number += 1
             inside += low <= xi <= high
     assert number == 32
     assert inside / number >= 0.9
+
+
+def test_h200_predicts_times_it_has_not_seen_to_five_percent():
+    """Noise of its points, not the form of the curve, stood in the way: either series alone misses the bar."""
+    raw = load("h200").raw
+
+    def held_out(some):
+        runs = solo_runs(some, "mps")
+        tasks = {run.task for run in runs}
+        return [error for task in tasks for error in held_out_errors([run for run in runs if run.task == task])]
+
+    together, *each = (held_out([done for done in raw if done.series in which]) for which in ((0, 1), (0,), (1,)))
+    assert len(together) == 42
+    assert median(together) <= 0.047
+    assert min(map(median, each)) > 0.055
 
 
 def test_the_pictures_show_the_fit_and_the_matrix(tmp_path):

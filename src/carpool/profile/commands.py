@@ -1,7 +1,8 @@
 """The commands `carpool fit` and `carpool profiles`: options in, tables or JSON out.
 
-All work is done by `build.py` and `schema.py`; here it is only asked for and shown. `cli.py` attaches both commands and
-turns input errors into one line. Rich and scipy load on first use, to keep the start of every other command quick.
+All work is done by `build.py`, `merge.py` and `schema.py`; here it is only asked for and shown. `cli.py` attaches both
+commands and turns input errors into one line. Rich and scipy load on first use, to keep the start of every other
+command quick.
 """
 
 import json
@@ -106,6 +107,34 @@ def show_command(name: str, plots: str | None, as_json: bool) -> None:
     if plots is not None:
         for picture in _draw(profile, plots):
             click.echo(f"drew {picture}", err=as_json)
+
+
+@profiles.command("merge")
+@click.argument("names", nargs=-1, metavar="A B...")
+@click.option("--out", required=True, metavar="FILE", help="Write the profile here.")
+@click.option("--name", help="Name of the profile.  [default: that of A]")
+@click.option("--description", help="What it is about.  [default: that of A]")
+@click.option("--note", multiple=True, help="A further remark to keep in the file.")
+@click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON.")
+def merge_command(
+    names: tuple[str, ...], out: str, name: str | None, description: str | None, note: tuple[str, ...], as_json: bool
+) -> None:
+    """Make one profile of several of the same GPU, for instance of two machines.
+
+    A, B and so on are shipped names or paths. Each keeps its raw points as a series of its own, and everything is
+    fitted anew: times alone are the mean over all series, slow-downs are relative to the same job alone in their own.
+    """
+    from carpool.profile.merge import Input, merge, unchecked
+
+    inputs = [Input(called, load(called)) for called in names]
+    found = merge(inputs, name, description, note)
+    save(found, out)
+    click.echo(unchecked(inputs), err=True)
+    if as_json:
+        click.echo(dumps(found), nl=False)
+        return
+    show(found)
+    click.echo(f"\nwrote {out}; {len(found.raw)} measurements in {len({done.series for done in found.raw})} series")
 
 
 def _draw(profile: Profile, folder: str) -> list[str]:

@@ -3,12 +3,15 @@
 `carpool profile` calls it at its end, and again whenever its raw file has grown. An interval is where a repetition of
 the same measurement is to be expected, 19 times of 20: from the spread within the windows and, mostly, from how much
 repeated measurements of this very session differ.
+
+Measurements may be of several series, on several machines. A slow-down is relative to the job alone in its own series,
+and so is its interval; times alone, which are what a user can expect of any machine, are the mean over all series.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import mean, median
+from statistics import mean, median, variance
 
 from carpool.core.model import sub_batch
 from carpool.core.perf import Placement
@@ -16,9 +19,9 @@ from carpool.profile.demand import fit_demands
 from carpool.profile.fields import ProfileError
 from carpool.profile.fit import fit_task, memory_line, significant
 from carpool.profile.measure.predict import fit_busy, fit_kappa
-from carpool.profile.measure.raw import Machine, Measurement, Setting
+from carpool.profile.measure.raw import MECHANISMS, Machine, Measurement, Setting
 from carpool.profile.rows import GIB, Run
-from carpool.profile.values import Gpu, Group, GroupJob, Kappa, Memory, Pair, Profile, TaskProfile
+from carpool.profile.values import Gpu, Group, GroupJob, Interval, Kappa, Memory, Pair, Profile, TaskProfile
 
 GUESSED_CONTEXT = round(0.7 * GIB)
 NORMAL = 1.96
@@ -47,22 +50,18 @@ def conclude(machine: Machine, measurements: Sequence[Measurement], naming: Nami
         norm = name in naming.batch_norm if naming.batch_norm else None
         tasks[name] = replace(_task(own, _contexts(measurements, name)), batch_norm=norm)
     noise = Noise(measurements)
-    pairs = [pair for done in _sharing(measurements, 2) if (pair := pair_of(done, noise))]
-    merged = [pair.rounded(3) for pair in merge(pairs, noise)]
-    tasks, kappa = _predictors(tasks, merged, runs)
+    shared = [one for done in _sharing(measurements, 2) if (one := pair_of(done, noise))]
+    pairs = [pair.rounded(3) for pair in merge(shared, noise)]
+    tasks, kappa = _predictors(tasks, pairs, _beside(shared, measurements))
     return Profile(
         name=naming.name,
         description=naming.description,
         gpu=Gpu(machine.gpu, machine.memory_bytes, machine.driver, 1),
         mechanisms={m: MECHANISM_NOTES[m] for m in sorted({done.wish.mechanism for done in measurements})},
         noise=noise.told(),
-        notes=(
-            *naming.notes,
-            f"Iteration times are those under {mechanism}.",
-            "All measurements are of one GPU: the communication constants are unknown and stand at 0.",
-        ),
+        notes=(*naming.notes, TIMES_NOTE.format(mechanism), ONE_GPU_NOTE),
         tasks=tasks,
-        pairs=tuple(merged),
+        pairs=tuple(pairs),
         groups=tuple(group for done in _sharing(measurements, 3) if (group := _group(done, noise))),
         kappa=kappa,
         measured=f"{machine.date}, {machine.software}",
@@ -70,6 +69,9 @@ def conclude(machine: Machine, measurements: Sequence[Measurement], naming: Nami
     )
 
 
+TIMES_NOTE = "Iteration times are those under {}."
+ONE_GPU_NOTE = "All measurements are of one GPU: the communication constants are unknown and stand at 0."
+OWN_NOTES = (*map(TIMES_NOTE.format, MECHANISMS), ONE_GPU_NOTE)
 MECHANISM_NOTES = {
     "mps": "one MPS control daemon, no cap on threads, every process verified as its client",
     "time-slicing": "no MPS daemon: contexts take turns",
@@ -85,7 +87,9 @@ def richest(measurements: Iterable[Measurement]) -> str:
 
 
 def solo_runs(measurements: Iterable[Measurement], mechanism: str) -> list[Run]:
-    """One row for each setting that ran alone under a mechanism: the mean over its repetitions."""
+    """One row for each setting that ran alone under a mechanism: the mean over its series and their repetitions."""
+    measurements = list(measurements)
+    noise = Noise(measurements)
     alone: dict[Setting, list[Measurement]] = {}
     for done in measurements:
         if len(done.samples) == 1 and done.wish.mechanism == mechanism:
@@ -93,10 +97,12 @@ def solo_runs(measurements: Iterable[Measurement], mechanism: str) -> list[Run]:
     rows = []
     for setting, same in alone.items():
         peaks = [done.samples[0].peak_bytes for done in same]
+        seconds = noise.alone(mechanism, setting)
+        assert seconds is not None
         rows.append(
             Run(
                 *(setting.task, setting.batch, setting.accum, 1, 1),
-                seconds=mean(done.samples[0].iter_s for done in same),
+                seconds=seconds,
                 memory_bytes=max((peak for peak in peaks if peak is not None), default=None),
             )
         )
@@ -121,16 +127,22 @@ def _task(runs: Sequence[Run], contexts: Sequence[int]) -> TaskProfile:
 
 
 def hold_out(runs: Sequence[Run]) -> tuple[float | None, int]:
-    """The median error of settings that the fit has not seen: each in turn is left out, but smallest and largest."""
+    """The median error of settings that the fit has not seen, and how many they are."""
+    errors = held_out_errors(runs)
+    return (median(errors), len(errors)) if errors else (None, 0)
+
+
+def held_out_errors(runs: Sequence[Run], bend: bool = True) -> list[float]:
+    """Each setting of a task in turn is left out of the fit and predicted, but for the smallest and the largest."""
     sizes = sorted({run.batch / run.accum for run in runs})
     errors = []
     for unseen in runs:
         seen = [run for run in runs if run is not unseen]
         inside = sizes[0] < unseen.batch / unseen.accum < sizes[-1]
         if inside and len({run.batch / run.accum for run in seen}) >= 2:
-            predicted = fit_task(seen, bend=True).core().iteration(unseen.batch, unseen.accum, Placement(1, 1))
+            predicted = fit_task(seen, bend=bend).core().iteration(unseen.batch, unseen.accum, Placement(1, 1))
             errors.append(abs(predicted / unseen.seconds - 1))
-    return (median(errors), len(errors)) if errors else (None, 0)
+    return errors
 
 
 def _memory(runs: Sequence[Run], contexts: Sequence[int]) -> Memory | None:
@@ -144,61 +156,81 @@ def _memory(runs: Sequence[Run], contexts: Sequence[int]) -> Memory | None:
 
 
 class Noise:
-    """How much the same measurement differs from run to run, by mechanism and task, in log(seconds)."""
+    """How much the same measurement differs from run to run, by series, mechanism and task, in log(seconds).
+
+    Runs are compared within a series only, since ξ is: how much the machines of two series differ cancels out of it.
+    """
 
     def __init__(self, measurements: Iterable[Measurement]) -> None:
-        self._solo: dict[tuple[str, Setting], list[float]] = {}
-        self._window: dict[tuple[str, Setting], float] = {}
-        self._spread: dict[tuple[str, str], list[float]] = {}
-        same: dict[tuple[str, tuple[Setting, ...]], list[Measurement]] = {}
+        self._solo: dict[tuple[str, Setting], dict[int, list[float]]] = {}
+        self._window: dict[tuple[int, str, Setting], float] = {}
+        self._spread: dict[tuple[int, str, str], list[float]] = {}
+        self._between: dict[str, list[float]] = {}
+        same: dict[tuple[str, tuple[Setting, ...]], dict[int, list[Measurement]]] = {}
         for done in measurements:
-            same.setdefault((done.wish.mechanism, done.wish.settings), []).append(done)
+            mechanism, series = done.wish.mechanism, done.series
+            same.setdefault((mechanism, done.wish.settings), {}).setdefault(series, []).append(done)
             if len(done.samples) == 1:
                 (sample,) = done.samples
-                self._solo.setdefault((done.wish.mechanism, sample.setting), []).append(sample.iter_s)
-                self._window[done.wish.mechanism, sample.setting] = sample.error
-        for (mechanism, settings), repeated in same.items():
+                self._solo.setdefault((mechanism, sample.setting), {}).setdefault(series, []).append(sample.iter_s)
+                self._window[series, mechanism, sample.setting] = sample.error
+        for (mechanism, settings), by_series in same.items():
             for at, setting in enumerate(settings):
-                logs = [math.log(done.samples[at].iter_s) for done in repeated]
+                logs = {n: [math.log(done.samples[at].iter_s) for done in runs] for n, runs in by_series.items()}
+                for series, runs in logs.items():
+                    if len(runs) > 1:
+                        self._spread.setdefault((series, mechanism, setting.task), []).append(variance(runs))
                 if len(logs) > 1:
-                    variance = sum((x - mean(logs)) ** 2 for x in logs) / (len(logs) - 1)
-                    self._spread.setdefault((mechanism, setting.task), []).append(variance)
+                    self._between.setdefault(mechanism, []).append(variance(map(mean, logs.values())))
 
-    def alone(self, mechanism: str, setting: Setting) -> float | None:
-        times = self._solo.get((mechanism, setting))
-        return mean(times) if times else None
+    def alone(self, mechanism: str, setting: Setting, series: int | None = None) -> float | None:
+        """Of one series, or the mean of all.
 
-    def sigma(self, mechanism: str, task: str) -> float:
-        """A task's own spread, drawn towards that of all tasks where it was seldom repeated; 0 if nothing was."""
-        everybody = [v for (m, _), values in self._spread.items() if m == mechanism for v in values]
+        Every series counts the same, however often it repeated the setting: the time on any machine is asked for, and
+        settings that one of them repeated more often would lean towards it and bend the curve.
+        """
+        times = self._solo.get((mechanism, setting), {})
+        if series is None:
+            return mean(map(mean, times.values())) if times else None
+        return mean(times[series]) if series in times else None
+
+    def sigma(self, mechanism: str, task: str, series: int = 0) -> float:
+        """A task's own spread, drawn towards that of all tasks where it was seldom repeated; 0 if nothing was.
+
+        A series that repeated nothing is taken to be as noisy as the others.
+        """
+        near = {key: values for key, values in self._spread.items() if key[:2] == (series, mechanism)}
+        near = near or {key: values for key, values in self._spread.items() if key[1] == mechanism}
+        everybody = [v for values in near.values() for v in values]
         if not everybody:
             return 0.0
-        own = self._spread.get((mechanism, task), [])
+        own = [v for key, values in near.items() if key[2] == task for v in values]
         return math.sqrt((sum(own) + PRIOR_WEIGHT * mean(everybody)) / (len(own) + PRIOR_WEIGHT))
 
-    def half_width(self, mechanism: str, setting: Setting, error: float, runs: int) -> float:
-        """Of log ξ: a repetition against the mean of `runs`, each relative to the job alone."""
-        alone_runs = len(self._solo.get((mechanism, setting), ())) or 1
-        between = NORMAL * self.sigma(mechanism, setting.task)
-        within = self._window.get((mechanism, setting), 0.0)
+    def half_width(self, mechanism: str, setting: Setting, error: float, runs: int, series: int = 0) -> float:
+        """Of log ξ: a repetition against the mean of `runs` of a series, each relative to the job alone."""
+        alone_runs = len(self._solo.get((mechanism, setting), {}).get(series, ())) or 1
+        between = NORMAL * self.sigma(mechanism, setting.task, series)
+        within = self._window.get((series, mechanism, setting), 0.0)
         return math.sqrt(between**2 * (1 + 1 / runs + 1 / alone_runs) + error**2 + within**2)
 
     def told(self) -> str:
-        if not self._spread:
-            return "Nothing was measured twice: the intervals are those of single windows."
         parts = []
-        for mechanism in sorted({m for m, _ in self._spread}):
-            every = sorted(
-                math.sqrt(2 * v) for (m, _), values in self._spread.items() if m == mechanism for v in values
-            )
-            parts.append(
-                f"under {mechanism} the same measurement made twice differs by {100 * median(every):.1f} % in the "
-                f"median and by up to {100 * every[-1]:.0f} % ({len(every)} repeated)"
-            )
-        text = "; ".join(parts)
-        return (
-            f"{text[0].upper()}{text[1:]}. Intervals are where 95 % of repetitions are expected; ξ below 1 counts as 1."
-        )
+        for mechanism in sorted({m for _, m, _ in self._spread}):
+            spread = [v for (_, m, _), values in self._spread.items() if m == mechanism for v in values]
+            parts.append(f"under {mechanism} the same measurement made twice differs by {_differ(spread)} repeated)")
+        text = "; ".join(parts) or "nothing was measured twice: the intervals are those of single windows"
+        if parts:
+            text += ". Intervals are where 95 % of repetitions are expected; ξ below 1 counts as 1"
+        if self._between:
+            apart = "; ".join(f"under {m} by {_differ(self._between[m])} compared)" for m in sorted(self._between))
+            text += f". Between series the same measurement differs {apart}; ξ is relative within each"
+        return f"{text[0].upper()}{text[1:]}."
+
+
+def _differ(variances: Sequence[float]) -> str:
+    every = sorted(math.sqrt(2 * v) for v in variances)
+    return f"{100 * median(every):.1f} % in the median and by up to {100 * every[-1]:.0f} % ({len(every)}"
 
 
 def _sharing(measurements: Iterable[Measurement], at_least: int) -> list[Measurement]:
@@ -208,37 +240,58 @@ def _sharing(measurements: Iterable[Measurement], at_least: int) -> list[Measure
 
 
 def _slowdowns(done: Measurement, noise: Noise) -> list[float] | None:
-    alone = [noise.alone(done.wish.mechanism, sample.setting) for sample in done.samples]
+    alone = [noise.alone(done.wish.mechanism, sample.setting, done.series) for sample in done.samples]
     if None in alone:
         return None
     return [sample.iter_s / time for sample, time in zip(done.samples, alone, strict=True) if time is not None]
 
 
-def pair_of(done: Measurement, noise: Noise) -> tuple[Pair, tuple[float, float]] | None:
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """One run of a pair."""
+
+    pair: Pair
+    errors: tuple[float, float]
+    """Of both windows."""
+    series: int
+
+
+def pair_of(done: Measurement, noise: Noise) -> Shared | None:
     xi = _slowdowns(done, noise)
     if xi is None:
         return None
     a, b = done.samples
     pair = Pair(a.setting.task, a.setting.batch, b.setting.task, b.setting.batch, done.wish.mechanism, xi[0], xi[1])
-    return pair, (a.error, b.error)
+    return Shared(pair, (a.error, b.error), done.series)
 
 
-def merge(measured: Sequence[tuple[Pair, tuple[float, float]]], noise: Noise) -> list[Pair]:
+def merge(measured: Sequence[Shared], noise: Noise) -> list[Pair]:
     """One pair for all its repetitions: the mean, and the interval of a further one."""
-    runs: dict[tuple[object, ...], list[tuple[Pair, tuple[float, float]]]] = {}
-    for pair, errors in measured:
-        runs.setdefault((pair.mechanism, pair.a, pair.batch_a, pair.b, pair.batch_b), []).append((pair, errors))
+    runs: dict[tuple[object, ...], list[Shared]] = {}
+    for one in measured:
+        pair = one.pair
+        runs.setdefault((pair.mechanism, pair.a, pair.batch_a, pair.b, pair.batch_b), []).append(one)
     merged = []
     for same in runs.values():
-        first, count = same[0][0], len(same)
-        ends = []
-        xis = [mean(pair.xi_a for pair, _ in same), mean(pair.xi_b for pair, _ in same)]
-        for which, (task, batch) in enumerate(((first.a, first.batch_a), (first.b, first.batch_b))):
-            error = max(errors[which] for _, errors in same)
-            half = noise.half_width(first.mechanism, Setting(task, batch), error, count)
-            ends.append((xis[which] * math.exp(-half), xis[which] * math.exp(half)))
-        merged.append(replace(first, xi_a=xis[0], xi_b=xis[1], interval_a=ends[0], interval_b=ends[1], runs=count))
+        (xi_a, ends_a), (xi_b, ends_b) = (_over_series(same, noise, which) for which in (0, 1))
+        both = replace(same[0].pair, xi_a=xi_a, xi_b=xi_b, interval_a=ends_a, interval_b=ends_b, runs=len(same))
+        merged.append(both)
     return merged
+
+
+def _over_series(same: Sequence[Shared], noise: Noise, which: int) -> tuple[float, Interval]:
+    """ξ of a pair's first job (0) or second (1). A repetition may be of any series, so how they differ counts, too."""
+    first = same[0].pair
+    setting = (Setting(first.a, first.batch_a), Setting(first.b, first.batch_b))[which]
+    xis, squares = [], []
+    for series in sorted({one.series for one in same}):
+        own = [one for one in same if one.series == series]
+        xis.append(mean((one.pair.xi_a, one.pair.xi_b)[which] for one in own))
+        error = max(one.errors[which] for one in own)
+        squares.append(noise.half_width(first.mechanism, setting, error, len(own), series) ** 2)
+    apart = variance(map(math.log, xis)) if len(xis) > 1 else 0.0
+    xi, half = mean(xis), math.sqrt(mean(squares) + NORMAL**2 * apart)
+    return xi, (xi * math.exp(-half), xi * math.exp(half))
 
 
 def _group(done: Measurement, noise: Noise) -> Group | None:
@@ -250,13 +303,24 @@ def _group(done: Measurement, noise: Noise) -> Group | None:
 
 
 def _predictors(
-    tasks: dict[str, TaskProfile], pairs: Sequence[Pair], runs: Sequence[Run]
+    tasks: dict[str, TaskProfile], pairs: Sequence[Pair], beside: Mapping[str, Sequence[Run]]
 ) -> tuple[dict[str, TaskProfile], dict[str, Kappa]]:
     busy = {name: task.busy for name, task in tasks.items() if task.busy is not None}
     kappas = {}
     for mechanism in sorted({pair.mechanism for pair in pairs}):
         own = [pair for pair in pairs if pair.mechanism == mechanism]
         kappas[mechanism] = fit_kappa(own, busy)
-        for name, demands in fit_demands(own, runs).items():
-            tasks[name] = replace(tasks[name], demands=(*tasks[name].demands, *demands))
+        fitted = fit_demands(own, beside[mechanism])
+        for name in tasks.keys() & fitted.keys():
+            tasks[name] = replace(tasks[name], demands=(*tasks[name].demands, *fitted[name]))
     return tasks, {mechanism: kappa for mechanism, kappa in kappas.items() if kappa is not None}
+
+
+def _beside(shared: Sequence[Shared], measurements: Sequence[Measurement]) -> dict[str, list[Run]]:
+    """By mechanism, times alone of the series with pairs: demands explain their slow-downs, on their machines."""
+    found = {}
+    for mechanism in {one.pair.mechanism for one in shared}:
+        series = {one.series for one in shared if one.pair.mechanism == mechanism}
+        own = [done for done in measurements if done.series in series]
+        found[mechanism] = solo_runs(own, richest(own))
+    return found

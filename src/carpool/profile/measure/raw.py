@@ -59,6 +59,8 @@ class Measurement:
     samples: tuple[Sample, ...]
     seconds: float
     """How long the window was."""
+    series: int = 0
+    """Which of the profile's series it belongs to: one machine in one session, whose times may be compared closely."""
 
 
 def tasks_of(measurements: Iterable[Measurement]) -> set[str]:
@@ -264,7 +266,9 @@ def plain(done: Measurement) -> dict[str, Any]:
             if len(done.samples) == 1 and getattr(sample, key) is not None:
                 job[key] = getattr(sample, key)
         jobs.append(job)
-    return {"mechanism": done.wish.mechanism, "run": done.wish.run, "seconds": round(done.seconds, 2), "jobs": jobs}
+    series = {"series": done.series} if done.series else {}
+    told = {"mechanism": done.wish.mechanism, **series, "run": done.wish.run}
+    return {**told, "seconds": round(done.seconds, 2), "jobs": jobs}
 
 
 def measurement(f: Fields) -> Measurement:
@@ -274,7 +278,7 @@ def measurement(f: Fields) -> Measurement:
     if mechanism not in MECHANISMS:
         f.fail("mechanism", f"unknown {mechanism!r}; give {', '.join(MECHANISMS)}")
     wish = Wish(mechanism, tuple(sample.setting for sample in samples), f.whole("run", 0))
-    done = Measurement(wish, samples, f.number("seconds", 0))
+    done = Measurement(wish, samples, f.number("seconds", 0), f.whole("series", 0, default=0))
     f.done()
     if not samples:
         f.fail("jobs", "nobody ran; remove the measurement")

@@ -1,0 +1,152 @@
+"""Makes one profile of several that were measured on the same kind of GPU, each as a series of its own.
+
+`carpool profiles merge` calls it. Only raw points are taken from the profiles; all else is concluded anew.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from carpool.profile.fields import ProfileError
+from carpool.profile.measure.conclude import OWN_NOTES, Naming, conclude
+from carpool.profile.measure.raw import Machine, Measurement, Setting, tasks_of
+from carpool.profile.values import Gpu, Profile
+
+SAME_MEMORY = 1.2
+"""The same training at the same batch takes the same memory on every card of a kind; another version of PyTorch may
+differ a little, another model or precision differs by more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A profile and what the user calls it."""
+
+    called: str
+    profile: Profile
+
+
+def merge(
+    inputs: Sequence[Input], name: str | None = None, description: str | None = None, notes: Sequence[str] = ()
+) -> Profile:
+    """One profile of all series, called as the first where nothing else is said; the notes of all are kept."""
+    if len(inputs) < 2:
+        raise ProfileError("a merge takes two profiles or more; give them by name or path")
+    first = inputs[0].profile
+    gpus = [_gpu(one) for one in inputs]
+    _check_they_differ(inputs)
+    _check_memory(inputs)
+    norms = _batch_norms(inputs)
+    told = [note for one in inputs for note in one.profile.notes if note not in OWN_NOTES]
+    naming = Naming(
+        name or first.name,
+        first.description if description is None else description,
+        notes=tuple(dict.fromkeys((*told, *notes))),
+    )
+    memory = min((gpu.memory_bytes for gpu in gpus if gpu.memory_bytes), default=None)
+    machine = Machine(gpus[0].name, memory, _joined(gpu.driver for gpu in gpus), date="", software="")
+    found = conclude(machine, list(_renumbered(inputs)), naming)
+    return replace(
+        found,
+        tasks={called: replace(task, batch_norm=norms.get(called)) for called, task in found.tasks.items()},
+        measured=_joined(one.profile.measured for one in inputs),
+    )
+
+
+def unchecked(inputs: Sequence[Input]) -> str:
+    """What the user has to know better than the files do."""
+    counts = Counter(task for one in inputs for task in tasks_of(one.profile.raw))
+    common = sorted(task for task, number in counts.items() if number > 1)
+    if not common:
+        return "no task is in two of the profiles, so nothing tells how much their machines differ"
+    return (
+        "taken on trust, since profiles do not record it: the same scripts with the same arguments were run as "
+        f"{', '.join(common)}"
+    )
+
+
+def _gpu(one: Input) -> Gpu:
+    if not one.profile.raw:
+        raise ProfileError(
+            f"{one.called}: holds no raw measurements to merge; give profiles that carpool profile measured"
+        )
+    if one.profile.gpu is None:
+        raise ProfileError(f"{one.called}: does not name its GPU; give profiles that carpool profile measured")
+    return one.profile.gpu
+
+
+def _check_they_differ(inputs: Sequence[Input]) -> None:
+    for one, other in combinations(inputs, 2):
+        first, second = one.profile.gpu, other.profile.gpu
+        assert first is not None
+        assert second is not None
+        if first.name != second.name:
+            raise ProfileError(
+                f"{other.called}: measured on {second.name}, and {one.called} on {first.name}; "
+                "merge only profiles of the same GPU"
+            )
+        if _have_a_series_in_common(one.profile.raw, other.profile.raw):
+            raise ProfileError(
+                f"{other.called}: the same measurements as in {one.called}, which would count twice; give each once"
+            )
+
+
+def _have_a_series_in_common(first: Iterable[Measurement], second: Iterable[Measurement]) -> bool:
+    """Half is enough: one file may be an earlier state of the other. A few may be alike by chance."""
+    mine, others = _by_series(first), _by_series(second)
+    return any(2 * len(a & b) >= min(len(a), len(b)) for a in mine.values() for b in others.values())
+
+
+def _by_series(measurements: Iterable[Measurement]) -> dict[int, set[Measurement]]:
+    found: dict[int, set[Measurement]] = {}
+    for done in measurements:
+        found.setdefault(done.series, set()).add(replace(done, series=0))
+    return dict(sorted(found.items()))
+
+
+def _check_memory(inputs: Sequence[Input]) -> None:
+    known: dict[Setting, tuple[str, int]] = {}
+    for one in inputs:
+        for setting, peak in _peaks(one.profile.raw).items():
+            called, before = known.setdefault(setting, (one.called, peak))
+            if max(peak, before) > SAME_MEMORY * min(peak, before):
+                raise ProfileError(
+                    f"{one.called}: {setting.task} at batch {setting.batch} takes {peak / 2**20:.0f} MiB, and "
+                    f"{before / 2**20:.0f} MiB in {called}, so it is not the same training; measure the same script"
+                )
+
+
+def _peaks(measurements: Iterable[Measurement]) -> dict[Setting, int]:
+    peaks: dict[Setting, int] = {}
+    for done in measurements:
+        (sample, *mates) = done.samples
+        if not mates and sample.peak_bytes:
+            peaks[sample.setting] = max(peaks.get(sample.setting, 0), sample.peak_bytes)
+    return peaks
+
+
+def _batch_norms(inputs: Sequence[Input]) -> dict[str, bool]:
+    norms: dict[str, bool] = {}
+    for one in inputs:
+        for name, task in one.profile.tasks.items():
+            if task.batch_norm is not None and norms.setdefault(name, task.batch_norm) != task.batch_norm:
+                raise ProfileError(
+                    f"{one.called}: tasks.{name}.batch_norm: {task.batch_norm}, unlike before, so it is not the same "
+                    "training; measure the same script"
+                )
+    return norms
+
+
+def _renumbered(inputs: Sequence[Input]) -> Iterator[Measurement]:
+    """Series one after the other; those that a profile keeps apart stay apart."""
+    begin = 0
+    for one in inputs:
+        numbers = {series: begin + i for i, series in enumerate(_by_series(one.profile.raw))}
+        begin += len(numbers)
+        yield from (replace(done, series=numbers[done.series]) for done in one.profile.raw)
+
+
+def _joined(texts: Iterable[str | None]) -> str | None:
+    """What several say, each thing once; a text may be such a list itself."""
+    parts = (part for text in texts if text for part in text.split("; "))
+    return "; ".join(dict.fromkeys(parts)) or None
