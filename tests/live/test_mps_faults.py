@@ -236,6 +236,60 @@ def test_two_failures_that_have_nothing_to_do_with_each_other_are_their_own(play
     play(story, gpus=gpus)
 
 
+def test_a_cancel_between_the_fault_and_the_verdict_stops_nobody_from_hearing(play, monkeypatch):
+    """They fail while the look is under way, so that they are judged at the next one."""
+    monkeypatch.setattr(faults, "LOOK_S", 0.2)
+
+    async def story(world):
+        cancelled, mate, later = await world.run("a", "b", "c")
+        looks = []
+
+        def faults_now():
+            looks.append(1)
+            for job in (cancelled, mate) if len(looks) == 1 else ():
+                world.end(job)
+            return []
+
+        world.machine.faults = faults_now
+        await until(lambda: looks)
+        await world.service.cancel(cancelled)
+        await until(lambda: world.record(mate).attempt == 2)
+        assert world.status(cancelled) == "cancelled"
+        world.clock.time += 60.0
+        world.end(later)
+        await until(lambda: len(looks) > 3)
+        world.clock.time += 60.0
+        assert await world.service.wait(later) == "failed"
+
+    play(story, jobs_per_gpu=3)
+
+
+def test_a_look_that_breaks_off_is_not_the_last(play, monkeypatch):
+    monkeypatch.setattr(faults, "LOOK_S", 0.05)
+
+    async def story(world):
+        (job,) = await world.run("a")
+        whole = world.service._faults._find_together
+        breaks = iter([True, True, False])
+        world.service._faults._find_together = lambda: 1 / 0 if next(breaks, False) else whole()
+        world.end(job)
+        assert await world.service.wait(job) == "failed"
+
+    play(story)
+
+
+def test_a_server_that_fails_and_then_goes_counts_once(play):
+    async def story(world):
+        (job,) = await world.run("a")
+        world.fault(job)
+        await world.look()
+        world.fault(job, reason="the server is gone")
+        await world.look()
+        assert world.service._faults.pardons == {job: 1}
+
+    play(story)
+
+
 def test_a_mate_that_ends_well_clears_the_way_for_the_verdict(play):
     async def story(world):
         job, mate = await world.run("a", "b")

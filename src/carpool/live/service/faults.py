@@ -9,6 +9,7 @@ and again comes back alone on its GPUs, outside MPS, where its next failure is i
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
@@ -49,8 +50,11 @@ class Faults:
     async def watch(self) -> None:
         while self.machine.mps is not None:
             await asyncio.sleep(LOOK_S)
-            await self.look()
-        self._tell([ended for _, ended in self._failed])
+            try:
+                await self.look()
+            except Exception:  # or nobody who fails from now on would ever hear of it
+                log.exception("a look at MPS broke off")
+        self._tell_failed(self._failed)
 
     async def look(self) -> None:
         came = len(self._failed)
@@ -60,10 +64,10 @@ class Faults:
         except Exception:  # whoever failed must hear of it all the same
             log.exception("MPS could not be looked at")
         self._find_together()
-        judged, before = self._failed[:came], self.clock.now() - TOGETHER_S
-        waiting = [(at, ended) for at, ended in judged if at > before and self._may_be_a_mates(_key(ended))]
-        self._failed[:came] = waiting
-        self._tell([ended for at, ended in judged if (at, ended) not in waiting])
+        before = self.clock.now() - TOGETHER_S
+        self._tell_failed(
+            (at, ended) for at, ended in self._failed[:came] if at <= before or not self._may_be_a_mates(_key(ended))
+        )
         if self._held and self.machine.ready:
             self._held = False
             self.driver.wake()
@@ -77,7 +81,7 @@ class Faults:
         if ended.outcome is Outcome.FAILED and self.machine.mps is not None:
             self._failed.append((self.clock.now(), ended))
         else:
-            self._tell([ended])
+            self.driver.gang_ended(self._judged(ended))
 
     def _relaunch(self, fault: ServerFault) -> None:
         """Stop those who still run, as somebody who wants them back in the queue would."""
@@ -100,7 +104,7 @@ class Faults:
             if shared and abs(first - second) < TOGETHER_S:
                 self._fault_at, self._fault_gpus, self._fault_named = self.clock.now(), shared, False
                 self.driver.note(f"MPS: jobs {a[0]} and {b[0]} failed together on one GPU and start again")
-                for key in {a, b} - self._reached:
+                for key in (a, b):
                     self._count(key)
 
     def _may_be_a_mates(self, key: Key) -> bool:
@@ -119,12 +123,15 @@ class Faults:
         return frozenset(record.gpus) if record is not None and known else frozenset()
 
     def _count(self, key: Key) -> None:
-        self._reached.add(key)
-        self.pardons[key[0]] = self.pardons.get(key[0], 0) + 1
+        """A server that fails and then goes reaches a gang twice by one fault."""
+        if key not in self._reached:
+            self._reached.add(key)
+            self.pardons[key[0]] = self.pardons.get(key[0], 0) + 1
 
-    def _tell(self, gangs: list[Ended]) -> None:
-        for ended in gangs:
-            self.driver.gang_ended(self._judged(ended))
+    def _tell_failed(self, due: Iterable[tuple[float, Ended]]) -> None:
+        for failure in list(due):
+            self._failed.remove(failure)
+            self.driver.gang_ended(self._judged(failure[1]))
 
     def _judged(self, ended: Ended) -> Ended:
         key = _key(ended)
@@ -136,9 +143,10 @@ class Faults:
         self._reached.remove(key)
         if ended.outcome is not Outcome.FAILED and ended.outcome is not Outcome.STOPPED:
             return ended
-        why, alone = "a fault under MPS reached it", self.pardons[ended.job] > MOST_PARDONS
+        times = self.pardons.get(ended.job, 0)  # none: its end was written in the meantime, a cancel say
+        why, alone = "a fault under MPS reached it", times > MOST_PARDONS
         if alone:
-            why = f"faults under MPS reached it {self.pardons[ended.job]} times: it comes back alone, outside MPS"
+            why = f"faults under MPS reached it {times} times: it comes back alone, outside MPS"
         reason = f"{ended.reason}; {why}" if ended.reason else why
         return replace(ended, outcome=Outcome.LOST, reason=reason, needs_alone=alone)
 
