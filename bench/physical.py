@@ -16,9 +16,8 @@ import hashlib
 import json
 import math
 import signal
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -62,15 +61,32 @@ def run_all(options: argparse.Namespace) -> list[dict[str, Any]]:
             print(f"{case.name}: left for the next call (about {needs_s:.0f} s)", flush=True)
             continue
         if not warm:
-            asyncio.run(warm_up(jobs, options))
+            play(warm_up(jobs, options))
             warm = True
         model = MeasuredModel(profile, table(case.mechanism, profile))
-        outcome = asyncio.run(run_live(case, jobs, model, PATIENCE * needs_s + 60, options))
+        outcome = play(run_live(case, jobs, model, PATIENCE * needs_s + 60, options))
         keep(folder, case, outcome)
         result = told(case, outcome) | {"machine": machine_name(options)}
         _write(path, result)
         print(f"{case.name}: {json.dumps(result['measured'])}", flush=True)
     return results(folder, jobs, profile, options)
+
+
+def play(work: Coroutine[Any, Any, Any]) -> Any:
+    """Told to stop, it ends what it started first."""
+
+    async def whole() -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await work
+
+    try:
+        return asyncio.run(whole())
+    except asyncio.CancelledError:
+        raise SystemExit(128 + signal.SIGTERM) from None
+    except KeyboardInterrupt:
+        raise SystemExit(128 + signal.SIGINT) from None
 
 
 def machine_name(options: argparse.Namespace) -> str:
@@ -87,15 +103,16 @@ def set_up(folder: Path, options: argparse.Namespace) -> tuple[list[Work], Profi
     asked = {name: getattr(options, name) for name in ASKED}
     if not (folder / WORKLOAD).exists():
         profile = load(options.profile)
+        jobs = workload(profile, options)
         save(profile, folder / PROFILE)
-        _write(folder / WORKLOAD, {"asked": asked, "jobs": [asdict(job) for job in workload(profile, options)]})
-    if json.loads((folder / WORKLOAD).read_text())["asked"] != asked:
+        _write(folder / WORKLOAD, {"asked": asked, "jobs": [asdict(job) for job in jobs]})
+    if _read(folder / WORKLOAD)["asked"] != asked:
         raise SystemExit(f"{folder}: results of another workload are there; give another --out, or the same options")
     return _set_up(folder)
 
 
 def _set_up(folder: Path) -> tuple[list[Work], Profile]:
-    return [Work(**row) for row in json.loads((folder / WORKLOAD).read_text())["jobs"]], load(str(folder / PROFILE))
+    return [Work(**row) for row in _read(folder / WORKLOAD)["jobs"]], load(str(folder / PROFILE))
 
 
 def _write(path: Path, data: Any) -> None:
@@ -107,8 +124,15 @@ def _write(path: Path, data: Any) -> None:
 
 def results(folder: Path, jobs: Sequence[Work], profile: Profile, options: argparse.Namespace) -> list[dict[str, Any]]:
     """All that the folder holds, measured against simulated, in the order of the cases."""
-    done = [json.loads(path.read_text()) for path in folder.glob("*-run*.json")]
+    done = [_read(path) for path in folder.glob("*-run*.json")]
     return compare(sorted(done, key=_order), jobs, profile, options)
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except ValueError:
+        raise SystemExit(f"{path}: is damaged; remove it, and the case is run again") from None
 
 
 def _order(result: Mapping[str, Any]) -> tuple[int, int, str, int]:
@@ -120,9 +144,9 @@ def _order(result: Mapping[str, Any]) -> tuple[int, int, str, int]:
 
 def kept(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     """What was run and lies there; needs no GPU."""
-    if not (folder / WORKLOAD).exists():
+    if not list(folder.glob("*-run*.json")):
         raise SystemExit(f"{folder}: there are no results; run the experiment with this --out first")
-    options.gpus = json.loads((folder / WORKLOAD).read_text())["asked"]["gpus"]
+    options.gpus = _read(folder / WORKLOAD)["asked"]["gpus"]
     return results(folder, *_set_up(folder), options)
 
 
@@ -157,10 +181,18 @@ def read_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _check_places(options: argparse.Namespace) -> None:
+    """Before minutes of simulation."""
+    if options.report:
+        options.report.read_text()
+    if options.rows and not options.rows.absolute().parent.is_dir():
+        raise SystemExit(f"{options.rows.parent}: there is no such folder")
+
+
 def main() -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a run that is told to stop ends its jobs
     options = read_options()
     if options.report or options.rows:
+        _check_places(options)
         rows = kept(Path(options.out), options)
         if options.report:
             replace_table(options.report, page_table(rows))
@@ -177,3 +209,5 @@ if __name__ == "__main__":
         main()
     except InputError as error:
         raise SystemExit(str(error)) from None
+    except OSError as error:
+        raise SystemExit(f"{error.filename}: {error.strerror}") from None

@@ -80,12 +80,17 @@ class Outcome:
 async def warm_up(jobs: Sequence[Work], options: argparse.Namespace) -> None:
     """Start every task once, all at the same time: the first processes on a machine read everything from its disk."""
     tasks = {job.task: replace(job, iterations=5) for job in jobs}
-    processes = [
-        await asyncio.create_subprocess_exec(*_command(job, options), stdout=asyncio.subprocess.DEVNULL)
-        for job in tasks.values()
-    ]
-    for process in processes:
-        await process.wait()
+    processes = []
+    try:
+        for job in tasks.values():
+            command = _command(job, options)
+            processes.append(await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL))
+        for process in processes:
+            await process.wait()
+    finally:
+        for process in processes:
+            if process.returncode is None:
+                process.kill()
 
 
 async def run_live(

@@ -15,7 +15,7 @@ HEADS = ("policy", "mechanism", "jobs per GPU", "runs", "makespan s", "mean JCT 
 
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
-    print(f"\n{'case':28}{'runs':>5}" + "".join(f"{head:>36}" for head in ("makespan s", "mean JCT s", "queue s")))
+    print(f"\n{'case':28}{'runs':>5}" + "".join(f"{head:>42}" for head in ("makespan s", "mean JCT s", "queue s")))
     for row in rows:
         label = f"{row['policy']} {row['mechanism']} C={row['jobs_per_gpu']}"
         cells = []
@@ -26,30 +26,30 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
                 f"{found.predicted:.1f} {_off(found.predicted_off)}",
             )
             cells.append(f"{found.measured:.1f} / {told} / {foreseen}")
-        print(f"{label:28}{len(row['measured']['makespan_s']):>5}" + "".join(f"{cell:>36}" for cell in cells))
+        print(f"{label:28}{len(row['measured']['makespan_s']):>5}" + "".join(f"{cell:>42}" for cell in cells))
     print("\n".join(gains(rows)))
     print("(measured / simulated with the run's own starts / predicted)")
 
 
 def gains(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Sharing against exclusive SJF with the same jobs, on the same machine where both ran on one."""
+    """Sharing against exclusive SJF with the same jobs: measured on the same machine, and simulated with its cores."""
     base = next((row for row in rows if row["policy"] == "sjf"), None)
-    if base is None:
-        return []
-    alone = _jct_by_machine(base)
+    alone = _jct_by_machine(base) if base else {}
     found = []
     for row in rows:
         if row["policy"] not in EXCLUSIVE:
             here = {machine: jct for machine, jct in _jct_by_machine(row).items() if machine in alone}
-            ratios = [alone[machine] / jct for machine, jct in here.items()]
-            where = "on the same machine"
-            if not ratios:
-                ratios = [fmean(base["measured"]["mean_jct_s"]) / fmean(row["measured"]["mean_jct_s"])]
-                where = "on another machine"
+            measured = [alone[machine] / jct for machine, jct in here.items()]
+            both = zip(row["sjf_jct_s"], row["measured"]["mean_jct_s"], strict=True)
             what = f"{row['policy']}, {row['mechanism']}, up to {row['jobs_per_gpu']} jobs per GPU"
-            told = " and ".join(f"{ratio:.2f}" for ratio in sorted(ratios))
-            found.append(f"- {what}: the mean JCT of exclusive SJF, {where}, is {told} times as long")
+            told = f"{_listed(measured)} on the same machine" if measured else "not measured on the same machine"
+            fair = f"{_listed([sjf / jct for sjf, jct in both])} by simulation with the same cores"
+            found.append(f"- {what}: the mean JCT of exclusive SJF, times as long: {told}; {fair}")
     return found
+
+
+def _listed(ratios: Sequence[float]) -> str:
+    return " and ".join(f"{ratio:.2f}" for ratio in sorted(ratios))
 
 
 def _jct_by_machine(row: Mapping[str, Any]) -> dict[str, float]:
@@ -67,7 +67,22 @@ def page_table(rows: Sequence[Mapping[str, Any]]) -> str:
         measured, simulated = (_busy(row, world) for world in ("measured", "simulated"))
         busy = "–" if measured is None else f"{measured:.0%} / **{simulated:.0%}**"
         lines.append(_line([row["policy"], row["mechanism"], str(_crowd(row)), runs, *cells, busy]))
-    return "\n".join([*lines, "", *gains(rows)]) + "\n"
+    return "\n".join([*lines, "", *gains(rows), "", *_runs_table(rows)]) + "\n"
+
+
+def _runs_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Every run by itself: means over runs may hide that they err in opposite directions."""
+    heads = ("case", "run", "machine", "slowness of its cores", "makespan s", "mean JCT s")
+    lines = [_line(heads), _line(["---"] * len(heads))]
+    for row in rows:
+        for run, (machine, slowness) in enumerate(zip(row["machines"], row["slowness"], strict=True)):
+            cells = []
+            for key in FIGURES[:2]:
+                found = compared(row, key, run)
+                cells.append(f"{found.measured:.1f} ({_off(found.off)} / {_off(found.predicted_off)})")
+            case = f"{row['policy']}, {row['mechanism']}, {_crowd(row)}"
+            lines.append(_line([case, str(run + 1), machine, f"{slowness:.2f}", *cells]))
+    return lines
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from math import prod, sqrt
 from statistics import fmean, median, variance
 from typing import Any
 
-from physical_work import Box, BoxCosts, BoxModel, Case, MeasuredModel, Work, policy, table
+from physical_work import RETIRED, Box, BoxCosts, BoxModel, Case, MeasuredModel, Work, policy, table
 
 from carpool import policies
 from carpool.core import events as ev
@@ -193,23 +193,29 @@ def compare(
 ) -> list[dict[str, Any]]:
     """Measured, simulated and predicted, per case, as lists over the runs.
 
-    Simulated: each process takes as long to start as it did in that very run. Predicted: nothing is known of the run.
+    Simulated: each process takes as long to start and to end as it did in that very run. Predicted: nothing is known of
+    the run. `sjf_jct_s` is the mean JCT that exclusive SJF would have had with the starts and the cores of each run.
     """
     runs = Runs(done, jobs, profile)
     known: dict[tuple[str, str, int], list[Mapping[str, Any]]] = {}
     for result in done:
-        known.setdefault(Case(**result["case"]).kind, []).append(result)
+        if result["case"]["policy"] not in RETIRED:
+            known.setdefault(Case(**result["case"]).kind, []).append(result)
+
+    def draws(case: Case, box: Box) -> list[dict[str, float]]:
+        return [simulate(case, jobs, profile, options, box, draw) for draw in range(DRAWS)]
+
     rows = []
     for kind, same in known.items():
-        found: dict[str, list[dict[str, float]]] = {"simulated": [], "predicted": []}
-        for result in same:
-            for world, box in (("simulated", runs.told(result)), ("predicted", runs.foreseen(result))):
-                found[world] += [simulate(Case(*kind), jobs, profile, options, box, draw) for draw in range(DRAWS)]
+        told, foreseen = [runs.told(result) for result in same], [runs.foreseen(result) for result in same]
+        alone = [draws(Case("sjf", TIME_SLICING if kind[1] == MPS else kind[1]), box) for box in told]
         rows.append(
             {"policy": kind[0], "mechanism": kind[1], "jobs_per_gpu": kind[2]}
-            | {"machines": [result["machine"] for result in same]}
+            | {"machines": [result["machine"] for result in same], "slowness": [*map(runs.slowness, same)]}
             | {"measured": _columns([result["measured"] for result in same])}
-            | {world: _columns(figures) for world, figures in found.items()}
+            | {"simulated": _columns([one for box in told for one in draws(Case(*kind), box)])}
+            | {"predicted": _columns([one for box in foreseen for one in draws(Case(*kind), box)])}
+            | {"sjf_jct_s": [fmean(one["mean_jct_s"] for one in each) for each in alone]}
         )
     return rows
 
@@ -218,13 +224,13 @@ def _columns(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
     return {key: [row[key] for row in rows] for key in rows[0]}
 
 
-def compared(row: Mapping[str, Any], key: str) -> Compared:
-    """One figure of a case: means over its runs and draws."""
-    measured, simulated, predicted = (fmean(row[world][key]) for world in ("measured", "simulated", "predicted"))
-    return Compared(measured, simulated, predicted, _spread(row["simulated"][key]))
-
-
-def _spread(draws: Sequence[float]) -> float:
-    """From draw to draw of the same run; runs differ by more."""
-    runs = [draws[first : first + DRAWS] for first in range(0, len(draws), DRAWS)]
-    return sqrt(fmean(variance(run) for run in runs))
+def compared(row: Mapping[str, Any], key: str, run: int | None = None) -> Compared:
+    """One figure of a case: means over its draws, and over its runs where none is named."""
+    runs = len(row["measured"][key])
+    chosen = range(runs) if run is None else [run]
+    measured = fmean(row["measured"][key][one] for one in chosen)
+    simulated, predicted = (
+        [row[world][key][one * DRAWS : (one + 1) * DRAWS] for one in chosen] for world in ("simulated", "predicted")
+    )
+    spread = sqrt(fmean(variance(draws) for draws in simulated))  # of the same run; runs differ by more
+    return Compared(measured, fmean(map(fmean, simulated)), fmean(map(fmean, predicted)), spread)

@@ -1,11 +1,15 @@
 """The physical experiment's script: its workload, both worlds, going on where it stopped; on a logical slot here."""
 
+import contextlib
 import gzip
 import importlib
 import json
 import math
+import os
+import signal
 import subprocess
 import sys
+import time
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +25,7 @@ from carpool.profile.measure.raw import Machine, Measurement, Sample, Setting, W
 from carpool.profile.schema import load, save
 
 SCRIPT = Path(__file__).parents[1] / "bench" / "physical.py"
+KEPT = SCRIPT.parents[1] / "docs" / "experiments" / "h200"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -303,8 +308,10 @@ def test_a_gpu_is_busy_while_somebodys_kernels_run(sim):
 
 def test_what_varies_from_run_to_run_is_no_spread_of_the_draws(sim):
     draws = [10.0, 11.0] * (sim.DRAWS // 2) + [20.0, 21.0] * (sim.DRAWS // 2)
-    row = {world: {"x": draws} for world in ("measured", "simulated", "predicted")}
+    row = {"measured": {"x": [10.0, 21.0]}, "simulated": {"x": draws}, "predicted": {"x": draws}}
     assert sim.compared(row, "x").spread == pytest.approx(stdev(draws[: sim.DRAWS]))
+    assert (sim.compared(row, "x").measured, sim.compared(row, "x").simulated) == (15.5, 15.5)
+    assert [sim.compared(row, "x", run).off for run in (0, 1)] == [pytest.approx(5.0), pytest.approx(-50 / 21)]
 
 
 def test_starts_are_drawn_from_those_that_were_seen_and_always_the_same(work, sim, setting):
@@ -345,6 +352,10 @@ def test_the_paper_reads_the_rows_that_the_script_writes(sim, setting, options, 
         (["--gpus", "1", "--profile", "nosuch"], "nosuch"),
         (["--gpus", "1", "--only", "sfj"], "--only sfj: no such case; give some of sjf,"),
         (["--rows", "rows.csv"], "there are no results"),
+        (["--gpus", "1", "--profile", "t4"], "t4: has no pairs of the examples"),
+        (["--gpus", "1", "--profile", "gavel"], "gavel: has no pairs of the examples"),
+        (["--out", str(KEPT), "--rows", "no/such/folder.csv"], "no/such: there is no such folder"),
+        (["--out", str(KEPT), "--report", "none.md"], "none.md: No such file"),
     ],
 )
 def test_wrong_options_are_refused_in_a_line(arguments, problem, tmp_path):
@@ -355,22 +366,74 @@ def test_wrong_options_are_refused_in_a_line(arguments, problem, tmp_path):
     assert "Traceback" not in told.stderr
 
 
+def test_a_damaged_result_is_named(tmp_path, options):
+    physical = importlib.import_module("physical")
+    for name in ("workload.json", "profile.json"):
+        (tmp_path / name).write_bytes((KEPT / name).read_bytes())
+    with pytest.raises(SystemExit, match="there are no results"):
+        physical.kept(tmp_path, options)
+    (tmp_path / "sjf-time-slicing-2-run1.json").write_text("{")
+    with pytest.raises(SystemExit, match=r"sjf-time-slicing-2-run1.json: is damaged"):
+        physical.kept(tmp_path, options)
+
+
+def test_told_to_stop_it_ends_what_it_started(tmp_path):
+    pytest.importorskip("torch")
+    tiny_profile(tmp_path / "tiny.json")
+    out = tmp_path / "out"
+    length = f"{7000 + os.getpid() / 1000}"  # so that nobody else has jobs of just so many iterations
+    asked = ["--gpus", "1", "--jobs", "2", "--mean", length, "--only", "sjf", "--profile", str(tmp_path / "tiny.json")]
+    env = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[1] / "src"), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen([sys.executable, str(SCRIPT), "--out", str(out), *asked], env=env) as run:
+        try:
+            until(lambda: (out / "workload.json").exists())
+            lengths = [str(job["iterations"]) for job in json.loads((out / "workload.json").read_text())["jobs"]]
+            until(lambda: running(lengths))
+            run.terminate()
+            assert run.wait(30) == 128 + signal.SIGTERM
+        finally:
+            run.kill()
+    assert not running(lengths)
+
+
+def until(found):
+    give_up = time.monotonic() + 60
+    while not found():
+        assert time.monotonic() < give_up
+        time.sleep(0.1)
+
+
+def running(lengths):
+    """Trainings of just so many iterations."""
+    told = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            told.append(path.read_bytes().decode(errors="replace").split("\0"))
+    return [words for words in told if "--iterations" in words and set(lengths) & set(words)]
+
+
 def test_who_gains_how_much_and_who_is_off_by_how_much(work, sim):
     page = importlib.import_module("physical_page")
-    figures = {"policy": "sjf", "mechanism": "time-slicing", "jobs_per_gpu": 2}
-    worlds = {"measured": [90.0, 110.0], "simulated": [100.0, 140.0] * 10, "predicted": [90.0]}
+    figures = {"policy": "sjf", "mechanism": "time-slicing", "jobs_per_gpu": 2, "sjf_jct_s": [100.0]}
+    one = [100.0] * (sim.DRAWS // 2) + [140.0] * (sim.DRAWS // 2)
+    worlds = {"measured": [100.0], "simulated": one, "predicted": [90.0] * sim.DRAWS}
     slow = figures | {world: {"mean_jct_s": values} for world, values in worlds.items()}
-    slow["machines"] = ["here", "there"]
-    quick = slow | {"policy": "sjf-bsbf", "measured": {"mean_jct_s": [25.0]}, "machines": ["elsewhere"]}
-    (told,) = page.gains([slow, quick])
-    assert told.endswith("exclusive SJF, on another machine, is 4.00 times as long")
-    quick["measured"], quick["machines"] = {"mean_jct_s": [25.0, 50.0, 5.0]}, ["there", "here", "elsewhere"]
-    (told,) = page.gains([slow, quick])
-    assert told.endswith("exclusive SJF, on the same machine, is 1.80 and 4.40 times as long")
-    assert page.gains([quick]) == []
+    slow["machines"] = ["here"]
     found = sim.compared(slow, "mean_jct_s")
     assert (found.measured, found.simulated, found.off) == (100.0, 120.0, pytest.approx(20.0))
     assert found.predicted_off == pytest.approx(-10.0)
+    quick = slow | {
+        "policy": "sjf-bsbf",
+        "measured": {"mean_jct_s": [25.0]},
+        "machines": ["there"],
+        "sjf_jct_s": [75.0],
+    }
+    (told,) = page.gains([slow, quick])
+    assert told.endswith("times as long: not measured on the same machine; 3.00 by simulation with the same cores")
+    quick["measured"], quick["machines"] = {"mean_jct_s": [25.0, 50.0]}, ["here", "there"]
+    quick["sjf_jct_s"] = [75.0, 80.0]
+    (told,) = page.gains([slow, quick])
+    assert told.endswith(": 4.00 on the same machine; 1.60 and 3.00 by simulation with the same cores")
 
 
 def test_what_a_case_measured_is_told_from_submission_to_end(work):
