@@ -264,6 +264,23 @@ def test_a_cancel_between_the_fault_and_the_verdict_stops_nobody_from_hearing(pl
     play(story, jobs_per_gpu=3)
 
 
+def test_a_mate_of_one_that_is_cancelled_after_it_failed_is_pardoned_too(play):
+    async def story(world):
+        cancelled, mate = await world.run("a", "b")
+        world.end(cancelled)
+        await world.look()
+        await world.service.cancel(cancelled)
+        await world.settle()
+        assert world.status(cancelled) == "cancelled"
+        world.end(mate)
+        await world.look()
+        await world.look()
+        assert world.record(mate).attempt == 2
+        assert world.service._faults._failed == []
+
+    play(story)
+
+
 def test_a_look_that_breaks_off_is_not_the_last(play, monkeypatch):
     monkeypatch.setattr(faults, "LOOK_S", 0.05)
 

@@ -30,6 +30,20 @@ TOGETHER_S = 3.0
 MOST_PARDONS = 3
 
 
+@dataclass(frozen=True)
+class Failure:
+    """A gang that failed and is to be judged."""
+
+    at: float
+    ended: Ended
+    gpus: frozenset[GpuId]
+    """Where it shared by MPS, if it did."""
+
+    @property
+    def key(self) -> Key:
+        return self.ended.job, self.ended.attempt
+
+
 @dataclass
 class Faults:
     machine: Machine
@@ -38,8 +52,7 @@ class Faults:
     clock: Clock
     pardons: dict[str, int] = field(default_factory=dict)
     """How often a job was started again because of a fault."""
-    _failed: list[tuple[float, Ended]] = field(default_factory=list)
-    """Gangs that failed, and when, until they are judged."""
+    _failed: list[Failure] = field(default_factory=list)
     _reached: set[Key] = field(default_factory=set)
     _fault_at: float = -1e18
     _fault_gpus: frozenset[GpuId] = frozenset()
@@ -65,9 +78,7 @@ class Faults:
             log.exception("MPS could not be looked at")
         self._find_together()
         before = self.clock.now() - TOGETHER_S
-        self._tell_failed(
-            (at, ended) for at, ended in self._failed[:came] if at <= before or not self._may_be_a_mates(_key(ended))
-        )
+        self._tell_failed(one for one in self._failed[:came] if one.at <= before or not self._may_be_a_mates(one))
         if self._held and self.machine.ready:
             self._held = False
             self.driver.wake()
@@ -79,7 +90,8 @@ class Faults:
 
     def gang_ended(self, ended: Ended) -> None:
         if ended.outcome is Outcome.FAILED and self.machine.mps is not None:
-            self._failed.append((self.clock.now(), ended))
+            gpus = self._gpus_under_mps((ended.job, ended.attempt))
+            self._failed.append(Failure(self.clock.now(), ended, gpus))
         else:
             self.driver.gang_ended(self._judged(ended))
 
@@ -98,23 +110,26 @@ class Faults:
 
     def _find_together(self) -> None:
         """Two that fail on the same GPU, neither by a known fault: one took the other along, and both have left."""
-        unexplained = [(at, _key(ended)) for at, ended in self._failed if self._is_unexplained(_key(ended))]
-        for (first, a), (second, b) in combinations(unexplained, 2):
-            shared = self._gpus_under_mps(a) & self._gpus_under_mps(b)
-            if shared and abs(first - second) < TOGETHER_S:
+        for a, b in combinations([one for one in self._failed if self._is_unexplained(one)], 2):
+            shared = a.gpus & b.gpus
+            if shared and abs(a.at - b.at) < TOGETHER_S:
                 self._fault_at, self._fault_gpus, self._fault_named = self.clock.now(), shared, False
-                self.driver.note(f"MPS: jobs {a[0]} and {b[0]} failed together on one GPU and start again")
-                for key in (a, b):
-                    self._count(key)
+                self.driver.note(
+                    f"MPS: jobs {a.ended.job} and {b.ended.job} failed together on one GPU and start again"
+                )
+                self._count(a.key)
+                self._count(b.key)
 
-    def _may_be_a_mates(self, key: Key) -> bool:
+    def _may_be_a_mates(self, failure: Failure) -> bool:
         """Does anybody who shared its GPUs still run, and may yet fail by the same fault?"""
-        gpus, others = self._gpus_under_mps(key), self.executor.present().keys() - {key}
-        return self._is_unexplained(key) and any(gpus & self._gpus_under_mps(other) for other in others)
+        others = self.executor.present().keys() - {failure.key}
+        shared = any(failure.gpus & self._gpus_under_mps(other) for other in others)
+        return shared and self._is_unexplained(failure)
 
-    def _is_unexplained(self, key: Key) -> bool:
+    def _is_unexplained(self, failure: Failure) -> bool:
         """Whoever never came to a server (a wrong path, say) has failed by itself."""
-        return key in self.machine.seen and key not in self._reached and not self._may_be_of_the_fault(key)
+        seen = failure.key in self.machine.seen and failure.key not in self._reached
+        return seen and not self._may_be_of_the_fault(failure.key, failure.gpus)
 
     def _gpus_under_mps(self, key: Key) -> frozenset[GpuId]:
         """None for one that has its GPUs to itself, outside MPS."""
@@ -123,20 +138,20 @@ class Faults:
         return frozenset(record.gpus) if record is not None and known else frozenset()
 
     def _count(self, key: Key) -> None:
-        """A server that fails and then goes reaches a gang twice by one fault."""
+        """Once a fault: a server that fails and then goes has reached a gang twice."""
         if key not in self._reached:
             self._reached.add(key)
             self.pardons[key[0]] = self.pardons.get(key[0], 0) + 1
 
-    def _tell_failed(self, due: Iterable[tuple[float, Ended]]) -> None:
+    def _tell_failed(self, due: Iterable[Failure]) -> None:
         for failure in list(due):
             self._failed.remove(failure)
-            self.driver.gang_ended(self._judged(failure[1]))
+            if self._may_be_of_the_fault(failure.key, failure.gpus):
+                self._count(failure.key)
+            self.driver.gang_ended(self._judged(failure.ended))
 
     def _judged(self, ended: Ended) -> Ended:
-        key = _key(ended)
-        if ended.outcome is Outcome.FAILED and key not in self._reached and self._may_be_of_the_fault(key):
-            self._count(key)
+        key = (ended.job, ended.attempt)
         self.machine.seen.discard(key)
         if key not in self._reached:
             return ended
@@ -150,12 +165,8 @@ class Faults:
         reason = f"{ended.reason}; {why}" if ended.reason else why
         return replace(ended, outcome=Outcome.LOST, reason=reason, needs_alone=alone)
 
-    def _may_be_of_the_fault(self, key: Key) -> bool:
+    def _may_be_of_the_fault(self, key: Key, gpus: frozenset[GpuId]) -> bool:
         """Of a gang that failed before anybody looked whether a server had it, or just after its mates did."""
         if self._fault_named and key in self.machine.seen:
             return False
-        return self.clock.now() - self._fault_at < FAULT_S and bool(self._fault_gpus & self._gpus_under_mps(key))
-
-
-def _key(ended: Ended) -> Key:
-    return ended.job, ended.attempt
+        return self.clock.now() - self._fault_at < FAULT_S and bool(self._fault_gpus & gpus)
