@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from carpool.core.perf import AllReduce, Placement, Task
 from carpool.errors import InputError
-from carpool.profile.fit import fit_task
+from carpool.profile.fit import LOG_ERROR_SCALE, fit_task
 from carpool.profile.measure.conclude import Naming, Noise, conclude, held_out_errors, hold_out, solo_runs
 from carpool.profile.measure.plan import Phase, Scope, Source, plan
 from carpool.profile.measure.predict import fit_kappa
@@ -461,6 +461,21 @@ def test_h200_predicts_times_it_has_not_seen_to_five_percent():
     assert len(together) == 42
     assert median(together) <= 0.047
     assert min(map(median, each)) > 0.055
+
+
+@pytest.mark.parametrize("name", sorted(load("h200").tasks))
+def test_no_constant_of_h200_could_be_moved_to_a_better_fit(name):
+    runs = [run for run in solo_runs(load("h200").raw, "mps") if run.task == name]
+
+    def cost(task):
+        logs = (math.log(task.iteration(run.batch, run.accum, Placement(1, 1)) / run.seconds) for run in runs)
+        return sum(math.sqrt(1 + (log / LOG_ERROR_SCALE) ** 2) - 1 for log in logs)
+
+    core = load("h200").tasks[name].core()
+    for field, least in (("alpha_s", 0.0), ("beta_s", 0.0), ("knee", 1.0)):
+        for factor in (0.9, 0.97, 0.99, 1.01, 1.03, 1.1):
+            moved = replace(core, **{field: max(least, factor * getattr(core, field))})
+            assert cost(moved) > cost(core) * (1 - 1e-3), f"{field} times {factor}"
 
 
 def test_the_pictures_show_the_fit_and_the_matrix(tmp_path):
