@@ -97,8 +97,7 @@ def _solve(runs: Sequence[Run], kinds: Sequence[int], bend: bool) -> "Array":
         return reduce(lambda one, other: other if cost(other) < cost(one) * (1 - gain) else one, found)
 
     plain = best([*straight, *(_descend(residuals, told, start, np.ones(len(NAMES))) for start in starts)], TIE)
-    near = [_with_small_beta(runs, start) for start in starts]
-    scaled = best([_descend(residuals, told, start, start) for start in near], TIE)
+    scaled = best([_descend(residuals, told, start, start) for start in starts], TIE)
     return best([plain, scaled], CLEARLY)
 
 
@@ -179,13 +178,6 @@ def _start(runs: Sequence[Run], delta: float) -> list[float]:
     beta = max((s - alpha) / (run.batch / run.accum) for s, run in zip(per_step, alone, strict=True)) / 2
     typical = median(run.seconds for run in runs)
     return [alpha, beta, 0.2 * typical, 0.02 * typical, 0.5 * typical, 0.01 * typical, delta]
-
-
-def _with_small_beta(runs: Sequence[Run], start: "Array") -> "Array":
-    """No sample costs more than one of the most efficient row, and far less where all batches are launch-bound."""
-    near = start.copy()
-    near[NAMES.index("beta")] = min(near[NAMES.index("beta")], min(run.seconds / run.batch for run in runs))
-    return near
 
 
 def _error(task: TaskProfile, runs: Sequence[Run], kinds: Sequence[int]) -> FitError:
