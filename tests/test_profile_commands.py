@@ -130,10 +130,10 @@ def test_profiles_show():
 
 def series(folder: Path, name: str, pace: float, gpu: str = "X", memory: int = 10**9, task: str = "a", **said) -> Path:
     """A profile of one task alone at two batches and beside its like, on a machine of a given pace."""
-    done = []
+    done, mechanism = [], said.pop("mechanism", "mps")
     for jobs in (((8, 0.1),), ((16, 0.12),), ((8, 0.15), (8, 0.15))):
         samples = tuple(Sample(Setting(task, b), pace * s, 0.01, 50, memory + b, 10**8) for b, s in jobs)
-        done.append(Measurement(Wish("mps", tuple(sample.setting for sample in samples)), samples, 1.0))
+        done.append(Measurement(Wish(mechanism, tuple(sample.setting for sample in samples)), samples, 1.0))
     machine = Machine(gpu, said.pop("room", 10**10), said.pop("driver", "1"), said.pop("date", "2026"), "test")
     save(conclude(machine, done, Naming(name, f"about {name}", **said)), folder / f"{name}.json")
     return folder / f"{name}.json"
@@ -180,6 +180,21 @@ def test_merge_of_different_tasks_says_that_nothing_can_be_compared(tmp_path):
     assert result.exit_code == 0, result.output
     assert "no task is in two of the profiles" in result.stderr
     assert sorted(load(tmp_path / "m.json").tasks) == ["a", "b"]
+
+
+def test_merge_loses_no_task_that_was_measured_under_another_mechanism(tmp_path):
+    one = series(tmp_path, "one", 1.0)
+    two = series(tmp_path, "two", 2.0, task="b", mechanism="time-slicing", batch_norm=("b",))
+    assert call(profiles, "merge", one, two, "--out", tmp_path / "m.json").exit_code == 0
+    found = load(tmp_path / "m.json")
+    assert [task.core().compute(8) for task in found.tasks.values()] == pytest.approx([0.1, 0.2], rel=1e-3)
+    assert found.tasks["b"].batch_norm is True
+    assert found.notes[0] == "Iteration times are those under mps; of b, under time-slicing."
+    three = series(tmp_path, "three", 3.0, task="b", date="2027")
+    assert call(profiles, "merge", tmp_path / "m.json", three, "--out", tmp_path / "n.json").exit_code == 0
+    again = load(tmp_path / "n.json")
+    assert again.tasks["b"].core().compute(8) == pytest.approx(0.3, rel=1e-3), "now it is known under mps, too"
+    assert [note for note in again.notes if "Iteration times" in note] == ["Iteration times are those under mps."]
 
 
 @pytest.mark.parametrize(

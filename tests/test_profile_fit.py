@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 import random
 from pathlib import Path
@@ -125,6 +126,52 @@ def test_one_gpu_rows_count_although_they_are_few():
 def test_one_batch_size_is_refused():
     with pytest.raises(ProfileError, match="task x: rows of one batch size only"):
         fit_task([Run("x", 8, 1, n, 1, 0.1) for n in (1, 2)])
+
+
+# ---- large batches on one GPU ---------------------------------------------------------------------------------------
+
+
+def one_gpu(alpha: float, beta: float, knee: float, largest: int, noise: float = 0.0, seed: int = 7) -> list[Run]:
+    """Rows of a bent curve (of eq. 3 with a knee of 1), from a 128th of the largest batch on."""
+    rng, alone = random.Random(seed), Placement(1, 1)
+    task = Task(alpha, beta, AllReduce(0, 0), AllReduce(0, 0), 1.0, knee=knee)
+    settings = [(largest // part, s) for part in (128, 32, 8, 4, 2, 1) for s in (1, 2)]
+    return [Run("x", b, s, 1, 1, task.iteration(b, s, alone) * (1 + rng.uniform(-noise, noise))) for b, s in settings]
+
+
+def cost(task: Task, runs: list[Run]) -> float:
+    """What the fit minimises, written out once more: squared log errors below 5 %, linear above."""
+    logs = (math.log(task.iteration(run.batch, run.accum, Placement(1, 1)) / run.seconds) for run in runs)
+    return sum(0.05**2 * (math.sqrt(1 + (log / 0.05) ** 2) - 1) for log in logs)
+
+
+@pytest.mark.parametrize("largest", [2**12, 2**18, 2**21])
+@pytest.mark.parametrize("knee", [1.0, 2.0, 4.0])
+def test_a_known_curve_comes_back_however_large_its_batches(largest, knee):
+    fitted = fit_task(one_gpu(0.003, 0.006 / largest, knee, largest), bend=True)
+    assert [fitted.alpha_s, fitted.beta_s, fitted.knee or 1.0] == pytest.approx(
+        [0.003, 0.006 / largest, knee], rel=0.01
+    )
+    assert fitted.error.p90 < 1e-3
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    alpha=st.floats(0.001, 0.1),
+    slope=st.floats(0.1, 10.0),
+    knee=st.sampled_from([1.0, 1.5, 4.0]),
+    largest=st.sampled_from([2**7, 2**14, 2**18, 2**21]),
+    seed=st.integers(0, 99),
+)
+def test_a_bend_never_costs_more_than_the_straight_line_nor_than_the_truth(alpha, slope, knee, largest, seed):
+    """Both are cases of it. Rounded to six digits, hence the margin."""
+    runs = one_gpu(alpha, slope * alpha / largest, knee, largest, 0.05, seed)
+    bent, straight = (cost(fit_task(runs, bend=bend).core(), runs) for bend in (True, False))
+    assert bent <= straight * (1 + 1e-6)
+    truth = Task(alpha, slope * alpha / largest, AllReduce(0, 0), AllReduce(0, 0), 1.0, knee=knee)
+    assert bent <= cost(truth, runs) * (1 + 2e-3)
+    if knee == 1:
+        assert straight <= cost(truth, runs) * (1 + 2e-3)
 
 
 def write_csv(folder: Path, *rows: str) -> Path:

@@ -37,7 +37,7 @@ def merge(
     _check_they_differ(inputs)
     _check_memory(inputs)
     norms = _batch_norms(inputs)
-    told = [note for one in inputs for note in one.profile.notes if note not in OWN_NOTES]
+    told = [note for one in inputs for note in one.profile.notes if not OWN_NOTES.fullmatch(note)]
     naming = Naming(
         name or first.name,
         first.description if description is None else description,

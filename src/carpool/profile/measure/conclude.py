@@ -9,7 +9,8 @@ and so is its interval; times alone, which are what a user can expect of any mac
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, median, variance
 
@@ -42,11 +43,15 @@ class Naming:
 def conclude(machine: Machine, measurements: Sequence[Measurement], naming: Naming) -> Profile:
     if not measurements:
         raise ProfileError("nothing was measured; give more --minutes")
-    mechanism = richest(measurements)
-    runs = solo_runs(measurements, mechanism)
+    usual, elsewhere = richest(measurements), alone_elsewhere(measurements)
+    runs = solo_runs(measurements, usual)
+    for name, mechanism in elsewhere.items():
+        runs += [run for run in solo_runs(measurements, mechanism) if run.task == name]
     tasks = {}
     for name in sorted({run.task for run in runs}):
         own = [run for run in runs if run.task == name]
+        if name in elsewhere and len({run.batch / run.accum for run in own}) < 2:
+            continue  # a task that failed under the usual mechanism must not cost the others their profile
         norm = name in naming.batch_norm if naming.batch_norm else None
         tasks[name] = replace(_task(own, _contexts(measurements, name)), batch_norm=norm)
     noise = Noise(measurements)
@@ -59,7 +64,7 @@ def conclude(machine: Machine, measurements: Sequence[Measurement], naming: Nami
         gpu=Gpu(machine.gpu, machine.memory_bytes, machine.driver, 1),
         mechanisms={m: MECHANISM_NOTES[m] for m in sorted({done.wish.mechanism for done in measurements})},
         noise=noise.told(),
-        notes=(*naming.notes, TIMES_NOTE.format(mechanism), ONE_GPU_NOTE),
+        notes=(*naming.notes, *_times_notes(usual, elsewhere, tasks), ONE_GPU_NOTE),
         tasks=tasks,
         pairs=tuple(pairs),
         groups=tuple(group for done in _sharing(measurements, 3) if (group := _group(done, noise))),
@@ -69,9 +74,14 @@ def conclude(machine: Machine, measurements: Sequence[Measurement], naming: Nami
     )
 
 
-TIMES_NOTE = "Iteration times are those under {}."
 ONE_GPU_NOTE = "All measurements are of one GPU: the communication constants are unknown and stand at 0."
-OWN_NOTES = (*map(TIMES_NOTE.format, MECHANISMS), ONE_GPU_NOTE)
+_UNDER = f"under ({'|'.join(MECHANISMS)})"
+OWN_NOTES = re.compile(
+    rf"Iteration times are those {_UNDER}(; of .+, {_UNDER})*\."
+    r"|No iteration times of .+: alone at one batch size only\."
+    rf"|{re.escape(ONE_GPU_NOTE)}"
+)
+"""What is written here, and not by a person; who concludes anew does not keep it."""
 MECHANISM_NOTES = {
     "mps": "one MPS control daemon, no cap on threads, every process verified as its client",
     "time-slicing": "no MPS daemon: contexts take turns",
@@ -79,11 +89,35 @@ MECHANISM_NOTES = {
 }
 
 
+def _times_notes(usual: str, elsewhere: Mapping[str, str], told: Collection[str]) -> Iterator[str]:
+    apart = ""
+    for mechanism in MECHANISMS:
+        names = [name for name in told if elsewhere.get(name) == mechanism]
+        apart += f"; of {', '.join(names)}, under {mechanism}" if names else ""
+    yield f"Iteration times are those under {usual}{apart}."
+    if untold := [name for name in elsewhere if name not in told]:
+        yield f"No iteration times of {', '.join(untold)}: alone at one batch size only."
+
+
 def richest(measurements: Iterable[Measurement]) -> str:
-    """The mechanism under which most settings ran alone. Times of several are not mixed: they may differ."""
+    """The mechanism under which most settings ran alone. Times of several are not mixed: they may differ.
+
+    Only a task that did not run alone under it takes its times from another.
+    """
     alone = {(done.wish.mechanism, done.samples[0].setting) for done in measurements if len(done.samples) == 1}
     names = sorted(mechanism for mechanism, _ in alone) or ["unknown"]
     return max(dict.fromkeys(names), key=names.count)
+
+
+def alone_elsewhere(measurements: Sequence[Measurement]) -> dict[str, str]:
+    """Tasks that never ran alone under the richest mechanism, and the richest of those under which they did."""
+    usual, alone = richest(measurements), [done for done in measurements if len(done.samples) == 1]
+    found = {}
+    for name in sorted({done.samples[0].setting.task for done in alone}):
+        own = [done for done in alone if done.samples[0].setting.task == name]
+        if all(done.wish.mechanism != usual for done in own):
+            found[name] = richest(own)
+    return found
 
 
 def solo_runs(measurements: Iterable[Measurement], mechanism: str) -> list[Run]:
