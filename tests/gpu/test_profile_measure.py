@@ -303,6 +303,38 @@ def test_a_worker_that_its_ground_does_not_accept_is_not_lent(tmp_path):
         trained.lend([Setting("mine", 8)])
 
 
+def test_no_more_processes_are_kept_than_asked_for(tmp_path):
+    """Whoever was lent longest ago goes first; those that run together are all there, however many."""
+    started = []
+
+    def command(setting):
+        started.append(setting.batch)
+        return (sys.executable, FAKE, "--batch-size", str(setting.batch))
+
+    ground = SimpleNamespace(env=dict, accept=lambda worker_: None)
+    one, two, three = (Setting("mine", batch) for batch in (8, 16, 32))
+    with pool.Pool(tmp_path, command, ground, at_once=2) as kept:
+        assert kept.warm({one: 1, two: 1, three: 1}) == {}
+        assert started == [8, 16]
+        for wish in ([one], [two], [one], [three], [one], [two, three, one]):
+            lent = kept.lend(wish)
+            assert [worker_.batch for worker_ in lent] == [setting.batch for setting in wish]
+            assert len(kept._workers) == max(2, len(wish))
+        assert started == [8, 16, 32, 16]
+        kept.lend([two])
+        assert len(kept._workers) == 2
+
+
+def test_measured_with_few_processes_at_a_time_it_is_the_same():
+    wishes = ("--task", "mine", "--batch", "8,32", "--batch-option", "--batch-size", "--repeats", "0", *training())
+    said = profile("--at-once", "1", *wishes)
+    assert said.code == 0, said.err
+    assert "starting 1 process," in said.err
+    found = load("mine.json")
+    assert len(found.pairs) == 2
+    assert found.tasks["mine"].core().compute(32) == pytest.approx(0.036, rel=0.2)
+
+
 @pytest.mark.parametrize(("held", "context"), [(900, 400), (500, None), (None, None)])
 def test_a_context_is_what_the_driver_says_less_what_the_allocator_holds(monkeypatch, held, context):
     monkeypatch.setattr(session.nvml, "memory_of", lambda uuid, pid: held if (uuid, pid) == ("GPU-1", 7) else -1)

@@ -45,6 +45,7 @@ from carpool.profile.schema import dumps, save
 )
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(0), help="Pairs to measure twice a phase.")
 @click.option("--alone", multiple=True, metavar="NAME:BATCHES", help="More batches of a task to measure alone.")
+@click.option("--at-once", type=click.IntRange(1), help="Processes kept at a time, paused.  [default: all of a batch]")
 @click.option("--gpu", "which", help="Index or UUID of the GPU.  [default: the first]")
 @click.option("--cpu", is_flag=True, help="Measure on the processor, where there is no GPU.")
 @click.option("--minutes", type=click.FloatRange(0), help="Stop after this long; the next call goes on. 0: only fit.")
@@ -80,7 +81,7 @@ def profile(as_json: bool, **told: Any) -> None:
     else:
         gpu = asked.gpu()
         sources = asked.sources(gpu)
-        job = _Job(gpu, sources, asked.scope(gpu.device is not None), asked.windows())
+        job = _Job(gpu, sources, asked.scope(gpu.device is not None), asked.windows(), asked.at_once)
         _check(job)
         name = name or sources[0].task
         state = asked.state or f"{name}.raw.jsonl"
@@ -129,6 +130,7 @@ class Asked:
     groups: int
     repeats: int
     alone: tuple[str, ...]
+    at_once: int | None
     which: str | None
     cpu: bool
     minutes: float | None
@@ -233,6 +235,7 @@ class _Job:
     sources: Sequence[Source]
     scope: Scope
     windows: Windows
+    at_once: int | None
 
 
 def _check(job: _Job) -> None:
@@ -259,7 +262,7 @@ def _measure(job: _Job, raw: RawFile, minutes: float | None, quiet: bool) -> Out
         phases = plan(known, job.scope)
         todo = sum(not raw.has(wish) for phase in phases for wish in phase.wishes)
         with _progress(todo, quiet) as step:
-            return Session(known, raw, job.gpu, folder, job.windows, deadline, step).run(phases)
+            return Session(known, raw, job.gpu, folder, job.windows, deadline, step, job.at_once).run(phases)
 
 
 @contextmanager

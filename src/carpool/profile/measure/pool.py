@@ -1,7 +1,8 @@
 """Training processes kept alive between measurements: started together, paused, and lent to one measurement at a time.
 
 Starting a training takes many seconds and measuring it two, so each process is started once for all its measurements.
-Those that do not fit on the GPU beside the others are started when they are needed, in place of the others.
+Those that do not fit on the GPU beside the others, or are more than should be kept, are started when they are needed,
+in place of the others.
 """
 
 import shutil
@@ -30,11 +31,17 @@ class Ground(Protocol):
 
 class Pool:
     def __init__(
-        self, folder: Path, command: Callable[[Setting], Sequence[str]], ground: Ground, deadline: float = ENDLESS
+        self,
+        folder: Path,
+        command: Callable[[Setting], Sequence[str]],
+        ground: Ground,
+        deadline: float = ENDLESS,
+        at_once: int | None = None,
     ) -> None:
-        """Nobody is waited for beyond the deadline, on the monotonic clock."""
+        """Nobody is waited for beyond the deadline, on the monotonic clock; at most `at_once` are kept (None: all)."""
         self._folder, self._command, self._ground, self._deadline = folder, command, ground, deadline
-        self._workers: dict[Place, Worker] = {}
+        self._at_once = at_once
+        self._workers: dict[Place, Worker] = {}  # who was lent last comes last
         self._started = 0
 
     def __enter__(self) -> "Pool":
@@ -48,18 +55,24 @@ class Pool:
         places = [
             (setting, copy) for copy in range(max(copies.values())) for setting in copies if copy < copies[setting]
         ]
-        return {setting: error for (setting, _), error in self._start(places).items()}
+        return {setting: error for (setting, _), error in self._start(places[: self._at_once]).items()}
 
     def lend(self, settings: Sequence[Setting]) -> list[Worker]:
         """A paused worker for each of these; others make room if they must."""
         plain = [Setting(s.task, s.batch) for s in settings]
         places = [(setting, plain[:i].count(setting)) for i, setting in enumerate(plain)]
-        failed = self._start([place for place in places if place not in self._workers])
+        missing = [place for place in places if place not in self._workers]
+        if self._at_once is not None:
+            idle = [place for place in self._workers if place not in places]
+            self._drop(idle[: max(0, len(idle) + len(places) - max(self._at_once, len(places)))])
+        failed = self._start(missing)
         if failed and all(isinstance(error, ShortOfMemory) for error in failed.values()):
             self._drop([place for place in self._workers if place not in places])
             failed = self._start(list(failed))
         for error in failed.values():
             raise error
+        for place in places:
+            self._workers[place] = self._workers.pop(place)
         return [self._workers[place] for place in places]
 
     def forget(self, settings: Collection[Setting]) -> None:

@@ -77,6 +77,8 @@ class Session:
     deadline: float = ENDLESS
     """On the monotonic clock."""
     on_step: Callable[[str], None] = lambda what: None
+    at_once: int | None = None
+    """Processes to keep at the same time; None: all of a phase."""
     outcome: Outcome = field(default_factory=Outcome)
     _failed: set[Setting] = field(default_factory=set)
     _given_up: int = 0
@@ -98,8 +100,11 @@ class Session:
                 daemon = stack.enter_context(mps.Daemon(self.folder / "mps", [self.gpu.device.uuid]))
                 if self.outcome.memory_limit is None:
                     self.outcome.memory_limit = daemon.check(self.gpu.device.uuid).limited
-            pool = stack.enter_context(Pool(folder, self._command, Ground(self.gpu, daemon), self.deadline))
-            self.on_step(f"starting {sum(phase.copies().values())} processes, {phase.mechanism}")
+            ground = Ground(self.gpu, daemon)
+            pool = stack.enter_context(Pool(folder, self._command, ground, self.deadline, self.at_once))
+            number = sum(phase.copies().values())
+            number = min(number, self.at_once or number)
+            self.on_step(f"starting {number} process{'es' if number > 1 else ''}, {phase.mechanism}")
             cold = pool.warm(phase.copies())
             for wish in phase.wishes:
                 if time.monotonic() >= self.deadline:
