@@ -90,6 +90,7 @@ def test_a_forgotten_daemon_that_does_not_leave_is_one_clear_line(daemon, tmp_pa
     (daemon.directory / "daemon.json").unlink()
     with pytest.raises(mps.MpsError, match="answers there; end it and start again"):
         mps.Daemon(tmp_path / "mps", ["GPU-1", "GPU-2"], control).start()
+    daemon.stop()  # while it is not waited for
 
 
 def test_a_directory_of_somebody_else_is_refused(daemon, monkeypatch):
