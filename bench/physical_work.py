@@ -158,7 +158,7 @@ def workload(profile: Profile, options: argparse.Namespace) -> list[Work]:
 
 
 def cases(options: argparse.Namespace) -> list[Case]:
-    """What matters most first; the whole set once before anything is repeated."""
+    """What matters most first; the whole set once before anything is repeated, then backwards: machines drift."""
     plain = LOGICAL if options.gpus else TIME_SLICING
     shared = [plain] if options.gpus or mps.available() is not None else [MPS, plain]
     kinds = [Case("sjf", plain)]
@@ -166,7 +166,8 @@ def cases(options: argparse.Namespace) -> list[Case]:
     kinds += [Case("fifo", plain), Case(TIRESIAS, plain)]
     kinds += [Case("sjf-ffs", mechanism) for mechanism in shared]
     kinds += [Case(policy, shared[0], crowd) for crowd in options.crowds for policy in ("sjf-bsbf", "carpool")]
-    every = [replace(kind, repeat=repeat) for repeat in range(options.repeats) for kind in kinds]
+    orders = [kinds[::-1] if repeat % 2 else kinds for repeat in range(options.repeats)]
+    every = [replace(kind, repeat=repeat) for repeat, order in enumerate(orders) for kind in order]
     only = set(options.only or ())
     unknown = only - {name for case in every for name in (case.policy, case.name)}
     if unknown:

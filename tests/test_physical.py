@@ -84,6 +84,7 @@ def test_all_cases_come_once_before_any_is_repeated(work, options, monkeypatch):
     cases = list(work.cases(options))
     assert len({case.name for case in cases}) == len(cases) == 2 * 11
     assert [case.repeat for case in cases] == [0] * 11 + [1] * 11
+    assert [case.kind for case in cases[:11]] == [case.kind for case in cases[:10:-1]], "there and back"
     assert {case.kind for case in cases if case.policy == "sjf-bsbf"} >= {
         ("sjf-bsbf", "mps", 2),
         ("sjf-bsbf", "time-slicing", 2),
