@@ -326,19 +326,9 @@ def test_no_more_processes_are_kept_than_asked_for(tmp_path):
 
 
 def test_measured_with_few_processes_at_a_time_it_is_the_same():
-    wishes = (
-        "--task",
-        "mine",
-        "--batch",
-        "8,32",
-        "--batch-option",
-        "--batch-size",
-        "--repeats",
-        "0",
-        "--accumulation",
-        "",
-    )
-    said = profile("--at-once", "1", *wishes, *training())
+    batches = ("--task", "mine", "--batch", "8,32", "--batch-option", "--batch-size")
+    few = ("--at-once", "1", "--repeats", "0", "--accumulation", "")
+    said = profile(*few, *batches, *training())
     assert said.code == 0, said.err
     assert "starting 1 process," in said.err
     found = load("mine.json")
