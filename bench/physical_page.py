@@ -21,11 +21,8 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
         cells = []
         for key in FIGURES:
             found = compared(row, key)
-            told, foreseen = (
-                f"{found.simulated:.1f} {_off(found.off)}",
-                f"{found.predicted:.1f} {_off(found.predicted_off)}",
-            )
-            cells.append(f"{found.measured:.1f} / {told} / {foreseen}")
+            simulated = f"{found.simulated:.1f} {_off(found.off)}"
+            cells.append(f"{found.measured:.1f} / {simulated} / {found.predicted:.1f} {_off(found.predicted_off)}")
         print(f"{label:28}{len(row['measured']['makespan_s']):>5}" + "".join(f"{cell:>42}" for cell in cells))
     print("\n".join(gains(rows)))
     print("(measured / simulated with the run's own starts / predicted)")
@@ -64,7 +61,7 @@ def page_table(rows: Sequence[Mapping[str, Any]]) -> str:
     for row in rows:
         runs = str(len(row["measured"]["makespan_s"]))
         cells = [_cell(row, key) for key in FIGURES]
-        measured, simulated = (_busy(row, world) for world in ("measured", "simulated"))
+        measured, simulated = _busy(row)
         busy = "–" if measured is None else f"{measured:.0%} / **{simulated:.0%}**"
         lines.append(_line([row["policy"], row["mechanism"], str(_crowd(row)), runs, *cells, busy]))
     return "\n".join([*lines, "", *gains(rows), "", *_runs_table(rows)]) + "\n"
@@ -103,9 +100,10 @@ def _crowd(row: Mapping[str, Any]) -> int:
     return 1 if row["policy"] in EXCLUSIVE else int(row["jobs_per_gpu"])
 
 
-def _busy(row: Mapping[str, Any], world: str) -> float | None:
-    known = [share for share in row[world]["gpu_utilisation"] if share is not None]
-    return fmean(known) if known else None
+def _busy(row: Mapping[str, Any]) -> tuple[float | None, float]:
+    """By the driver's counter, if there was one, and simulated."""
+    counted = [share for share in row["measured"]["gpu_utilisation"] if share is not None]
+    return fmean(counted) if counted else None, fmean(map(fmean, row["simulated"]["gpu_utilisation"]))
 
 
 def replace_table(path: Path, table: str) -> None:
@@ -126,6 +124,6 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         for row in rows:
             found = [compared(row, key) for key in FIGURES]
             figures = [f"{getattr(each, part):.2f}" for each in found for part in PARTS]
-            busy = [_busy(row, world) for world in ("measured", "simulated")]
+            busy = _busy(row)
             what = [row["policy"], row["mechanism"], _crowd(row), len(row["measured"]["makespan_s"])]
             writer.writerow([*what, *figures, *("" if share is None else f"{share:.3f}" for share in busy)])

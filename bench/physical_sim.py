@@ -9,7 +9,7 @@ from math import prod, sqrt
 from statistics import fmean, median, variance
 from typing import Any
 
-from physical_work import RETIRED, Box, BoxCosts, BoxModel, Case, MeasuredModel, Work, policy, table
+from physical_work import EXCLUSIVE, RETIRED, Box, BoxCosts, BoxModel, Case, MeasuredModel, Work, policy, table
 
 from carpool import policies
 from carpool.core import events as ev
@@ -18,7 +18,7 @@ from carpool.core.record import JobRecord
 from carpool.profile.measure.plan import MPS, TIME_SLICING
 from carpool.profile.measure.raw import Setting
 from carpool.profile.schema import Profile
-from carpool.report.paper.measured import Compared
+from carpool.report.paper.measured import WORLDS, Compared
 from carpool.sim.engine import Engine
 from carpool.sim.metrics import summarise
 
@@ -109,24 +109,35 @@ class Runs:
     def told(self, result: Mapping[str, Any]) -> Box:
         """The case's own starts, and how slow its cores were, as these show."""
         own_s = {row["name"]: _overhead_s(row) for row in result["jobs"] if row["launch_s"] is not None}
-        return replace(self.foreseen(result), stretch=self._stretch(result, self.slowness(result)), own_s=own_s)
+        return replace(self._box(result, self.slowness(result)), own_s=own_s)
 
     def foreseen(self, result: Mapping[str, Any]) -> Box:
-        """What other cases say: those on the same machine, and of those, of the same mechanism; else those on any."""
-        others = [other for other in self.done if other is not result]
-        here = [other for other in others if other["machine"] == result["machine"]] or others
+        """What other cases say."""
+        here = self._nearest(result)
+        return self._box(result, median(map(self.slowness, here)) if here else 1.0)
+
+    def _box(self, result: Mapping[str, Any], slowness: float) -> Box:
+        here = self._nearest(result)
         alike = [other for other in here if other["case"]["mechanism"] == result["case"]["mechanism"]] or here
         overheads_s: dict[Setting, list[float]] = {}
         for row in _rows(alike):
             overheads_s.setdefault(self._work[row["name"]].setting, []).append(_overhead_s(row))
         exits = [row["exit_s"] for row in _rows(alike)]
-        stops = [took for other in others for took in other["stops_s"]]
+        stops = [took for other in self._others(result) for took in other["stops_s"]]
         return Box(
-            stretch=self._stretch(result, median(map(self.slowness, here)) if here else 1.0),
+            stretch=self._stretch(result, slowness),
             overheads_s=overheads_s,
             exit_s=median(exits) if exits else 0.0,
             stop_s=median(stops) if stops else 0.0,
         )
+
+    def _others(self, result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        return [other for other in self.done if other is not result]
+
+    def _nearest(self, result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """Other cases on the same machine; those on any, where it is the only one."""
+        others = self._others(result)
+        return [other for other in others if other["machine"] == result["machine"]] or others
 
     def slowness(self, result: Mapping[str, Any]) -> float:
         """How slow the cores were: the starts of this case relative to such starts in all cases."""
@@ -140,10 +151,10 @@ class Runs:
         """
         model = MeasuredModel(self.profile, table(TIME_SLICING, self.profile))
         seen: dict[Setting, list[float]] = {}
-        for other in self.done:
-            for row in _rows([other], shared=False) if other is not result else ():
+        for other in self._others(result):
+            relative = slowness / self.slowness(other)
+            for row in _rows([other], shared=False):
                 job = self._work[row["name"]]
-                relative = slowness / self.slowness(other)
                 took_s = (row["ran_s"] - _overhead_s(row)) * relative ** self._launching[job.setting]
                 seen.setdefault(job.setting, []).append(took_s / model.alone_s(job))
         return {setting: median(values) for setting, values in seen.items()}
@@ -191,7 +202,7 @@ def _overhead_s(row: Mapping[str, Any]) -> float:
 def compare(
     done: Sequence[Mapping[str, Any]], jobs: Sequence[Work], profile: Profile, options: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """Measured, simulated and predicted, per case, as lists over the runs.
+    """Measured, simulated and predicted, per case: a value, or a list of draws, for each run.
 
     Simulated: each process takes as long to start and to end as it did in that very run. Predicted: nothing is known of
     the run. `sjf_jct_s` is the mean JCT that exclusive SJF would have had with the starts and the cores of each run.
@@ -207,30 +218,27 @@ def compare(
 
     rows = []
     for kind, same in known.items():
-        told, foreseen = [runs.told(result) for result in same], [runs.foreseen(result) for result in same]
-        alone = [draws(Case("sjf", TIME_SLICING if kind[1] == MPS else kind[1]), box) for box in told]
+        case, told = Case(*kind), [*map(runs.told, same)]
+        alone = Case("sjf", TIME_SLICING if case.mechanism == MPS else case.mechanism)
+        sharing = told if case.policy not in EXCLUSIVE else []
         rows.append(
-            {"policy": kind[0], "mechanism": kind[1], "jobs_per_gpu": kind[2]}
+            {"policy": case.policy, "mechanism": case.mechanism, "jobs_per_gpu": case.jobs_per_gpu}
             | {"machines": [result["machine"] for result in same], "slowness": [*map(runs.slowness, same)]}
             | {"measured": _columns([result["measured"] for result in same])}
-            | {"simulated": _columns([one for box in told for one in draws(Case(*kind), box)])}
-            | {"predicted": _columns([one for box in foreseen for one in draws(Case(*kind), box)])}
-            | {"sjf_jct_s": [fmean(one["mean_jct_s"] for one in each) for each in alone]}
+            | {"simulated": _columns([_columns(draws(case, box)) for box in told])}
+            | {"predicted": _columns([_columns(draws(case, runs.foreseen(result))) for result in same])}
+            | {"sjf_jct_s": [fmean(one["mean_jct_s"] for one in draws(alone, box)) for box in sharing]}
         )
     return rows
 
 
-def _columns(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return {key: [row[key] for row in rows] for key in rows[0]}
 
 
 def compared(row: Mapping[str, Any], key: str, run: int | None = None) -> Compared:
     """One figure of a case: means over its draws, and over its runs where none is named."""
-    runs = len(row["measured"][key])
-    chosen = range(runs) if run is None else [run]
-    measured = fmean(row["measured"][key][one] for one in chosen)
-    simulated, predicted = (
-        [row[world][key][one * DRAWS : (one + 1) * DRAWS] for one in chosen] for world in ("simulated", "predicted")
-    )
-    spread = sqrt(fmean(variance(draws) for draws in simulated))  # of the same run; runs differ by more
-    return Compared(measured, fmean(map(fmean, simulated)), fmean(map(fmean, predicted)), spread)
+    chosen = slice(None) if run is None else slice(run, run + 1)
+    measured, simulated, predicted = (row[world][key][chosen] for world in WORLDS)
+    spread = sqrt(fmean(map(variance, simulated)))  # of the same run; runs differ by more
+    return Compared(fmean(measured), fmean(map(fmean, simulated)), fmean(map(fmean, predicted)), spread)

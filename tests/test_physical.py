@@ -288,9 +288,9 @@ def test_a_run_is_simulated_with_its_own_starts_and_predicted_with_those_of_othe
     slow = case_file(model, jobs, "sjf", "here", 30.0, 1.0, repeat=1)
     rows = {row["policy"]: row for row in sim.compare([*quick, slow], jobs, profile, options)}
     simulated, predicted = (rows["sjf"][world]["makespan_s"] for world in ("simulated", "predicted"))
-    assert min(simulated[sim.DRAWS :]) > max(simulated[: sim.DRAWS]) + 20.0 * len(jobs)
-    assert min(predicted[: sim.DRAWS]) > max(simulated[: sim.DRAWS]), "it is drawn from the slow ones, too"
-    assert max(predicted[sim.DRAWS :]) < min(simulated[sim.DRAWS :])
+    assert min(simulated[1]) > max(simulated[0]) + 20.0 * len(jobs)
+    assert min(predicted[0]) > max(simulated[0]), "it is drawn from the slow ones, too"
+    assert max(predicted[1]) < min(simulated[1])
     found = sim.compared(rows["sjf"], "makespan_s")
     assert found.spread > 0
 
@@ -308,9 +308,9 @@ def test_a_gpu_is_busy_while_somebodys_kernels_run(sim):
 
 
 def test_what_varies_from_run_to_run_is_no_spread_of_the_draws(sim):
-    draws = [10.0, 11.0] * (sim.DRAWS // 2) + [20.0, 21.0] * (sim.DRAWS // 2)
+    draws = [[10.0, 11.0] * 10, [20.0, 21.0] * 10]
     row = {"measured": {"x": [10.0, 21.0]}, "simulated": {"x": draws}, "predicted": {"x": draws}}
-    assert sim.compared(row, "x").spread == pytest.approx(stdev(draws[: sim.DRAWS]))
+    assert sim.compared(row, "x").spread == pytest.approx(stdev(draws[0]))
     assert (sim.compared(row, "x").measured, sim.compared(row, "x").simulated) == (15.5, 15.5)
     assert [sim.compared(row, "x", run).off for run in (0, 1)] == [pytest.approx(5.0), pytest.approx(-50 / 21)]
 
@@ -416,8 +416,7 @@ def running(lengths):
 def test_who_gains_how_much_and_who_is_off_by_how_much(work, sim):
     page = importlib.import_module("physical_page")
     figures = {"policy": "sjf", "mechanism": "time-slicing", "jobs_per_gpu": 2, "sjf_jct_s": [100.0]}
-    one = [100.0] * (sim.DRAWS // 2) + [140.0] * (sim.DRAWS // 2)
-    worlds = {"measured": [100.0], "simulated": one, "predicted": [90.0] * sim.DRAWS}
+    worlds = {"measured": [100.0], "simulated": [[100.0, 140.0]], "predicted": [[90.0, 90.0]]}
     slow = figures | {world: {"mean_jct_s": values} for world, values in worlds.items()}
     slow["machines"] = ["here"]
     found = sim.compared(slow, "mean_jct_s")

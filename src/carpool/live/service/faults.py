@@ -134,8 +134,9 @@ class Faults:
     def _gpus_under_mps(self, key: Key) -> frozenset[GpuId]:
         """None for one that has its GPUs to itself, outside MPS."""
         record = self.driver.scheduler.state.jobs.get(key[0])
-        known = record is not None and record.attempt == key[1] and not record.job.exclusive
-        return frozenset(record.gpus) if record is not None and known else frozenset()
+        if record is None or record.attempt != key[1] or record.job.exclusive:
+            return frozenset()
+        return frozenset(record.gpus)
 
     def _count(self, key: Key) -> None:
         """Once a fault: a server that fails and then goes has reached a gang twice."""
