@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from carpool.core.model import Job
 from carpool.core.perf import FittedModel, Placement
 from carpool.gpu import mps
-from carpool.profile.measure.conclude import Noise
 from carpool.profile.measure.examples import SCRIPTS
+from carpool.profile.measure.noise import Noise
 from carpool.profile.measure.plan import MPS, TIME_SLICING
 from carpool.profile.measure.raw import Setting
 from carpool.profile.schema import Profile

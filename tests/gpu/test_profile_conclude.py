@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from carpool.core.perf import AllReduce, Placement, Task
 from carpool.errors import InputError
 from carpool.profile.fit import LOG_ERROR_SCALE, fit_task
-from carpool.profile.measure.conclude import OWN_NOTES, Naming, Noise, conclude, held_out_errors, hold_out, solo_runs
+from carpool.profile.measure.conclude import OWN_NOTES, Naming, conclude, held_out_errors, hold_out, solo_runs
+from carpool.profile.measure.noise import Noise
 from carpool.profile.measure.plan import Phase, Scope, Source, plan
 from carpool.profile.measure.predict import fit_kappa
 from carpool.profile.measure.raw import Machine, Measurement, Origin, RawFile, Sample, Setting, Wish, read

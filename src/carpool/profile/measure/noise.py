@@ -1,0 +1,92 @@
+"""How well measurements repeat: times alone over their repetitions, and how much those differ.
+
+`conclude.py` takes intervals from it.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from statistics import mean, median, variance
+
+from carpool.profile.measure.raw import Measurement, Setting
+
+NORMAL = 1.96
+PRIOR_WEIGHT = 2
+"""How many repetitions of its own a task needs to weigh as much as all tasks together when its noise is estimated."""
+
+
+class Noise:
+    """How much the same measurement differs from run to run, by series, mechanism and task, in log(seconds).
+
+    Runs are compared within a series only, since ξ is: how much the machines of two series differ cancels out of it.
+    """
+
+    def __init__(self, measurements: Iterable[Measurement]) -> None:
+        self._solo: dict[tuple[str, Setting], dict[int, list[float]]] = {}
+        self._window: dict[tuple[int, str, Setting], float] = {}
+        self._spread: dict[tuple[int, str, str], list[float]] = {}
+        self._between: dict[str, list[float]] = {}
+        same: dict[tuple[str, tuple[Setting, ...]], dict[int, list[Measurement]]] = {}
+        for done in measurements:
+            mechanism, series = done.wish.mechanism, done.series
+            same.setdefault((mechanism, done.wish.settings), {}).setdefault(series, []).append(done)
+            if len(done.samples) == 1:
+                (sample,) = done.samples
+                self._solo.setdefault((mechanism, sample.setting), {}).setdefault(series, []).append(sample.iter_s)
+                self._window[series, mechanism, sample.setting] = sample.error
+        for (mechanism, settings), by_series in same.items():
+            for at, setting in enumerate(settings):
+                logs = {n: [math.log(done.samples[at].iter_s) for done in runs] for n, runs in by_series.items()}
+                for series, runs in logs.items():
+                    if len(runs) > 1:
+                        self._spread.setdefault((series, mechanism, setting.task), []).append(variance(runs))
+                if len(logs) > 1:
+                    self._between.setdefault(mechanism, []).append(variance(map(mean, logs.values())))
+
+    def alone(self, mechanism: str, setting: Setting, series: int | None = None) -> float | None:
+        """Of one series, or the mean of all.
+
+        Every series counts the same, however often it repeated the setting: the time on any machine is asked for, and
+        settings that one of them repeated more often would lean towards it and bend the curve.
+        """
+        times = self._solo.get((mechanism, setting), {})
+        if series is None:
+            return mean(map(mean, times.values())) if times else None
+        return mean(times[series]) if series in times else None
+
+    def sigma(self, mechanism: str, task: str, series: int = 0) -> float:
+        """A task's own spread, drawn towards that of all tasks where it was seldom repeated; 0 if nothing was.
+
+        A series that repeated nothing is taken to be as noisy as the others.
+        """
+        near = {key: values for key, values in self._spread.items() if key[:2] == (series, mechanism)}
+        near = near or {key: values for key, values in self._spread.items() if key[1] == mechanism}
+        everybody = [v for values in near.values() for v in values]
+        if not everybody:
+            return 0.0
+        own = [v for key, values in near.items() if key[2] == task for v in values]
+        return math.sqrt((sum(own) + PRIOR_WEIGHT * mean(everybody)) / (len(own) + PRIOR_WEIGHT))
+
+    def half_width(self, mechanism: str, setting: Setting, error: float, runs: int, series: int = 0) -> float:
+        """Of log ξ: a repetition against the mean of `runs` of a series, each relative to the job alone."""
+        alone_runs = len(self._solo.get((mechanism, setting), {}).get(series, ())) or 1
+        between = NORMAL * self.sigma(mechanism, setting.task, series)
+        within = self._window.get((series, mechanism, setting), 0.0)
+        return math.sqrt(between**2 * (1 + 1 / runs + 1 / alone_runs) + error**2 + within**2)
+
+    def told(self) -> str:
+        parts = []
+        for mechanism in sorted({m for _, m, _ in self._spread}):
+            spread = [v for (_, m, _), values in self._spread.items() if m == mechanism for v in values]
+            parts.append(f"under {mechanism} the same measurement made twice differs by {_differ(spread)} repeated)")
+        text = "; ".join(parts) or "nothing was measured twice: the intervals are those of single windows"
+        if parts:
+            text += ". Intervals are where 95 % of repetitions are expected; ξ below 1 counts as 1"
+        if self._between:
+            apart = "; ".join(f"under {m} by {_differ(self._between[m])} compared)" for m in sorted(self._between))
+            text += f". Between series the same measurement differs {apart}; ξ is relative within each"
+        return f"{text[0].upper()}{text[1:]}."
+
+
+def _differ(variances: Sequence[float]) -> str:
+    every = sorted(math.sqrt(2 * v) for v in variances)
+    return f"{100 * median(every):.1f} % in the median and by up to {100 * every[-1]:.0f} % ({len(every)}"
