@@ -64,7 +64,8 @@ class Pool:
         missing = [place for place in places if place not in self._workers]
         if self._at_once is not None:
             idle = [place for place in self._workers if place not in places]
-            self._drop(idle[: max(0, len(idle) + len(places) - max(self._at_once, len(places)))])
+            room = max(0, self._at_once - len(places))
+            self._drop(idle[: max(0, len(idle) - room)])
         failed = self._start(missing)
         if failed and all(isinstance(error, ShortOfMemory) for error in failed.values()):
             self._drop([place for place in self._workers if place not in places])
