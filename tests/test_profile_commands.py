@@ -12,9 +12,11 @@ from click.testing import CliRunner, Result
 
 from carpool.errors import InputError
 from carpool.profile.commands import fit, profiles
+from carpool.profile.matrix import matrix
 from carpool.profile.measure.conclude import Naming, conclude
 from carpool.profile.measure.raw import Machine, Measurement, Sample, Setting, Wish
 from carpool.profile.schema import load, loads, save
+from carpool.profile.values import Pair, Profile
 from carpool.units import parse_bytes
 
 DATA = os.environ.get("CARPOOL_DATA")
@@ -119,10 +121,31 @@ def test_profiles_show():
     shown = call(profiles, "show", "t4").output
     assert "deepspeech2" in shown
     assert "largest batch alone" in shown
-    assert call(profiles, "show", "h200").output.count("ξ, row slowed by column") == 4
+    assert call(profiles, "show", "h200").output.count("ξ, row slowed by column") == 2
     assert "6.04" in call(profiles, "show", "gavel").output
     assert json.loads(call(profiles, "show", "gavel", "--json").output)["schema"] == 2
     assert isinstance(call(profiles, "show", "t5").exception, InputError)
+
+
+def test_the_matrix_shows_every_measured_pair_and_no_other():
+    def pair(a, batch_a, b, batch_b, xi_a, xi_b):
+        return Pair(a, batch_a, b, batch_b, "mps", xi_a, xi_b)
+
+    found = matrix(
+        Profile(
+            "p",
+            "",
+            pairs=(
+                pair("b", 4, "a", 8, 1.2, 1.5),
+                pair("a", 8, "a", 8, 1.0, 1.5),
+                pair("a", 1024, "b", 4, 0.9, 1.7),
+                Pair("a", 8, "c", 1, "time-slicing", 3.0, 3.0),
+            ),
+        ),
+        "mps",
+    )
+    assert found.labels == ("a 8", "b 4", "a 1,024"), "smallest batches first"
+    assert found.rows == ((1.25, 1.5, None), (1.2, None, 1.7), (None, 1.0, None))
 
 
 # ---- merge ----------------------------------------------------------------------------------------------------------

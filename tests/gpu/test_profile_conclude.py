@@ -53,10 +53,11 @@ def test_alone_comes_first_then_pairs_then_the_rest():
 
 def test_every_mechanism_and_batch_has_its_phase_and_only_mps_has_groups():
     phases = plan(sources(a=(8, 64), b=(4, 32), c=(1, 2)), Scope(groups=2, alone=(Setting("a", 16),)))
-    assert [phase.mechanism for phase in phases] == ["mps", "time-slicing", "mps", "time-slicing", "mps"]
+    mechanisms = ["mps", "time-slicing"]
+    assert [phase.mechanism for phase in phases] == [*mechanisms, *mechanisms, "mps", *mechanisms]
     assert {setting.batch for setting in phases[2].copies()} == {64, 32, 2}
     groups = [[len(w.settings) for w in phase.wishes if len(w.settings) > 2] for phase in phases]
-    assert groups == [[3, 4, 4], [], [3, 4, 4], [], []], "three tasks make one group of three"
+    assert groups == [[3, 4, 4], [], [3, 4, 4], [], [], [], []], "three tasks make one group of three"
     assert phases[4].copies() == {Setting("a", 16): 1}
 
 
@@ -65,6 +66,35 @@ def test_mates_are_not_measured_beside_each_other():
     phase = plan([one, *(replace(mate, mate_only=True) for mate in mates)], Scope(("mps",), ()))[0]
     pairs = {tuple(s.task for s in wish.settings) for wish in phase.wishes if len(wish.settings) == 2}
     assert pairs == {("mine", "mine"), ("mine", "bert"), ("mine", "ncf")}
+
+
+def pairs_of(phases):
+    """A wish that comes in two phases is measured once."""
+    wishes = dict.fromkeys(wish for phase in phases for wish in phase.wishes)
+    return [wish.settings for wish in wishes if len(wish.settings) == 2 and not wish.run]
+
+
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=4))
+def test_every_two_jobs_meet_once_at_all_their_batches(numbers):
+    """A task with fewer batches stays at its last, and is still not measured twice."""
+    many = sources(**{f"t{i}": tuple(2**n for n in range(number)) for i, number in enumerate(numbers)})
+    every = [Setting(one.task, batch) for one in many for batch in one.batches]
+    met = [frozenset(pair) for pair in pairs_of(plan(many, Scope(("mps",), groups=2)))]
+    assert len(met) == len(set(met))
+    assert set(met) == {frozenset((a, b)) for a in every for b in every}
+
+
+def test_pairs_of_different_batches_come_last_with_everybody_alone_before_and_after():
+    scope = Scope(("mps",), repeats=1, alone=(Setting("a", 16),))
+    *_, last = plan(sources(a=(8, 64), b=(4, 32)), scope)
+    sizes = [len(wish.settings) for wish in last.wishes]
+    assert sizes == [1] * 4 + [2] * 4 + [1] * 4 + [2]
+    assert [wish.run for wish in last.wishes] == [2] * 4 + [0] * 4 + [3] * 4 + [1]
+    assert not pairs_of(plan(sources(a=(8, 64), b=(4, 32)), replace(scope, across=False)))[6:]
+    assert not any(len({*pair}) > 1 for pair in pairs_of(plan(sources(a=(8, 64)), replace(scope, across=False))))
+    one, mate = sources(mine=(8, 64), bert=(12, 48))
+    *_, last = plan([one, replace(mate, mate_only=True)], scope)
+    assert {(a.task, b.task) for a, b in pairs_of([last])} == {("mine", "mine"), ("mine", "bert"), ("bert", "mine")}
 
 
 def test_the_plan_is_the_same_every_time():

@@ -46,7 +46,7 @@ def test_times_and_slow_downs_are_what_they_are():
     task = found.tasks["mine"]
     assert task.core().compute(8) == pytest.approx(0.012, rel=0.15)
     assert task.core().compute(32) == pytest.approx(0.036, rel=0.15)
-    assert len(found.pairs) == 2
+    assert [(pair.batch_a, pair.batch_b) for pair in found.pairs] == [(8, 8), (32, 32), (8, 32)]
     for pair in found.pairs:
         assert pair.a == pair.b == "mine"
         assert pair.runs == 2
@@ -327,7 +327,7 @@ def test_no_more_processes_are_kept_than_asked_for(tmp_path):
 
 def test_measured_with_few_processes_at_a_time_it_is_the_same():
     batches = ("--task", "mine", "--batch", "8,32", "--batch-option", "--batch-size")
-    few = ("--at-once", "1", "--repeats", "0", "--accumulation", "")
+    few = ("--at-once", "1", "--repeats", "0", "--accumulation", "", "--no-across")
     said = profile(*few, *batches, *training())
     assert said.code == 0, said.err
     assert "starting 1 process," in said.err

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from carpool.core.perf import UnknownPair
+from carpool.profile.matrix import matrix
 from carpool.profile.schema import Profile, ProfileError, dumps, load, save, shipped
 
 GIB = 2**30
@@ -141,18 +141,13 @@ def _draw(profile: Profile, folder: str) -> list[str]:
     from carpool.profile import draw
     from carpool.report.output import results_in
 
-    sets = [
-        (mechanism, batches)
-        for mechanism in profile.pair_mechanisms()
-        for batches, _ in _batch_sets(profile, mechanism)
-    ]
-    if not (profile.tasks or sets):
+    if not (profile.tasks or profile.pairs):
         raise ProfileError(f"{profile.name}: neither tasks nor pairs, so there is nothing to draw")
     with results_in(folder) as aside:
         if profile.tasks:
             draw.fits(aside / f"{profile.name}_fit.png", profile)
-        if sets:
-            draw.slowdowns(aside / f"{profile.name}_xi.png", profile, sets)
+        if profile.pairs:
+            draw.slowdowns(aside / f"{profile.name}_xi.png", profile)
         names = sorted(path.name for path in aside.iterdir())
     return [f"{folder}/{name}" for name in names]
 
@@ -195,8 +190,7 @@ def show(profile: Profile) -> None:
     if any(task.memory for task in profile.tasks.values()):
         _memory(profile)
     for mechanism in profile.pair_mechanisms():
-        for batches, title in _batch_sets(profile, mechanism):
-            _slowdowns(profile, mechanism, batches, title)
+        _slowdowns(profile, mechanism)
     if profile.groups:
         _groups(profile)
     if profile.kappa:
@@ -268,32 +262,15 @@ def _memory(profile: Profile) -> None:
     _print("Memory", ("task", "static GiB", "MiB a sample", "largest batch alone"), rows)
 
 
-def _batch_sets(profile: Profile, mechanism: str) -> list[tuple[dict[str, int], str]]:
-    """The sets of batches at which all pairs of a mechanism were measured, in the order of the file."""
-    sets: list[dict[str, int]] = []
-    for pair in (p for p in profile.pairs if p.mechanism == mechanism):
-        wanted = {pair.a: pair.batch_a, pair.b: pair.batch_b}
-        if pair.a == pair.b and pair.batch_a != pair.batch_b:
-            continue  # has no cell of its own in a matrix of one batch for each task
-        home = next((s for s in sets if all(s.get(k, v) == v for k, v in wanted.items())), None)
-        if home is None:
-            sets.append(wanted)
-        else:
-            home.update(wanted)
-    return [(s, ", ".join(f"{k} {v}" for k, v in sorted(s.items()) if v) or "any batch") for s in sets]
-
-
-def _slowdowns(profile: Profile, mechanism: str, batches: dict[str, int], title: str) -> None:
-    table, names = profile.interference(mechanism), sorted(batches)
-
-    def cell(row: str, column: str) -> str:
-        try:
-            return f"{table.pair(row, batches[row], column, batches[column]):.2f}"
-        except UnknownPair:
-            return "–"
-
-    rows = [(row, *(cell(row, column) for column in names)) for row in names]
-    _print(f"ξ, row slowed by column, {mechanism} ({title})", ("", *names), rows)
+def _slowdowns(profile: Profile, mechanism: str) -> None:
+    """Columns have the numbers of the rows: their names would not fit."""
+    found = matrix(profile, mechanism)
+    heads = [str(number) for number, _ in enumerate(found.labels, 1)]
+    rows = [
+        (f"{head:>2} {label}", *("–" if xi is None else f"{xi:.2f}" for xi in cells))
+        for head, label, cells in zip(heads, found.labels, found.rows, strict=True)
+    ]
+    _print(f"ξ, row slowed by column, {mechanism}", ("", *heads), rows)
 
 
 def _groups(profile: Profile) -> None:

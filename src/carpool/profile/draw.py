@@ -4,13 +4,14 @@
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from carpool.core.model import sub_batch
-from carpool.core.perf import Placement, UnknownPair
+from carpool.core.perf import Placement
 from carpool.errors import InputError
+from carpool.profile.matrix import Matrix, matrix
 from carpool.profile.values import Profile, TaskProfile
 from carpool.report.plots import BLUE, GREY, ORANGE
 
@@ -80,37 +81,23 @@ def _fit(axes: Any, name: str, task: TaskProfile, points: Sequence[tuple[int, in
     axes.legend(fontsize=7, frameon=False)
 
 
-def slowdowns(path: Path, profile: Profile, sets: Iterable[tuple[str, Mapping[str, int]]]) -> None:
-    """One matrix for each mechanism and set of batches: the row is slowed by the column."""
-    shown = list(sets)
-    columns = min(2, len(shown))
-    rows = math.ceil(len(shown) / columns)
-    figure, grid = _figure(4.6 * columns, 3.9 * rows, rows, columns)
-    cells = list(grid.flat)
-    for axes, (mechanism, batches) in zip(cells, shown, strict=False):
-        _matrix(axes, profile, mechanism, batches)
-    for axes in cells[len(shown) :]:
-        axes.set_visible(False)
+def slowdowns(path: Path, profile: Profile) -> None:
+    """One matrix for each mechanism: the row is slowed by the column."""
+    found = {mechanism: matrix(profile, mechanism) for mechanism in profile.pair_mechanisms()}
+    side = 1.8 + 0.42 * max(len(one.labels) for one in found.values())
+    figure, grid = _figure(side * len(found), side, 1, len(found))
+    for axes, (mechanism, one) in zip(grid.flat, found.items(), strict=True):
+        _matrix(axes, f"ξ under {mechanism}: row slowed by column", one)
     figure.savefig(path)
 
 
-def _matrix(axes: Any, profile: Profile, mechanism: str, batches: Mapping[str, int]) -> None:
-    names = sorted(batches)
-    table = profile.interference(mechanism)
-
-    def xi(row: str, column: str) -> float:
-        try:
-            return table.pair(row, batches[row], column, batches[column])
-        except UnknownPair:
-            return math.nan
-
-    values = [[xi(row, column) for column in names] for row in names]
+def _matrix(axes: Any, title: str, found: Matrix) -> None:
+    values = [[math.nan if xi is None else xi for xi in row] for row in found.rows]
     axes.imshow(values, cmap="YlOrRd", vmin=1.0, vmax=WORST)
     for y, row in enumerate(values):
         for x, value in enumerate(row):
             text = "–" if math.isnan(value) else f"{value:.2f}"
-            axes.text(x, y, text, ha="center", va="center", fontsize=8, color="white" if value > 2.2 else "black")
-    labels = [f"{name} {batches[name]}" if batches[name] else name for name in names]
-    axes.set_xticks(range(len(names)), labels, rotation=40, ha="right", fontsize=8)
-    axes.set_yticks(range(len(names)), labels, fontsize=8)
-    axes.set_title(f"ξ under {mechanism}: row slowed by column", fontsize=9, loc="left")
+            axes.text(x, y, text, ha="center", va="center", fontsize=7, color="white" if value > 2.2 else "black")
+    axes.set_xticks(range(len(found.labels)), found.labels, rotation=40, ha="right", fontsize=8)
+    axes.set_yticks(range(len(found.labels)), found.labels, fontsize=8)
+    axes.set_title(title, fontsize=9, loc="left")

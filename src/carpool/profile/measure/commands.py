@@ -40,6 +40,7 @@ from carpool.profile.schema import dumps, save
     "--mechanism", "mechanisms", multiple=True, type=click.Choice([MPS, TIME_SLICING]), help="[default: both]"
 )
 @click.option("--solo", is_flag=True, help="No pairs.")
+@click.option("--across/--no-across", default=True, help="Pairs of different batches, too.  [default: yes]")
 @click.option(
     "--groups", default=0, show_default=True, type=click.IntRange(0), help="Groups of 3, and of 4, under MPS."
 )
@@ -127,6 +128,7 @@ class Asked:
     accumulation: str
     mechanisms: tuple[str, ...]
     solo: bool
+    across: bool
     groups: int
     repeats: int
     alone: tuple[str, ...]
@@ -212,6 +214,7 @@ class Asked:
             mechanisms=tuple(dict.fromkeys(mechanisms)),
             accumulations=examples.parse_batches(self.accumulation, "--accumulation") if self.accumulation else (),
             pairs=not self.solo,
+            across=self.across,
             groups=self.groups,
             repeats=self.repeats,
             alone=tuple(alone),

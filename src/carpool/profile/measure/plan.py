@@ -2,13 +2,13 @@
 
 A phase is one mechanism and one batch of every task; its processes are started once. Within a phase: every job alone,
 then all pairs, other accumulations, groups of three and four, and at last some of it again, which tells how well
-measurements repeat. `session.py` carries it out.
+measurements repeat. Pairs of different batches come last, in phases of their own. `session.py` carries it out.
 """
 
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations, combinations_with_replacement
+from itertools import combinations, combinations_with_replacement, product
 
 from carpool.profile.measure.raw import Setting, Wish
 
@@ -49,6 +49,8 @@ class Scope:
     mechanisms: tuple[str, ...] = (MPS, TIME_SLICING)
     accumulations: tuple[int, ...] = (2, 4)
     pairs: bool = True
+    across: bool = True
+    """Also pairs of different batches: what a small job suffers beside a large one, no pair of small ones tells."""
     groups: int = 0
     """Groups of three and as many of four, for each phase under MPS."""
     repeats: int = 3
@@ -85,6 +87,8 @@ def plan(sources: Sequence[Source], scope: Scope) -> list[Phase]:
         first = scope.mechanisms[0]
         runs = range(2 if scope.repeats else 1)
         phases.append(Phase(first, tuple(Wish(first, (one,), run) for run in runs for one in scope.alone)))
+    if scope.pairs and scope.across and (pairs := _pairs_across(sources, sets)):
+        phases += [Phase(mechanism, tuple(_across(pairs, mechanism, scope))) for mechanism in scope.mechanisms]
     return phases
 
 
@@ -114,6 +118,30 @@ def _pairs(sources: Sequence[Source], settings: Sequence[Setting]) -> Iterator[t
     for (one, a), (other, b) in combinations_with_replacement(list(zip(sources, settings, strict=True)), 2):
         if not (one.mate_only and other.mate_only):
             yield a, b
+
+
+def _pairs_across(sources: Sequence[Source], sets: int) -> list[tuple[Setting, Setting]]:
+    known = {frozenset(pair) for i in range(sets) for pair in _pairs(sources, [source.at(i) for source in sources])}
+    found: dict[frozenset[Setting], tuple[Setting, Setting]] = {}
+    for i, j in combinations(range(sets), 2):
+        for one, other in product(sources, repeat=2):
+            pair = one.at(i), other.at(j)
+            if frozenset(pair) not in known and not (one.mate_only and other.mate_only):
+                found.setdefault(frozenset(pair), pair)
+    return list(found.values())
+
+
+def _across(pairs: Sequence[tuple[Setting, Setting]], mechanism: str, scope: Scope) -> Iterator[Wish]:
+    """Every job alone once more before and after, for its speed may have changed since."""
+    settings = sorted({setting for pair in pairs for setting in pair}) if scope.repeats else []
+    for setting in settings:
+        yield Wish(mechanism, (setting,), run=2)
+    for pair in pairs:
+        yield Wish(mechanism, pair)
+    for setting in settings:
+        yield Wish(mechanism, (setting,), run=3)
+    for pair in random.Random(SEED).sample(pairs, min(scope.repeats, len(pairs))):
+        yield Wish(mechanism, pair, run=1)
 
 
 def _groups(settings: Sequence[Setting], count: int, drawn: random.Random) -> Iterator[tuple[Setting, ...]]:

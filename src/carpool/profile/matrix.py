@@ -1,0 +1,32 @@
+"""Slow-downs as a square: every job that was measured beside others, at its batch, slowed by every other.
+
+The tables of `commands.py` and the pictures of `draw.py` show it.
+"""
+
+from dataclasses import dataclass
+
+from carpool.profile.values import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    labels: tuple[str, ...]
+    """Every task with its batch; all tasks at their smallest batch first, then at the next."""
+    rows: tuple[tuple[float | None, ...], ...]
+    """ξ of the row's job beside the column's, at least 1; None where nobody measured it."""
+
+
+def matrix(profile: Profile, mechanism: str) -> Matrix:
+    measured = {
+        ((model, cell.samples), (mate, cell.mate_samples)): max(1.0, cell.xi)
+        for (model, mate), cells in profile.interference(mechanism).cells.items()
+        for cell in cells
+    }
+    batches: dict[str, list[int]] = {}
+    for model, batch in sorted({job for pair in measured for job in pair}):
+        batches.setdefault(model, []).append(batch)
+    jobs = sorted(((m, b) for m in batches for b in batches[m]), key=lambda job: (batches[job[0]].index(job[1]), job))
+    return Matrix(
+        tuple(f"{model} {batch:,}" if batch else model for model, batch in jobs),
+        tuple(tuple(measured.get((row, column)) for column in jobs) for row in jobs),
+    )
