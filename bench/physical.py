@@ -125,7 +125,8 @@ def _write(path: Path, data: Any) -> None:
 def results(folder: Path, jobs: Sequence[Work], profile: Profile, options: argparse.Namespace) -> list[dict[str, Any]]:
     """All that the folder holds, measured against simulated, in the order of the cases."""
     done = [_read(path) for path in folder.glob("*-run*.json")]
-    return compare(sorted(done, key=_order), jobs, profile, options)
+    truth = load(options.truth) if options.truth else profile
+    return compare(sorted(done, key=_order), jobs, profile, options, truth)
 
 
 def _read(path: Path) -> Any:
@@ -166,6 +167,7 @@ def read_options() -> argparse.Namespace:
     number, whole = positive(float), positive(int)
     parser.add_argument("--out", default="out/physical", help="results and journals")
     parser.add_argument("--profile", default="h200")
+    parser.add_argument("--truth", help="profile that the simulated world runs by  [default: what the service had]")
     parser.add_argument("--gpus", type=whole, help="so many logical slots instead of the GPU")
     parser.add_argument("--jobs", type=whole, default=30)
     parser.add_argument("--mean", type=number, default=4.0, help="mean length of a job alone, seconds")

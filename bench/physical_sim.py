@@ -55,22 +55,30 @@ class ServiceEngine(Engine):
 
 
 def simulate(
-    case: Case, jobs: Sequence[Work], profile: Profile, options: argparse.Namespace, box: Box, draw: int = 0
+    case: Case,
+    jobs: Sequence[Work],
+    profile: Profile,
+    options: argparse.Namespace,
+    box: Box,
+    draw: int = 0,
+    truth: Profile | None = None,
 ) -> dict[str, float]:
-    known, on = table(case.mechanism, profile), Iterating()
+    """The policy goes by the profile that the service had, the world by what is known by now (None: the same)."""
+    truth = truth or profile
+    on = Iterating()
     memory = profile.gpu.memory_bytes if profile.gpu and profile.gpu.memory_bytes else 2**50
     state = ServiceEngine(
         [work.job for work in jobs],
         [Node("node", tuple(range(options.gpus or 1)), memory)],
         policies.make(policy(case.policy)),
-        belief=MeasuredModel(profile, known),
-        truth=BoxModel(profile, known, box, draw),
+        belief=MeasuredModel(profile, table(case.mechanism, profile)),
+        truth=BoxModel(truth, table(case.mechanism, truth), box, draw),
         jobs_per_gpu=case.jobs_per_gpu,
         costs=box.costs(draw),
         log=on.note,
     ).run()
     found = summarise(state, policy=case.policy, workload="physical")
-    shares = {job.name: _busy(profile, job.setting) for job in jobs}
+    shares = {job.name: _busy(truth, job.setting) for job in jobs}
     busy = on.busy_s(shares) / found.makespan_s / (options.gpus or 1)
     return {key: getattr(found, key) for key in FIGURES} | {"gpu_utilisation": busy}
 
@@ -104,7 +112,7 @@ class Runs:
 
     done: Sequence[Mapping[str, Any]]
     jobs: Sequence[Work]
-    profile: Profile
+    truth: Profile
 
     def told(self, result: Mapping[str, Any]) -> Box:
         """The case's own starts, and how slow its cores were, as these show."""
@@ -147,9 +155,10 @@ class Runs:
     def _stretch(self, result: Mapping[str, Any], slowness: float) -> dict[Setting, float]:
         """Times alone relative to the profile's, from jobs of other cases that had the GPU to themselves.
 
-        As far as the GPU waits for kernels to be launched, an iteration takes as much longer as a start does.
+        These were without MPS, which makes no difference to them: the profile's times under it do not hold better. As
+        far as the GPU waits for kernels to be launched, an iteration takes as much longer as a start does.
         """
-        model = MeasuredModel(self.profile, table(TIME_SLICING, self.profile))
+        model = MeasuredModel(self.truth, table(result["case"]["mechanism"], self.truth))
         seen: dict[Setting, list[float]] = {}
         for other in self._others(result):
             relative = slowness / self.slowness(other)
@@ -166,7 +175,7 @@ class Runs:
     @cached_property
     def _launching(self) -> dict[Setting, float]:
         """The share of an iteration in which the GPU waits for its cores."""
-        return {job.setting: 1.0 - _busy(self.profile, job.setting) for job in self.jobs}
+        return {job.setting: 1.0 - _busy(self.truth, job.setting) for job in self.jobs}
 
     @cached_property
     def _usual_start_s(self) -> dict[Setting, float]:
@@ -200,21 +209,25 @@ def _overhead_s(row: Mapping[str, Any]) -> float:
 
 
 def compare(
-    done: Sequence[Mapping[str, Any]], jobs: Sequence[Work], profile: Profile, options: argparse.Namespace
+    done: Sequence[Mapping[str, Any]],
+    jobs: Sequence[Work],
+    profile: Profile,
+    options: argparse.Namespace,
+    truth: Profile | None = None,
 ) -> list[dict[str, Any]]:
     """Measured, simulated and predicted, per case: a value, or a list of draws, for each run.
 
     Simulated: each process takes as long to start and to end as it did in that very run. Predicted: nothing is known of
     the run. `sjf_jct_s` is the mean JCT that exclusive SJF would have had with the starts and the cores of each run.
     """
-    runs = Runs(done, jobs, profile)
+    runs = Runs(done, jobs, truth or profile)
     known: dict[tuple[str, str, int], list[Mapping[str, Any]]] = {}
     for result in done:
         if result["case"]["policy"] not in RETIRED:
             known.setdefault(Case(**result["case"]).kind, []).append(result)
 
     def draws(case: Case, box: Box) -> list[dict[str, float]]:
-        return [simulate(case, jobs, profile, options, box, draw) for draw in range(DRAWS)]
+        return [simulate(case, jobs, profile, options, box, draw, truth) for draw in range(DRAWS)]
 
     rows = []
     for kind, same in known.items():

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -50,6 +50,7 @@ def sim():
 @pytest.fixture
 def options(tmp_path):
     told = {"out": str(tmp_path / "out"), "profile": "h200", "gpus": None, "jobs": 30, "mean": 8.0, "load": 2.5}
+    told["truth"] = None
     more = {"repeats": 2, "crowds": [3, 4], "only": None, "minutes": None, "seed": 1, "examples": None}
     return Namespace(**told, **more)
 
@@ -260,6 +261,39 @@ def test_a_box_gives_every_kind_its_own_pace_and_launch(work, setting):
     assert [costs.launch(mine), costs.launch(mine)] == [6.0, 31.0], "a job that starts again has no start of its own"
 
 
+def test_a_job_alone_runs_under_mps_as_it_was_seen_to_run_without(work, sim, setting):
+    profile, jobs, model = setting
+    seen, mine = (case_file(model, jobs, policy, "here", 4.0, 1.5) for policy in ("fifo", "sjf-ffs"))
+    mine["case"]["mechanism"] = "mps"
+    stretch = sim.Runs([seen, mine], jobs, profile).told(mine).stretch
+    under_mps = work.MeasuredModel(profile, "mps")
+    for job in jobs:
+        assert stretch[job.setting] * under_mps.alone_s(job) == pytest.approx(1.5 * model.alone_s(job))
+    assert len({round(value, 3) for value in stretch.values()}) > 1, "the profile's times under MPS differ"
+
+
+def test_the_policy_goes_by_what_the_service_believed_and_the_world_by_what_is_known(work, sim, setting):
+    profile, jobs, model = setting
+    short, long = sorted({job.task: job for job in jobs}.values(), key=model.alone_s)[::5]
+    short, long, first = replace(short, submitted=1.0), replace(long, submitted=1.0), replace(jobs[0], submitted=0.0)
+
+    def slow(done):
+        samples = tuple(replace(s, iter_s=1000 * s.iter_s) if s.setting.task == short.task else s for s in done.samples)
+        return replace(done, samples=samples)
+
+    truth = replace(profile, raw=tuple(map(slow, profile.raw)))
+    box, case = work.Box(overheads_s={job.setting: [1.0] for job in jobs}), work.Case("sjf", "time-slicing")
+
+    def mean_jct(*profiles):
+        believed, *more = profiles
+        return sim.simulate(case, [first, short, long], believed, Namespace(gpus=1), box, 0, *more)["mean_jct_s"]
+
+    last, middle, begin = (work.BoxModel(truth, "time-slicing", box, 0).alone_s(job) for job in (long, short, first))
+    ends = (1 + begin, 2 + begin + middle, 3 + begin + middle + last)
+    assert mean_jct(profile, truth) == pytest.approx((sum(ends) - 2) / 3), "the job that was believed short goes first"
+    assert mean_jct(profile) < mean_jct(truth) < mean_jct(profile, truth)
+
+
 def test_a_job_that_is_told_to_stop_in_its_last_moments_ends_instead(work, sim, setting):
     """Of two jobs that reach their threshold, one has done its iterations; what it takes to end lies at its start."""
     profile, jobs, _ = setting
@@ -454,3 +488,49 @@ def test_what_a_case_measured_is_told_from_submission_to_end(work):
     assert (measured["gpu_utilisation"], measured["preemptions"]) == (0.5, 2)
     assert measured["occupied"] == pytest.approx(16 / 22)
     assert result["stops_s"] == [1.5]
+
+
+# ---- progress -------------------------------------------------------------------------------------------------------
+
+
+def test_progress_counts_only_where_it_is_known_who_else_iterated(tmp_path, work, monkeypatch):
+    """Job 1 iterates from 0 to 20 s, alone at 20 a second and at 10 beside job 2 (8 to 14 s); 3 just starts up."""
+    progress = importlib.import_module("physical_progress")
+    jobs = [work.Work(f"{task}-{i}", task, 8, 100, 0.0) for i, task in enumerate(("bert", "ncf", "bert"), 1)]
+    (tmp_path / "workload.json").write_text(json.dumps({"jobs": [asdict(job) for job in jobs]}))
+    lives = ((-5.0, 5.0, 20.0), (3.0, 5.0, 14.0), (9.0, 30.0, 50.0))
+    rows = [
+        {"started": begin, "launch_s": launch, "finished": end + 1.0, "exit_s": 1.0, "preemptions": 0}
+        for begin, launch, end in lives
+    ]
+    (tmp_path / "a-run1.json").write_text(json.dumps({"case": {"policy": "sjf", "mechanism": "mps"}, "jobs": rows}))
+
+    def iteration(at):
+        return round(20 * min(at, 8.0) + 10 * max(0.0, min(at, 14.0) - 8.0) + 20 * max(0.0, at - 14.0))
+
+    told = [{"job": "1", "at": at / 2, "iteration": iteration(at / 2)} for at in range(1, 40)]
+    told += [{"job": "2", "at": at / 2, "iteration": 3 * at} for at in range(17, 28)]
+    lines = "".join(json.dumps(row) + "\n" for row in told)
+    (tmp_path / "a-run1.progress.gz").write_bytes(gzip.compress(lines.encode()))
+    bert, ncf = (jobs[i].setting for i in (0, 1))
+    found = progress.paces(progress.stretches(tmp_path))
+    assert found == {
+        (bert, None): (pytest.approx(12.0), pytest.approx(0.05)),
+        (bert, ncf): (pytest.approx(5.0), pytest.approx(0.1)),
+        (ncf, bert): (pytest.approx(5.0), pytest.approx(1 / 6)),
+    }
+    rows[1]["preemptions"] = 1
+    (tmp_path / "a-run1.json").write_text(json.dumps({"case": {"policy": "sjf", "mechanism": "mps"}, "jobs": rows}))
+    left = progress.paces(progress.stretches(tmp_path))
+    assert left == {(bert, None): (pytest.approx(7.0), pytest.approx(0.05))}, "who met a preempted job is left out"
+
+
+def test_progress_of_the_experiment_agrees_with_what_was_measured(work, monkeypatch, capsys):
+    """Where the profile has measured a pair at these batches, the jobs of the experiment ran as it says."""
+    progress = importlib.import_module("physical_progress")
+    monkeypatch.setattr(sys, "argv", ["physical_progress.py", str(SCRIPT.parents[1] / "docs/experiments/h200")])
+    progress.main()
+    said = capsys.readouterr().out
+    errors = [float(line.split()[-1]) for line in said.splitlines() if "measured at these batches" in line]
+    assert len(errors) == 2
+    assert max(errors) < 0.07

@@ -16,12 +16,21 @@ class Matrix:
     """ξ of the row's job beside the column's, at least 1; None where nobody measured it."""
 
 
-def matrix(profile: Profile, mechanism: str) -> Matrix:
-    measured = {
+Job = tuple[str, int]
+"""A task at a batch (0: any)."""
+
+
+def cells(profile: Profile, mechanism: str) -> dict[tuple[Job, Job], float]:
+    """ξ of the first beside the second, at least 1, for all that were measured together."""
+    return {
         ((model, cell.samples), (mate, cell.mate_samples)): max(1.0, cell.xi)
-        for (model, mate), cells in profile.interference(mechanism).cells.items()
-        for cell in cells
+        for (model, mate), known in profile.interference(mechanism).cells.items()
+        for cell in known
     }
+
+
+def matrix(profile: Profile, mechanism: str) -> Matrix:
+    measured = cells(profile, mechanism)
     batches: dict[str, list[int]] = {}
     for model, batch in sorted({job for pair in measured for job in pair}):
         batches.setdefault(model, []).append(batch)

@@ -1,0 +1,160 @@
+"""What the jobs' own progress in the physical experiment says of the profile: their speed alone, and beside one other.
+
+    python bench/physical_progress.py docs/experiments/h200                   (needs no GPU)
+    python bench/physical_progress.py docs/experiments/h200 --profile h200    (instead of the one that was believed)
+
+Only stretches count in which nobody else iterated, or the same other job all the while; more may have been starting up.
+"""
+
+import argparse
+import gzip
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from physical import PROFILE, WORKLOAD
+from physical_work import Case, Work
+
+from carpool.profile.matrix import cells
+from carpool.profile.measure.raw import Setting
+from carpool.profile.schema import Profile, load
+
+MARGIN_S = 0.2
+"""When a job began and ended is known to 0.1 s, and an iteration may take as long."""
+LEAST_S = 1.0
+"""Two jobs that were together for less say nothing."""
+Span = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A job between two of its reports."""
+
+    mechanism: str
+    job: Setting
+    mate: Setting | None
+    seconds: float
+    iterations: int
+
+
+def stretches(folder: Path) -> list[Stretch]:
+    jobs = [Work(**row) for row in json.loads((folder / WORKLOAD).read_text())["jobs"]]
+    found: list[Stretch] = []
+    for path in sorted(folder.glob("*.progress.gz")):
+        result = json.loads((folder / path.name.replace(".progress.gz", ".json")).read_text())
+        reports: dict[int, list[tuple[float, int]]] = {}
+        for line in gzip.decompress(path.read_bytes()).decode().splitlines():
+            told = json.loads(line)
+            reports.setdefault(int(told["job"]) - 1, []).append((told["at"], told["iteration"]))
+        found += _of_one_run(Case(**result["case"]).mechanism, result["jobs"], reports, [job.setting for job in jobs])
+    return found
+
+
+def _of_one_run(
+    mechanism: str,
+    rows: Sequence[Mapping[str, Any]],
+    reports: Mapping[int, Sequence[tuple[float, int]]],
+    settings: Sequence[Setting],
+) -> Iterator[Stretch]:
+    """Preempted jobs iterated at times that are not known so exactly: they are left out, and so is who met them."""
+    spans = [_span(row) for row in rows]
+    for number, told in reports.items():
+        if rows[number]["preemptions"]:
+            continue
+        for (since, before), (until, after) in pairwise(told):
+            others = [i for i, span in enumerate(spans) if i != number and _meets(span, since, until)]
+            whole = [i for i in others if _covers(spans[i], since, until) and not rows[i]["preemptions"]]
+            if after > before > 1 and len(others) < 2 and others == whole:
+                mate = settings[others[0]] if others else None
+                yield Stretch(mechanism, settings[number], mate, until - since, after - before)
+
+
+def _span(row: Mapping[str, Any]) -> Span:
+    """From its first iteration to its last; of a preempted job, its whole life."""
+    return row["started"] + (0.0 if row["preemptions"] else row["launch_s"]), row["finished"] - row["exit_s"]
+
+
+def _meets(span: Span, since: float, until: float) -> bool:
+    return span[0] - MARGIN_S < until and span[1] + MARGIN_S > since
+
+
+def _covers(span: Span, since: float, until: float) -> bool:
+    return span[0] + MARGIN_S < since and span[1] - MARGIN_S > until
+
+
+def paces(some: Iterable[Stretch]) -> dict[tuple[Setting, Setting | None], tuple[float, float]]:
+    """Seconds seen, and seconds an iteration, by job and mate."""
+    seen: dict[tuple[Setting, Setting | None], tuple[float, int]] = {}
+    for one in some:
+        seconds, iterations = seen.get((one.job, one.mate), (0.0, 0))
+        seen[one.job, one.mate] = seconds + one.seconds, iterations + one.iterations
+    return {who: (seconds, seconds / iterations) for who, (seconds, iterations) in seen.items()}
+
+
+def show_alone(seen: Sequence[Stretch]) -> None:
+    alone = [one for one in seen if one.mate is None]
+    by = {m: paces(one for one in alone if one.mechanism == m) for m in sorted({one.mechanism for one in alone})}
+    print("alone, ms an iteration (seconds seen)")
+    print(f"{'':20}" + "".join(f"{mechanism:>20}" for mechanism in by))
+    for who in sorted({who for known in by.values() for who in known}, key=lambda who: who[0]):
+        cells = [f"{1000 * known[who][1]:.1f} ({known[who][0]:.0f})" if who in known else "–" for known in by.values()]
+        print(f"{who[0].task + ' ' + str(who[0].batch):20}" + "".join(f"{cell:>20}" for cell in cells))
+    print(f"{'seconds in all':20}" + "".join(f"{sum(s for s, _ in known.values()):>20.0f}" for known in by.values()))
+    if len(by) == 2:
+        (first, one), (second, other) = by.items()
+        both = [(math.log(one[who][1] / other[who][1]), min(one[who][0], other[who][0])) for who in one.keys() & other]
+        mean, rms = _bias_and_rms(both)
+        print(f"{first} against {second}: {100 * math.expm1(mean):+.1f} % in the mean, {100 * rms:.1f} % rms\n")
+
+
+def show_pairs(seen: Sequence[Stretch], profile: Profile) -> None:
+    """ξ as it was, against what the profile makes the simulator believe."""
+    alone = {job: pace for (job, _), (_, pace) in paces(one for one in seen if one.mate is None).items()}
+    print("beside one other, ξ seen against the profile's (seconds; mean and rms of log)")
+    for mechanism in sorted({one.mechanism for one in seen if one.mate} & {*profile.pair_mechanisms()}):
+        table, measured = profile.interference(mechanism), cells(profile, mechanism)
+        kinds: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+        odd = []
+        together = paces(one for one in seen if one.mate and one.mechanism == mechanism)
+        for (job, mate), (seconds, pace) in together.items():
+            assert mate is not None
+            if seconds >= LEAST_S and job in alone:
+                xi, believed = pace / alone[job], table.pair(job.task, job.batch, mate.task, mate.batch)
+                known = ((job.task, job.batch), (mate.task, mate.batch)) in measured
+                kinds[known].append((math.log(xi / believed), seconds))
+                odd.append((abs(math.log(xi / believed)) * seconds, job, mate, xi, believed, known))
+        for known, errors in kinds.items():
+            if errors:
+                mean, rms = _bias_and_rms(errors)
+                label = "measured at these batches" if known else "the nearest batches' instead"
+                total = sum(seconds for _, seconds in errors)
+                print(f"  {mechanism:14}{label:32}{total:5.0f} s{mean:+8.3f}{rms:8.3f}")
+        for _, job, mate, xi, believed, known in sorted(odd, reverse=True)[:4]:
+            what = f"{job.task} {job.batch} beside {mate.task} {mate.batch}"
+            print(f"      {what:44}{xi:5.2f} seen, {believed:.2f} believed{'' if known else ', not measured'}")
+
+
+def _bias_and_rms(weighted: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    total = sum(weight for _, weight in weighted)
+    mean = sum(error * weight for error, weight in weighted) / total
+    return mean, math.sqrt(sum(error**2 * weight for error, weight in weighted) / total)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="results of bench/physical.py")
+    parser.add_argument("--profile", help="a profile to judge  [default: the one that the service believed]")
+    options = parser.parse_args()
+    seen = stretches(options.folder)
+    if not seen:
+        raise SystemExit(f"{options.folder}: holds no jobs' progress; run bench/physical.py with this --out first")
+    show_alone(seen)
+    show_pairs(seen, load(options.profile or str(options.folder / PROFILE)))
+
+
+if __name__ == "__main__":
+    main()
