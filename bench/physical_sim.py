@@ -133,7 +133,7 @@ class Runs:
         exits = [row["exit_s"] for row in _rows(alike)]
         stops = [took for other in self._others(result) for took in other["stops_s"]]
         return Box(
-            stretch=self._stretch(result, slowness),
+            alone_s=self._alone_s(result, slowness),
             overheads_s=overheads_s,
             exit_s=median(exits) if exits else 0.0,
             stop_s=median(stops) if stops else 0.0,
@@ -152,20 +152,18 @@ class Runs:
         starts = [start / self._usual_start_s[setting] for setting, start in self._starts(result)]
         return median(starts) if starts else 1.0
 
-    def _stretch(self, result: Mapping[str, Any], slowness: float) -> dict[Setting, float]:
-        """Times alone relative to the profile's, from jobs of other cases that had the GPU to themselves.
+    def _alone_s(self, result: Mapping[str, Any], slowness: float) -> dict[Setting, float]:
+        """An iteration alone, from jobs of other cases that had the GPU to themselves.
 
-        These were without MPS, which makes no difference to them: the profile's times under it do not hold better. As
-        far as the GPU waits for kernels to be launched, an iteration takes as much longer as a start does.
+        As far as the GPU waits for kernels to be launched, it takes as much longer as a start does.
         """
-        model = MeasuredModel(self.truth, table(result["case"]["mechanism"], self.truth))
         seen: dict[Setting, list[float]] = {}
         for other in self._others(result):
             relative = slowness / self.slowness(other)
             for row in _rows([other], shared=False):
                 job = self._work[row["name"]]
                 took_s = (row["ran_s"] - _overhead_s(row)) * relative ** self._launching[job.setting]
-                seen.setdefault(job.setting, []).append(took_s / model.alone_s(job))
+                seen.setdefault(job.setting, []).append(took_s / job.iterations)
         return {setting: median(values) for setting, values in seen.items()}
 
     @cached_property

@@ -68,8 +68,8 @@ class Work:
 class Box:
     """The machine's share in a run, which no profile tells: how fast its cores start processes and launch kernels."""
 
-    stretch: Mapping[Setting, float] = field(default_factory=dict)
-    """An iteration of each job alone, relative to the profile's. Cores that launch kernels too slowly set the pace."""
+    alone_s: Mapping[Setting, float] = field(default_factory=dict)
+    """An iteration of each job alone, where that is known better than from the profile: under MPS as without it."""
     overheads_s: Mapping[Setting, Sequence[float]] = field(default_factory=dict)
     """What processes took beyond their iterations: to start, to warm up and to end."""
     own_s: Mapping[str, float] = field(default_factory=dict)
@@ -120,12 +120,12 @@ class BoxModel(MeasuredModel):
 
     def __init__(self, profile: Profile, mechanism: str, box: Box, draw: int) -> None:
         super().__init__(profile, mechanism)
-        self._stretch, self._draw = box.stretch, draw
+        self._alone_s, self._draw = box.alone_s, draw
 
     def iteration_time(self, job: Job, accum: int, placement: Placement) -> float:
         luck = random.Random(f"{self._draw} {job.id}").gauss(0.0, self._noise.sigma(self._mechanism, job.model))
-        stretch = self._stretch.get(Setting(job.model, job.batch), 1.0)
-        return super().iteration_time(job, accum, placement) * stretch * math.exp(luck)
+        usual, whole = super().iteration_time(job, accum, placement), super().iteration_time(job, 1, placement)
+        return usual / whole * self._alone_s.get(Setting(job.model, job.batch), whole) * math.exp(luck)
 
 
 def settings(profile: Profile) -> list[Setting]:
