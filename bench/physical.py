@@ -125,7 +125,7 @@ def _write(path: Path, data: Any) -> None:
 def results(folder: Path, jobs: Sequence[Work], profile: Profile, options: argparse.Namespace) -> list[dict[str, Any]]:
     """All that the folder holds, measured against simulated, in the order of the cases."""
     done = [_read(path) for path in folder.glob("*-run*.json")]
-    truth = load(options.truth) if options.truth else profile
+    truth = load(options.truth) if options.truth else None
     return compare(sorted(done, key=_order), jobs, profile, options, truth)
 
 

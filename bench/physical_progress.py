@@ -19,6 +19,7 @@ from typing import Any
 from physical import PROFILE, WORKLOAD
 from physical_work import Case, Work
 
+from carpool.errors import InputError
 from carpool.profile.matrix import cells
 from carpool.profile.measure.raw import Setting
 from carpool.profile.schema import Profile, load
@@ -101,8 +102,8 @@ def show_alone(seen: Sequence[Stretch]) -> None:
     print("alone, ms an iteration (seconds seen)")
     print(f"{'':20}" + "".join(f"{mechanism:>20}" for mechanism in by))
     for who in sorted({who for known in by.values() for who in known}, key=lambda who: who[0]):
-        cells = [f"{1000 * known[who][1]:.1f} ({known[who][0]:.0f})" if who in known else "–" for known in by.values()]
-        print(f"{who[0].task + ' ' + str(who[0].batch):20}" + "".join(f"{cell:>20}" for cell in cells))
+        told = [f"{1000 * known[who][1]:.1f} ({known[who][0]:.0f})" if who in known else "–" for known in by.values()]
+        print(f"{who[0].task + ' ' + str(who[0].batch):20}" + "".join(f"{text:>20}" for text in told))
     print(f"{'seconds in all':20}" + "".join(f"{sum(s for s, _ in known.values()):>20.0f}" for known in by.values()))
     if len(by) == 2:
         (first, one), (second, other) = by.items()
@@ -157,4 +158,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except InputError as error:
+        raise SystemExit(str(error)) from None
+    except OSError as error:
+        raise SystemExit(f"{error.filename}: {error.strerror}") from None
