@@ -372,6 +372,16 @@ def test_a_task_that_ran_alone_elsewhere_at_one_batch_size_is_left_out_by_name(s
     assert "No iteration times of c, d: alone at one batch size only." in found.notes
 
 
+def test_of_one_batch_accumulations_tell_the_memory_and_the_profile_is_not_lost(session):
+    split = [measured("mps", ("c", 64, accum, 0.1 + 0.02 * accum)) for accum in (1, 2, 4)]
+    found = conclude(MACHINE, [*session, *split], Naming("p"))
+    memory = found.tasks["c"].memory
+    assert memory.static_bytes == pytest.approx(10**9 + 7 * 10**8, rel=1e-3)
+    assert memory.bytes_per_sample == pytest.approx(10**7, rel=1e-3)
+    assert "one batch only, so rows with accumulation stand for smaller ones" in memory.source
+    assert "one batch only" not in found.tasks["a"].memory.source
+
+
 def test_the_notes_of_a_conclusion_are_told_from_those_of_a_person(session):
     more = [measured("unknown", (name, b, 1, 0.1 + b)) for name, sizes in (("c", (8, 16)), ("d", (8,))) for b in sizes]
     for done in (session, [*session, *more]):

@@ -182,8 +182,11 @@ def _memory(runs: Sequence[Run], contexts: Sequence[int]) -> Memory | None:
     if len({sub_batch(run.batch, run.accum) for run in told}) < 2:
         return None
     context = round(median(contexts)) if contexts else GUESSED_CONTEXT
-    memory = memory_line(told, 1.0, context)
     origin = "measured as the driver's figure less the allocator's" if contexts else "not told by the driver, a guess"
+    if len({run.batch for run in told if run.accum == 1}) < 2:
+        told = [replace(run, batch=sub_batch(run.batch, run.accum), accum=1) for run in told]
+        origin += "; one batch only, so rows with accumulation stand for smaller ones"
+    memory = memory_line(told, 1.0, context)
     return replace(memory, source=f"{memory.source}; the context was {origin}")
 
 
