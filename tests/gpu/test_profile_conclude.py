@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from carpool.core.perf import AllReduce, Placement, Task
 from carpool.errors import InputError
+from carpool.profile import draw
 from carpool.profile.fit import LOG_ERROR_SCALE, fit_task
 from carpool.profile.measure.conclude import OWN_NOTES, Naming, conclude, held_out_errors, hold_out, solo_runs
 from carpool.profile.measure.noise import Noise
@@ -566,3 +567,20 @@ def test_the_pictures_show_the_fit_and_the_matrix(tmp_path):
         assert name in said.out
     assert call("profiles", "show", "gavel", "--plots", tmp_path / "g").code == 0
     assert [path.name for path in Path(tmp_path / "g").iterdir()] == ["gavel_xi.png"]
+
+
+@pytest.mark.parametrize("batches", [(8,), (8, 128)])
+def test_a_small_matrix_keeps_its_title(session, tmp_path, monkeypatch, batches):
+    text = pytest.importorskip("matplotlib.text")
+    profile = conclude(MACHINE, session, Naming("p"))
+    one = replace(profile, pairs=tuple(p for p in profile.pairs if p.a == p.b == "a" and p.batch_a in batches))
+    drawn, make = [], draw._figure
+    monkeypatch.setattr(draw, "_figure", lambda *size: drawn.append(make(*size)) or drawn[-1])
+    draw.slowdowns(tmp_path / "p.png", one)
+    ((figure, _),) = drawn
+    (first, second) = (
+        title.get_window_extent() for title in figure.findobj(text.Text) if title.get_text().startswith("ξ under")
+    )
+    assert first.x1 < second.x0
+    assert second.x1 < figure.bbox.x1
+    assert second.y1 < figure.bbox.y1

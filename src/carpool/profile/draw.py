@@ -19,6 +19,8 @@ ONE_GPU = Placement(1, 1)
 COLUMNS = 3
 WORST = 3.0
 """Slow-downs from here on have the same, darkest colour."""
+TITLE = 4.2
+"""So many inches has a matrix of few jobs, too, or its title would be cut off."""
 
 
 def _figure(width: float, height: float, rows: int, columns: int) -> tuple[Any, Any]:
@@ -84,8 +86,8 @@ def _fit(axes: Any, name: str, task: TaskProfile, points: Sequence[tuple[int, in
 def slowdowns(path: Path, profile: Profile) -> None:
     """One matrix for each mechanism: the row is slowed by the column."""
     found = {mechanism: matrix(profile, mechanism) for mechanism in profile.pair_mechanisms()}
-    side = 1.8 + 0.42 * max(len(one.labels) for one in found.values())
-    figure, grid = _figure(side * len(found), side, 1, len(found))
+    side = max(TITLE, 1.8 + 0.42 * max(len(one.labels) for one in found.values()))
+    figure, grid = _figure(side * len(found), side + 0.3, 1, len(found))
     for axes, (mechanism, one) in zip(grid.flat, found.items(), strict=True):
         _matrix(axes, f"ξ under {mechanism}: row slowed by column", one)
     figure.savefig(path)
