@@ -32,6 +32,7 @@ from physical_work import (
     MeasuredModel,
     Work,
     cases,
+    check,
     table,
     workload,
 )
@@ -104,6 +105,7 @@ def set_up(folder: Path, options: argparse.Namespace) -> tuple[list[Work], Profi
     if not (folder / WORKLOAD).exists():
         profile = load(options.profile)
         jobs = workload(profile, options)
+        check(profile, options.profile, jobs, {case.mechanism for case in cases(options)})
         save(profile, folder / PROFILE)
         _write(folder / WORKLOAD, {"asked": asked, "jobs": [asdict(job) for job in jobs]})
     if _read(folder / WORKLOAD)["asked"] != asked:
@@ -126,6 +128,8 @@ def results(folder: Path, jobs: Sequence[Work], profile: Profile, options: argpa
     """All that the folder holds, measured against simulated, in the order of the cases."""
     done = [_read(path) for path in folder.glob("*-run*.json")]
     truth = load(options.truth) if options.truth else None
+    if truth is not None:
+        check(truth, f"--truth {options.truth}", jobs, {result["case"]["mechanism"] for result in done})
     return compare(sorted(done, key=_order), jobs, profile, options, truth)
 
 

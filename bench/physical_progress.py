@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from physical import PROFILE, WORKLOAD
-from physical_work import Case, Work
+from physical_work import Case, Work, table
 
 from carpool.errors import InputError
 from carpool.profile.matrix import cells
@@ -116,15 +116,19 @@ def show_pairs(seen: Sequence[Stretch], profile: Profile) -> None:
     """ξ as it was, against what the profile makes the simulator believe."""
     alone = {job: pace for (job, _), (_, pace) in paces(one for one in seen if one.mate is None).items()}
     print("beside one other, ξ seen against the profile's (seconds; mean and rms of log)")
-    for mechanism in sorted({one.mechanism for one in seen if one.mate} & {*profile.pair_mechanisms()}):
-        table, measured = profile.interference(mechanism), cells(profile, mechanism)
+    for mechanism in sorted({one.mechanism for one in seen if one.mate}):
+        known_as = table(mechanism, profile)
+        if known_as not in profile.pair_mechanisms():
+            print(f"  {mechanism:14}the profile has no pairs")
+            continue
+        believe, measured = profile.interference(known_as), cells(profile, known_as)
         kinds: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
         odd = []
         together = paces(one for one in seen if one.mate and one.mechanism == mechanism)
         for (job, mate), (seconds, pace) in together.items():
             assert mate is not None
-            if seconds >= LEAST_S and job in alone:
-                xi, believed = pace / alone[job], table.pair(job.task, job.batch, mate.task, mate.batch)
+            if seconds >= LEAST_S and job in alone and (job.task, mate.task) in believe.cells:
+                xi, believed = pace / alone[job], believe.pair(job.task, job.batch, mate.task, mate.batch)
                 known = ((job.task, job.batch), (mate.task, mate.batch)) in measured
                 kinds[known].append((math.log(xi / believed), seconds))
                 odd.append((abs(math.log(xi / believed)) * seconds, job, mate, xi, believed, known))

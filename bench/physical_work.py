@@ -6,8 +6,9 @@ Also what is known of their speed: the profile, and the box at hand as other run
 import argparse
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations_with_replacement
 
 from carpool.core.model import Job
 from carpool.core.perf import FittedModel, Placement
@@ -138,7 +139,21 @@ def settings(profile: Profile) -> list[Setting]:
 def table(mechanism: str, profile: Profile) -> str:
     """On logical slots, whatever the profile holds stands for the way they share."""
     known = profile.pair_mechanisms()
-    return mechanism if mechanism in known else known[0]
+    return known[0] if mechanism == LOGICAL and known else mechanism
+
+
+def check(profile: Profile, called: str, jobs: Iterable[Work], mechanisms: Iterable[str]) -> None:
+    """Refuses a profile that does not know these jobs, alone and beside each other."""
+    tasks = sorted({job.task for job in jobs})
+    for task in tasks:
+        if task not in profile.tasks:
+            raise SystemExit(f"{called}: has no times of {task}; measure it with carpool profile --example {task}")
+    for mechanism in mechanisms:
+        known = profile.interference(table(mechanism, profile)).cells
+        for a, b in combinations_with_replacement(tasks, 2):
+            if (a, b) not in known:
+                both = " ".join(f"--example {task}" for task in sorted({a, b}))
+                raise SystemExit(f"{called}: has no pair of {a} and {b}; measure them with carpool profile {both}")
 
 
 def workload(profile: Profile, options: argparse.Namespace) -> list[Work]:
@@ -148,7 +163,7 @@ def workload(profile: Profile, options: argparse.Namespace) -> list[Work]:
     if not kinds:
         raise SystemExit(f"{options.profile}: has no pairs of the examples; measure some with carpool profile")
     chosen = [kinds[i % len(kinds)] for i in drawn.sample(range(options.jobs), options.jobs)]
-    model, now, jobs = MeasuredModel(profile, table(TIME_SLICING, profile)), 0.0, []
+    model, now, jobs = MeasuredModel(profile, table(_plain(options), profile)), 0.0, []
     for number, setting in enumerate(chosen, 1):
         length = options.mean * min(3.0, max(0.3, math.exp(drawn.gauss(-0.25, 0.7))))
         one = Work(f"{setting.task}-{number}", setting.task, setting.batch, 1, round(now, 2))
@@ -157,9 +172,13 @@ def workload(profile: Profile, options: argparse.Namespace) -> list[Work]:
     return jobs
 
 
+def _plain(options: argparse.Namespace) -> str:
+    return LOGICAL if options.gpus else TIME_SLICING
+
+
 def cases(options: argparse.Namespace) -> list[Case]:
     """What matters most first; the whole set once before anything is repeated, then backwards: machines drift."""
-    plain = LOGICAL if options.gpus else TIME_SLICING
+    plain = _plain(options)
     shared = [plain] if options.gpus or mps.available() is not None else [MPS, plain]
     kinds = [Case("sjf", plain)]
     kinds += [Case("sjf-bsbf", mechanism) for mechanism in shared]

@@ -395,6 +395,12 @@ def test_the_paper_reads_the_rows_that_the_script_writes(sim, setting, options, 
         (["--gpus", "1", "--profile", "gavel"], "gavel: has no pairs of the examples"),
         (["--out", str(KEPT), "--rows", "no/such/folder.csv"], "no/such: there is no such folder"),
         (["--out", str(KEPT), "--report", "none.md"], "none.md: No such file"),
+        (["--out", str(KEPT), "--rows", "r.csv", "--truth", "gavel"], "--truth gavel: has no times of bert"),
+        (["--out", str(KEPT), "--rows", "r.csv", "--truth", "t4"], "profile t4: it holds no pairs"),
+        (
+            ["--out", str(KEPT), "--rows", "r.csv", "--truth", str(KEPT / "mps-two-at-once.json")],
+            "no pairs for 'time-slicing'; it has mps",
+        ),
     ],
 )
 def test_wrong_options_are_refused_in_a_line(arguments, problem, tmp_path):
@@ -403,6 +409,17 @@ def test_wrong_options_are_refused_in_a_line(arguments, problem, tmp_path):
     assert told.returncode
     assert problem in told.stderr
     assert "Traceback" not in told.stderr
+
+
+def test_jobs_that_may_meet_must_have_been_measured_together(options, work):
+    physical = importlib.import_module("physical")
+    profile = load("h200")
+    mates = tuple(pair for pair in profile.pairs if {pair.a, pair.b} != {"ncf"})
+    path = Path(options.out).with_suffix(".json")
+    save(replace(profile, pairs=mates), path)
+    with pytest.raises(SystemExit, match=r"out.json: has no pair of ncf and ncf; measure them with carpool profile"):
+        physical.set_up(Path(options.out), Namespace(**{**vars(options), "profile": str(path), "gpus": 1}))
+    assert not Path(options.out).exists(), "a better profile may be given the same place"
 
 
 def test_a_damaged_result_is_named(tmp_path, options):
@@ -538,3 +555,17 @@ def test_progress_of_the_experiment_agrees_with_what_was_measured(work, monkeypa
     errors = [float(line.split()[-1]) for line in said.splitlines() if "measured at these batches" in line]
     assert len(errors) == 2
     assert max(errors) < 0.07
+
+
+def test_progress_on_logical_slots_is_judged_by_whatever_the_profile_holds(tmp_path, capsys):
+    progress = importlib.import_module("physical_progress")
+    tiny_profile(tmp_path / "tiny.json")
+    ncf = Setting("ncf", 64)
+    seen = [progress.Stretch("logical", ncf, mate, 2.0, steps) for mate, steps in ((None, 100), (ncf, 50))]
+    progress.show_pairs(seen, load(str(tmp_path / "tiny.json")))
+    assert "logical       measured at these batches" in (said := capsys.readouterr().out)
+    assert "ncf 64 beside ncf 64                         2.00 seen, 1.50 believed" in said
+    progress.show_pairs([*seen, replace(seen[1], mate=Setting("bert", 8))], load(str(tmp_path / "tiny.json")))
+    assert "bert" not in capsys.readouterr().out, "the profile knows nothing of it"
+    progress.show_pairs(seen, load("t4"))
+    assert "logical       the profile has no pairs" in capsys.readouterr().out
