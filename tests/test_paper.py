@@ -17,8 +17,8 @@ import pytest
 from calling import COMMAND, call, environment, process
 
 from carpool.report.paper import config as configuration
+from carpool.report.paper import figures_model, tables
 from carpool.report.paper import plan as planning
-from carpool.report.paper import tables
 from carpool.report.paper.cells import lower, ours, signed
 from carpool.report.paper.claims import claims
 from carpool.report.paper.drawing import policy_colours, second_of_family
@@ -448,3 +448,16 @@ def test_a_folder_without_permission(tmp_path):
     said = process("paper", "--quick", "--out", closed / "out")
     assert said.code == 2
     assert "cannot write there" in said.err
+
+
+def test_figure_3_shows_pairs_of_small_and_of_large_batches_and_not_one_for_the_other():
+    where = "H200, MPS"
+    known = [one for one in figures_model.beside_cifar10() if one.where == where]
+    across = [replace(one, batch=other.batch, xi=9.9) for one in known for other in known if one.task == other.task]
+    more = [one for one in across if (one.batch, one.mate_batch) not in {(k.batch, k.mate_batch) for k in known}]
+    assert more
+    assert figures_model._columns([*known, *more]) == figures_model._columns(known)
+    for (title, shown), size in zip(figures_model._columns(known), (min, max), strict=True):
+        assert where in title
+        assert {one.task for one in shown} == {one.task for one in known}
+        assert all(one.batch == size(k.batch for k in known if k.task == one.task) for one in shown)

@@ -160,14 +160,19 @@ def pairs(folder: Path, found: Sequence[Beside]) -> None:
 
 
 def _columns(found: Sequence[Beside]) -> list[tuple[str, list[Beside]]]:
-    """One panel a table and batch size."""
+    """One panel a table and batch size; a small batch beside a large one is in the table of numbers only."""
     columns = []
     for _, _, where in TABLES:
         shown = [one for one in found if one.where == where]
-        mates = sorted({one.mate_batch for one in shown})
-        for batch in mates:
-            size = "" if len(mates) == 1 else "\nsmall batches" if batch == mates[0] else "\nlarge batches"
-            columns.append((f"{where}{size}", [one for one in shown if one.mate_batch == batch]))
+        batches: dict[str, set[int]] = {}
+        for one in shown:
+            batches.setdefault(one.task, set()).add(one.batch)
+            batches.setdefault(MATE, set()).add(one.mate_batch)
+        sizes = {task: sorted(known) for task, known in batches.items()}
+        for number, batch in enumerate(sizes.get(MATE, ())):
+            size = "" if len(sizes[MATE]) == 1 else "\nlarge batches" if number else "\nsmall batches"
+            alike = [one for one in shown if (one.mate_batch, sizes[one.task].index(one.batch)) == (batch, number)]
+            columns.append((f"{where}{size}", alike))
     return columns
 
 
