@@ -373,6 +373,14 @@ def test_a_task_that_ran_alone_elsewhere_at_one_batch_size_is_left_out_by_name(s
     assert "No iteration times of c, d: alone at one batch size only." in found.notes
 
 
+def test_a_task_of_one_batch_size_costs_itself_alone_unless_nobody_has_more(session):
+    found = conclude(MACHINE, [*session, measured("mps", ("c", 8, 1, 0.1))], Naming("p"))
+    assert list(found.tasks) == ["a", "b"]
+    assert "No iteration times of c: alone at one batch size only." in found.notes
+    with pytest.raises(InputError, match="task c: rows of one batch size only"):
+        conclude(MACHINE, [measured("mps", (name, 8, 1, 0.1)) for name in "cd"], Naming("p"))
+
+
 def test_of_one_batch_accumulations_tell_the_memory_and_the_profile_is_not_lost(session):
     split = [measured("mps", ("c", 64, accum, 0.1 + 0.02 * accum)) for accum in (1, 2, 4)]
     found = conclude(MACHINE, [*session, *split], Naming("p"))

@@ -74,6 +74,17 @@ def test_the_same_call_goes_on_where_the_budget_ended():
     assert json.loads(written)["tasks"]["mine"]["busy"]
 
 
+def test_a_budget_too_short_for_a_fit_says_that_the_same_call_goes_on(monkeypatch):
+    arguments = ("--task", "mine", "--solo", "--repeats", "0", "--accumulation", "", *training())
+    said = profile(*arguments)
+    assert said.code == 2
+    assert said.err.strip().endswith("rows of one batch size only; eq. 3 needs at least two")
+    monkeypatch.setattr(commands, "_measure", lambda *measuring, **more: session.Outcome(left=5))
+    said = profile(*arguments)
+    assert said.code == 2
+    assert "; 1 measurements are kept in mine.raw.jsonl, and the same call goes on with 5 more" in said.err
+
+
 def test_another_script_of_the_same_name_is_not_taken_for_the_first(tmp_path):
     for folder, text in (("a", "1"), ("b", "2")):
         (tmp_path / folder).mkdir()

@@ -18,6 +18,7 @@ import click
 from carpool import __version__
 from carpool.errors import InputError, nearest
 from carpool.gpu import mps, nvml
+from carpool.profile.fields import ProfileError
 from carpool.profile.measure import examples
 from carpool.profile.measure.conclude import Naming, conclude
 from carpool.profile.measure.plan import MPS, TIME_SLICING, Scope, Source, plan
@@ -98,7 +99,15 @@ def profile(as_json: bool, **told: Any) -> None:
     if not measurements:
         raise InputError(outcome.problems[0] if outcome.problems else "nothing was measured; give more --minutes")
     naming = Naming(name, asked.description, _batch_norm(asked, measurements), (*asked.note, *_remarks(outcome)))
-    found = conclude(machine, measurements, naming)
+    try:
+        found = conclude(machine, measurements, naming)
+    except ProfileError as error:
+        if outcome.left <= 0:
+            raise
+        kept = (
+            f"{len(measurements)} measurements are kept in {state}, and the same call goes on with {outcome.left} more"
+        )
+        raise InputError(f"{error}; {kept}") from None
     out = asked.out or f"{name}.json"
     save(found, out)
     if as_json:

@@ -45,11 +45,12 @@ def conclude(machine: Machine, measurements: Sequence[Measurement], naming: Nami
     runs = solo_runs(measurements, usual)
     for name, mechanism in elsewhere.items():
         runs += [run for run in solo_runs(measurements, mechanism) if run.task == name]
-    tasks = {}
-    for name in sorted({run.task for run in runs}):
+    tasks, names = {}, sorted({run.task for run in runs})
+    untold = [name for name in names if len({run.batch / run.accum for run in runs if run.task == name}) < 2]
+    for name in names:
         own = [run for run in runs if run.task == name]
-        if name in elsewhere and len({run.batch / run.accum for run in own}) < 2:
-            continue  # a task that failed under the usual mechanism must not cost the others their profile
+        if name in untold and untold != names:
+            continue  # a task that failed, or for which the budget was short, must not cost the others their profile
         norm = name in naming.batch_norm if naming.batch_norm else None
         tasks[name] = replace(_task(own, _contexts(measurements, name)), batch_norm=norm)
     noise = Noise(measurements)
@@ -62,7 +63,7 @@ def conclude(machine: Machine, measurements: Sequence[Measurement], naming: Nami
         gpu=Gpu(machine.gpu, machine.memory_bytes, machine.driver, 1),
         mechanisms={m: MECHANISM_NOTES[m] for m in sorted({done.wish.mechanism for done in measurements})},
         noise=noise.told(),
-        notes=(*naming.notes, *_times_notes(usual, elsewhere, tasks), ONE_GPU_NOTE),
+        notes=(*naming.notes, *_times_notes(usual, elsewhere, tasks, untold), ONE_GPU_NOTE),
         tasks=tasks,
         pairs=tuple(pairs),
         groups=tuple(group for done in _sharing(measurements, 3) if (group := _group(done, noise))),
@@ -87,13 +88,15 @@ MECHANISM_NOTES = {
 }
 
 
-def _times_notes(usual: str, elsewhere: Mapping[str, str], told: Collection[str]) -> Iterator[str]:
+def _times_notes(
+    usual: str, elsewhere: Mapping[str, str], told: Collection[str], untold: Sequence[str]
+) -> Iterator[str]:
     apart = ""
     for mechanism in MECHANISMS:
         names = [name for name in told if elsewhere.get(name) == mechanism]
         apart += f"; of {', '.join(names)}, under {mechanism}" if names else ""
     yield f"Iteration times are those under {usual}{apart}."
-    if untold := [name for name in elsewhere if name not in told]:
+    if untold:
         yield f"No iteration times of {', '.join(untold)}: alone at one batch size only."
 
 
