@@ -70,9 +70,7 @@ def test_mates_are_not_measured_beside_each_other():
 
 
 def pairs_of(phases):
-    """A wish that comes in two phases is measured once."""
-    wishes = dict.fromkeys(wish for phase in phases for wish in phase.wishes)
-    return [wish.settings for wish in wishes if len(wish.settings) == 2 and not wish.run]
+    return [wish.settings for phase in phases for wish in phase.wishes if len(wish.settings) == 2 and not wish.run]
 
 
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=4))
@@ -96,6 +94,14 @@ def test_pairs_of_different_batches_come_last_with_everybody_alone_before_and_af
     one, mate = sources(mine=(8, 64), bert=(12, 48))
     *_, last = plan([one, replace(mate, mate_only=True)], scope)
     assert {(a.task, b.task) for a, b in pairs_of([last])} == {("mine", "mine"), ("mine", "bert"), ("bert", "mine")}
+
+
+@pytest.mark.parametrize("batches", [{"a": (8, 64), "b": (4,)}, {"a": (8, 16), "b": (4, 4)}])
+def test_nothing_is_in_the_plan_twice(batches):
+    """What is left is counted over all phases."""
+    phases = plan(sources(**batches), Scope(groups=2, alone=(Setting("a", 16), Setting("a", 8), Setting("a", 16))))
+    wishes = [wish for phase in phases for wish in phase.wishes]
+    assert len(wishes) == len(set(wishes))
 
 
 def test_the_plan_is_the_same_every_time():

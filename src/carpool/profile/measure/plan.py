@@ -7,7 +7,7 @@ measurements repeat. Pairs of different batches come last, in phases of their ow
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, combinations_with_replacement, product
 
 from carpool.profile.measure.raw import Setting, Wish
@@ -81,15 +81,24 @@ def plan(sources: Sequence[Source], scope: Scope) -> list[Phase]:
     for index in range(sets):
         for mechanism in scope.mechanisms:
             sweep = scope.accumulations if mechanism == scope.mechanisms[0] else ()
-            wishes = _phase(sources, index, mechanism, scope, sweep)
-            phases.append(Phase(mechanism, tuple(dict.fromkeys(wishes))))
+            phases.append(Phase(mechanism, tuple(_phase(sources, index, mechanism, scope, sweep))))
     if scope.alone:
         first = scope.mechanisms[0]
         runs = range(2 if scope.repeats else 1)
         phases.append(Phase(first, tuple(Wish(first, (one,), run) for run in runs for one in scope.alone)))
     if scope.pairs and scope.across and (pairs := _pairs_across(sources, sets)):
         phases += [Phase(mechanism, tuple(_across(pairs, mechanism, scope))) for mechanism in scope.mechanisms]
-    return phases
+    return list(_without_repetition(phases))
+
+
+def _without_repetition(phases: Sequence[Phase]) -> Iterator[Phase]:
+    """What is wished for in several phases, as by a task with fewer batches, is left to the first."""
+    before: set[Wish] = set()
+    for phase in phases:
+        wishes = tuple(wish for wish in dict.fromkeys(phase.wishes) if wish not in before)
+        before |= {*wishes}
+        if wishes:
+            yield replace(phase, wishes=wishes)
 
 
 def _phase(sources: Sequence[Source], index: int, mechanism: str, scope: Scope, sweep: Sequence[int]) -> Iterator[Wish]:
