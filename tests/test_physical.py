@@ -20,6 +20,9 @@ import pytest
 from carpool.core.codec import encode
 from carpool.core.events import Submitted
 from carpool.core.model import Decision
+from carpool.gpu import nvml
+from carpool.live.executors.machine import discover
+from carpool.live.home import Home
 from carpool.profile.measure.conclude import Naming, conclude
 from carpool.profile.measure.raw import Machine, Measurement, Sample, Setting, Wish
 from carpool.profile.schema import load, save
@@ -420,6 +423,15 @@ def test_jobs_that_may_meet_must_have_been_measured_together(options, work):
     with pytest.raises(SystemExit, match=r"out.json: has no pair of ncf and ncf; measure them with carpool profile"):
         physical.set_up(Path(options.out), Namespace(**{**vars(options), "profile": str(path), "gpus": 1}))
     assert not Path(options.out).exists(), "a better profile may be given the same place"
+
+
+def test_of_several_gpus_the_first_is_taken(tmp_path, monkeypatch):
+    physical = importlib.import_module("physical")
+    several = [nvml.Device(i, f"GPU-{i}", "NVIDIA Test", 2**34, "1.0") for i in range(4)]
+    monkeypatch.setattr(nvml, "devices", lambda: several)
+    physical.take_one_gpu()
+    machine = discover(None, None, Home(tmp_path / "h"), without_mps="a test")
+    assert [slot.uuid for slot in machine.slots] == ["GPU-0"]
 
 
 def test_a_damaged_result_is_named(tmp_path, options):
