@@ -21,6 +21,9 @@ parser.add_argument("--crowd", type=Path)
 parser.add_argument("--runs-at", type=int, help="the batch, whatever --batch-size says")
 parser.add_argument("--own-accumulation", type=int, default=1)
 parser.add_argument("--refuse", type=int, help="an accumulation that is not taken up")
+parser.add_argument(
+    "--room", type=int, help="beside more processes than that it splits its batch, as for want of memory"
+)
 parser.add_argument("--child", action="store_true", help="start a process of its own, as data loaders do")
 parser.add_argument("--fail", choices=["crash", "silent", "short", "memory", "mute"])
 args = parser.parse_args()
@@ -34,6 +37,12 @@ def others():
     return sum(path != mine and now - path.stat().st_mtime < RECENT_S for path in args.crowd.iterdir())
 
 
+def short_of_memory():
+    """A paused process takes its memory, too."""
+    (args.crowd / str(os.getpid())).touch()
+    return sum(Path(f"/proc/{path.name}").exists() for path in args.crowd.iterdir()) > args.room
+
+
 if args.fail == "crash":
     raise ValueError("the data set is not there")
 if args.fail == "silent":
@@ -45,12 +54,12 @@ if args.fail == "mute":
 if args.child:
     subprocess.Popen(["sleep", "600"])
 reader, writer = ControlReader(os.environ[ENV_DIRECTORY]), ReportWriter(os.environ[ENV_DIRECTORY])
-iteration = 0
+iteration, split = 0, 2 if args.room and short_of_memory() else 1
 while not (args.fail == "short" and iteration == 6):
     control = reader.read()
     if control.stop:
         sys.exit(75)
-    wanted = max(args.own_accumulation, control.accumulation)
+    wanted = max(args.own_accumulation, control.accumulation, split)
     accumulation = 1 if wanted == args.refuse else wanted
     slower = 1 + 0.5 * others() if args.crowd else 1
     seconds = (args.fixed * accumulation + args.per_sample * batch) * slower
@@ -62,6 +71,7 @@ while not (args.fail == "short" and iteration == 6):
         samples_per_second=batch / seconds,
         accumulation=accumulation,
         control=control.sequence,
+        out_of_memory=split - 1,
         time=time.time(),
         state=State.RUNNING,
     )

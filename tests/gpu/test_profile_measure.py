@@ -135,6 +135,16 @@ def test_the_last_batch_of_an_epoch_may_be_smaller(tmp_path):
         training.end(time.monotonic())
 
 
+def test_who_split_its_batch_for_want_of_memory_is_measured_when_others_made_room():
+    """The training library splits and goes on; the times would be of another job."""
+    batches = ("--batch", "8", "--batch-option", "--batch-size", "--alone", "mine:16,24")
+    quick = ("--task", "mine", *batches, "--solo", "--repeats", "0", "--accumulation", "")
+    said = profile(*quick, *training("--room", "1"))
+    assert said.code == 0, said.err
+    assert "left out" not in said.err
+    assert batches_in("mine") == {8, 16, 24}
+
+
 def test_more_batches_alone_need_a_way_to_ask_for_them():
     said = profile("--task", "mine", "--alone", "mine:64", *training())
     assert said.code == 2

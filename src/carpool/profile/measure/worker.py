@@ -96,6 +96,8 @@ class Worker:
         report, status = self.report(), self._process.poll()
         if report is not None and report.state is State.OUT_OF_MEMORY:
             raise ShortOfMemory(f"{self.name}: does not fit on this GPU ({report.note or OUT_OF_MEMORY})")
+        if report is not None and report.out_of_memory:  # the library split its batch and went on
+            raise ShortOfMemory(f"{self.name}: does not fit on this GPU; give a smaller batch")
         if status is None:
             return
         if OUT_OF_MEMORY in self._log():
