@@ -43,7 +43,10 @@ class Stretch:
 
 
 def stretches(folder: Path) -> list[Stretch]:
-    jobs = [Work(**row) for row in json.loads((folder / WORKLOAD).read_text())["jobs"]]
+    workload = json.loads((folder / WORKLOAD).read_text())
+    if (workload["asked"]["gpus"] or 1) > 1:
+        raise SystemExit(f"{folder}: ran on several slots, and who shared one is not kept; run it with --gpus 1")
+    jobs = [Work(**row) for row in workload["jobs"]]
     found: list[Stretch] = []
     for path in sorted(folder.glob("*.progress.gz")):
         result = json.loads((folder / path.name.replace(".progress.gz", ".json")).read_text())

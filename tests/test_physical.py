@@ -530,7 +530,11 @@ def test_progress_counts_only_where_it_is_known_who_else_iterated(tmp_path, work
     """Job 1 iterates from 0 to 20 s, alone at 20 a second and at 10 beside job 2 (8 to 14 s); 3 just starts up."""
     progress = importlib.import_module("physical_progress")
     jobs = [work.Work(f"{task}-{i}", task, 8, 100, 0.0) for i, task in enumerate(("bert", "ncf", "bert"), 1)]
-    (tmp_path / "workload.json").write_text(json.dumps({"jobs": [asdict(job) for job in jobs]}))
+    kept = {"asked": {"gpus": 2}, "jobs": [asdict(job) for job in jobs]}
+    (tmp_path / "workload.json").write_text(json.dumps(kept))
+    with pytest.raises(SystemExit, match="ran on several slots"):
+        progress.stretches(tmp_path)
+    (tmp_path / "workload.json").write_text(json.dumps({**kept, "asked": {"gpus": None}}))
     lives = ((-5.0, 5.0, 20.0), (3.0, 5.0, 14.0), (9.0, 30.0, 50.0))
     rows = [
         {"started": begin, "launch_s": launch, "finished": end + 1.0, "exit_s": 1.0, "preemptions": 0}

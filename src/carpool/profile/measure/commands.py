@@ -47,7 +47,7 @@ from carpool.profile.schema import dumps, save
 )
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(0), help="Pairs to measure twice a phase.")
 @click.option("--alone", multiple=True, metavar="NAME:BATCHES", help="More batches of a task to measure alone.")
-@click.option("--at-once", type=click.IntRange(1), help="Processes kept at a time, paused.  [default: all of a batch]")
+@click.option("--at-once", type=click.IntRange(1), help="Processes kept at a time, paused.  [default: all of a phase]")
 @click.option("--gpu", "which", help="Index or UUID of the GPU.  [default: the first]")
 @click.option("--cpu", is_flag=True, help="Measure on the processor, where there is no GPU.")
 @click.option("--minutes", type=click.FloatRange(0), help="Stop after this long; the next call goes on. 0: only fit.")
