@@ -195,14 +195,6 @@ def _check_places(options: argparse.Namespace) -> None:
         raise SystemExit(f"{options.rows.parent}: there is no such folder")
 
 
-def take_one_gpu() -> None:
-    """The service would take all that are there; the jobs are for one, and so is the simulated world."""
-    found = nvml.devices()[:1]
-    if not found:
-        raise SystemExit("no GPU was found; --gpus 1 runs it on a logical slot, with a profile of this machine")
-    nvml.devices = lambda: found
-
-
 def main() -> None:
     options = read_options()
     if options.report or options.rows:
@@ -213,8 +205,8 @@ def main() -> None:
         if options.rows:
             write_rows(options.rows, rows)
         return
-    if not options.gpus:
-        take_one_gpu()
+    if not options.gpus and not nvml.devices():
+        raise SystemExit("no GPU was found; --gpus 1 runs it on a logical slot, with a profile of this machine")
     show(run_all(options))
 
 

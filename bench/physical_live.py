@@ -96,7 +96,7 @@ async def warm_up(jobs: Sequence[Work], options: argparse.Namespace) -> None:
 async def run_live(
     case: Case, jobs: Sequence[Work], model: MeasuredModel, limit_s: float, options: argparse.Namespace
 ) -> Outcome:
-    """One case, from the first submission to the last end; given up after `limit_s`."""
+    """One case, from the first submission to the last end; given up after `limit_s`. It has the first GPU."""
     uuid = None if options.gpus else nvml.devices()[0].uuid
     with tempfile.TemporaryDirectory(prefix="cp-") as place:
         home = Home(Path(place) / "h")
@@ -104,6 +104,7 @@ async def run_live(
             home,
             policy(case.policy),
             gpus=options.gpus,
+            only=() if uuid is None else (uuid,),
             jobs_per_gpu=case.jobs_per_gpu,
             mps=case.mechanism == MPS,
             perf=model,

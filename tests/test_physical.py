@@ -1,5 +1,6 @@
 """The physical experiment's script: its workload, both worlds, going on where it stopped; on a logical slot here."""
 
+import asyncio
 import contextlib
 import gzip
 import importlib
@@ -20,9 +21,8 @@ import pytest
 from carpool.core.codec import encode
 from carpool.core.events import Submitted
 from carpool.core.model import Decision
+from carpool.errors import InputError
 from carpool.gpu import nvml
-from carpool.live.executors.machine import discover
-from carpool.live.home import Home
 from carpool.profile.measure.conclude import Naming, conclude
 from carpool.profile.measure.raw import Machine, Measurement, Sample, Setting, Wish
 from carpool.profile.schema import load, save
@@ -425,13 +425,24 @@ def test_jobs_that_may_meet_must_have_been_measured_together(options, work):
     assert not Path(options.out).exists(), "a better profile may be given the same place"
 
 
-def test_of_several_gpus_the_first_is_taken(tmp_path, monkeypatch):
-    physical = importlib.import_module("physical")
+def test_of_several_gpus_the_first_is_taken(monkeypatch, work, setting, options):
+    live = importlib.import_module("physical_live")
     several = [nvml.Device(i, f"GPU-{i}", "NVIDIA Test", 2**34, "1.0") for i in range(4)]
     monkeypatch.setattr(nvml, "devices", lambda: several)
-    physical.take_one_gpu()
-    machine = discover(None, None, Home(tmp_path / "h"), without_mps="a test")
-    assert [slot.uuid for slot in machine.slots] == ["GPU-0"]
+    asked = {}
+
+    class Unwilling:
+        def __init__(self, home, policy, **more):
+            asked.update(more)
+
+        async def start(self):
+            raise InputError("that is all")
+
+    monkeypatch.setattr(live, "Service", Unwilling)
+    _, jobs, model = setting
+    with pytest.raises(InputError, match="that is all"):
+        asyncio.run(live.run_live(work.Case("sjf", "time-slicing"), jobs, model, 1.0, options))
+    assert (asked["gpus"], asked["only"]) == (None, ("GPU-0",))
 
 
 def test_a_damaged_result_is_named(tmp_path, options):

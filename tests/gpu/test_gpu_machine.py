@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -201,3 +202,19 @@ def kill_daemon(machine):
     until = time.monotonic() + 5
     while machine.mps.alive() and time.monotonic() < until:
         time.sleep(0.01)
+
+
+def test_a_service_takes_only_the_gpus_it_is_given(tmp_path, monkeypatch):
+    several = [replace(DEVICE, index=number, uuid=f"GPU-{number}") for number in range(4)]
+    monkeypatch.setattr(nvml, "devices", lambda: several)
+
+    async def slots(**options):
+        service = Service(Home(tmp_path / "home"), mps=False, **options)
+        await service.start()
+        await service.stop()
+        return [slot.uuid for slot in service._machine.slots]
+
+    assert asyncio.run(slots(only=("GPU-1", "GPU-3"))) == ["GPU-1", "GPU-3"]
+    assert asyncio.run(slots()) == ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]
+    with pytest.raises(InputError, match="no GPU was found"):
+        asyncio.run(slots(only=("GPU-9",)))

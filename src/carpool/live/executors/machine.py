@@ -3,7 +3,7 @@
 The service asks it once at the start for its slots and now and then for the memory that strangers hold.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -194,14 +194,17 @@ def _told(pid: int, what: str) -> bytes:
         return b""
 
 
-def discover(gpus: int | None, gpu_memory: int | None, home: Home, *, without_mps: str = "") -> Machine:
-    """`gpus` logical slots, or the GPUs that NVML finds. `without_mps`: why MPS is not to be used."""
+def discover(
+    gpus: int | None, gpu_memory: int | None, home: Home, *, only: Collection[str] = (), without_mps: str = ""
+) -> Machine:
+    """`gpus` logical slots, or the GPUs that NVML finds, or of these those with the UUIDs `only`. `without_mps`: why
+    MPS is not to be used."""
     if gpus is not None:
         slots = tuple(Slot(index, NODE, index) for index in range(gpus))
         return Machine(slots, gpu_memory or LOGICAL_MEMORY, "logical")
     from carpool.gpu import nvml
 
-    devices = nvml.devices()
+    devices = [device for device in nvml.devices() if not only or device.uuid in only]
     if not devices:
         raise InputError("no GPU was found; give --gpus N for logical slots")
     slots = tuple(Slot(number, NODE, device.index, device.uuid) for number, device in enumerate(devices))

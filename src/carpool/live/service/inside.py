@@ -6,7 +6,7 @@ what they may look at; `service.py` puts them together and runs them.
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from carpool.core.perf import PerformanceModel
@@ -37,6 +37,7 @@ class Inside:
         policy: str = "sjf-bsbf",
         *,
         gpus: int | None = None,
+        only: Collection[str] = (),
         jobs_per_gpu: int = 2,
         gpu_memory: int | None = None,
         mps: bool = True,
@@ -45,14 +46,15 @@ class Inside:
         perf: PerformanceModel | None = None,
         keep: Keep | None = None,
     ) -> None:
-        """`gpus`: so many logical slots; None: the GPUs that NVML finds. `perf`: a belief that does not learn."""
+        """`gpus`: so many logical slots; None: the GPUs that NVML finds, and of these only those with the UUIDs `only`,
+        the same as long as the home lives. `perf`: a belief that does not learn."""
         self.home = home
         self.policy = policy
         self.jobs_per_gpu = jobs_per_gpu
         self.keep = keep or Keep()
         self.specs: dict[str, Spec] = {}
         """Of the jobs that have not ended."""
-        self._options = (gpus, gpu_memory, mps)
+        self._gpus, self._gpu_memory, self._only, self._mps = gpus, gpu_memory, only, mps
         self._executor = executor or LocalExecutor(home)
         self._clock = clock or RealClock()
         self._perf = perf

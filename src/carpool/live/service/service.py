@@ -73,7 +73,9 @@ class Service(Reading):
         try:
             self._store.open()
             self._users = self._store.users()
-            self._machine = discover(self._options[0], self._options[1], self.home, without_mps=self._why_without_mps())
+            self._machine = discover(
+                self._gpus, self._gpu_memory, self.home, only=self._only, without_mps=self._why_without_mps()
+            )
             machine = self._machine
             self._knowledge = Knowledge(len(machine.slots), machine.mechanism, machine.names.values(), self._perf)
             loaded = await recovery.load(self._store, self._new_scheduler)
@@ -106,7 +108,7 @@ class Service(Reading):
         await self._begin()
 
     def _why_without_mps(self) -> str:
-        if not self._options[2]:
+        if not self._mps:
             return "switched off"
         return ONE_USER if any(self._uid(user) is not None for user in self._users) else ""
 
