@@ -57,7 +57,17 @@ def test_only_the_health_check_needs_no_token():
         assert "token is needed" in sentence
 
 
-@pytest.mark.parametrize("token", ["wrong", TOKEN[:-1], TOKEN + "x", TOKEN.swapcase(), "é" * 43, " "])
+WRONG = {
+    "wrong": "wrong",
+    "short": TOKEN[:-1],
+    "long": TOKEN + "x",
+    "swapped case": TOKEN.swapcase(),
+    "not ascii": "é" * 43,
+    "blank": " ",
+}
+
+
+@pytest.mark.parametrize("token", WRONG.values(), ids=WRONG)  # names of their own: a token differs from run to run
 def test_wrong_tokens(token):
     status, sentence, reached = ask(token=None, headers=[("authorization", f"Bearer {token}")])
     assert (status, reached) == (401, [])

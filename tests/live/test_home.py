@@ -76,7 +76,8 @@ def test_a_smaller_machine_stops_what_it_cannot_hold_and_runs_it_again(home, tmp
             jobs = [await one(service, shell(script)) for _ in range(2)]
             for job in jobs:
                 await started(service, job)
-            await until(lambda: len((tmp_path / "ran").read_text().split()) == 2)
+            written = tmp_path / "ran"  # a job runs before its script has written anything
+            await until(lambda: written.exists() and len(written.read_text().split()) == 2)
         async with serving(home, "fifo", gpus=1, jobs_per_gpu=1) as service:
             assert any("the GPUs have changed" in text for text in notes(service))
             for job in jobs:
