@@ -30,8 +30,11 @@ demo-sim: install
 	$(BIN)/carpool simulate --policy sjf-bsbf --cluster 4x4 --jobs 60 --load 0.3 --seed 2 --out out/demo-run
 	@echo "Pictures: out/demo/mean_jct.png, out/demo/jct_cdf.png, out/demo-run/gantt.png"
 
+# Two processes, each taking whole files: what a file starts once for all its tests is still started once. Tests whose
+# figures move when something runs beside them follow by themselves.
 test: lint types
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not alone'
+	$(BIN)/python -m pytest -m alone
 
 chaos: $(VENV)/.installed-dev
 	$(BIN)/python tests/live/chaos.py --rounds 500 --seed 1 --show

@@ -39,6 +39,7 @@ def training(*more):
     return ("--", sys.executable, FAKE, "--crowd", "crowd", *more)
 
 
+@pytest.mark.alone
 def test_times_and_slow_downs_are_what_they_are():
     said = profile("--task", "mine", "--batch", "8,32", "--batch-option", "--batch-size", "--repeats", "1", *training())
     assert said.code == 0, said.err

@@ -10,6 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 import train_overhead as bench
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("may_shrink", [False, True])
 def test_a_step_costs_little_more(tmp_path, may_shrink):
     """The bench holds the sharp bound of 50 µs; here it is CPU time, on a machine that may be busy."""
