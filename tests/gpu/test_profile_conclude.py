@@ -598,3 +598,12 @@ def test_a_small_matrix_keeps_its_title(session, tmp_path, monkeypatch, batches)
     assert first.x1 < second.x0
     assert second.x1 < figure.bbox.x1
     assert second.y1 < figure.bbox.y1
+
+
+def test_the_picture_of_a_fit_shows_the_points_it_was_made_of():
+    shipped = load("h200")
+    points = draw.solo_points(shipped)
+    for name in shipped.tasks:
+        runs = [run for run in solo_runs(shipped.raw, "mps") if run.task == name]
+        assert {(batch, accum) for batch, accum, _ in points[name]} == {(run.batch, run.accum) for run in runs}
+    assert sum(map(len, points.values())) < sum(len(done.samples) == 1 for done in shipped.raw), "not those without MPS"
