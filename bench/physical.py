@@ -108,13 +108,17 @@ def set_up(folder: Path, options: argparse.Namespace) -> tuple[list[Work], Profi
         check(profile, options.profile, jobs, {case.mechanism for case in cases(options)})
         save(profile, folder / PROFILE)
         _write(folder / WORKLOAD, {"asked": asked, "jobs": [asdict(job) for job in jobs]})
-    if _read(folder / WORKLOAD)["asked"] != asked:
+    if read(folder / WORKLOAD)["asked"] != asked:
         raise SystemExit(f"{folder}: results of another workload are there; give another --out, or the same options")
-    return _set_up(folder)
+    return stored(folder)
 
 
-def _set_up(folder: Path) -> tuple[list[Work], Profile]:
-    return [Work(**row) for row in _read(folder / WORKLOAD)["jobs"]], load(str(folder / PROFILE))
+def stored(folder: Path) -> tuple[list[Work], Profile]:
+    return jobs_of(folder), load(str(folder / PROFILE))
+
+
+def jobs_of(folder: Path) -> list[Work]:
+    return [Work(**row) for row in read(folder / WORKLOAD)["jobs"]]
 
 
 def _write(path: Path, data: Any) -> None:
@@ -126,14 +130,14 @@ def _write(path: Path, data: Any) -> None:
 
 def results(folder: Path, jobs: Sequence[Work], profile: Profile, options: argparse.Namespace) -> list[dict[str, Any]]:
     """All that the folder holds, measured against simulated, in the order of the cases."""
-    done = [_read(path) for path in folder.glob("*-run*.json")]
+    done = [read(path) for path in folder.glob("*-run*.json")]
     truth = load(options.truth) if options.truth else None
     if truth is not None:
         check(truth, f"--truth {options.truth}", jobs, {result["case"]["mechanism"] for result in done})
     return compare(sorted(done, key=_order), jobs, profile, options, truth)
 
 
-def _read(path: Path) -> Any:
+def read(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
     except ValueError:
@@ -151,8 +155,8 @@ def kept(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     """What was run and lies there; needs no GPU."""
     if not list(folder.glob("*-run*.json")):
         raise SystemExit(f"{folder}: there are no results; run the experiment with this --out first")
-    options.gpus = _read(folder / WORKLOAD)["asked"]["gpus"]
-    return results(folder, *_set_up(folder), options)
+    options.gpus = read(folder / WORKLOAD)["asked"]["gpus"]
+    return results(folder, *stored(folder), options)
 
 
 def positive(kind: type) -> Callable[[str], Any]:
@@ -210,10 +214,15 @@ def main() -> None:
     show(run_all(options))
 
 
-if __name__ == "__main__":
+def in_one_line(program: Callable[[], None]) -> None:
+    """What is wrong with the input is said in one line."""
     try:
-        main()
+        program()
     except InputError as error:
         raise SystemExit(str(error)) from None
     except OSError as error:
         raise SystemExit(f"{error.filename}: {error.strerror}") from None
+
+
+if __name__ == "__main__":
+    in_one_line(main)

@@ -16,10 +16,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from physical import PROFILE, WORKLOAD
-from physical_work import Case, Work, table
+from physical import PROFILE, WORKLOAD, in_one_line, jobs_of, read
+from physical_work import table
 
-from carpool.errors import InputError
 from carpool.profile.matrix import cells
 from carpool.profile.measure.raw import Setting
 from carpool.profile.schema import Profile, load
@@ -43,18 +42,17 @@ class Stretch:
 
 
 def stretches(folder: Path) -> list[Stretch]:
-    workload = json.loads((folder / WORKLOAD).read_text())
-    if (workload["asked"]["gpus"] or 1) > 1:
+    if (read(folder / WORKLOAD)["asked"]["gpus"] or 1) > 1:
         raise SystemExit(f"{folder}: ran on several slots, and who shared one is not kept; run it with --gpus 1")
-    jobs = [Work(**row) for row in workload["jobs"]]
+    settings = [job.setting for job in jobs_of(folder)]
     found: list[Stretch] = []
     for path in sorted(folder.glob("*.progress.gz")):
-        result = json.loads((folder / path.name.replace(".progress.gz", ".json")).read_text())
+        result = read(folder / path.name.replace(".progress.gz", ".json"))
         reports: dict[int, list[tuple[float, int]]] = {}
         for line in gzip.decompress(path.read_bytes()).decode().splitlines():
             told = json.loads(line)
             reports.setdefault(int(told["job"]) - 1, []).append((told["at"], told["iteration"]))
-        found += _of_one_run(Case(**result["case"]).mechanism, result["jobs"], reports, [job.setting for job in jobs])
+        found += _of_one_run(result["case"]["mechanism"], result["jobs"], reports, settings)
     return found
 
 
@@ -115,6 +113,33 @@ def show_alone(seen: Sequence[Stretch]) -> None:
         print(f"{first} against {second}: {100 * math.expm1(mean):+.1f} % in the mean, {100 * rms:.1f} % rms\n")
 
 
+@dataclass(frozen=True, slots=True)
+class Met:
+    """Two jobs that were beside each other, as the first fared."""
+
+    job: Setting
+    mate: Setting
+    seconds: float
+    xi: float
+    believed: float
+    measured: bool
+    """Has the profile this very pair, or do the nearest batches stand for it?"""
+
+    @property
+    def error(self) -> float:
+        return math.log(self.xi / self.believed)
+
+
+def meetings(seen: Iterable[Stretch], alone: Mapping[Setting, float], profile: Profile, known_as: str) -> Iterator[Met]:
+    """All that the profile has an opinion of."""
+    believe, measured = profile.interference(known_as), cells(profile, known_as)
+    for (job, mate), (seconds, pace) in paces(seen).items():
+        if mate is not None and seconds >= LEAST_S and job in alone and (job.task, mate.task) in believe.cells:
+            known = ((job.task, job.batch), (mate.task, mate.batch)) in measured
+            believed = believe.pair(job.task, job.batch, mate.task, mate.batch)
+            yield Met(job, mate, seconds, pace / alone[job], believed, known)
+
+
 def show_pairs(seen: Sequence[Stretch], profile: Profile) -> None:
     """ξ as it was, against what the profile makes the simulator believe."""
     alone = {job: pace for (job, _), (_, pace) in paces(one for one in seen if one.mate is None).items()}
@@ -124,26 +149,17 @@ def show_pairs(seen: Sequence[Stretch], profile: Profile) -> None:
         if known_as not in profile.pair_mechanisms():
             print(f"  {mechanism:14}the profile has no pairs")
             continue
-        believe, measured = profile.interference(known_as), cells(profile, known_as)
-        kinds: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
-        odd = []
-        together = paces(one for one in seen if one.mate and one.mechanism == mechanism)
-        for (job, mate), (seconds, pace) in together.items():
-            assert mate is not None
-            if seconds >= LEAST_S and job in alone and (job.task, mate.task) in believe.cells:
-                xi, believed = pace / alone[job], believe.pair(job.task, job.batch, mate.task, mate.batch)
-                known = ((job.task, job.batch), (mate.task, mate.batch)) in measured
-                kinds[known].append((math.log(xi / believed), seconds))
-                odd.append((abs(math.log(xi / believed)) * seconds, job, mate, xi, believed, known))
-        for known, errors in kinds.items():
+        met = [*meetings((one for one in seen if one.mechanism == mechanism), alone, profile, known_as)]
+        for measured, label in ((True, "measured at these batches"), (False, "the nearest batches' instead")):
+            errors = [(one.error, one.seconds) for one in met if one.measured == measured]
             if errors:
                 mean, rms = _bias_and_rms(errors)
-                label = "measured at these batches" if known else "the nearest batches' instead"
                 total = sum(seconds for _, seconds in errors)
                 print(f"  {mechanism:14}{label:32}{total:5.0f} s{mean:+8.3f}{rms:8.3f}")
-        for _, job, mate, xi, believed, known in sorted(odd, reverse=True)[:4]:
-            what = f"{job.task} {job.batch} beside {mate.task} {mate.batch}"
-            print(f"      {what:44}{xi:5.2f} seen, {believed:.2f} believed{'' if known else ', not measured'}")
+        for one in sorted(met, key=lambda one: -abs(one.error) * one.seconds)[:4]:
+            what = f"{one.job.task} {one.job.batch} beside {one.mate.task} {one.mate.batch}"
+            unsure = "" if one.measured else ", not measured"
+            print(f"      {what:44}{one.xi:5.2f} seen, {one.believed:.2f} believed{unsure}")
 
 
 def _bias_and_rms(weighted: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -165,9 +181,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except InputError as error:
-        raise SystemExit(str(error)) from None
-    except OSError as error:
-        raise SystemExit(f"{error.filename}: {error.strerror}") from None
+    in_one_line(main)

@@ -12,7 +12,7 @@ from carpool.core.model import sub_batch
 from carpool.core.perf import Placement
 from carpool.errors import InputError
 from carpool.profile.matrix import Matrix, matrix
-from carpool.profile.measure.conclude import alone_elsewhere, richest
+from carpool.profile.measure.conclude import timed_under
 from carpool.profile.values import Profile, TaskProfile
 from carpool.report.plots import BLUE, GREY, ORANGE
 
@@ -39,10 +39,10 @@ def solo_points(profile: Profile) -> dict[str, list[tuple[int, int, float]]]:
     for point in profile.points:
         if point.gpus == 1:
             found.setdefault(point.task, []).append((point.batch, point.accum, point.iter_s))
-    usual, elsewhere = richest(profile.raw), alone_elsewhere(profile.raw)
+    under = timed_under(profile.raw)
     for done in profile.raw:
         setting = done.samples[0].setting
-        if len(done.samples) == 1 and done.wish.mechanism == elsewhere.get(setting.task, usual):
+        if len(done.samples) == 1 and done.wish.mechanism == under[setting.task]:
             found.setdefault(setting.task, []).append((setting.batch, setting.accum, done.samples[0].iter_s))
     return found
 

@@ -41,10 +41,8 @@ class Naming:
 def conclude(machine: Machine, measurements: Sequence[Measurement], naming: Naming) -> Profile:
     if not measurements:
         raise ProfileError("nothing was measured; give more --minutes")
-    usual, elsewhere = richest(measurements), alone_elsewhere(measurements)
-    runs = solo_runs(measurements, usual)
-    for name, mechanism in elsewhere.items():
-        runs += [run for run in solo_runs(measurements, mechanism) if run.task == name]
+    under = timed_under(measurements)
+    runs = [run for m in sorted({*under.values()}) for run in solo_runs(measurements, m) if under[run.task] == m]
     tasks, names = {}, sorted({run.task for run in runs})
     untold = [name for name in names if len({run.batch / run.accum for run in runs if run.task == name}) < 2]
     for name in names:
@@ -63,7 +61,7 @@ def conclude(machine: Machine, measurements: Sequence[Measurement], naming: Nami
         gpu=Gpu(machine.gpu, machine.memory_bytes, machine.driver, 1),
         mechanisms={m: MECHANISM_NOTES[m] for m in sorted({done.wish.mechanism for done in measurements})},
         noise=noise.told(),
-        notes=(*naming.notes, *_times_notes(usual, elsewhere, tasks, untold), ONE_GPU_NOTE),
+        notes=(*naming.notes, *_times_notes(richest(measurements), under, tasks, untold), ONE_GPU_NOTE),
         tasks=tasks,
         pairs=tuple(pairs),
         groups=tuple(group for done in _sharing(measurements, 3) if (group := _group(done, noise))),
@@ -88,12 +86,10 @@ MECHANISM_NOTES = {
 }
 
 
-def _times_notes(
-    usual: str, elsewhere: Mapping[str, str], told: Collection[str], untold: Sequence[str]
-) -> Iterator[str]:
+def _times_notes(usual: str, under: Mapping[str, str], told: Collection[str], untold: Sequence[str]) -> Iterator[str]:
     apart = ""
     for mechanism in MECHANISMS:
-        names = [name for name in told if elsewhere.get(name) == mechanism]
+        names = [name for name in told if usual != under[name] == mechanism]
         apart += f"; of {', '.join(names)}, under {mechanism}" if names else ""
     yield f"Iteration times are those under {usual}{apart}."
     if untold:
@@ -110,14 +106,13 @@ def richest(measurements: Iterable[Measurement]) -> str:
     return max(dict.fromkeys(names), key=names.count)
 
 
-def alone_elsewhere(measurements: Sequence[Measurement]) -> dict[str, str]:
-    """Tasks that never ran alone under the richest mechanism, and the richest of those under which they did."""
-    usual, alone = richest(measurements), [done for done in measurements if len(done.samples) == 1]
-    found = {}
+def timed_under(measurements: Sequence[Measurement]) -> dict[str, str]:
+    """By task, the mechanism of its times: the richest of all, or of its own where it never ran alone under that."""
+    usual, found = richest(measurements), {}
+    alone = [done for done in measurements if len(done.samples) == 1]
     for name in sorted({done.samples[0].setting.task for done in alone}):
         own = [done for done in alone if done.samples[0].setting.task == name]
-        if all(done.wish.mechanism != usual for done in own):
-            found[name] = richest(own)
+        found[name] = usual if any(done.wish.mechanism == usual for done in own) else richest(own)
     return found
 
 
