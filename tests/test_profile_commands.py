@@ -274,7 +274,7 @@ def documented() -> list[list[str]]:
     return [shlex.split(line.replace("$CARPOOL_DATA", DATA or "")) for line in lines if "--out" in line]
 
 
-@pytest.mark.parametrize(("which", "left"), [(0, 0), (1, 2)])
+@pytest.mark.parametrize(("which", "left"), [(0, 0), (1, 2), (2, 2), (3, 0)])
 def test_the_documented_commands_are_those_that_measured_h200(monkeypatch, which, left):
     """What they plan is what the raw points are, but for two repetitions that the second had no time for."""
     from carpool.gpu import nvml
@@ -299,9 +299,9 @@ def test_the_documented_merge_makes_h200(tmp_path, monkeypatch):
     shipped = load("h200")
     machine = Machine(shipped.gpu.name, shipped.gpu.memory_bytes, shipped.gpu.driver, *shipped.measured.split(", ", 1))
     norms = tuple(name for name, task in shipped.tasks.items() if task.batch_norm)
-    for number, name in enumerate(("first", "second")):
+    for number, name in enumerate(("first", "second", "third", "fourth")):
         own = [replace(done, series=0) for done in shipped.raw if done.series == number]
-        told = Naming("h200" if number == 0 else "alone", "", norms, shipped.notes[:1])
+        told = Naming("h200" if number == 0 else name, "", norms, shipped.notes[:1])
         save(conclude(machine, own, told), tmp_path / f"{name}.json")
     (words,) = [words for words in documented() if words[1:3] == ["profiles", "merge"]]
     assert words[words.index("--out") + 1].endswith("library/h200.json")

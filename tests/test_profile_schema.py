@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from importlib import resources
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from carpool.core.model import Job
 from carpool.core.perf import AllReduce, FittedModel, Placement, UnknownPair
 from carpool.errors import InputError
+from carpool.profile.matrix import cells
 from carpool.profile.measure.raw import Measurement, Sample, Setting, Wish
 from carpool.profile.schema import ProfileError, dumps, load, loads, save, shipped
 from carpool.profile.values import Demand, FitError, Gpu, Group, GroupJob, Memory, Pair, Point, Profile, TaskProfile
@@ -205,7 +207,7 @@ def test_shipped_files_are_small_sound_and_speak_of_no_machine():
     assert shipped() == ["gavel", "h200", "t4"]
     for name in shipped():
         text = (resources.files("carpool.profile") / "library" / f"{name}.json").read_text(encoding="utf-8")
-        assert len(text.encode()) < 120_000
+        assert len(text.encode()) < 250_000
         assert load(name).name == name
         assert dumps(load(name)) == text, "only `carpool fit` writes shipped files"
         assert "/work" not in text
@@ -224,18 +226,20 @@ def test_t4_holds_six_tasks_within_seven_percent():
         assert task.memory.static_bytes + task.memory.bytes_per_sample < profile.gpu.memory_bytes
 
 
-def test_h200_holds_both_mechanisms_at_both_batch_sets():
+def test_h200_holds_every_pair_of_six_tasks_at_two_batches_under_both_mechanisms():
     profile = load("h200")
     assert profile.pair_mechanisms() == ["mps", "time-slicing"]
-    assert len(profile.pairs) == 84
     assert len(profile.groups) == 20
     for mechanism in profile.pair_mechanisms():
-        table = profile.interference(mechanism)
+        table, known = profile.interference(mechanism), cells(profile, mechanism)
+        kinds = {kind for both in known for kind in both}
+        assert len(kinds) == 12
+        assert known.keys() == set(product(kinds, kinds))
         for a in SIX:
             for b in SIX:
                 assert table.pair(a, 1, b, 1) >= 1
     mps, turns = profile.interference("mps"), profile.interference("time-slicing")
-    assert mps.pair("imagenet", 100, "imagenet", 100) < 1.4 < 1.6 < turns.pair("imagenet", 100, "imagenet", 100)
+    assert mps.pair("imagenet", 100, "imagenet", 100) < 1.4 < 1.5 < turns.pair("imagenet", 100, "imagenet", 100)
 
 
 def test_gavel_holds_every_pair_and_runs_in_the_core():

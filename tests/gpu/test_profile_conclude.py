@@ -303,18 +303,19 @@ def test_h200_predicts_repetitions_within_the_stated_intervals():
     for repeated in (done for done in raw if done.wish.run and len(done.samples) == 2):
         rest = [done for done in raw if done is not repeated]
         noise = Noise(rest)
-        first = next(done for done in rest if replace(repeated.wish, run=0) == done.wish)
+        wish = replace(repeated.wish, run=0)
+        first = next(done for done in rest if done.wish == wish and done.series == repeated.series)
         (stated,) = merge([pair_of(first, noise)], noise)
         again = pair_of(repeated, noise).pair
         for xi, (low, high) in ((again.xi_a, stated.interval_a), (again.xi_b, stated.interval_b)):
             number += 1
             inside += low <= xi <= high
-    assert number == 32
+    assert number == 76
     assert inside / number >= 0.9
 
 
 def test_h200_predicts_times_it_has_not_seen_to_five_percent():
-    """Noise of its points, not the form of the curve, stood in the way: either series alone misses the bar."""
+    """Noise of its points, not the form of the curve, stood in the way: a series by itself misses the bar."""
     raw = load("h200").raw
 
     def held_out(some):
@@ -322,10 +323,10 @@ def test_h200_predicts_times_it_has_not_seen_to_five_percent():
         tasks = {run.task for run in runs}
         return [error for task in tasks for error in held_out_errors([run for run in runs if run.task == task])]
 
-    together, *each = (held_out([done for done in raw if done.series in which]) for which in ((0, 1), (0,), (1,)))
-    assert len(together) == 42
-    assert median(together) <= 0.041
-    assert min(map(median, each)) > 0.055
+    assert len(held_out(raw)) == 42
+    assert median(held_out(raw)) <= 0.034
+    for series in (0, 1):
+        assert median(held_out([done for done in raw if done.series == series])) > 0.055
 
 
 @pytest.mark.parametrize("name", sorted(load("h200").tasks))
