@@ -400,13 +400,12 @@ def test_the_paper_reads_the_rows_that_the_script_writes(sim, setting, options, 
         (["--out", str(KEPT), "--report", "none.md"], "none.md: No such file"),
         (["--out", str(KEPT), "--rows", "r.csv", "--truth", "gavel"], "--truth gavel: has no times of bert"),
         (["--out", str(KEPT), "--rows", "r.csv", "--truth", "t4"], "profile t4: it holds no pairs"),
-        (
-            ["--out", str(KEPT), "--rows", "r.csv", "--truth", str(KEPT / "mps-two-at-once.json")],
-            "no pairs for 'time-slicing'; it has mps",
-        ),
+        (["--out", str(KEPT), "--rows", "r.csv", "--truth", "mps.json"], "no pairs for 'time-slicing'; it has mps"),
     ],
 )
 def test_wrong_options_are_refused_in_a_line(arguments, problem, tmp_path):
+    pairs = tuple(pair for pair in load("h200").pairs if pair.mechanism == "mps")
+    save(replace(load("h200"), pairs=pairs), tmp_path / "mps.json")
     command = [sys.executable, str(SCRIPT), "--out", str(tmp_path / "out"), *arguments]
     told = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert told.returncode
