@@ -64,6 +64,7 @@ def run_all(options: argparse.Namespace) -> list[dict[str, Any]]:
         if not warm:
             play(warm_up(jobs, options))
             warm = True
+        print(f"{case.name}: runs, about {needs_s:.0f} s", flush=True)
         model = MeasuredModel(profile, table(case.mechanism, profile))
         outcome = play(run_live(case, jobs, model, PATIENCE * needs_s + 60, options))
         keep(folder, case, outcome)

@@ -88,5 +88,5 @@ class Noise:
 
 
 def _differ(variances: Sequence[float]) -> str:
-    every = sorted(math.sqrt(2 * v) for v in variances)
+    every = sorted(math.expm1(math.sqrt(2 * v)) for v in variances)  # by how much the slower of two takes longer
     return f"{100 * median(every):.1f} % in the median and by up to {100 * every[-1]:.0f} % ({len(every)}"
