@@ -266,6 +266,19 @@ def test_a_pair_that_differs_between_series_has_a_wide_interval():
     assert width(1.5) < 1.05 < 1.5 < width(1.8)
 
 
+def test_a_pair_is_the_same_in_whatever_order_a_session_names_its_jobs():
+    def told(*jobs):
+        first = in_series(0, 1, measured("mps", ("a", 8, 1, 0.15), ("b", 4, 1, 0.33)))
+        return conclude(MACHINE, [*first, *in_series(1, 2, measured("mps", *jobs))], Naming("p"))
+
+    a, b = ("a", 8, 1, 0.08), ("b", 4, 1, 0.18)
+    as_before, turned = told(a, b), told(b, a)
+    assert turned.pairs == as_before.pairs
+    assert (turned.pairs[0].xi_a, turned.pairs[0].xi_b, turned.pairs[0].runs) == (1.55, 1.15, 2)
+    assert turned.kappa == as_before.kappa
+    assert turned.noise == as_before.noise
+
+
 def test_the_noise_says_how_much_series_differ():
     again = measured("mps", ("a", 8, 1, 0.102), run=1)
     assert "Between series" not in Noise(in_series(0, 1, again)).told()

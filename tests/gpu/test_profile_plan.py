@@ -147,7 +147,11 @@ def test_what_was_added_is_read_back_and_a_cut_off_line_is_left_out(tmp_path):
     assert found[0] == alone
     assert found[1].wish == pair.wish
     assert [sample.iter_s for sample in found[1].samples] == [0.2, 0.3]
-    assert RawFile(raw.path, MACHINE).has(pair.wish)
+    again = RawFile(raw.path, MACHINE)
+    assert again.has(pair.wish)
+    assert again.has(replace(pair.wish, settings=pair.wish.settings[::-1])), "tasks may be named in another order"
+    assert not again.has(replace(pair.wish, run=1))
+    assert not again.has(replace(pair.wish, mechanism="time-slicing"))
 
 
 def test_a_file_of_another_gpu_or_of_nonsense_is_refused(tmp_path):

@@ -210,6 +210,11 @@ class Shared:
     """Of both windows."""
     series: int
 
+    def turned(self) -> "Shared":
+        """The same with the second job first."""
+        p, (a, b) = self.pair, self.errors
+        return Shared(Pair(p.b, p.batch_b, p.a, p.batch_a, p.mechanism, p.xi_b, p.xi_a), (b, a), self.series)
+
 
 def pair_of(done: Measurement, noise: Noise) -> Shared | None:
     xi = _slowdowns(done, noise)
@@ -221,17 +226,28 @@ def pair_of(done: Measurement, noise: Noise) -> Shared | None:
 
 
 def merge(measured: Sequence[Shared], noise: Noise) -> list[Pair]:
-    """One pair for all its repetitions: the mean, and the interval of a further one."""
+    """One pair for all its repetitions: the mean, and the interval of a further one.
+
+    Whoever came first in its first run does; another call may have named its tasks in another order.
+    """
     runs: dict[tuple[object, ...], list[Shared]] = {}
     for one in measured:
-        pair = one.pair
-        runs.setdefault((pair.mechanism, pair.a, pair.batch_a, pair.b, pair.batch_b), []).append(one)
+        here, there = _key(one), _key(one.turned())
+        if here not in runs and there in runs:
+            runs[there].append(one.turned())
+        else:
+            runs.setdefault(here, []).append(one)
     merged = []
     for same in runs.values():
         (xi_a, ends_a), (xi_b, ends_b) = (_over_series(same, noise, which) for which in (0, 1))
         both = replace(same[0].pair, xi_a=xi_a, xi_b=xi_b, interval_a=ends_a, interval_b=ends_b, runs=len(same))
         merged.append(both)
     return merged
+
+
+def _key(one: Shared) -> tuple[object, ...]:
+    pair = one.pair
+    return pair.mechanism, pair.a, pair.batch_a, pair.b, pair.batch_b
 
 
 def _over_series(same: Sequence[Shared], noise: Noise, which: int) -> tuple[float, Interval]:

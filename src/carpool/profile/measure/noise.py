@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from statistics import mean, median, variance
 
-from carpool.profile.measure.raw import Measurement, Setting
+from carpool.profile.measure.raw import Measurement, Sample, Setting
 
 NORMAL = 1.96
 PRIOR_WEIGHT = 2
@@ -25,17 +25,19 @@ class Noise:
         self._window: dict[tuple[int, str, Setting], float] = {}
         self._spread: dict[tuple[int, str, str], list[float]] = {}
         self._between: dict[str, list[float]] = {}
-        same: dict[tuple[str, tuple[Setting, ...]], dict[int, list[Measurement]]] = {}
+        same: dict[tuple[str, tuple[Setting, ...]], dict[int, list[list[Sample]]]] = {}
         for done in measurements:
             mechanism, series = done.wish.mechanism, done.series
-            same.setdefault((mechanism, done.wish.settings), {}).setdefault(series, []).append(done)
+            samples = sorted(done.samples, key=lambda sample: sample.setting)  # another call may name them otherwise
+            together = tuple(sample.setting for sample in samples)
+            same.setdefault((mechanism, together), {}).setdefault(series, []).append(samples)
             if len(done.samples) == 1:
                 (sample,) = done.samples
                 self._solo.setdefault((mechanism, sample.setting), {}).setdefault(series, []).append(sample.iter_s)
                 self._window[series, mechanism, sample.setting] = sample.error
         for (mechanism, settings), by_series in same.items():
             for at, setting in enumerate(settings):
-                logs = {n: [math.log(done.samples[at].iter_s) for done in runs] for n, runs in by_series.items()}
+                logs = {n: [math.log(samples[at].iter_s) for samples in runs] for n, runs in by_series.items()}
                 for series, runs in logs.items():
                     if len(runs) > 1:
                         self._spread.setdefault((series, mechanism, setting.task), []).append(variance(runs))

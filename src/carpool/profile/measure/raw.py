@@ -52,6 +52,10 @@ class Wish:
     settings: tuple[Setting, ...]
     run: int = 0
 
+    def same(self, other: "Wish") -> bool:
+        together = sorted(self.settings) == sorted(other.settings)
+        return together and (self.mechanism, self.run) == (other.mechanism, other.run)
+
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
@@ -144,7 +148,8 @@ class RawFile:
             raise ProfileError(f"{path}: cannot write there ({error.strerror}); give another --state") from None
 
     def has(self, wish: Wish) -> bool:
-        return any(done.wish == wish for done in self.measurements)
+        """In whatever order its jobs were named."""
+        return any(done.wish.same(wish) for done in self.measurements)
 
     def add(self, done: Measurement) -> None:
         """Keep it, rounded as the file has it: a later fit of the file gives the very same profile."""
