@@ -303,9 +303,15 @@ def test_every_number_of_h200_follows_from_its_raw_points():
         {m: kappa.kappa for m, kappa in shipped.kappa.items()}, rel=1e-2
     )
     for name, task in shipped.tasks.items():
-        assert again.tasks[name].core().compute(64) == pytest.approx(task.core().compute(64), rel=1e-3)
-        assert again.tasks[name].memory == task.memory
-        assert len(task.demands) == len(again.tasks[name].demands)
+        found, batches = again.tasks[name], sorted({one.batch for one in task.demands})
+        assert len(batches) == 5
+        for batch in batches:
+            assert found.core().compute(batch) == pytest.approx(task.core().compute(batch), rel=1e-3)
+            assert found.busy.share(batch) == pytest.approx(task.busy.share(batch), rel=1e-3)
+        assert (found.memory, found.batch_norm) == (task.memory, task.batch_norm)
+        assert found.error.held_out_median == pytest.approx(task.error.held_out_median, rel=1e-2)
+        told, before = ({(d.mechanism, d.batch): d.demand for d in one.demands} for one in (found, task))
+        assert told == pytest.approx(before, rel=1e-3)
 
 
 def test_h200_predicts_repetitions_within_the_stated_intervals():
@@ -325,6 +331,24 @@ def test_h200_predicts_repetitions_within_the_stated_intervals():
             inside += low <= xi <= high
     assert number == 76
     assert inside / number >= 0.9
+
+
+def test_h200_predicts_a_series_within_the_intervals_of_the_others():
+    """Each pair of a series against the interval that the other series give; two of them know little of a third."""
+    from carpool.profile.measure.conclude import merge, pair_of
+
+    raw, inside, number = load("h200").raw, 0, 0
+    noise = Noise(raw)
+    pairs = [(done, pair_of(done, noise)) for done in raw if len(done.samples) == 2]
+    for done, one in pairs:
+        others = [two for other, two in pairs if other.series != done.series and other.wish.same(done.wish)]
+        if done.wish.run == 0 and others:
+            (stated,) = merge(others, noise)
+            for xi, (low, high) in ((one.pair.xi_a, stated.interval_a), (one.pair.xi_b, stated.interval_b)):
+                number += 1
+                inside += low <= xi <= high
+    assert number == 420
+    assert inside / number >= 0.88
 
 
 def test_h200_predicts_times_it_has_not_seen_to_five_percent():
