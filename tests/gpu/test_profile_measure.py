@@ -116,6 +116,14 @@ def test_a_script_that_cannot_be_measured_is_one_clear_line(how, message):
     assert "Traceback" not in said.err
 
 
+def test_groups_that_cannot_be_measured_are_not_left_out_without_a_word():
+    quick = ("--task", "mine", "--solo", "--repeats", "0", "--accumulation", "2", *training())
+    said = profile("--groups", "1", *quick)
+    assert said.code == 0, said.err
+    assert "without groups: they are measured under MPS only" in said.err
+    assert "without groups" not in profile(*quick).err
+
+
 def test_a_batch_that_did_not_run_is_not_recorded():
     batches = ("--batch", "8,32", "--batch-option", "--batch-size", "--solo", "--repeats", "0", "--accumulation", "2")
     said = profile("--task", "deaf", *batches, *training("--runs-at", "8"))

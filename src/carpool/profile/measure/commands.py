@@ -215,6 +215,8 @@ class Asked:
                 raise InputError(f"--mechanism mps: {reason}")
             click.echo(f"without MPS: {reason}", err=True)
             mechanisms = (TIME_SLICING,)
+        if self.groups and MPS not in mechanisms:
+            click.echo("without groups: they are measured under MPS only", err=True)
         alone = []
         for text in self.alone:
             task, _, sizes = text.partition(":")
