@@ -454,6 +454,29 @@ def test_a_snapshot_carries_the_belief():
     assert restored.belief_version == state.belief_version
 
 
+def test_a_snapshot_does_not_hide_what_a_profile_has_measured_since():
+    """What was learned stays; pairs that nobody knew then are those of the profile."""
+    plain = [(8, 1.9), (64, 3.0)]
+
+    def informed(known):
+        model = belief()
+        for batch, slow in known:
+            model.note("plain", batch, "plain", batch, slow)
+        model.pairs.take_up()
+        return model
+
+    def of(model, batch):
+        return model.slowdown(job("x", batch=batch), 1, [(job("y", batch=batch), 1)])
+
+    before, fresh = informed(plain[:1]), informed(plain)
+    for number in range(4):
+        before.learn(sighting(f"a{number}", [(f"b{number}", "plain")], 1.2, batch=8))
+    restored = informed(plain)
+    restored.restore(json.loads(json.dumps(before.dump())))
+    assert abs(of(restored, 8) / of(before, 8) - 1) < 0.02 < of(fresh, 8) / of(before, 8) - 1
+    assert abs(of(restored, 64) / of(fresh, 64) - 1) < 0.1 < of(fresh, 64) / of(before, 64) - 1
+
+
 def test_beliefs_close_in_on_the_truth():
     random, model = Random(2), belief()
     cells = {(a, b): random.uniform(1.0, 2.6) for a in MODELS for b in MODELS}

@@ -430,8 +430,10 @@ def test_a_busy_port_and_a_home_in_use_are_one_line_each(service, tmp_path):
     said = process("serve", "--home", service.home, "--gpus", 1, "--port", 0)
     assert (said.code, len(said.err.splitlines())) == (2, 1)
     assert "another service" in said.err
-    said = process("serve", "--home", tmp_path / "other", "--policy", "nonsense")
-    assert (said.code, len(said.err.splitlines())) == (2, 1)
+    for option in ("--policy", "--profile"):
+        said = process("serve", "--home", tmp_path / "other", option, "nonsense")
+        assert (said.code, len(said.err.splitlines())) == (2, 1)
+        assert "nonsense" in said.err
     assert service.json("jobs") is not None  # the first one did not notice
 
 

@@ -2,15 +2,18 @@
 
 import asyncio
 import os
+from dataclasses import replace
 
 import pytest
 from living import one, output, python, serving, shell, started, state, until
 
 from carpool.core.model import Limits
+from carpool.core.perf import Placement
 from carpool.errors import InputError
 from carpool.live import home as homes
 from carpool.live.errors import HomeInUse, NoSuchJob, WrongState
 from carpool.live.executors.processes import start_ticks
+from carpool.profile.schema import load, save
 
 
 def test_a_gang_finds_its_place_and_nothing_of_the_services_environment(home, monkeypatch):
@@ -161,6 +164,27 @@ def test_what_could_never_run_is_refused_whole(home):
             with pytest.raises(InputError, match="may hold 1"):
                 await one(service, shell("true", gpus=2))
             assert await service.wait(await one(service, shell("true", gpus=2), "bob")) == "finished"
+
+    asyncio.run(play())
+
+
+def test_a_profile_that_is_given_is_believed_and_may_be_another_at_the_next_start(home, tmp_path):
+    known = load("t4").tasks["bert"]
+    save(replace(load("t4"), name="mine", tasks={"own": known}), tmp_path / "mine.json")
+    spec = shell("sleep 60", model="own", iterations=10, batch=8)
+
+    async def play():
+        async with serving(home) as service:
+            assert "nothing known of it" in service.dry_run(spec, "eve")["run"]["source"]
+        async with serving(home, profile=str(tmp_path / "mine.json")) as service:
+            alone_s = 10 * known.core().iteration(8, 1, Placement(1, 1))
+            assert service.dry_run(spec, "eve")["run"]["value"] == pytest.approx(alone_s)
+            job = await one(service, spec)
+            await started(service, job)
+        async with serving(home) as service:  # which does not know the job's model
+            assert state(service, job) == "running"
+            await service.cancel(job)
+            await service.wait(job)
 
     asyncio.run(play())
 

@@ -35,6 +35,9 @@ def restore(belief: "Belief", data: dict[str, Any]) -> None:
 
     belief.version = data["version"]
     rows = [(_cell(row[:4]), Seen(row[4], row[5]), Seen(row[6], row[7])) for row in data["pairs"]]
+    told = {cell for cell, _, _ in rows}
+    since = [row for row in belief.pairs.rows.values() if row.cell not in told]  # by a profile that has more by now
+    rows += [(row.cell, row.known, row.used) for row in since]
     belief.pairs = belief.interference.pairs = PairBelief.remembering(belief.pairs.prior, rows)
     belief.speeds = Speeds(
         {Place(*row[:5]): Times(*row[5:]) for row in data["times"]},

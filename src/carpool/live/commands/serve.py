@@ -35,22 +35,24 @@ OPEN = "anybody who reaches {host} can talk to this service, and tokens travel i
 @click.option("--gpus", type=click.IntRange(1, 4096), help="Logical GPUs instead of those that NVML finds.")
 @click.option("--policy", default="sjf-bsbf", show_default=True, help="See `carpool policies`.")
 @click.option("--jobs-per-gpu", type=click.IntRange(1, 100), default=2, show_default=True, help="Most jobs on a GPU.")
+@click.option("--profile", help="What is known of jobs: a shipped name or a file.  [default: h200 on an H200, else t4]")
 @click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="0: any free one.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--host-name", "names", multiple=True, help="A name by which clients reach it, besides loopback.")
-def serve(
-    home: Path | None, gpus: int | None, policy: str, jobs_per_gpu: int, port: int, host: str, names: tuple[str, ...]
-) -> None:
+def serve(home: Path | None, port: int, host: str, names: tuple[str, ...], **options: Any) -> None:
     """Schedule jobs on this machine, in the foreground, until SIGTERM. Jobs outlive it."""
     _check_installed()
     from carpool import policies
+    from carpool.profile.schema import load
 
-    policies.make(policy)
+    policies.make(options["policy"])
+    if options["profile"] is not None:
+        load(options["profile"])
     place = Home(home)
     place.create()
     with _bound(host, port) as listening:
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-        code = asyncio.run(_serve(place, listening, names, policy=policy, gpus=gpus, jobs_per_gpu=jobs_per_gpu))
+        code = asyncio.run(_serve(place, listening, names, **options))
     sys.exit(code)
 
 

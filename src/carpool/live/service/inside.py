@@ -44,10 +44,12 @@ class Inside:
         executor: Executor | None = None,
         clock: Clock | None = None,
         perf: PerformanceModel | None = None,
+        profile: str | None = None,
         keep: Keep | None = None,
     ) -> None:
         """`gpus`: so many logical slots; None: the GPUs that NVML finds, and of these only those with the UUIDs `only`,
-        the same as long as the home lives. `perf`: a belief that does not learn."""
+        the same as long as the home lives. `perf`: a belief that does not learn. `profile`: what is believed of jobs
+        before they are seen."""
         self.home = home
         self.policy = policy
         self.jobs_per_gpu = jobs_per_gpu
@@ -57,7 +59,7 @@ class Inside:
         self._gpus, self._gpu_memory, self._only, self._mps = gpus, gpu_memory, only, mps
         self._executor = executor or LocalExecutor(home)
         self._clock = clock or RealClock()
-        self._perf = perf
+        self._perf, self._profile = perf, profile
         self._store = Store(home.journal)
         self._users: dict[str, Row] = {}
         self._watch = Watch(self._executor, lambda job: job in self.specs and self.specs[job].iterations is not None)

@@ -31,11 +31,17 @@ class Source:
 
 class Knowledge:
     def __init__(
-        self, gpus: int, mechanism: str, gpu_names: Iterable[str] = (), perf: PerformanceModel | None = None
+        self,
+        gpus: int,
+        mechanism: str,
+        gpu_names: Iterable[str] = (),
+        perf: PerformanceModel | None = None,
+        profile: str | None = None,
     ) -> None:
-        """`perf`: a model that is given and does not learn, for tests."""
+        """`perf`: a model that is given and does not learn, for tests. `profile`: a shipped name or a file; without
+        one, that of the GPU where we ship it."""
         h200 = any("H200" in name for name in gpu_names)
-        self.profile = load("h200" if h200 else "t4")
+        self.profile = load(profile or ("h200" if h200 else "t4"))
         self._tasks = self.profile.core_tasks()
         self._gpus = gpus
         self._mechanism = mechanism

@@ -77,7 +77,9 @@ class Service(Reading):
                 self._gpus, self._gpu_memory, self.home, only=self._only, without_mps=self._why_without_mps()
             )
             machine = self._machine
-            self._knowledge = Knowledge(len(machine.slots), machine.mechanism, machine.names.values(), self._perf)
+            self._knowledge = Knowledge(
+                len(machine.slots), machine.mechanism, machine.names.values(), self._perf, self._profile
+            )
             loaded = await recovery.load(self._store, self._new_scheduler)
             scheduler = loaded.scheduler
         except StoreError as error:
