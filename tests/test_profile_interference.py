@@ -1,6 +1,7 @@
 """What `--interference` accepts, and how each wrong text is refused."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -8,6 +9,7 @@ from carpool.core.perf import ConstantInterference
 from carpool.profile.interference import read_interference
 from carpool.profile.rows import merge_pairs, read_pairs
 from carpool.profile.schema import ProfileError
+from carpool.profile.values import Pair
 
 GOOD = ",a,b\na,1.5,2.5\nb,1.25,1\n"
 
@@ -123,3 +125,12 @@ def test_repeated_pairs_become_one_with_an_interval(tmp_path):
     assert (pair.xi_a, pair.interval_a, pair.runs, pair.source) == (3.0, (2.5, 3.5), 2, "1.csv, 2.csv")
     assert (pair.xi_b, pair.interval_b) == (1.25, (1.25, 1.25))
     assert len(merged) == 3
+
+
+def test_a_pair_named_the_other_way_round_is_the_same():
+    one = Pair("a", 8, "b", 4, "mps", 2.0, 1.0, (1.9, 2.1), (0.9, 1.1))
+    assert one.turned() == Pair("b", 4, "a", 8, "mps", 1.0, 2.0, (0.9, 1.1), (1.9, 2.1))
+    other = Pair("b", 4, "a", 8, "mps", 1.5, 3.0)
+    (merged,) = merge_pairs([one, other])
+    assert (merged.who, merged.xi_a, merged.xi_b, merged.runs) == (one.who, 2.5, 1.25, 2)
+    assert len(merge_pairs([one, replace(other, batch_b=4)])) == 2

@@ -140,10 +140,15 @@ def _matrix_pairs(matrix: dict[tuple[str, str], float], mechanism: str, source: 
 
 
 def merge_pairs(pairs: Iterable[Pair]) -> list[Pair]:
-    """One pair for all runs of the same jobs, batches and mechanism: the mean, with the range as its interval."""
-    runs: dict[tuple[str, int, str, int, str], list[Pair]] = {}
-    for p in pairs:
-        runs.setdefault((p.a, p.batch_a, p.b, p.batch_b, p.mechanism), []).append(p)
+    """One pair for all runs of the same jobs, batches and mechanism: the mean, with the range as its interval.
+
+    Files may name the two in another order: they stay as in the first.
+    """
+    runs: dict[tuple[object, ...], list[Pair]] = {}
+    for one in pairs:
+        turned = one.turned()
+        like = turned if one.who not in runs and turned.who in runs else one
+        runs.setdefault(like.who, []).append(like)
     return [_merged(same) if len(same) > 1 else same[0] for same in runs.values()]
 
 

@@ -129,6 +129,15 @@ class Pair:
     runs: int = 1
     source: str | None = None
 
+    @property
+    def who(self) -> tuple[str, str, int, str, int]:
+        return self.mechanism, self.a, self.batch_a, self.b, self.batch_b
+
+    def turned(self) -> "Pair":
+        """The same with the second job first."""
+        swapped = replace(self, a=self.b, batch_a=self.batch_b, b=self.a, batch_b=self.batch_a)
+        return replace(swapped, xi_a=self.xi_b, xi_b=self.xi_a, interval_a=self.interval_b, interval_b=self.interval_a)
+
     def rounded(self, decimals: int) -> "Pair":
         """Far finer than two runs of the same pair agree."""
 

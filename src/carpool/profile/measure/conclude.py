@@ -212,8 +212,7 @@ class Shared:
 
     def turned(self) -> "Shared":
         """The same with the second job first."""
-        p, (a, b) = self.pair, self.errors
-        return Shared(Pair(p.b, p.batch_b, p.a, p.batch_a, p.mechanism, p.xi_b, p.xi_a), (b, a), self.series)
+        return Shared(self.pair.turned(), self.errors[::-1], self.series)
 
 
 def pair_of(done: Measurement, noise: Noise) -> Shared | None:
@@ -232,22 +231,15 @@ def merge(measured: Sequence[Shared], noise: Noise) -> list[Pair]:
     """
     runs: dict[tuple[object, ...], list[Shared]] = {}
     for one in measured:
-        here, there = _key(one), _key(one.turned())
-        if here not in runs and there in runs:
-            runs[there].append(one.turned())
-        else:
-            runs.setdefault(here, []).append(one)
+        turned = one.turned()
+        like = turned if one.pair.who not in runs and turned.pair.who in runs else one
+        runs.setdefault(like.pair.who, []).append(like)
     merged = []
     for same in runs.values():
         (xi_a, ends_a), (xi_b, ends_b) = (_over_series(same, noise, which) for which in (0, 1))
         both = replace(same[0].pair, xi_a=xi_a, xi_b=xi_b, interval_a=ends_a, interval_b=ends_b, runs=len(same))
         merged.append(both)
     return merged
-
-
-def _key(one: Shared) -> tuple[object, ...]:
-    pair = one.pair
-    return pair.mechanism, pair.a, pair.batch_a, pair.b, pair.batch_b
 
 
 def _over_series(same: Sequence[Shared], noise: Noise, which: int) -> tuple[float, Interval]:
