@@ -205,6 +205,17 @@ def in_series(number, faster, *more):
 ALONE = (("a", 8, 0.1), ("a", 16, 0.12), ("b", 4, 0.3), ("b", 8, 0.5))
 
 
+def test_jobs_together_that_never_ran_alone_in_their_series_are_told_of():
+    pair = measured("mps", ("a", 8, 1, 0.15), ("b", 4, 1, 0.33))
+    note = "2 of the measurements tell no slow-down: not all their jobs ran alone in the same series."
+    used, unused = in_series(0, 1, pair), [replace(pair, series=1), replace(pair, series=2)]
+    found = conclude(MACHINE, [*used, *unused], Naming("p"))
+    assert note in found.notes
+    assert [pair.runs for pair in found.pairs] == [1]
+    assert OWN_NOTES.fullmatch(note)
+    assert not any("no slow-down" in note for note in conclude(MACHINE, used, Naming("p")).notes)
+
+
 def test_a_slow_down_is_relative_to_the_job_alone_in_its_own_series():
     pair, swift = (measured("mps", ("a", 8, 1, 0.15 / f), ("b", 4, 1, 0.33 / f)) for f in (1, 2))
     crowd = measured("mps", ("a", 8, 1, 0.1), ("a", 8, 1, 0.1), ("b", 4, 1, 0.3))

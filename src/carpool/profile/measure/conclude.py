@@ -61,7 +61,12 @@ def conclude(machine: Machine, measurements: Sequence[Measurement], naming: Nami
         gpu=Gpu(machine.gpu, machine.memory_bytes, machine.driver, 1),
         mechanisms={m: MECHANISM_NOTES[m] for m in sorted({done.wish.mechanism for done in measurements})},
         noise=noise.told(),
-        notes=(*naming.notes, *_times_notes(richest(measurements), under, tasks, untold), ONE_GPU_NOTE),
+        notes=(
+            *naming.notes,
+            *_times_notes(richest(measurements), under, tasks, untold),
+            *_unused_note(measurements, noise),
+            ONE_GPU_NOTE,
+        ),
         tasks=tasks,
         pairs=tuple(pairs),
         groups=tuple(group for done in _sharing(measurements, 3) if (group := _group(done, noise))),
@@ -76,6 +81,7 @@ _UNDER = f"under ({'|'.join(MECHANISMS)})"
 OWN_NOTES = re.compile(
     rf"Iteration times are those {_UNDER}(; of .+, {_UNDER})*\."
     r"|No iteration times of .+: alone at one batch size only\."
+    r"|\d+ of the measurements tell no slow-down: .+\."
     rf"|{re.escape(ONE_GPU_NOTE)}"
 )
 """What is written here, and not by a person; who concludes anew does not keep it."""
@@ -94,6 +100,12 @@ def _times_notes(usual: str, under: Mapping[str, str], told: Collection[str], un
     yield f"Iteration times are those under {usual}{apart}."
     if untold:
         yield f"No iteration times of {', '.join(untold)}: alone at one batch size only."
+
+
+def _unused_note(measurements: Iterable[Measurement], noise: Noise) -> Iterator[str]:
+    unused = [done for done in measurements if len(done.samples) > 1 and _slowdowns(done, noise) is None]
+    if unused:
+        yield f"{len(unused)} of the measurements tell no slow-down: not all their jobs ran alone in the same series."
 
 
 def richest(measurements: Iterable[Measurement]) -> str:
