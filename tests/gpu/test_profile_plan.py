@@ -158,6 +158,13 @@ def test_a_file_of_another_gpu_or_of_nonsense_is_refused(tmp_path):
     RawFile(tmp_path / "r.jsonl", MACHINE)
     with pytest.raises(InputError, match="measured on NVIDIA Test, and this is Other; give another --state"):
         RawFile(tmp_path / "r.jsonl", replace(MACHINE, gpu="Other"))
+    RawFile(tmp_path / "u.jsonl", replace(MACHINE, uuid="GPU-1"))
+    with pytest.raises(InputError, match=r"another NVIDIA Test \(GPU-1\), .+ this one \(GPU-2\) .+ profiles merge"):
+        RawFile(tmp_path / "u.jsonl", replace(MACHINE, uuid="GPU-2"))
+    assert RawFile(tmp_path / "u.jsonl", replace(MACHINE, uuid="GPU-1")).machine.uuid == "GPU-1"
+    assert RawFile(tmp_path / "r.jsonl", replace(MACHINE, uuid="GPU-1")).machine == MACHINE, (
+        "an older file says nothing"
+    )
     (tmp_path / "n.jsonl").write_text('{"version": 9}\n')
     with pytest.raises(InputError, match="newer than this Carpool reads"):
         read(tmp_path / "n.jsonl")

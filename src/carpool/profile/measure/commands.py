@@ -314,7 +314,7 @@ def _machine(gpu: Gpu) -> Machine:
     if device is None:
         return Machine("CPU", None, None, today, software)
     idle = None if nvml.processes(device.uuid) else nvml.free_memory(device.uuid)
-    return Machine(device.name, idle or device.memory, device.driver, today, software)
+    return Machine(device.name, idle or device.memory, device.driver, today, software, device.uuid)
 
 
 def _remarks(outcome: Outcome) -> list[str]:

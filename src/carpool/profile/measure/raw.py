@@ -15,8 +15,8 @@ from typing import Any
 
 from carpool.profile.fields import Fields, ProfileError
 
-VERSION = 2
-"""1 did not say what was run."""
+VERSION = 3
+"""1 did not say what was run, 2 not on which GPU of its kind."""
 MECHANISMS = ("mps", "time-slicing", "unknown")
 
 
@@ -80,6 +80,8 @@ class Machine:
     driver: str | None
     date: str
     software: str
+    uuid: str | None = None
+    """Which GPU of its kind; a merged profile, a file that is older than this record and a processor have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +172,12 @@ class RawFile:
             raise ProfileError(
                 f"{self.path}: measured on {found.machine.gpu}, and this is {self.machine.gpu}; give another --state"
             )
+        there, here = found.machine.uuid, self.machine.uuid
+        if there is not None and here is not None and there != here:
+            raise ProfileError(
+                f"{self.path}: measured on another {self.machine.gpu} ({there}), and times alone of this one ({here}) "
+                "may differ; give another --state, and make one profile of both with `carpool profiles merge`"
+            )
         for task in sorted(tasks_of(found.measurements) & set(self._origins)):
             before, now = found.origins.get(task), self._origins[task]
             if before is None:
@@ -227,6 +235,7 @@ def read(path: str | Path) -> Contents:
         driver=header.maybe("driver", header.text),
         date=header.text("date"),
         software=header.text("software"),
+        uuid=header.maybe("uuid", header.text),
     )
     header.done()
     found = Contents(machine, [])
