@@ -18,7 +18,7 @@ from calling import COMMAND, call, environment
 from carpool import channel
 from carpool.gpu import mps, nvml
 from carpool.profile.measure import commands, pool, session, timing, worker
-from carpool.profile.measure.raw import Setting
+from carpool.profile.measure.raw import Machine, RawFile, Setting, read
 from carpool.profile.schema import load
 
 FAKE = str(Path(__file__).parent / "fake_training.py")
@@ -73,6 +73,34 @@ def test_the_same_call_goes_on_where_the_budget_ended():
     again = call("profile", "--minutes", "0", "--name", "mine", "--json")
     assert again.out == written, "a fit of the same measurements is the same"
     assert json.loads(written)["tasks"]["mine"]["busy"]
+
+
+@pytest.mark.parametrize(("held", "told"), [(True, "holds here"), (False, "does NOT hold here")])
+def test_whether_the_memory_limit_holds_is_known_to_later_calls(held, told):
+    arguments = ("--task", "mine", "--solo", "--repeats", "0", "--accumulation", "2", *training())
+    assert profile(*arguments).code == 0
+    assert load("mine.json").notes[0].startswith("Iteration times")
+    RawFile("mine.raw.jsonl", read("mine.raw.jsonl").machine).keep_memory_limit(held)
+    for again in (lambda: call("profile", "--minutes", "0", "--name", "mine"), lambda: profile(*arguments)):
+        assert again().code == 0
+        assert load("mine.json").notes[0].startswith(f"MPS: the memory limit of a client {told}")
+
+
+def test_the_memory_limit_is_tried_once(monkeypatch, tmp_path):
+    tried = []
+
+    @contextmanager
+    def daemon(folder, uuids):
+        yield SimpleNamespace(check=lambda uuid: tried.append(uuid) or SimpleNamespace(limited=True))
+
+    monkeypatch.setattr(session.mps, "Daemon", daemon)
+    monkeypatch.setattr(session.Pool, "warm", lambda self, copies: {})
+    raw = RawFile("raw.jsonl", Machine("NVIDIA Test", None, None, "today", "test"))
+    gpu = session.Gpu(nvml.Device(0, "GPU-1", "NVIDIA Test", 1, "1"))
+    for _ in range(2):
+        session.Session([], raw, gpu, tmp_path)._phase(session.Phase("mps", ()), tmp_path / "phase")
+    assert tried == ["GPU-1"]
+    assert read("raw.jsonl").memory_limit is True
 
 
 def test_a_budget_too_short_for_a_fit_says_that_the_same_call_goes_on(monkeypatch):
@@ -250,7 +278,6 @@ def batches_in(name):
 
 def test_a_task_that_fails_costs_itself_alone(monkeypatch):
     from carpool.profile.measure.plan import Scope, Source, plan
-    from carpool.profile.measure.raw import Machine, RawFile
     from carpool.profile.measure.session import Gpu, Session
 
     good = Source("good", (sys.executable, FAKE), "--batch-size", (8,))

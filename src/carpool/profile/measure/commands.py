@@ -78,7 +78,7 @@ def profile(as_json: bool, **told: Any) -> None:
             raise InputError("--minutes 0 only fits what was measured before; say with --name what")
         state = asked.state or f"{name}.raw.jsonl"
         before = read(state)
-        machine, measurements = before.machine, before.measurements
+        machine, measurements, limit = before.machine, before.measurements, before.memory_limit
         asked.check_batch_norm(tasks_of(measurements))
     else:
         gpu = asked.gpu()
@@ -93,12 +93,12 @@ def profile(as_json: bool, **told: Any) -> None:
             click.echo(f"{state}: does not say what was measured as {task}; taken to be this command", err=True)
         with _telling_what_is_kept(raw):
             outcome = _measure(job, raw, asked.minutes, quiet=as_json)
-        machine, measurements = raw.machine, raw.measurements
+        machine, measurements, limit = raw.machine, raw.measurements, raw.memory_limit
     for problem in outcome.problems:
         click.echo(f"left out: {problem}", err=True)
     if not measurements:
         raise InputError(outcome.problems[0] if outcome.problems else "nothing was measured; give more --minutes")
-    naming = Naming(name, asked.description, _batch_norm(asked, measurements), (*asked.note, *_remarks(outcome)))
+    naming = Naming(name, asked.description, _batch_norm(asked, measurements), (*asked.note, *_remarks(limit)))
     try:
         found = conclude(machine, measurements, naming)
     except ProfileError as error:
@@ -317,10 +317,10 @@ def _machine(gpu: Gpu) -> Machine:
     return Machine(device.name, idle or device.memory, device.driver, today, software, device.uuid)
 
 
-def _remarks(outcome: Outcome) -> list[str]:
-    if outcome.memory_limit is None:
+def _remarks(memory_limit: bool | None) -> list[str]:
+    if memory_limit is None:
         return []
-    holds = "holds" if outcome.memory_limit else "does NOT hold"
+    holds = "holds" if memory_limit else "does NOT hold"
     return [f"MPS: the memory limit of a client {holds} here (tried with a client that asked for more)."]
 
 

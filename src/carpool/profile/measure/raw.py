@@ -1,8 +1,8 @@
 """The raw file of a measurement: one line for each, appended as it is made, so that a broken-off call can be resumed.
 
-The first line names the GPU, the driver and the date. A line with `command` says what was run as a task; all others
-hold one measurement: a mechanism, and the time of an iteration for every job that ran together. `session.py` writes it,
-`conclude.py` fits to it.
+The first line names the GPU, the driver and the date. A line with `command` says what was run as a task, one with
+`memory_limit` whether MPS keeps a client below its own; all others hold one measurement: a mechanism, and the time of
+an iteration for every job that ran together. `session.py` writes it, `conclude.py` fits to it.
 """
 
 import hashlib
@@ -115,7 +115,7 @@ class Origin:
         return (Path(first).name, *rest, self.sha256)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Contents:
     """A raw file as it was read."""
 
@@ -123,6 +123,8 @@ class Contents:
     measurements: list[Measurement]
     origins: dict[str, Origin] = field(default_factory=dict)
     """By task; without those of files that are older than this record."""
+    memory_limit: bool | None = None
+    """Did MPS keep a client below its memory limit? None: not tried."""
 
 
 class RawFile:
@@ -139,6 +141,7 @@ class RawFile:
         self.unsure: list[str] = []
         self.machine = machine
         self.measurements: list[Measurement] = []
+        self.memory_limit: bool | None = None
         if _begun(self.path):
             self._take_up(read(self.path))
             _cut_torn_line(self.path)
@@ -161,11 +164,18 @@ class RawFile:
             if task in self._origins and task not in self._known:
                 self._known[task] = self._origins[task]
                 lines.insert(0, json.dumps({"task": task, **asdict(self._origins[task])}))
+        self._append(lines)
+        self.measurements.append(rounded)
+
+    def keep_memory_limit(self, holds: bool) -> None:
+        self._append([json.dumps({"memory_limit": holds})])
+        self.memory_limit = holds
+
+    def _append(self, lines: Iterable[str]) -> None:
         with self.path.open("a", encoding="utf-8") as file:
             file.write("".join(f"{line}\n" for line in lines))
             file.flush()
             os.fsync(file.fileno())
-        self.measurements.append(rounded)
 
     def _take_up(self, found: Contents) -> None:
         if found.machine.gpu != self.machine.gpu:
@@ -189,7 +199,7 @@ class RawFile:
                 )
             else:
                 self._known[task] = before
-        self.machine, self.measurements = found.machine, found.measurements
+        self.machine, self.measurements, self.memory_limit = found.machine, found.measurements, found.memory_limit
 
 
 def _told(before: Origin, now: Origin) -> str:
@@ -243,6 +253,9 @@ def read(path: str | Path) -> Contents:
         fields = Fields(_json(line, path, number), str(path), f"line {number}")
         if "command" in fields:
             found.origins.update([_origin(fields)])
+        elif "memory_limit" in fields:
+            found.memory_limit = fields.flag("memory_limit")
+            fields.done()
         else:
             found.measurements.append(measurement(fields))
     return found

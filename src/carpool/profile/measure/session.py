@@ -63,8 +63,6 @@ class Outcome:
     left: int = 0
     """Wishes for which the budget did not suffice."""
     problems: list[str] = field(default_factory=list)
-    memory_limit: bool | None = None
-    """Did MPS keep a client below its memory limit? None: not tried."""
 
 
 @dataclass(slots=True)
@@ -98,8 +96,8 @@ class Session:
             daemon = None
             if phase.mechanism == MPS and self.gpu.device is not None:
                 daemon = stack.enter_context(mps.Daemon(self.folder / "mps", [self.gpu.device.uuid]))
-                if self.outcome.memory_limit is None:
-                    self.outcome.memory_limit = daemon.check(self.gpu.device.uuid).limited
+                if self.raw.memory_limit is None:
+                    self.raw.keep_memory_limit(daemon.check(self.gpu.device.uuid).limited)
             ground = Ground(self.gpu, daemon)
             pool = stack.enter_context(Pool(folder, self._command, ground, self.deadline, self.at_once))
             number = sum(phase.copies().values())
