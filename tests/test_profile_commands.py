@@ -276,7 +276,7 @@ def documented() -> list[list[str]]:
 
 @pytest.mark.parametrize(("which", "left"), [(0, 0), (1, 2), (2, 2), (3, 0)])
 def test_the_documented_commands_are_those_that_measured_h200(monkeypatch, which, left):
-    """What they plan is what the raw points are, but for two repetitions that the second had no time for."""
+    """What they plan is what the raw points are, but for repetitions that two of them had no time for."""
     from carpool.gpu import nvml
     from carpool.profile.measure import commands
     from carpool.profile.measure.plan import plan

@@ -23,7 +23,7 @@ from carpool.profile.measure import examples
 from carpool.profile.measure.conclude import Naming, conclude
 from carpool.profile.measure.plan import MPS, TIME_SLICING, Scope, Source, plan
 from carpool.profile.measure.pool import Pool
-from carpool.profile.measure.raw import Machine, Measurement, Origin, RawFile, Setting, read, tasks_of
+from carpool.profile.measure.raw import Contents, Machine, Measurement, Origin, RawFile, Setting, read, tasks_of
 from carpool.profile.measure.session import Gpu, Ground, Outcome, Session
 from carpool.profile.measure.timing import Windows
 from carpool.profile.measure.worker import ENDLESS, WorkerError
@@ -77,9 +77,8 @@ def profile(as_json: bool, **told: Any) -> None:
         if name is None:
             raise InputError("--minutes 0 only fits what was measured before; say with --name what")
         state = asked.state or f"{name}.raw.jsonl"
-        before = read(state)
-        machine, measurements, limit = before.machine, before.measurements, before.memory_limit
-        asked.check_batch_norm(tasks_of(measurements))
+        known: Contents | RawFile = read(state)
+        asked.check_batch_norm(tasks_of(known.measurements))
     else:
         gpu = asked.gpu()
         sources = asked.sources(gpu)
@@ -87,20 +86,21 @@ def profile(as_json: bool, **told: Any) -> None:
         _check(job)
         name = name or sources[0].task
         state = asked.state or f"{name}.raw.jsonl"
-        raw = RawFile(state, _machine(gpu), {source.task: Origin.of(source.command) for source in sources})
+        known = raw = RawFile(state, _machine(gpu), {source.task: Origin.of(source.command) for source in sources})
         asked.check_batch_norm({source.task for source in sources} | tasks_of(raw.measurements))
         for task in raw.unsure:
             click.echo(f"{state}: does not say what was measured as {task}; taken to be this command", err=True)
         with _telling_what_is_kept(raw):
             outcome = _measure(job, raw, asked.minutes, quiet=as_json)
-        machine, measurements, limit = raw.machine, raw.measurements, raw.memory_limit
+    measurements = known.measurements
     for problem in outcome.problems:
         click.echo(f"left out: {problem}", err=True)
     if not measurements:
         raise InputError(outcome.problems[0] if outcome.problems else "nothing was measured; give more --minutes")
-    naming = Naming(name, asked.description, _batch_norm(asked, measurements), (*asked.note, *_remarks(limit)))
+    notes = (*asked.note, *_remarks(known.memory_limit))
+    naming = Naming(name, asked.description, _batch_norm(asked, measurements), notes)
     try:
-        found = conclude(machine, measurements, naming)
+        found = conclude(known.machine, measurements, naming)
     except ProfileError as error:
         if outcome.left <= 0:
             raise

@@ -52,7 +52,9 @@ def conclude(machine: Machine, measurements: Sequence[Measurement], naming: Nami
         norm = name in naming.batch_norm if naming.batch_norm else None
         tasks[name] = replace(_task(own, _contexts(measurements, name)), batch_norm=norm)
     noise = Noise(measurements)
-    shared = [one for done in _sharing(measurements, 2) if (one := pair_of(done, noise))]
+    together = [done for done in measurements if len(done.samples) > 1]
+    shared = [one for done in together if len(done.samples) == 2 and (one := pair_of(done, noise))]
+    groups = [group for done in together if len(done.samples) > 2 and (group := _group(done, noise))]
     pairs = [pair.rounded(3) for pair in merge(shared, noise)]
     tasks, kappa = _predictors(tasks, pairs, _beside(shared, measurements))
     return Profile(
@@ -64,12 +66,12 @@ def conclude(machine: Machine, measurements: Sequence[Measurement], naming: Nami
         notes=(
             *naming.notes,
             *_times_notes(richest(measurements), under, tasks, untold),
-            *_unused_note(measurements, noise),
+            *_unused_note(len(together) - len(shared) - len(groups)),
             ONE_GPU_NOTE,
         ),
         tasks=tasks,
         pairs=tuple(pairs),
-        groups=tuple(group for done in _sharing(measurements, 3) if (group := _group(done, noise))),
+        groups=tuple(groups),
         kappa=kappa,
         measured=f"{machine.date}, {machine.software}",
         raw=tuple(measurements),
@@ -102,10 +104,9 @@ def _times_notes(usual: str, under: Mapping[str, str], told: Collection[str], un
         yield f"No iteration times of {', '.join(untold)}: alone at one batch size only."
 
 
-def _unused_note(measurements: Iterable[Measurement], noise: Noise) -> Iterator[str]:
-    unused = [done for done in measurements if len(done.samples) > 1 and _slowdowns(done, noise) is None]
+def _unused_note(unused: int) -> Iterator[str]:
     if unused:
-        yield f"{len(unused)} of the measurements tell no slow-down: not all their jobs ran alone in the same series."
+        yield f"{unused} of the measurements tell no slow-down: not all their jobs ran alone in the same series."
 
 
 def richest(measurements: Iterable[Measurement]) -> str:
@@ -198,12 +199,6 @@ def _memory(runs: Sequence[Run], contexts: Sequence[int]) -> Memory | None:
         origin += "; one batch only, so rows with accumulation stand for smaller ones"
     memory = memory_line(told, 1.0, context)
     return replace(memory, source=f"{memory.source}; the context was {origin}")
-
-
-def _sharing(measurements: Iterable[Measurement], at_least: int) -> list[Measurement]:
-    if at_least == 2:
-        return [done for done in measurements if len(done.samples) == 2]
-    return [done for done in measurements if len(done.samples) >= at_least]
 
 
 def _slowdowns(done: Measurement, noise: Noise) -> list[float] | None:
