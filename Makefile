@@ -50,7 +50,7 @@ bench: install
 	$(BIN)/python bench/speed.py
 
 study: install
-	$(BIN)/carpool study --out docs --cache out/study.jsonl
+	$(BIN)/carpool study --out docs/experiments --cache out/study.jsonl
 
 clean:
 	rm -rf $(VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

@@ -1,4 +1,4 @@
-"""A policy of one's own, complete: see docs/policies.md."""
+"""A policy of one's own, complete: see docs/how-to/write-a-policy.md."""
 
 from dataclasses import dataclass
 

@@ -30,7 +30,7 @@ def test_a_policy_of_ones_own():
 
 def test_the_policy_in_the_document_is_the_example():
     code = (ROOT / "examples" / "longest_first.py").read_text().split('"""', 2)[2].strip()
-    assert code in (ROOT / "docs" / "policies.md").read_text()
+    assert code in (ROOT / "docs" / "explanation" / "policies.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -367,7 +367,7 @@ def test_how_numbers_read():
 
 
 def test_the_papers_numbers_contradict_each_other():
-    """Why some of its numbers are left out or doubted; `docs/paper.md` cites this test."""
+    """Why some of its numbers are left out or doubted; `docs/explanation/paper.md` cites this test."""
     printed = configuration.load().paper
     small = 2
     assert printed.queue["III"]["pollux"][small] > printed.jct["III"]["pollux"][small], "queues longer than it takes"

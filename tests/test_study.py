@@ -12,7 +12,7 @@ from carpool import policies
 from carpool.core.perf import ConstantInterference
 from carpool.profile.interference import read_interference
 from carpool.report import plots
-from carpool.report.study import digest, markdown, picture, verdict
+from carpool.report.study import digest, group_rows, jobs_per_gpu_rows, picture, verdict
 from carpool.sim import Setup, philly_like, simulate, study
 from carpool.sim.noise import MisjudgedPairs
 from carpool.sim.study import OURS, REFERENCE, Cache, Run, cells, plan, run_study
@@ -91,7 +91,6 @@ class TestStatistics:
     def test_the_bound_is_told_where_it_is_known(self):
         runs = [run(REFERENCE, 1, 2.0, bound_s=3600.0), run(REFERENCE, 2, 4.0, bound_s=7200.0)]
         assert digest(runs)[0].over_bound == pytest.approx(2.0)
-        assert "÷ lower bound" in markdown(digest(runs), "carpool study", drawn=False)
 
     def test_one_seed_has_no_interval_and_no_verdict(self):
         rows = digest([run(REFERENCE, 1, 1.0), run("carpool", 1, 5.0)])
@@ -100,7 +99,14 @@ class TestStatistics:
     def test_more_jobs_per_gpu_are_compared_with_two(self):
         runs = [run("carpool", 1, hours, cell=cell) for cell, hours in (("h200:mps", 2.0), ("h200:mps, C = 4", 1.5))]
         runs += [replace(one, policy=REFERENCE) for one in runs]
-        assert "| h200:mps | 1 | carpool | 4 | 0.750 |" in markdown(digest(runs), "carpool study", drawn=False)
+        assert ["h200:mps", "1", "carpool", "4", "0.750"] in jobs_per_gpu_rows(digest(runs))
+
+    def test_a_group_is_summarised_by_its_geometric_mean_and_its_largest_ratio(self):
+        runs = [run(REFERENCE, 1, 1.0, cell=cell) for cell in ("one", "two")]
+        runs += [run("carpool", 1, hours, cell=cell) for cell, hours in (("one", 0.5), ("two", 0.98))]
+        found = group_rows(digest(runs))
+        assert found[0] == [runs[0].group, "carpool", "2", "0.700", "0.980", "two, load 1", "0"]
+        assert found[-1][0] == "all"
 
 
 class TestCache:
@@ -141,10 +147,12 @@ class TestCommand:
         said = call("study", *options, "--out", tmp_path / "out", "--cache", tmp_path / "runs.jsonl")
         assert said.code == 0
         assert "nowhere" in said.out or "carpool" in said.out
-        assert everything_in(tmp_path / "out") == {"robustness.md", "robustness.csv", "robustness.png"}
-        text = (tmp_path / "out" / "robustness.md").read_text()
-        assert "`carpool study --seeds 1-2 --policy carpool --only 'base' --out docs`" in text
-        assert "the mean of 2 generated workloads" in text
+        assert everything_in(tmp_path / "out") == {
+            "robustness.csv",
+            "robustness.png",
+            "robustness_groups.csv",
+            "robustness_jobs_per_gpu.csv",
+        }
         with open(tmp_path / "out" / "robustness.csv", newline="") as file:
             rows = list(csv.DictReader(file))
         assert [(row["load"], row["policy"]) for row in rows] == [

@@ -1,4 +1,4 @@
-"""The folders of `carpool.live` depend on each other in one direction only, as `docs/architecture.md` says."""
+"""The folders of `carpool.live` depend on each other in one direction only (`docs/explanation/architecture.md`)."""
 
 import ast
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
 """The joint rule: every move is judged by what it does to the guest, to every host and to everybody who waits.
 
 `joint_scene.py` is the objective, `joint_places.py` and `joint_openings.py` find the candidates, and here is the
-choice: start alone, share now, wait for certain GPUs, suspend somebody, or stay in the queue. docs/policies.md tells
-the rule in words.
+choice: start alone, share now, wait for certain GPUs, suspend somebody, or stay in the queue.
+docs/explanation/joint-rule.md tells the rule in words.
 """
 
 from collections.abc import Iterable, Iterator

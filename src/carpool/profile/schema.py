@@ -2,8 +2,8 @@
 
 A profile holds fitted tasks (eq. 3, 4, 7, memory, how busy they keep the GPU), measured pairs and groups per sharing
 mechanism, raw measurements, or any part of that; `carpool profile` and `carpool fit` write it, simulator and service
-load it. Loading is strict: what does not follow the schema is refused with the field's path. `docs/profiles.md`
-describes every field.
+load it. Loading is strict: what does not follow the schema is refused with the field's path.
+`docs/reference/profile-files.md` describes every field.
 """
 
 import json

@@ -24,18 +24,6 @@ SHOWN = {REPAIR: "repair", "carpool:suspend=true": "carpool, suspends"}
 """Policies whose specification is too long for a column."""
 
 
-PREFACE = f"""\
-# Robustness
-
-Made by `{{command}} --out docs`; every figure is the mean of {{seeds}} generated workloads (`philly-like`) on which
-nothing was tuned. The base world: 16 × 4 GPUs, ξ as in the Gavel table, at most two jobs per GPU, everything known, no
-memory limits, every placement equally fast. Load 1 is 240 jobs in eight hours, load 2 is 480.
-
-A figure is a policy's mean completion time over that of `{REFERENCE}` on the same jobs: the geometric mean over seeds,
-with two standard errors to either side. `repair` is `{REPAIR}`. *Worse* names which of our own
-policies is worse than `{REFERENCE}` by more than {TOLERANCE - 1:.0%} (the lower end of the interval counts)."""
-
-
 @dataclass(frozen=True, slots=True)
 class Row:
     """One policy in one cell, over all seeds. Times in hours."""
@@ -156,101 +144,58 @@ def _ours_worse(row: Row) -> bool:
 # ---- files ----------------------------------------------------------------------------------------------------------
 
 
-def write_study(folder: Path, rows: Sequence[Row], command: str) -> None:
-    """robustness.md with all tables, robustness.csv with all rows, robustness.png where matplotlib is there."""
+def write_study(folder: Path, rows: Sequence[Row]) -> None:
+    """Write the rows, two summaries of them and, if matplotlib is installed, a picture into `folder`.
+
+    `robustness.csv` holds every row, `robustness_groups.csv` one line per group of cells, and
+    `robustness_jobs_per_gpu.csv` what more jobs per GPU change. The documentation reads its tables from these files.
+    """
     names = [field.name for field in fields(Row)]
     write_csv(folder / "robustness.csv", [*names, "worse"], ([*asdict(row).values(), row.worse] for row in rows))
-    drawn = plots.available()
-    if drawn:
+    write_csv(folder / "robustness_groups.csv", GROUP_COLUMNS, group_rows(rows))
+    write_csv(folder / "robustness_jobs_per_gpu.csv", JOBS_PER_GPU_COLUMNS, jobs_per_gpu_rows(rows))
+    if plots.available():
         picture(folder / "robustness.png", rows)
-    (folder / "robustness.md").write_text(markdown(rows, command, drawn), encoding="utf-8")
 
 
-def markdown(rows: Sequence[Row], command: str, drawn: bool) -> str:
-    lines = [*PREFACE.format(command=command, seeds=max(row.seeds for row in rows)).splitlines(), "", *_summary(rows)]
-    if drawn:
-        lines += ["![Mean completion time against sjf-bsbf in every cell](robustness.png)", ""]
-    for group, of_cell in by_cell(rows).items():
-        lines += [f"## {group.capitalize()}", "", *_ratio_table(of_cell), ""]
-        lines += ["<details><summary>all figures</summary>", "", *_detail_table(of_cell), "", "</details>", ""]
-    return "\n".join([*lines, *_crowding(rows)]).rstrip() + "\n"
+GROUP_COLUMNS = ("group", "policy", "cells", "ratio", "largest ratio", "cell of the largest", "cells where worse")
+JOBS_PER_GPU_COLUMNS = ("interference", "load", "policy", "jobs per GPU", "mean JCT over that with two")
 
 
-def _summary(rows: Sequence[Row]) -> list[str]:
-    cells = len({(row.cell, row.load) for row in rows})
+def group_rows(rows: Sequence[Row]) -> list[list[str]]:
+    """Summarise each of our policies by group of cells, and over all cells.
+
+    The ratio of a group is the geometric mean of the ratios of its cells.
+    """
     lines = []
-    for policy in OURS:
-        own = [row for row in rows if row.policy == policy]
-        if not own:
-            continue
-        worse = [f"{row.cell} at load {row.load:g}" for row in own if row.worse]
-        middle = exp(fmean(log(row.ratio) for row in own))
-        most = max(own, key=lambda row: row.ratio)
-        where = f"{len(worse)}: {'; '.join(worse)}" if worse else "none"
-        lines.append(
-            f"- `{policy}`: {middle:.3f} in the geometric mean of {cells} cells, at worst {most.ratio:.3f}"
-            f" ({most.cell}, load {most.load:g}); cells in which it is worse: {where}."
-        )
-    return [*lines, ""]
+    for group in (*by_cell(rows), "all"):
+        for policy in (REPAIR, *OURS):
+            own = [row for row in rows if row.policy == policy and group in (row.group, "all")]
+            if not own:
+                continue
+            ratio = exp(fmean(log(row.ratio) for row in own))
+            largest = max(own, key=lambda row: row.ratio)
+            cell = f"{largest.cell}, load {largest.load:g}"
+            worse = sum(row.worse for row in own)
+            lines.append(
+                [group, _name(policy), str(len(own)), f"{ratio:.3f}", f"{largest.ratio:.3f}", cell, str(worse)]
+            )
+    return lines
 
 
-def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(line)} |" for line in (header, ["---"] * len(header), *rows)]
-
-
-def _ratio_table(of_cell: dict[tuple[str, float], list[Row]]) -> list[str]:
-    policies = list(dict.fromkeys(row.policy for some in of_cell.values() for row in some))
-    lead = [p for p in (REFERENCE, REPAIR, *OURS) if p in policies]
-    policies = lead + [p for p in policies if p not in lead]
-    lines = []
-    for (cell, load), some in of_cell.items():
-        of_policy = {row.policy: row for row in some}
-        figures = [_ratio(of_policy[policy]) if policy in of_policy else "" for policy in policies]
-        lines.append([cell, f"{load:g}", *figures, verdict(some)])
-    return _markdown_table(["", "load", *(f"`{_name(policy)}`" for policy in policies), "worse"], lines)
-
-
-def _detail_table(of_cell: dict[tuple[str, float], list[Row]]) -> list[str]:
-    bound = any(row.over_bound for some in of_cell.values() for row in some)
-    header = [
-        "",
-        "load",
-        "policy",
-        "mean JCT h",
-        "p95",
-        "p99",
-        "large jobs",
-        "makespan",
-        "worst host",
-        "preempted per job",
-    ]
-    lines = []
-    for (cell, load), some in of_cell.items():
-        for row in some:
-            error = "" if row.mean_jct_error_h is None else f" ± {row.mean_jct_error_h:.3f}"
-            times = (row.p95_h, row.p99_h, row.large_h, row.makespan_h)
-            line = [cell, f"{load:g}", _name(row.policy), f"{row.mean_jct_h:.3f}{error}", *(f"{t:.2f}" for t in times)]
-            line += [f"{row.worst_host:.2f}", f"{row.preemptions_per_job:.2f}"]
-            lines.append([*line, *([f"{row.over_bound:.2f}" if row.over_bound else ""] if bound else [])])
-    return _markdown_table([*header, *(["÷ lower bound"] if bound else [])], lines)
-
-
-def _crowding(rows: Sequence[Row]) -> list[str]:
-    """What more jobs per GPU do to each policy: its own mean at C over that at C = 2."""
+def jobs_per_gpu_rows(rows: Sequence[Row]) -> list[list[str]]:
+    """Compare each policy's mean completion time at C jobs per GPU with its own at C = 2."""
     base = {("gavel" if row.cell == "base" else row.cell, row.load, row.policy): row for row in rows}
     lines = []
     for row in rows:
-        table, comma, crowd = row.cell.partition(", C = ")
+        table, comma, limit = row.cell.partition(", C = ")
         if not comma and row.cell.startswith("C = "):
-            table, crowd = "gavel", row.cell.removeprefix("C = ")
+            table, limit = "gavel", row.cell.removeprefix("C = ")
         two = base.get((table, row.load, row.policy))
-        if crowd and two is not None and row.policy in (REFERENCE, *OURS):
-            share = f"{row.mean_jct_h / two.mean_jct_h:.3f}"
-            lines.append([table, f"{row.load:g}", _name(row.policy), crowd, share])
-    if not lines:
-        return []
-    header = ["table", "load", "policy", "C", "mean JCT over that at C = 2"]
-    return ["## More than two jobs per GPU", "", *_markdown_table(header, lines), ""]
+        if limit and two is not None and row.policy in (REFERENCE, *OURS):
+            ratio = f"{row.mean_jct_h / two.mean_jct_h:.3f}"
+            lines.append([table, f"{row.load:g}", _name(row.policy), limit, ratio])
+    return lines
 
 
 def picture(path: Path, rows: Sequence[Row]) -> None:

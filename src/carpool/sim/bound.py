@@ -1,4 +1,4 @@
-"""A lower bound on the mean completion time of any schedule, preemptive or not: see docs/bounds.md for the proof.
+"""A lower bound on the mean completion time of any schedule, preemptive or not (proof: docs/explanation/bounds.md).
 
 GPU time gets a price that changes over time, and every job looks for the cheapest way to finish. Whatever the prices
 are, what all jobs pay at best, less what the GPUs can earn at most, is a lower bound. A linear program, solved by

@@ -2,9 +2,9 @@
 
 What is drawn stands in the tables below: how many jobs are short, medium, long or huge, at which hours each of them
 come, which models they train and on how many GPUs. They are statistics of Pollux's workload files, which sample the
-busiest eight hours of the Philly trace (docs/workloads.md). `pollux-like` has Pollux's own gangs and run times,
-`pollux-calibrated` those that the paper's tables imply, `philly-like` the same with batches that a 16 GB GPU can hold.
-The same seed gives the same jobs, on every machine, and alike in all three.
+busiest eight hours of the Philly trace (docs/explanation/workload-generators.md). `pollux-like` has Pollux's own gangs
+and run times, `pollux-calibrated` those that the paper's tables imply, `philly-like` the same with batches that
+a 16 GB GPU can hold. The same seed gives the same jobs, on every machine, and alike in all three.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -24,7 +24,7 @@ SEEDS, QUICK_SEEDS = "101-116", "101-104"
 @click.option("--only", help="Cells whose group or name contains this text.")
 @click.option("--workers", type=click.IntRange(1), help="Processes.  [default: one per core]")
 @click.option("--json", "as_json", is_flag=True, help="Print every cell and policy as JSON.")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for robustness.md, .csv and .png.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for the CSV tables and the picture.")
 @click.option("--cache", type=click.Path(path_type=Path, dir_okay=False), help="File in which runs are kept and found.")
 def study(
     quick: bool,
@@ -64,7 +64,7 @@ def study(
 
         rows = digest(runs)
         if folder:
-            write_study(folder, rows, _command(quick, seeds, chosen, only))
+            write_study(folder, rows)
     if as_json:
         click.echo(json.dumps({"cells": [row.facts() for row in rows]}))
         return
@@ -75,10 +75,3 @@ def study(
 
 def _speaks_of(cell: Cell, text: str) -> bool:
     return text.lower() in cell.group.lower() or text.lower() in cell.name.lower()
-
-
-def _command(quick: bool, seeds: str | None, chosen: tuple[str, ...], only: str | None) -> str:
-    """What was typed, without what changes nothing in the result."""
-    parts = ["carpool study", *(["--quick"] if quick else []), *([f"--seeds {seeds}"] if seeds else [])]
-    parts += [f"--policy {name}" for name in chosen] + ([f"--only '{only}'"] if only else [])
-    return " ".join(parts)

@@ -63,7 +63,12 @@ def _installation() -> Iterator[Finding]:
     if missing:
         yield Finding("packages", "error", f"{', '.join(missing)} missing", "pip install 'carpool[live]'")
     if find_spec("torch") is None:
-        yield Finding("PyTorch", "note", "not installed beside carpool", "jobs may use their own; see docs/training.md")
+        yield Finding(
+            "PyTorch",
+            "note",
+            "not installed beside carpool",
+            "jobs may use their own: docs/how-to/prepare-a-training-script.md",
+        )
     if sys.platform != "linux":
         yield Finding("system", "warning", f"{sys.platform} is not tested", "use Linux for the service")
     _, hard = _open_files()
