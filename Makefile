@@ -4,10 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 # An environment variable, so that pip also pins what it builds with.
 PIP := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pip
+NEXT := printf '\n%s\n' 'carpool is installed in $(VENV). To use it in this shell: . $(BIN)/activate'
 
-.PHONY: install demo demo-sim test chaos lint types bench study clean
+.PHONY: install demo demo-sim quick test chaos lint types bench study dist clean
 
 install: $(VENV)/.installed
+	@$(NEXT)
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
@@ -24,17 +26,22 @@ $(VENV)/.installed-demo: $(VENV)/.installed
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/carpool demo
+	@$(NEXT)
 
-demo-sim: install
+demo-sim: $(VENV)/.installed
 	$(BIN)/carpool compare --seeds 1-8 --loads 1,2 --jobs 240 --out out/demo
 	$(BIN)/carpool simulate --policy sjf-bsbf --cluster 4x4 --jobs 60 --load 0.3 --seed 2 --out out/demo-run
 	@echo "Pictures: out/demo/mean_jct.png, out/demo/jct_cdf.png, out/demo-run/gantt.png"
 
-# Two processes, each taking whole files: what a file starts once for all its tests is still started once. Tests whose
-# figures move when something runs beside them follow by themselves.
+# Two processes, each of which takes whole files, so that a module's fixtures are set up once. Tests that measure times
+# run afterwards, by themselves.
 test: lint types
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not alone'
 	$(BIN)/python -m pytest -m alone
+
+# The checks to run before every commit: about two minutes on two cores.
+quick: lint types
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not alone'
 
 chaos: $(VENV)/.installed-dev
 	$(BIN)/python tests/live/chaos.py --rounds 500 --seed 1 --show
@@ -46,11 +53,16 @@ lint: $(VENV)/.installed-dev
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
-bench: install
+bench: $(VENV)/.installed
 	$(BIN)/python bench/speed.py
 
-study: install
+study: $(VENV)/.installed
 	$(BIN)/carpool study --out docs/experiments --cache out/study.jsonl
+
+# A source archive and a wheel in dist/. Leftovers of earlier builds would end up in them.
+dist: $(VENV)/.installed-dev
+	rm -rf build dist src/*.egg-info
+	$(BIN)/python -m build
 
 clean:
 	rm -rf $(VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

@@ -59,7 +59,7 @@ def examine(home: Path | None) -> Iterator[Finding]:
 
 def _installation() -> Iterator[Finding]:
     yield Finding("version", "ok", f"carpool {__version__}, Python {platform.python_version()}")
-    missing = [name for name in ("fastapi", "uvicorn", "sqlalchemy", "psutil", "yaml") if find_spec(name) is None]
+    missing = [name for name in ("fastapi", "uvicorn", "sqlalchemy", "yaml") if find_spec(name) is None]
     if missing:
         yield Finding("packages", "error", f"{', '.join(missing)} missing", "pip install 'carpool[live]'")
     if find_spec("torch") is None:

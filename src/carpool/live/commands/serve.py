@@ -57,7 +57,7 @@ def serve(home: Path | None, port: int, host: str, names: tuple[str, ...], **opt
 
 
 def _check_installed() -> None:
-    missing = [name for name in ("fastapi", "uvicorn", "sqlalchemy", "psutil") if find_spec(name) is None]
+    missing = [name for name in ("fastapi", "uvicorn", "sqlalchemy") if find_spec(name) is None]
     if missing:
         raise InputError(f"`carpool serve` needs {', '.join(missing)}: pip install 'carpool[live]'")
 
