@@ -44,7 +44,7 @@ quick: lint types
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not alone'
 
 chaos: $(VENV)/.installed-dev
-	$(BIN)/python tests/live/chaos.py --rounds 500 --seed 1 --show
+	$(BIN)/python tests/live/service/chaos.py --rounds 500 --seed 1 --show
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

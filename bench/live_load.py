@@ -46,7 +46,7 @@ class Nobody:
     def stop(self, key: Key, how: How) -> bool:
         return key in self.gangs
 
-    def retune(self, key: Key, accum: int) -> None:
+    def retune(self, key: Key, accumulation: int) -> None:
         return
 
     def present(self) -> dict[Key, tuple[int, ...]]:

@@ -107,9 +107,9 @@ class MeasuredModel(FittedModel):
         super().__init__(profile.core_tasks(), profile.interference(mechanism), 1)
         self._noise, self._mechanism = Noise(profile.raw), mechanism
 
-    def iteration_time(self, job: Job, accum: int, placement: Placement) -> float:
-        known = self._noise.alone(self._mechanism, Setting(job.model, job.batch, accum))
-        return known if known is not None else super().iteration_time(job, accum, placement)
+    def iteration_time(self, job: Job, accumulation: int, placement: Placement) -> float:
+        known = self._noise.alone(self._mechanism, Setting(job.model, job.batch, accumulation))
+        return known if known is not None else super().iteration_time(job, accumulation, placement)
 
     def alone_s(self, work: Work) -> float:
         """The whole job, by itself."""
@@ -123,9 +123,9 @@ class BoxModel(MeasuredModel):
         super().__init__(profile, mechanism)
         self._alone_s, self._draw = box.alone_s, draw
 
-    def iteration_time(self, job: Job, accum: int, placement: Placement) -> float:
+    def iteration_time(self, job: Job, accumulation: int, placement: Placement) -> float:
         luck = random.Random(f"{self._draw} {job.id}").gauss(0.0, self._noise.sigma(self._mechanism, job.model))
-        usual, whole = super().iteration_time(job, accum, placement), super().iteration_time(job, 1, placement)
+        usual, whole = super().iteration_time(job, accumulation, placement), super().iteration_time(job, 1, placement)
         return usual / whole * self._alone_s.get(Setting(job.model, job.batch), whole) * math.exp(luck)
 
 

@@ -81,7 +81,7 @@ def as_pollux_counts(path: Path) -> Change:
 
     def change(workload: Workload) -> Workload:
         jobs = [(job, stretch(job.model, job.batch * job.gpus)) for job in workload.jobs]
-        return replace(workload, jobs=tuple(replace(job, alone_s=(job.alone_s or 0.0) * by) for job, by in jobs))
+        return replace(workload, jobs=tuple(replace(job, duration_s=(job.duration_s or 0.0) * by) for job, by in jobs))
 
     return change
 

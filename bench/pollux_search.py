@@ -18,8 +18,8 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from carpool.core.model import Decision
 from carpool.core.view import View
-from carpool.policies.pollux import Pollux, Round
-from carpool.policies.shares import Allowance, share_out
+from carpool.policies.pollux.policy import Pollux, Round
+from carpool.policies.pollux.shares import Allowance, share_out
 from carpool.sim import Setup, read, simulate
 
 Curve = list[tuple[int, float]]
@@ -48,7 +48,7 @@ class Watched(Pollux):
         shares = share_out(this.contenders, this.gpus, this.node_gpus, Allowance(view, this.contenders))
         self.ours_s.append(perf_counter() - began)
         best = optimum(curves, this.gpus)
-        ours = sum(dict(curve)[shares.get(c.record.order, 0)] for curve, c in zip(curves, this.contenders, strict=True))
+        ours = sum(dict(curve)[shares.get(c.record.seq, 0)] for curve, c in zip(curves, this.contenders, strict=True))
         self.shared.append(ours / best - 1.0)
         if len(self.shared) % 100 == 0:
             began = perf_counter()
@@ -58,7 +58,7 @@ class Watched(Pollux):
         places = this.best_places()
         cost = 0.0
         for c in this.contenders:
-            gpus = places.get(c.record.order, ())
+            gpus = places.get(c.record.seq, ())
             several = bool(gpus) and view.topology.nodes_spanned(gpus) > 1
             stays = set(gpus) == set(c.record.gpus)
             cost += c.stay if stays else c.cost(len(gpus), several) if gpus else c.nothing

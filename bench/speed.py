@@ -51,7 +51,7 @@ def philly(folder: Path) -> tuple[Path, str]:
     with open(trace, "w", newline="") as file:
         out = csv.writer(file)
         out.writerow(["timestamp", "duration", "num_gpus"])
-        out.writerows((start + timedelta(seconds=job.submitted), job.alone_s, job.gpus) for job in jobs)
+        out.writerows((start + timedelta(seconds=job.submitted), job.duration_s, job.gpus) for job in jobs)
     return trace, "generated stand-in for the Philly trace"
 
 

@@ -3,7 +3,7 @@
     python bench/worst_case.py [--tries 3000] [--seed 1] [--seconds 120]
 
 Draws workloads, then changes the worst one found step by step as long as that makes it worse. Prints it as rows
-(submitted, gpus, seconds alone) with ξ and C; tests/test_joint_rule.py keeps one.
+(submitted, gpus, seconds alone) with ξ and C; tests/policies/test_joint.py keeps one.
 """
 
 import argparse
@@ -22,7 +22,7 @@ XIS = (1.0, 1.1, 1.3, 1.49, 1.51, 1.75, 2.0, 2.5, 3.0)
 def run(case: Case, policy: str) -> float:
     """Mean JCT on one node of four GPUs."""
     xi, jobs_per_gpu, rows = case
-    jobs = [Job(f"j{n}", at, GENERIC, gpus, 1, max(1, round(s)), alone_s=s) for n, (at, gpus, s) in enumerate(rows)]
+    jobs = [Job(f"j{n}", at, GENERIC, gpus, 1, max(1, round(s)), duration_s=s) for n, (at, gpus, s) in enumerate(rows)]
     setup = Setup(cluster="1x4", truth=str(xi), jobs_per_gpu=jobs_per_gpu, memory_limit=False)
     return simulate(jobs, policy, setup).summary.mean_jct_s
 

@@ -5,9 +5,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from served import Served
 
 from carpool.live.home import Home
+from tests.support.served import Served
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-from living import notes, one, serving, shell, started, until
 
 from carpool.errors import InputError
 from carpool.gpu import nvml
@@ -19,6 +18,7 @@ from carpool.live.executors import machine
 from carpool.live.executors.base import Slot
 from carpool.live.home import Home, default_home, write_private
 from carpool.live.service.prune import Keep, prune, size_of
+from tests.support.services import notes, one, serving, shell, started, until
 
 
 def test_nobody_else_can_read_what_is_kept(home):

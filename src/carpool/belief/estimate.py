@@ -47,7 +47,7 @@ def run_time(belief: "Belief", job: Job) -> Estimate:
     placement = Placement(job.gpus, belief.fewest_nodes(job.gpus))
     seconds = job.iterations * belief.iteration_time(job, 1, placement)
     known = job.model in belief.fitted.tasks
-    given = job.alone_s is not None
+    given = job.duration_s is not None
     if job.model == GENERIC or (known and given):
         return _spread(seconds, GIVEN_SPREAD, "the duration that was given", "time") if given else _default(seconds)
     times = belief.speeds.times.get(Place(job.model, job.batch, 1, *placement))
@@ -64,10 +64,10 @@ def run_time(belief: "Belief", job: Job) -> Estimate:
     return _spread(seconds, GIVEN_SPREAD, "the duration that was given", "time") if given else _default(seconds)
 
 
-def slowdown(belief: "Belief", job: Job, accum: int, mate: Job, mate_accum: int) -> Estimate:
+def slowdown(belief: "Belief", job: Job, accumulation: int, mate: Job, mate_accumulation: int) -> Estimate:
     """ξ of a job beside one mate."""
-    own = kind_of(job.model, sub_batch(job.batch, accum))
-    cell = (own, kind_of(mate.model, sub_batch(mate.batch, mate_accum)))
+    own = kind_of(job.model, sub_batch(job.batch, accumulation))
+    cell = (own, kind_of(mate.model, sub_batch(mate.batch, mate_accumulation)))
     value = belief.pairs.xi(cell)
     factor = exp(FOUR_IN_FIVE * sqrt(belief.pairs.variance(cell)))
     if cell in belief.pairs.rows:

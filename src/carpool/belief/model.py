@@ -14,7 +14,7 @@ from carpool.belief import codec
 from carpool.belief.pairs import EPISODE_SD, MEASURED_SD, Cell, Kind, PairBelief, kind_of
 from carpool.belief.speeds import NOTICEABLE, Place, Speeds
 from carpool.core.elastic import Pace, Scaling
-from carpool.core.learning import Lesson, Sighting
+from carpool.core.learning import Lesson, Observation
 from carpool.core.model import Job, sub_batch
 from carpool.core.perf import GENERIC, FittedModel, Mate, PerformanceModel, Placement
 from carpool.profile.values import Busy
@@ -103,29 +103,29 @@ class Belief:
     def fewest_nodes(self, gpus: int) -> int:
         return self.fitted.fewest_nodes(gpus)
 
-    def memory(self, job: Job, accum: int) -> int:
-        return self.fitted.memory(job, accum) if job.model in self.fitted.tasks else 0
+    def memory(self, job: Job, accumulation: int) -> int:
+        return self.fitted.memory(job, accumulation) if job.model in self.fitted.tasks else 0
 
-    def iteration_time(self, job: Job, accum: int, placement: Placement) -> float:
+    def iteration_time(self, job: Job, accumulation: int, placement: Placement) -> float:
         known = job.model in self.fitted.tasks
-        if known and (job.alone_s is not None or job.model == GENERIC):
-            return self.times.iteration_time(job, accum, placement)  # this very job's duration was given
-        predicted = self.times.iteration_time(job, accum, placement) if known else 1.0
-        measured = self.speeds.seconds(Place(job.model, job.batch, accum, *placement), predicted)
+        if known and (job.duration_s is not None or job.model == GENERIC):
+            return self.times.iteration_time(job, accumulation, placement)  # this very job's duration was given
+        predicted = self.times.iteration_time(job, accumulation, placement) if known else 1.0
+        measured = self.speeds.seconds(Place(job.model, job.batch, accumulation, *placement), predicted)
         if measured is not None:
             return measured
         if known:
             return predicted
-        return (DEFAULT_RUN_S if job.alone_s is None else job.alone_s) / job.iterations
+        return (DEFAULT_RUN_S if job.duration_s is None else job.duration_s) / job.iterations
 
-    def slowdown(self, job: Job, accum: int, mates: Sequence[Mate]) -> float:
-        believed = self.fitted.slowdown(job, accum, mates)
+    def slowdown(self, job: Job, accumulation: int, mates: Sequence[Mate]) -> float:
+        believed = self.fitted.slowdown(job, accumulation, mates)
         if self.probe is None or len(mates) > 1 or believed <= self.probe:
             return believed
-        mate, mate_accum = mates[0]
+        mate, mate_accumulation = mates[0]
         if job.max_slowdown is not None or mate.max_slowdown is not None:
             return believed  # nobody is probed at the cost of a promise
-        cell = (_kind(job, accum), _kind(mate, mate_accum))
+        cell = (_kind(job, accumulation), _kind(mate, mate_accumulation))
         return believed if self.pairs.has_seen(cell) else self.probe
 
     def scaling(self, job: Job) -> Scaling | None:
@@ -134,8 +134,8 @@ class Belief:
     def noise(self, job: Job, done: float) -> float:
         return self.times.noise(job, done)
 
-    def scaled_pace(self, job: Job, batch: int, accum: int, placement: Placement, done: float) -> Pace:
-        return self.times.scaled_pace(job, batch, accum, placement, done)
+    def scaled_pace(self, job: Job, batch: int, accumulation: int, placement: Placement, done: float) -> Pace:
+        return self.times.scaled_pace(job, batch, accumulation, placement, done)
 
     # ---- learning ----------------------------------------------------------------------------------------------------
 
@@ -151,11 +151,11 @@ class Belief:
         cell = (kind_of(model, samples), kind_of(mate, mate_samples))
         self.pairs.row(cell).known.add(log(max(1.0, xi)), 1.0 / MEASURED_SD**2)
 
-    def learn(self, seen: Sighting) -> Lesson:
+    def learn(self, seen: Observation) -> Lesson:
         if not seen.iteration_s > 0.0:
             return Lesson.NOTHING
-        mates = tuple([tuple([(mate.id, accum) for mate, accum in cell]) for cell in seen.cells])
-        key = (seen.attempt, seen.accum, tuple(seen.placement), mates)
+        mates = tuple([tuple([(mate.id, accumulation) for mate, accumulation in cell]) for cell in seen.cells])
+        key = (seen.attempt, seen.accumulation, tuple(seen.placement), mates)
         episode = self.episodes.get(seen.job.id)
         if episode is not None and episode.key == key:
             episode.reports += 1
@@ -170,7 +170,7 @@ class Belief:
         self.version += bool(lesson)
         return lesson
 
-    def _learn_pair(self, seen: Sighting, episode: Episode) -> Lesson:
+    def _learn_pair(self, seen: Observation, episode: Episode) -> Lesson:
         first = episode.reports == 1
         if first:
             episode.alone_s, error_sd = self._alone(seen)
@@ -192,42 +192,42 @@ class Belief:
         self.fitted.forget_pairs()
         return Lesson.SLOWDOWNS
 
-    def _alone(self, seen: Sighting) -> tuple[float, float]:
+    def _alone(self, seen: Observation) -> tuple[float, float]:
         """A job's iteration time alone and how wrong that may be: by its own report, else by those of its like in the
         same place or, through the profile, in others, else by what the state goes by."""
         if seen.alone_seen:
-            return seen.alone_s, 0.0
+            return seen.alone_iteration_s, 0.0
         job = seen.job
-        others = self.speeds.times.get(Place(job.model, job.batch, seen.accum, *seen.placement))
+        others = self.speeds.times.get(Place(job.model, job.batch, seen.accumulation, *seen.placement))
         if others is not None:
             return exp(others.mean), others.sd
         ratio = self.speeds.ratios.get(job.model) if job.model in self.fitted.tasks else None
         if ratio is not None and ratio.sd < self.speeds.error_sd:
             return self._fitted_s(seen) * exp(ratio.mean), ratio.sd
-        return seen.alone_s, self.speeds.error_sd
+        return seen.alone_iteration_s, self.speeds.error_sd
 
-    def _fitted_s(self, seen: Sighting) -> float:
+    def _fitted_s(self, seen: Observation) -> float:
         """The iteration time by the profile alone, whatever was said about this job."""
-        return self.fitted.iteration_time(replace(seen.job, alone_s=None), seen.accum, seen.placement)
+        return self.fitted.iteration_time(replace(seen.job, duration_s=None), seen.accumulation, seen.placement)
 
-    def _told_of(self, seen: Sighting, y: float) -> tuple[Cell, ...]:
+    def _told_of(self, seen: Observation, y: float) -> tuple[Cell, ...]:
         """The pairs of which an episode tells. A gang runs at the worst of its pairs, so those believed to be as bad as
         what was seen are at most that bad; if none is, the worst one must be it. Groups of three tell of no pair."""
         if any(len(cell) > 1 for cell in seen.cells):
             return ()
-        own = _kind(seen.job, seen.accum)
+        own = _kind(seen.job, seen.accumulation)
         mates = dict.fromkeys([_kind(*mate) for (mate,) in seen.cells])
         believed = {(own, mate): self.pairs.mean((own, mate)) for mate in mates}
         as_bad = tuple([cell for cell, mean in believed.items() if mean >= y])
         return as_bad or (max(believed, key=lambda cell: believed[cell]),)
 
-    def _learn_speed(self, seen: Sighting, episode: Episode) -> Lesson:
+    def _learn_speed(self, seen: Observation, episode: Episode) -> Lesson:
         job, first = seen.job, episode.reports == 1
         if first and not seen.alone_seen:
-            self.speeds.check(seen.iteration_s, seen.alone_s)
+            self.speeds.check(seen.iteration_s, seen.alone_iteration_s)
         if job.model == GENERIC:
             return Lesson.NOTHING  # its duration is its own, and says nothing about others
-        value, place = log(episode.mean_s), Place(job.model, job.batch, seen.accum, *seen.placement)
+        value, place = log(episode.mean_s), Place(job.model, job.batch, seen.accumulation, *seen.placement)
         if first:
             episode.alone_s = self._fitted_s(seen) if job.model in self.fitted.tasks else 1.0
         elif abs(value - episode.counted) <= NOTICEABLE:
@@ -237,5 +237,5 @@ class Belief:
         return Lesson.SPEEDS if self.speeds.add(place, value, episode.alone_s, instead_of) else Lesson.NOTHING
 
 
-def _kind(job: Job, accum: int) -> Kind:
-    return kind_of(job.model, sub_batch(job.batch, accum))
+def _kind(job: Job, accumulation: int) -> Kind:
+    return kind_of(job.model, sub_batch(job.batch, accumulation))

@@ -22,7 +22,7 @@ class Place(NamedTuple):
 
     model: str
     batch: int
-    accum: int
+    accumulation: int
     gpus: int
     nodes: int
 

@@ -79,7 +79,7 @@ class Cluster:
         residents = self.residents
         if len(record.gpus) == 1:
             return [mate for mate in residents[record.gpus[0]] if mate is not record]
-        found = {mate.order: mate for gpu in record.gpus for mate in residents[gpu] if mate is not record}
+        found = {mate.seq: mate for gpu in record.gpus for mate in residents[gpu] if mate is not record}
         return list(found.values())
 
     def shared_cells(self, record: JobRecord) -> Collection[tuple[JobRecord, ...]]:

@@ -4,7 +4,9 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from carpool.core import events as ev
+from carpool.core import renames
 from carpool.core.model import Allocation, Decision, Job, Limits, Node
+from carpool.core.renames import renamed
 
 EVENTS = {
     cls.__name__: cls
@@ -23,8 +25,8 @@ EVENTS = {
         ev.Cancelled,
         ev.Held,
         ev.Released,
-        ev.Revised,
-        ev.Rekeyed,
+        ev.ConstraintsChanged,
+        ev.PriorityChanged,
         ev.LimitsChanged,
         ev.NodeJoined,
         ev.MemoryTaken,
@@ -40,11 +42,11 @@ def encode(event: ev.Event) -> dict[str, Any]:
 
 def decode(data: dict[str, Any]) -> ev.Event:
     """The event that `encode` wrote."""
-    values = dict(data)
-    cls = EVENTS[values.pop("event")]
+    values = renamed(data, renames.EVENT_FIELDS)
+    name = values.pop("event")
+    cls = EVENTS[renames.EVENTS.get(name, name)]
     if cls is ev.Submitted:
-        job = values["job"]
-        values["job"] = Job(**{**job, "after": tuple(job["after"])})
+        values["job"] = decode_job(values["job"])
     elif cls is ev.Planned:
         values["decisions"] = tuple(_decision(decision) for decision in values["decisions"])
     elif cls is ev.LimitsChanged:
@@ -55,10 +57,17 @@ def decode(data: dict[str, Any]) -> ev.Event:
     return cls(**values)
 
 
+def decode_job(data: dict[str, Any]) -> Job:
+    """The job that `plain` wrote."""
+    values = renamed(data, renames.JOB_FIELDS)
+    return Job(**{**values, "after": tuple(values["after"])})
+
+
 def _decision(data: dict[str, Any]) -> Decision:
     allocation = data["allocation"]
     if allocation is not None:
-        allocation = Allocation(tuple(allocation["gpus"]), allocation["accum"], allocation.get("batch"))
+        allocation = renamed(allocation, renames.ALLOCATION_FIELDS)
+        allocation = Allocation(tuple(allocation["gpus"]), allocation["accumulation"], allocation.get("batch"))
     return Decision(data["job"], allocation, data["why"])
 
 

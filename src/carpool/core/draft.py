@@ -11,7 +11,7 @@ from carpool.core.free import FreeGpus
 from carpool.core.model import Allocation, Decision, GpuId, JobId
 from carpool.core.queue import Scan
 from carpool.core.record import JobRecord, Size
-from carpool.core.rules import Member, cohabitation
+from carpool.core.rules import Resident, cohabitation
 from carpool.core.view import View
 
 
@@ -24,7 +24,7 @@ class Draft:
         self._placed: dict[JobId, tuple[GpuId, ...]] = {}
         self._free = view.free
         self._just_taken: list[GpuId] = []
-        self._arrived: dict[GpuId, list[Member]] = {}
+        self._arrived: dict[GpuId, list[Resident]] = {}
         self._stopped: set[int] = set()
         self._shareable: int | None = None
         self._changed: list[GpuId] = []  # before anybody asked what is shareable
@@ -46,10 +46,12 @@ class Draft:
                 self._note_room(gpu)
         return self._shareable
 
-    def members(self, gpu: GpuId) -> list[Member]:
+    def members(self, gpu: GpuId) -> list[Resident]:
         """Who is on a GPU, in the draft."""
         staying = [
-            Member(r, r.accum, r.memory, r.batch) for r in self.view.residents(gpu) if r.order not in self._stopped
+            Resident(r, r.accumulation, r.memory, r.batch)
+            for r in self.view.residents(gpu)
+            if r.seq not in self._stopped
         ]
         return staying + self._arrived.get(gpu, [])
 
@@ -62,7 +64,7 @@ class Draft:
     def accepts(self, gpu: GpuId, record: JobRecord, size: Size) -> bool:
         """May this job join, at this size, those who are on the GPU?"""
         view = self.view
-        newcomer = Member(record, size.accum, size.memory)
+        newcomer = Resident(record, size.accumulation, size.memory)
         memory = view.topology.memory_of(gpu)
         return cohabitation([*self.members(gpu), newcomer], view.jobs_per_gpu, memory, view.perf) is None
 
@@ -117,13 +119,13 @@ class Draft:
             return False
         gpus, size = place
         self._take(gpus)
-        self._enter(record, Allocation(gpus, size.accum), size.memory, why)
+        self._enter(record, Allocation(gpus, size.accumulation), size.memory, why)
         return True
 
     def assign(self, record: JobRecord, gpus: Sequence[GpuId], size: Size, why: str) -> None:
         """Place a job on GPUs that the policy chose, beside whoever is there."""
         self._take([gpu for gpu in gpus if not self.residents(gpu)])
-        self._enter(record, Allocation(tuple(gpus), size.accum), size.memory, why)
+        self._enter(record, Allocation(tuple(gpus), size.accumulation), size.memory, why)
 
     def hold(self, gpus: Sequence[GpuId]) -> None:
         """Give free GPUs to nobody in this draft: somebody waits for more of them."""
@@ -131,7 +133,7 @@ class Draft:
 
     def stop(self, record: JobRecord, why: str) -> None:
         """Preempt a running job; its GPUs can be given away in the same draft."""
-        self._stopped.add(record.order)
+        self._stopped.add(record.seq)
         for gpu in record.gpus:
             self._note_room(gpu)
         emptied = [gpu for gpu in record.gpus if not self.residents(gpu)]
@@ -141,7 +143,7 @@ class Draft:
         self.decisions.append(Decision(record.job.id, None, why))
 
     def _enter(self, record: JobRecord, allocation: Allocation, memory: int, why: str) -> None:
-        member = Member(record, allocation.accum, memory)
+        member = Resident(record, allocation.accumulation, memory)
         for gpu in allocation.gpus:
             self._arrived.setdefault(gpu, []).append(member)
             self._note_room(gpu)

@@ -57,7 +57,7 @@ class Observed(JobEvent):
 class Retuned(JobEvent):
     """The workers now run with this accumulation, and with this batch where the scheduler chose one."""
 
-    accum: int
+    accumulation: int
     batch: int | None = None
     unasked: bool = False
     """Nobody planned it: they ran out of memory and split their batch by themselves."""
@@ -112,7 +112,7 @@ class Released(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Revised(Event):
+class ConstraintsChanged(Event):
     """Something turned out to be otherwise than the job said: it may be split, must be split, or must be alone.
 
     None leaves a term as it is. A job that holds GPUs holds them on the old terms, so for such a one only the
@@ -121,12 +121,12 @@ class Revised(Event):
 
     job: JobId
     can_shrink: bool | None = None
-    least_accum: int | None = None
+    min_accumulation: int | None = None
     exclusive: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Rekeyed(Event):
+class PriorityChanged(Event):
     """The job's place in the queue is to be computed anew, with another priority where one is given."""
 
     job: JobId

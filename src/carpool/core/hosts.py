@@ -19,7 +19,7 @@ class HostKind(NamedTuple):
 
     model: str
     batch: int
-    accum: int
+    accumulation: int
     max_slowdown: float | None
     memory_left: int
     """On the smallest of its GPUs."""
@@ -80,11 +80,11 @@ class Hosts:
         if not alone_on and not crowds:
             return
         memory = min([topology.memory_of(gpu) for gpu in alone_on or record.gpus])
-        kind = HostKind(job.model, job.batch, record.accum, job.max_slowdown, memory - record.memory)
+        kind = HostKind(job.model, job.batch, record.accumulation, job.max_slowdown, memory - record.memory)
         if len(alone_on) == len(record.gpus) and record.status is Status.RUNNING:
             self._add_lone(record, kind)
         else:
-            host = self.others[record.order] = OtherHost(record, kind, alone_on, crowds)
+            host = self.others[record.seq] = OtherHost(record, kind, alone_on, crowds)
             record.index_entry = host
 
     def _crowds(self, record: JobRecord) -> tuple[tuple[tuple[JobRecord, ...], tuple[GpuId, ...]], ...]:
@@ -99,7 +99,7 @@ class Hosts:
         group = self.lone.get(kind)
         if group is None:
             group = self.lone[kind] = LoneHosts(kind, record.job)
-        entry = (record.end(), record.order, record)
+        entry = (record.end(), record.seq, record)
         insort(group.entries, entry)
         record.index_entry = LonePlace(group, entry)
 
@@ -112,4 +112,4 @@ class Hosts:
             if not entries:
                 del self.lone[place.group.kind]
         elif place is not None:
-            del self.others[record.order]
+            del self.others[record.seq]

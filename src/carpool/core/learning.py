@@ -14,15 +14,15 @@ from carpool.core.perf import Mate, PerformanceModel, Placement
 from carpool.core.record import JobRecord
 
 
-class Sighting(NamedTuple):
+class Observation(NamedTuple):
     """How fast a job ran, in seconds per full-batch iteration."""
 
     job: Job
     attempt: int
-    accum: int
+    accumulation: int
     placement: Placement
     iteration_s: float
-    alone_s: float
+    alone_iteration_s: float
     """The iteration time alone at this place and accumulation."""
     alone_seen: bool
     """Was that measured in this launch, or is it what the model believes?"""
@@ -43,7 +43,7 @@ class LearningModel(PerformanceModel, Protocol):
     version: int
     """Grows whenever an answer may have changed."""
 
-    def learn(self, seen: Sighting) -> Lesson:
+    def learn(self, seen: Observation) -> Lesson:
         """Take note of what was seen."""
 
     def dump(self) -> dict[str, Any]:
@@ -53,17 +53,17 @@ class LearningModel(PerformanceModel, Protocol):
         """Know what was dumped, and nothing else that was learned."""
 
 
-def sighting(cluster: Cluster, record: JobRecord, iteration_s: float) -> Sighting | None:
+def sighting(cluster: Cluster, record: JobRecord, iteration_s: float) -> Observation | None:
     """What a report of a running job says; None while a mate comes up or goes, as nobody knows whom it disturbs."""
     cells: list[tuple[Mate, ...]] = []
-    for cell in sorted(cluster.shared_cells(record), key=lambda cell: [other.order for other in cell]):
+    for cell in sorted(cluster.shared_cells(record), key=lambda cell: [other.seq for other in cell]):
         if any(other.status is not Status.RUNNING for other in cell):
             return None
-        cells.append(tuple([(other.job, other.accum) for other in cell if other is not record]))
-    return Sighting(
+        cells.append(tuple([(other.job, other.accumulation) for other in cell if other is not record]))
+    return Observation(
         record.job,
         record.attempt,
-        record.accum,
+        record.accumulation,
         Placement(len(record.gpus), cluster.topology.nodes_spanned(record.gpus)),
         iteration_s,
         record.alone_iteration_s,
@@ -72,10 +72,10 @@ def sighting(cluster: Cluster, record: JobRecord, iteration_s: float) -> Sightin
     )
 
 
-def life(cluster: Cluster, record: JobRecord) -> Sighting | None:
+def life(cluster: Cluster, record: JobRecord) -> Observation | None:
     """What the end of a job says that never reported: its run time, less what sharing is believed to have cost."""
     if record.reported or record.attempt != 1 or not record.gpus or record.alone_s <= 0.0:
         return None
     placement = Placement(len(record.gpus), cluster.topology.nodes_spanned(record.gpus))
     iteration_s = record.alone_s / record.job.iterations
-    return Sighting(record.job, 1, record.accum, placement, iteration_s, iteration_s, False, ())
+    return Observation(record.job, 1, record.accumulation, placement, iteration_s, iteration_s, False, ())

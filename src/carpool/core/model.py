@@ -23,7 +23,7 @@ class Job:
     batch: int
     iterations: int
     user: str = ""
-    alone_s: float | None = None
+    duration_s: float | None = None
     """Run time alone at the most consolidated placement, where known; otherwise the performance model predicts it."""
     can_shrink: bool = True
     """May the scheduler split the batch into smaller micro-batches (gradient accumulation)?"""
@@ -32,7 +32,7 @@ class Job:
     priority: int = 0
     after: tuple[JobId, ...] = ()
     retries: int = 0
-    least_accum: int = 1
+    min_accumulation: int = 1
     """The fewest pieces into which the batch must be split: it ran out of memory with fewer."""
     elastic: bool = False
     """May the scheduler give it another number of GPUs and another batch, within the limits of its task?"""
@@ -54,7 +54,7 @@ class Allocation:
     """A gang's GPUs and its gradient accumulation: the sub-batch is ceil(batch / accum)."""
 
     gpus: tuple[GpuId, ...]
-    accum: int = 1
+    accumulation: int = 1
     batch: int | None = None
     """Samples per GPU and iteration that the scheduler chose for an elastic job; None: the user's own."""
 
@@ -99,9 +99,9 @@ def as_scaled(job: Job, allocation: Allocation) -> Job:
     return job if allocation.batch is None else replace(job, gpus=len(allocation.gpus), batch=allocation.batch)
 
 
-def sub_batch(batch: int, accum: int) -> int:
-    """The largest of the `accum` micro-batches, whose sizes differ by at most one sample."""
-    return -(-batch // accum)
+def sub_batch(batch: int, accumulation: int) -> int:
+    """The largest of the `accumulation` micro-batches, whose sizes differ by at most one sample."""
+    return -(-batch // accumulation)
 
 
 def allowed_accumulations(job: Job) -> tuple[int, ...]:
@@ -109,7 +109,7 @@ def allowed_accumulations(job: Job) -> tuple[int, ...]:
     if not job.can_shrink:
         return (1,)
     counts = accumulations(job.batch)
-    return tuple(count for count in counts if count >= job.least_accum) or counts[-1:]
+    return tuple(count for count in counts if count >= job.min_accumulation) or counts[-1:]
 
 
 def accumulations(batch: int) -> tuple[int, ...]:

@@ -29,16 +29,16 @@ Mate = tuple[Job, int]
 
 
 class PerformanceModel(Protocol):
-    def iteration_time(self, job: Job, accum: int, placement: Placement) -> float:
+    def iteration_time(self, job: Job, accumulation: int, placement: Placement) -> float:
         """Seconds of one full-batch iteration, running alone."""
 
     def fewest_nodes(self, gpus: int) -> int:
         """How many nodes the most consolidated placement of a gang needs."""
 
-    def memory(self, job: Job, accum: int) -> int:
+    def memory(self, job: Job, accumulation: int) -> int:
         """Bytes the job takes on each of its GPUs."""
 
-    def slowdown(self, job: Job, accum: int, mates: Sequence[Mate]) -> float:
+    def slowdown(self, job: Job, accumulation: int, mates: Sequence[Mate]) -> float:
         """ξ ≥ 1: by how much the job's iterations stretch beside these mates on one GPU."""
 
     def scaling(self, job: Job) -> Scaling | None:
@@ -47,7 +47,7 @@ class PerformanceModel(Protocol):
     def noise(self, job: Job, done: float) -> float:
         """The gradient noise scale, in samples, of an elastic job that has done so many iterations."""
 
-    def scaled_pace(self, job: Job, batch: int, accum: int, placement: Placement, done: float) -> Pace:
+    def scaled_pace(self, job: Job, batch: int, accumulation: int, placement: Placement, done: float) -> Pace:
         """The pace of an elastic job at another batch (per GPU) or number of GPUs, in iterations of its own batch."""
 
 
@@ -91,20 +91,20 @@ class Task:
             return 0.0
         return (self.intra if placement.nodes == 1 else self.inter).time(placement.gpus)
 
-    def iteration(self, batch: int, accum: int, placement: Placement) -> float:  # eq. 7
-        last = self.compute(batch // accum)  # the micro-batch whose backward pass overlaps the all-reduce
-        before = self._all_micro_batches(batch, accum) - last
+    def iteration(self, batch: int, accumulation: int, placement: Placement) -> float:  # eq. 7
+        last = self.compute(batch // accumulation)  # the micro-batch whose backward pass overlaps the all-reduce
+        before = self._all_micro_batches(batch, accumulation) - last
         comm = self.communicate(placement)
         if comm <= 0.0:
             return before + last
         longer, shorter = max(last, comm), min(last, comm)
         return before + longer * math.pow(1.0 + math.pow(shorter / longer, self.delta), 1.0 / self.delta)
 
-    def _all_micro_batches(self, batch: int, accum: int) -> float:
+    def _all_micro_batches(self, batch: int, accumulation: int) -> float:
         if self.knee == 1.0:
-            return accum * self.alpha_s + self.beta_s * batch
-        size, larger = divmod(batch, accum)
-        return larger * self.compute(size + 1) + (accum - larger) * self.compute(size)
+            return accumulation * self.alpha_s + self.beta_s * batch
+        size, larger = divmod(batch, accumulation)
+        return larger * self.compute(size + 1) + (accumulation - larger) * self.compute(size)
 
     def memory(self, samples: int) -> int:
         return self.memory_static + round(self.memory_per_sample * samples)
@@ -226,62 +226,62 @@ class FittedModel:
     def fewest_nodes(self, gpus: int) -> int:
         return -(-gpus // self.node_gpus)
 
-    def iteration_time(self, job: Job, accum: int, placement: Placement) -> float:
+    def iteration_time(self, job: Job, accumulation: int, placement: Placement) -> float:
         gpus, nodes = placement
         fewest = -(-gpus // self.node_gpus)
         if self.ignore_placement:
             nodes = fewest
-        if job.alone_s is None:
-            return self._fitted(job, accum, gpus, nodes)
-        given = job.alone_s / job.iterations
-        if accum == 1 and nodes == fewest and gpus == job.gpus:
+        if job.duration_s is None:
+            return self._fitted(job, accumulation, gpus, nodes)
+        given = job.duration_s / job.iterations
+        if accumulation == 1 and nodes == fewest and gpus == job.gpus:
             return given
         # The given duration says how fast; the fit only says how much slower another sub-batch or placement is.
         best = self._fitted(job, 1, job.gpus, self.fewest_nodes(job.gpus))
-        return given * (self._fitted(job, accum, gpus, nodes) / best)
+        return given * (self._fitted(job, accumulation, gpus, nodes) / best)
 
-    def _fitted(self, job: Job, accum: int, gpus: int, nodes: int) -> float:
-        return self._timed(job.model, job.batch, accum, gpus, nodes)
+    def _fitted(self, job: Job, accumulation: int, gpus: int, nodes: int) -> float:
+        return self._timed(job.model, job.batch, accumulation, gpus, nodes)
 
-    def _timed(self, model: str, batch: int, accum: int, gpus: int, nodes: int) -> float:
-        key = (model, batch, accum, gpus, nodes)
+    def _timed(self, model: str, batch: int, accumulation: int, gpus: int, nodes: int) -> float:
+        key = (model, batch, accumulation, gpus, nodes)
         time = self._iterations.get(key)
         if time is None:
-            time = self.tasks[model].iteration(batch, accum, Placement(gpus, nodes))
+            time = self.tasks[model].iteration(batch, accumulation, Placement(gpus, nodes))
             self._iterations[key] = time
         return time
 
-    def memory(self, job: Job, accum: int) -> int:
+    def memory(self, job: Job, accumulation: int) -> int:
         if self.ignore_memory:
             return 0
-        key = (job.model, job.batch, accum)
+        key = (job.model, job.batch, accumulation)
         memory = self._memory.get(key)
         if memory is None:
-            memory = self._memory[key] = self.tasks[job.model].memory(sub_batch(job.batch, accum))
+            memory = self._memory[key] = self.tasks[job.model].memory(sub_batch(job.batch, accumulation))
         return memory
 
-    def slowdown(self, job: Job, accum: int, mates: Sequence[Mate]) -> float:
+    def slowdown(self, job: Job, accumulation: int, mates: Sequence[Mate]) -> float:
         if len(mates) == 1:
-            return self._pair(job, accum, *mates[0])
-        pairs = [self._pair(job, accum, mate, mate_accum) for mate, mate_accum in mates]
-        return crowd_slowdown(pairs, [self._demand(*one) for one in ((job, accum), *mates)])
+            return self._pair(job, accumulation, *mates[0])
+        pairs = [self._pair(job, accumulation, mate, mate_accumulation) for mate, mate_accumulation in mates]
+        return crowd_slowdown(pairs, [self._demand(*one) for one in ((job, accumulation), *mates)])
 
-    def _demand(self, job: Job, accum: int) -> float:
-        key = (job.model, job.batch, accum)
+    def _demand(self, job: Job, accumulation: int) -> float:
+        key = (job.model, job.batch, accumulation)
         demand = self._demands.get(key)
         if demand is None:
-            demand = self._demands[key] = self.interference.demand(job.model, sub_batch(job.batch, accum))
+            demand = self._demands[key] = self.interference.demand(job.model, sub_batch(job.batch, accumulation))
         return demand
 
     def forget_pairs(self) -> None:
         """The interference table has changed."""
         self._pairs.clear()
 
-    def _pair(self, job: Job, accum: int, mate: Job, mate_accum: int) -> float:
-        key = (job.model, job.batch, accum, mate.model, mate.batch, mate_accum)
+    def _pair(self, job: Job, accumulation: int, mate: Job, mate_accumulation: int) -> float:
+        key = (job.model, job.batch, accumulation, mate.model, mate.batch, mate_accumulation)
         xi = self._pairs.get(key)
         if xi is None:
-            samples, mate_samples = sub_batch(job.batch, accum), sub_batch(mate.batch, mate_accum)
+            samples, mate_samples = sub_batch(job.batch, accumulation), sub_batch(mate.batch, mate_accumulation)
             xi = self._pairs[key] = self.interference.pair(job.model, samples, mate.model, mate_samples)
         return xi
 
@@ -291,17 +291,17 @@ class FittedModel:
     def noise(self, job: Job, done: float) -> float:
         return self._stretch(job, done).noise
 
-    def scaled_pace(self, job: Job, batch: int, accum: int, placement: Placement, done: float) -> Pace:
+    def scaled_pace(self, job: Job, batch: int, accumulation: int, placement: Placement, done: float) -> Pace:
         gpus, nodes = placement
         if self.ignore_placement:
             nodes = self.fewest_nodes(gpus)
-        time = self._timed(job.model, batch, accum, gpus, nodes)
-        if job.alone_s is not None:
+        time = self._timed(job.model, batch, accumulation, gpus, nodes)
+        if job.duration_s is not None:
             # as in `iteration_time`; the given duration is that of micro-steps within the task's limit
             scaling = self.tasks[job.model].scaling
             own = scaling.micro_steps(job.batch, job.gpus, scaling.max_sub_batch) if scaling else 1
             best = self._timed(job.model, job.batch, own, job.gpus, self.fewest_nodes(job.gpus))
-            time *= job.alone_s / job.iterations / best
+            time *= job.duration_s / job.iterations / best
         stretch = self._stretch(job, done)
         return Pace(time / useful(stretch.noise, batch * gpus, job.batch * job.gpus), stretch.until)
 

@@ -39,11 +39,11 @@ class Queue:
     def by_age(self) -> Sequence[tuple[int, JobRecord]]:
         """All of them by their order of submission; kept likewise."""
         if self._by_age is None:
-            self._by_age = sorted((record.order, record) for *_, record in self.in_order)
+            self._by_age = sorted((record.seq, record) for *_, record in self.in_order)
         return self._by_age
 
     def add(self, record: JobRecord, key: tuple[float, ...]) -> None:
-        entry = record.queue_entry = (-record.shape.priority, key, record.order, record)
+        entry = record.queue_entry = (-record.shape.priority, key, record.seq, record)
         bucket = self.buckets.get(record.shape)
         if bucket is None:
             self.buckets[record.shape] = [entry]
@@ -53,7 +53,7 @@ class Queue:
         if self._in_order is not None:
             insort(self._in_order, entry)
         if self._by_age is not None:
-            insort(self._by_age, (record.order, record))
+            insort(self._by_age, (record.seq, record))
 
     def remove(self, record: JobRecord) -> None:
         bucket = self.buckets[record.shape]
@@ -69,7 +69,7 @@ class Queue:
         if self._in_order is not None:
             del self._in_order[bisect_left(self._in_order, entry)]
         if self._by_age is not None:
-            del self._by_age[bisect_left(self._by_age, (record.order,))]
+            del self._by_age[bisect_left(self._by_age, (record.seq,))]
 
     def scan(self, largest: int | None = None) -> "Scan":
         """All pending jobs in order, except gangs of more than `largest` GPUs."""

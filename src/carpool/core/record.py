@@ -17,9 +17,9 @@ class Size:
     """One way to cut a job's batch: the accumulation, its memory on each GPU, and its iteration time
     relative to the uncut batch (at the most consolidated placement)."""
 
-    accum: int
+    accumulation: int
     memory: int
-    pace: float
+    relative_time: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,11 +49,11 @@ class JobView(Protocol):
     @property
     def status(self) -> Status: ...
     @property
-    def order(self) -> int: ...
+    def seq(self) -> int: ...
     @property
     def gpus(self) -> tuple[GpuId, ...]: ...
     @property
-    def accum(self) -> int: ...
+    def accumulation(self) -> int: ...
     @property
     def batch(self) -> int | None: ...
     @property
@@ -74,19 +74,18 @@ class JobRecord:
     """The mutable truth about one job."""
 
     __slots__ = (
-        "accum",
+        "accumulation",
         "alone_iteration_s",
         "alone_s",
         "alone_seen",
         "attempt",
         "batch",
-        "border",
         "checkpoint",
         "done",
         "ended",
         "first_start",
         "gpus",
-        "held_since",
+        "gpus_since",
         "hosted",
         "index_entry",
         "iteration_s",
@@ -95,9 +94,9 @@ class JobRecord:
         "memory",
         "most_gpus",
         "on_hold",
-        "order",
-        "pace",
         "pace_seen",
+        "pace_valid_until",
+        "pace_version",
         "pending_since",
         "preemptions",
         "queue_entry",
@@ -106,6 +105,7 @@ class JobRecord:
         "reported",
         "retries_left",
         "saved_s",
+        "seq",
         "served",
         "shape",
         "shares",
@@ -117,15 +117,15 @@ class JobRecord:
         "whole_iteration_s",
     )
 
-    def __init__(self, job: Job, shape: Shape, order: int, whole_iteration_s: float) -> None:
+    def __init__(self, job: Job, shape: Shape, seq: int, whole_iteration_s: float) -> None:
         self.job = job
         self.shape = shape
-        self.order = order  # of submission; breaks ties
+        self.seq = seq  # of submission; breaks ties
         self.status = Status.PENDING
         self.attempt = 0
         self.gpus: tuple[GpuId, ...] = ()
         self.leaving: tuple[GpuId, ...] = ()  # where its workers may still be, though the GPUs are no longer its own
-        self.accum = 1
+        self.accumulation = 1
         self.batch: int | None = None  # where the scheduler chose one
         self.memory = 0  # reserved on each GPU
         self.whole_iteration_s = whole_iteration_s  # the uncut batch, most consolidated
@@ -134,9 +134,9 @@ class JobRecord:
         self.checkpoint = 0.0
         self.since = 0.0
         self.iteration_s = 0.0  # 0: does not iterate
-        self.border = float(job.iterations)  # up to where the pace holds
+        self.pace_valid_until = float(job.iterations)  # up to where the pace holds
         self.slowdown = 1.0
-        self.pace = 0  # counts changes of iteration_s, so that a driver recognises stale predictions
+        self.pace_version = 0  # counts changes of iteration_s, so that a driver recognises stale predictions
         self.alone_seen = False  # alone_iteration_s was measured in this launch, not predicted
         self.pace_seen = False  # iteration_s was measured beside the present mates
         self.reported = False
@@ -150,7 +150,7 @@ class JobRecord:
         self.first_start = -1.0
         self.ended = -1.0
         self.waited_s = 0.0
-        self.held_since = 0.0
+        self.gpus_since = 0.0
         self.served = 0.0  # GPU-seconds held, until held_since
         self.ran_s = 0.0  # iterating
         self.alone_s = 0.0  # what the same iterations would have taken alone
@@ -178,22 +178,22 @@ class JobRecord:
         return left * self.alone_iteration_s if left > 0.0 else 0.0
 
     def whole_left(self, now: float) -> float:
-        """The same with the uncut batch at the most consolidated placement; times a `Size.pace` for a cut one."""
+        """The same with the uncut batch, most consolidated; times a `Size.relative_time` for a cut one."""
         return self.iterations_left(now) * self.whole_iteration_s
 
     def service(self, now: float) -> float:
         """GPU-seconds held so far."""
-        return self.served + len(self.gpus) * (now - self.held_since) if self.gpus else self.served
+        return self.served + len(self.gpus) * (now - self.gpus_since) if self.gpus else self.served
 
     def forget_scale(self) -> None:
         """From now on it runs with its own batch, at one pace up to its end."""
         self.batch = None
-        self.border = float(self.job.iterations)
+        self.pace_valid_until = float(self.job.iterations)
 
     def end(self) -> float:
         """When the job will be done at its present pace, or come to where that pace changes."""
-        return self.since + (self.border - self.done) * self.iteration_s
+        return self.since + (self.pace_valid_until - self.done) * self.iteration_s
 
 
-Order = Callable[[JobView, float], tuple[float, ...]]
-"""A policy's sort key for the queue; it stays as it is while a job waits, until a `Rekeyed` event."""
+SortKey = Callable[[JobView, float], tuple[float, ...]]
+"""A policy's sort key for the queue; it stays as it is while a job waits, until a `PriorityChanged` event."""

@@ -17,17 +17,17 @@ class IllegalPlan(ValueError):
     """A plan breaks a rule; nothing of it is applied."""
 
 
-class Member(NamedTuple):
+class Resident(NamedTuple):
     """A job on a GPU, or about to be."""
 
     record: JobRecord
-    accum: int
+    accumulation: int
     memory: int
     batch: int | None = None
     """Where the scheduler chose it."""
 
 
-def cohabitation(members: Sequence[Member], jobs_per_gpu: int, memory: int, perf: PerformanceModel) -> str | None:
+def cohabitation(members: Sequence[Resident], jobs_per_gpu: int, memory: int, perf: PerformanceModel) -> str | None:
     """Why these jobs may not live on one GPU with that much memory, or None."""
     needed = sum(member.memory for member in members)
     if needed > memory:
@@ -36,15 +36,15 @@ def cohabitation(members: Sequence[Member], jobs_per_gpu: int, memory: int, perf
         return None
     if len(members) > jobs_per_gpu:
         return f"{len(members)} jobs on one GPU, the limit is {jobs_per_gpu}"
-    for record, accum, _, batch in members:
+    for record, accumulation, _, batch in members:
         job = record.job
         if batch is not None:
             return f"job {job.id} runs at a batch that the scheduler chose and does not share"
         if job.exclusive:
             return f"job {job.id} asked not to share"
         if job.max_slowdown is not None:
-            mates = [(mate.job, mate_accum) for mate, mate_accum, *_ in members if mate is not record]
-            slowdown = perf.slowdown(job, accum, mates)
+            mates = [(mate.job, mate_accumulation) for mate, mate_accumulation, *_ in members if mate is not record]
+            slowdown = perf.slowdown(job, accumulation, mates)
             if slowdown > job.max_slowdown:
                 return f"job {job.id} would run {slowdown:.2f} times slower, its limit is {job.max_slowdown:.2f}"
     return None
@@ -92,11 +92,11 @@ def _check_gang(state: State, record: JobRecord, decision: Decision) -> None:
 
 def _check_cut(job: Job, allocation: Allocation) -> None:
     batch = job.batch if allocation.batch is None else allocation.batch
-    if not 1 <= allocation.accum <= batch:
-        raise IllegalPlan(f"job {job.id} cannot cut a batch of {batch} into {allocation.accum}")
-    if job.can_shrink and allocation.batch is None and allocation.accum < job.least_accum:
-        raise IllegalPlan(f"job {job.id} must cut its batch into {job.least_accum} pieces at least")
-    if allocation.accum > 1 and not job.can_shrink:
+    if not 1 <= allocation.accumulation <= batch:
+        raise IllegalPlan(f"job {job.id} cannot cut a batch of {batch} into {allocation.accumulation}")
+    if job.can_shrink and allocation.batch is None and allocation.accumulation < job.min_accumulation:
+        raise IllegalPlan(f"job {job.id} must cut its batch into {job.min_accumulation} pieces at least")
+    if allocation.accumulation > 1 and not job.can_shrink:
         raise IllegalPlan(f"the sub-batch of job {job.id} may not shrink")
 
 
@@ -113,14 +113,14 @@ def _check_scale(state: State, record: JobRecord, allocation: Allocation) -> Non
     least, most = min(scaling.initial_batch, own), max(scaling.max_batch, own)
     if not least <= gpus * batch <= most:
         raise IllegalPlan(f"job {job.id} got a batch of {gpus * batch} in all, its task takes {least} to {most}")
-    samples = sub_batch(batch, max(1, allocation.accum))
+    samples = sub_batch(batch, max(1, allocation.accumulation))
     if samples > max(scaling.max_sub_batch, job.batch):
         raise IllegalPlan(f"job {job.id} got {samples} samples per GPU, its task takes {scaling.max_sub_batch}")
 
 
 def _check_gpus(state: State, named: dict[str, JobRecord], decisions: Iterable[Decision]) -> None:
     """Look at every GPU that gets a job as it will be once the whole plan is applied."""
-    arriving: dict[GpuId, list[Member]] = {}
+    arriving: dict[GpuId, list[Resident]] = {}
     for decision in decisions:
         allocation = decision.allocation
         if allocation is not None:
@@ -128,15 +128,15 @@ def _check_gpus(state: State, named: dict[str, JobRecord], decisions: Iterable[D
             # a re-tuned job keeps the larger of both sub-batches until its workers confirm
             held = record.memory if record.gpus == allocation.gpus else 0
             job = record.job if allocation.batch is None else as_scaled(record.job, allocation)
-            needed = state.perf.memory(job, allocation.accum)
-            member = Member(record, allocation.accum, max(held, needed), allocation.batch)
+            needed = state.perf.memory(job, allocation.accumulation)
+            member = Resident(record, allocation.accumulation, max(held, needed), allocation.batch)
             for gpu in allocation.gpus:
                 arriving.setdefault(gpu, []).append(member)
     topology = state.topology
     for gpu, members in arriving.items():
         for resident in state.residents(gpu):
             if resident.job.id not in named:
-                members.append(Member(resident, resident.accum, resident.memory, resident.batch))
+                members.append(Resident(resident, resident.accumulation, resident.memory, resident.batch))
         broken = cohabitation(members, state.jobs_per_gpu, topology.memory_of(gpu), state.perf)
         if broken:
             raise IllegalPlan(f"GPU {gpu}: {broken}")

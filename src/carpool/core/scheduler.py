@@ -26,7 +26,7 @@ class Policy(Protocol):
     """What the simulator charges when a preempted job starts again."""
 
     def key(self, job: JobView, now: float) -> tuple[float, ...]:
-        """The job's place in the queue, smallest first; asked when the job enters the queue and at `Rekeyed`."""
+        """The job's place in the queue, smallest first; asked when it enters the queue and at `PriorityChanged`."""
 
     def decide(self, view: View) -> Sequence[Decision]:
         """What to change now."""
@@ -55,9 +55,9 @@ class Scheduler:
         state = self.state
         for event in events:
             state.apply(event)
-        if not (wake or (state.stirred and not self.in_rounds)):
+        if not (wake or (state.needs_decision and not self.in_rounds)):
             return None
-        state.stirred = False
+        state.needs_decision = False
         if state.now != now:
             state.advance(now)
         self.asked += 1
@@ -74,7 +74,7 @@ class Scheduler:
                 return None
         planned = Planned(now, decisions)
         state.apply(planned)
-        state.stirred = False  # by the plan itself, which the policy knows
+        state.needs_decision = False  # by the plan itself, which the policy knows
         return planned
 
     def _legal_part(self, decisions: Sequence[Decision]) -> tuple[Decision, ...]:

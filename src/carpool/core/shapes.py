@@ -12,7 +12,7 @@ class Shapes:
 
     def of(self, job: Job, priority: int, user: str | None) -> Shape:
         """`user` is given only where limits apply to that user."""
-        cut = (job.can_shrink, job.least_accum)
+        cut = (job.can_shrink, job.min_accumulation)
         key = (job.gpus, job.model, job.batch, cut, job.exclusive, job.max_slowdown, priority, user)
         shape = self._known.get(key)
         if shape is None:
@@ -24,5 +24,7 @@ class Shapes:
 
     def _sizes(self, job: Job, best: Placement) -> tuple[Size, ...]:
         whole = self.perf.iteration_time(job, 1, best)
-        accums = allowed_accumulations(job)
-        return tuple(Size(s, self.perf.memory(job, s), self.perf.iteration_time(job, s, best) / whole) for s in accums)
+        accumulations = allowed_accumulations(job)
+        return tuple(
+            Size(s, self.perf.memory(job, s), self.perf.iteration_time(job, s, best) / whole) for s in accumulations
+        )

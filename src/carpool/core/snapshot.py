@@ -7,18 +7,20 @@ waiting job remembers by itself which of its forerunners are not through yet.
 
 from typing import Any
 
-from carpool.core.codec import plain
+from carpool.core import renames
+from carpool.core.codec import decode_job, plain
 from carpool.core.learning import LearningModel
-from carpool.core.model import Job, Limits, Node, Status
+from carpool.core.model import Limits, Node, Status
 from carpool.core.perf import PerformanceModel
-from carpool.core.record import JobRecord, Order
+from carpool.core.record import JobRecord, SortKey
+from carpool.core.renames import renamed
 from carpool.core.state import State
 
-_OTHERWISE = {"job", "order", "status", "shape", "gpus", "leaving", "waits_for", "queue_entry", "index_entry", "ended"}
+_OTHERWISE = {"job", "seq", "status", "shape", "gpus", "leaving", "waits_for", "queue_entry", "index_entry", "ended"}
 _KEPT = tuple(name for name in JobRecord.__slots__ if name not in _OTHERWISE)
 """All that a record knows and that is plain data; what is not is written below, or follows from the rest."""
 _COUNTERS = (
-    *("now", "busy_gpu_s", "shares", "preemptions", "_submissions", "stirred", "belief_version"),
+    *("now", "busy_gpu_s", "shares", "preemptions", "_submissions", "needs_decision", "belief_version"),
     *("_completed", "_completed_jct_s"),
 )
 
@@ -44,7 +46,7 @@ def _encode_job(record: JobRecord) -> dict[str, Any]:
     entry: Any = record.queue_entry
     return {
         "job": plain(record.job),
-        "order": record.order,
+        "seq": record.seq,
         "status": str(record.status),
         "priority": record.shape.priority,
         "gpus": list(record.gpus),
@@ -55,20 +57,20 @@ def _encode_job(record: JobRecord) -> dict[str, Any]:
     }
 
 
-def restore(data: dict[str, Any], perf: PerformanceModel, order: Order, jobs_per_gpu: int = 2) -> State:
+def restore(data: dict[str, Any], perf: PerformanceModel, sort_key: SortKey, jobs_per_gpu: int = 2) -> State:
     """The state that `encode` described. Raises ValueError where fewer jobs fit on a GPU now than are there.
 
     A model that learns is told what the encoded state's model had learned.
     """
     if isinstance(perf, LearningModel) and data["belief"] is not None:
         perf.restore(data["belief"])
-    state = State(perf, order, jobs_per_gpu)
+    state = State(perf, sort_key, jobs_per_gpu)
     _restore_nodes(state, data)
     state.limits = {user: Limits(**limits) for user, limits in data["limits"].items()}
     for entry in data["jobs"]:
         _restore_job(state, entry)
     _restore_residents(state, data)
-    for name, value in data["counters"].items():
+    for name, value in renamed(data["counters"], renames.COUNTERS).items():
         setattr(state, name, value)
     return state
 
@@ -83,9 +85,9 @@ def _restore_nodes(state: State, data: dict[str, Any]) -> None:
 
 
 def _restore_job(state: State, data: dict[str, Any]) -> None:
-    raw = data["job"]
-    job = Job(**{**raw, "after": tuple(raw["after"])})
-    record = JobRecord(job, state._shape(job, data["priority"]), data["order"], data["whole_iteration_s"])
+    data = renamed(data, renames.RECORD_FIELDS)
+    job = decode_job(data["job"])
+    record = JobRecord(job, state._shape(job, data["priority"]), data["seq"], data["whole_iteration_s"])
     for name in _KEPT:
         if name in data:  # a snapshot of an older release may know less
             setattr(record, name, data[name])
@@ -103,7 +105,7 @@ def _restore_residents(state: State, data: dict[str, Any]) -> None:
     """Enter everybody as `State` does, then put those who share a GPU in the order in which they came."""
     for name in data["running"]:
         record = state.jobs[name]
-        state._running[record.order] = record
+        state._running[record.seq] = record
         for gpu in record.gpus:
             if len(state.cluster.residents[gpu]) >= state.jobs_per_gpu:
                 raise ValueError(f"GPU {gpu} holds more than {state.jobs_per_gpu} jobs")

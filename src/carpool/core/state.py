@@ -10,13 +10,13 @@ from typing import Any
 
 from carpool.core import events as ev
 from carpool.core.cluster import Cluster
+from carpool.core.end_times import EndTimes
 from carpool.core.hosts import Hosts
-from carpool.core.learning import LearningModel, Lesson, Sighting, life, sighting
+from carpool.core.learning import LearningModel, Lesson, Observation, life, sighting
 from carpool.core.model import Allocation, GpuId, Job, JobId, Limits, Status, allowed_accumulations, as_scaled
-from carpool.core.outlook import Outlook
 from carpool.core.perf import PerformanceModel, Placement
 from carpool.core.queue import Queue
-from carpool.core.record import JobRecord, Order, Shape
+from carpool.core.record import JobRecord, Shape, SortKey
 from carpool.core.shapes import Shapes
 
 UNLIMITED = Limits()
@@ -27,14 +27,14 @@ ALIVE = (*HOLDING, Status.STOPPING)
 
 
 class State:
-    def __init__(self, perf: PerformanceModel, order: Order, jobs_per_gpu: int = 2) -> None:
+    def __init__(self, perf: PerformanceModel, sort_key: SortKey, jobs_per_gpu: int = 2) -> None:
         if jobs_per_gpu < 1:
             raise ValueError("at least one job must fit on a GPU")
         self.perf = perf
         self.belief_version = 0
         """Grows whenever `perf` learned something that may change its answers."""
         self._learner = perf if isinstance(perf, LearningModel) else None
-        self.order = order
+        self.sort_key = sort_key
         self.jobs_per_gpu = jobs_per_gpu
         self.now = 0.0
         self.jobs: dict[JobId, JobRecord] = {}
@@ -44,11 +44,11 @@ class State:
         self.free = self.cluster.free
         self.queue = Queue()
         self.limits: dict[str, Limits] = {}
-        self.stirred = False
+        self.needs_decision = False
         """Something happened that may open a place for a job or close one; the scheduler lowers it."""
-        self.opened = 0.0
+        self.last_capacity_change = 0.0
         """When something other than a submission last happened that may open a place for a job that waits."""
-        self.repaced: list[JobRecord] = []
+        self.pace_changes: list[JobRecord] = []
         """Jobs whose pace changed, for the driver to drain."""
         self.busy_gpu_s = 0.0
         self.shares = 0
@@ -58,7 +58,7 @@ class State:
         self._dependents: dict[JobId, list[JobId]] = {}
         self._shapes = Shapes(perf)
         self._hosts: Hosts | None = None
-        self._outlook: Outlook | None = None
+        self._end_times: EndTimes | None = None
         self._submissions = 0
         self._completed = 0
         self._completed_jct_s = 0.0
@@ -81,13 +81,13 @@ class State:
         return self._hosts
 
     @property
-    def outlook(self) -> Outlook:
+    def end_times(self) -> EndTimes:
         """When running jobs will end. Kept from the first time that somebody asks, as `hosts` is."""
-        if self._outlook is None:
-            self._outlook = Outlook(self.cluster, self.perf)
+        if self._end_times is None:
+            self._end_times = EndTimes(self.cluster, self.perf)
             for record in self._running.values():
-                self._outlook.touch(record)
-        return self._outlook.refresh()
+                self._end_times.touch(record)
+        return self._end_times.refresh()
 
     @property
     def mean_jct_s(self) -> float:
@@ -203,7 +203,7 @@ class State:
 
     def _retune(self, record: JobRecord, allocation: Allocation) -> None:
         self._settle(record)
-        record.accum = allocation.accum
+        record.accumulation = allocation.accumulation
         if allocation.batch is None:
             record.forget_scale()
         record.batch = allocation.batch
@@ -217,13 +217,15 @@ class State:
         if record is None or not record.gpus:
             return
         if event.unasked and record.job.can_shrink and record.status is not Status.CANCELLING:
-            self._retune(record, Allocation(record.gpus, event.accum, record.batch))
-        elif (event.accum, event.batch) != (record.accum, record.batch):  # another re-tune is under way
+            self._retune(record, Allocation(record.gpus, event.accumulation, record.batch))
+        elif (event.accumulation, event.batch) != (record.accumulation, record.batch):  # another re-tune is under way
             return
-        self.cluster.reserve(record, self._needed(record.job, Allocation(record.gpus, record.accum, record.batch)))
+        self.cluster.reserve(
+            record, self._needed(record.job, Allocation(record.gpus, record.accumulation, record.batch))
+        )
         self._place(record)
-        self._repace([record, *self.cluster.mates(record)])
-        self._open()
+        self._update_pace([record, *self.cluster.mates(record)])
+        self._capacity_changed()
 
     def _started(self, event: ev.Started) -> None:
         record = self._current(event)
@@ -237,16 +239,16 @@ class State:
             record.first_start = self.now
         if len(record.gpus) > record.most_gpus:
             record.most_gpus = len(record.gpus)
-        self._repace([record, *self.cluster.mates(record)])
+        self._update_pace([record, *self.cluster.mates(record)])
 
     def _progressed(self, event: ev.Progressed) -> None:
         record = self._current(event)
         if record is not None and record.iteration_s:
             self._settle(record)
             record.done = min(event.done, record.job.iterations)
-            if record.done >= record.border and record.batch is not None:  # its pace changes here
+            if record.done >= record.pace_valid_until and record.batch is not None:  # its pace changes here
                 self._place(record)
-                self._repace([record])
+                self._update_pace([record])
             self._index_host(record)
 
     def _observed(self, event: ev.Observed) -> None:
@@ -326,8 +328,8 @@ class State:
             self._settle(record)
             record.iteration_s = 0.0
             record.status = Status.CANCELLING
-            record.pace += 1
-            self._repace([record, *self.cluster.mates(record)])
+            record.pace_version += 1
+            self._update_pace([record, *self.cluster.mates(record)])
         elif record.status is Status.STOPPING:
             record.status = Status.CANCELLING
         else:
@@ -350,9 +352,9 @@ class State:
         record.on_hold = False
         if record.status is Status.HELD:
             self._requeue(record)
-            self._open()
+            self._capacity_changed()
 
-    def _revised(self, event: ev.Revised) -> None:
+    def _constraints_changed(self, event: ev.ConstraintsChanged) -> None:
         record = self.jobs.get(event.job)
         if record is None:
             return
@@ -360,13 +362,13 @@ class State:
         changes: dict[str, Any] = {}
         if event.can_shrink is not None and (waits or event.can_shrink):
             changes["can_shrink"] = event.can_shrink
-        if event.least_accum is not None and waits:
-            changes["least_accum"] = min(event.least_accum, record.job.batch)
+        if event.min_accumulation is not None and waits:
+            changes["min_accumulation"] = min(event.min_accumulation, record.job.batch)
         if event.exclusive is not None and waits:
             changes["exclusive"] = event.exclusive
         record.job = replace(record.job, **changes)
         self._reshape(record, record.shape.priority)
-        self._open()
+        self._capacity_changed()
 
     def _memory_taken(self, event: ev.MemoryTaken) -> None:
         if event.gpu not in self.topology.node_of:
@@ -377,13 +379,13 @@ class State:
             self.topology.taken.pop(event.gpu, None)
         for record in self.residents(event.gpu):
             self._index_host(record)
-        self._open()
+        self._capacity_changed()
 
-    def _rekeyed(self, event: ev.Rekeyed) -> None:
+    def _priority_changed(self, event: ev.PriorityChanged) -> None:
         record = self.jobs.get(event.job)
         if record is None:
             return
-        self.opened = self.now
+        self.last_capacity_change = self.now
         if event.priority is not None:
             self._reshape(record, event.priority)
         elif record.status is Status.PENDING:
@@ -397,12 +399,12 @@ class State:
         for record in self.jobs.values():
             if not event.user or record.job.user == event.user:
                 self._reshape(record, record.shape.priority)
-        self._open()
+        self._capacity_changed()
 
     def _node_joined(self, event: ev.NodeJoined) -> None:
         self.cluster.join(event.node)
         self._rethink_sizes()
-        self._open()
+        self._capacity_changed()
 
     def _node_lost(self, event: ev.NodeLost) -> None:
         number = self.topology.present.get(event.node)
@@ -422,7 +424,7 @@ class State:
                     self._gone(record)
         self.cluster.lose(event.node)
         self._rethink_sizes()
-        self._open()
+        self._capacity_changed()
 
     def _rethink_sizes(self) -> None:
         """Other nodes may let waiting jobs run at another sub-batch."""
@@ -430,9 +432,9 @@ class State:
             if self._best_iteration_time(record) != record.alone_iteration_s:
                 self._reshape(record, record.shape.priority)
 
-    def _open(self) -> None:
-        self.stirred = True
-        self.opened = self.now
+    def _capacity_changed(self) -> None:
+        self.needs_decision = True
+        self.last_capacity_change = self.now
 
     # ---- a job's way through the queue -----------------------------------------------------------------------------
 
@@ -441,8 +443,8 @@ class State:
         record.alone_iteration_s = self._best_iteration_time(record)
         if record.on_hold:
             return
-        self.queue.add(record, self.order(record, self.now))
-        self.stirred = True
+        self.queue.add(record, self.sort_key(record, self.now))
+        self.needs_decision = True
 
     def _requeue(self, record: JobRecord) -> None:
         record.pending_since = self.now
@@ -483,7 +485,7 @@ class State:
                 if not later.waits_for:
                     later.pending_since = self.now
                     self._enqueue(later)
-        self._open()
+        self._capacity_changed()
 
     def _current(self, event: ev.JobEvent) -> JobRecord | None:
         """The job an event speaks of, unless it speaks of an earlier launch."""
@@ -500,7 +502,7 @@ class State:
         for size in record.shape.sizes:
             if size.memory <= largest:
                 break
-        return record.whole_iteration_s * size.pace
+        return record.whole_iteration_s * size.relative_time
 
     # ---- GPUs ------------------------------------------------------------------------------------------------------
 
@@ -511,15 +513,15 @@ class State:
         record.status = Status.STARTING
         record.attempt += 1
         record.gpus = allocation.gpus
-        record.accum = allocation.accum
+        record.accumulation = allocation.accumulation
         if allocation.batch is None:
-            record.memory = self.perf.memory(record.job, allocation.accum)
+            record.memory = self.perf.memory(record.job, allocation.accumulation)
         else:
             record.batch = allocation.batch
             record.memory = self._needed(record.job, allocation)
-        record.held_since = self.now
+        record.gpus_since = self.now
         self._place(record)
-        self._running[record.order] = record
+        self._running[record.seq] = record
         if self.limits:
             self._count_for_user(record, 1)
         self.cluster.enter(record)
@@ -535,18 +537,18 @@ class State:
 
     def _needed(self, job: Job, allocation: Allocation) -> int:
         """Bytes that a job takes on each GPU of an allocation."""
-        return self.perf.memory(as_scaled(job, allocation), allocation.accum)
+        return self.perf.memory(as_scaled(job, allocation), allocation.accumulation)
 
     def _leave(self, record: JobRecord) -> None:
         """Give back all GPUs of a job; its mates speed up."""
         self._settle(record)
         record.iteration_s = 0.0
         record.slowdown = 1.0
-        record.pace += 1
+        record.pace_version += 1
         mates = self.cluster.mates(record)
         self.cluster.leave(record)
         record.served = record.service(self.now)
-        del self._running[record.order]
+        del self._running[record.seq]
         if self.limits:
             self._count_for_user(record, -1)
         record.gpus = ()
@@ -555,8 +557,8 @@ class State:
             record.forget_scale()
         self._index_host(record)
         if mates:
-            self._repace(mates)
-        self._open()
+            self._update_pace(mates)
+        self._capacity_changed()
 
     def _count_for_user(self, record: JobRecord, sign: int) -> None:
         held = self._held.setdefault(record.job.user, [0, 0])
@@ -574,24 +576,24 @@ class State:
             record.alone_s += ran / record.slowdown
         record.since = self.now
 
-    def _repace(self, records: Iterable[JobRecord]) -> None:
+    def _update_pace(self, records: Iterable[JobRecord]) -> None:
         for record in records:
             if record.status is Status.RUNNING:
                 self._settle(record)
                 record.slowdown = self._slowdown(record)
                 record.iteration_s = record.alone_iteration_s * record.slowdown
                 record.pace_seen = False
-                record.pace += 1
-                self.repaced.append(record)
+                record.pace_version += 1
+                self.pace_changes.append(record)
             self._index_host(record)
 
     def _slowdown(self, record: JobRecord) -> float:
         """The gang waits for its slowest worker: the worst ξ over its GPUs. Who does not iterate disturbs nobody."""
         worst = 1.0
         for cell in self.cluster.shared_cells(record):
-            mates = [(m.job, m.accum) for m in cell if m is not record and m.status is Status.RUNNING]
+            mates = [(m.job, m.accumulation) for m in cell if m is not record and m.status is Status.RUNNING]
             if mates:
-                worst = max(worst, self.perf.slowdown(record.job, record.accum, mates))
+                worst = max(worst, self.perf.slowdown(record.job, record.accumulation, mates))
         return worst
 
     def _place(self, record: JobRecord) -> None:
@@ -600,18 +602,18 @@ class State:
         nodes = self.topology.nodes_spanned(record.gpus)
         if record.batch is not None:
             placement = Placement(len(record.gpus), nodes)
-            pace = self.perf.scaled_pace(record.job, record.batch, record.accum, placement, record.done)
-            record.alone_iteration_s, record.border = pace
+            pace = self.perf.scaled_pace(record.job, record.batch, record.accumulation, placement, record.done)
+            record.alone_iteration_s, record.pace_valid_until = pace
             return
-        if record.accum == 1 and nodes == record.shape.placement.nodes:
+        if record.accumulation == 1 and nodes == record.shape.placement.nodes:
             record.alone_iteration_s = record.whole_iteration_s
         else:
             placement = Placement(len(record.gpus), nodes)
-            record.alone_iteration_s = self.perf.iteration_time(record.job, record.accum, placement)
+            record.alone_iteration_s = self.perf.iteration_time(record.job, record.accumulation, placement)
 
     # ---- belief ----------------------------------------------------------------------------------------------------
 
-    def _learn(self, seen: Sighting) -> None:
+    def _learn(self, seen: Observation) -> None:
         """Tell the model what was seen. If it changed its mind, refresh all that was derived from its answers."""
         lesson = self._learner.learn(seen) if self._learner is not None else Lesson.NOTHING
         if not lesson:
@@ -622,8 +624,8 @@ class State:
             for record in self.jobs.values():
                 self._rethink_speed(record)
         # what was measured beside the present mates needs no belief
-        self._repace([r for r in self._running.values() if not r.pace_seen and r.status is Status.RUNNING])
-        self.stirred = True
+        self._update_pace([r for r in self._running.values() if not r.pace_seen and r.status is Status.RUNNING])
+        self.needs_decision = True
 
     def _rethink_speed(self, record: JobRecord) -> None:
         record.whole_iteration_s = self.perf.iteration_time(record.job, 1, record.shape.placement)
@@ -635,8 +637,8 @@ class State:
     def _index_host(self, record: JobRecord) -> None:
         if self._hosts is not None:
             self._hosts.update(record)
-        if self._outlook is not None:
-            self._outlook.touch(record)
+        if self._end_times is not None:
+            self._end_times.touch(record)
 
 
 def _waits_in_vain(forerunner: JobRecord) -> str:
@@ -658,8 +660,8 @@ _APPLY: dict[type[ev.Event], Callable[[State, Any], None]] = {
     ev.Cancelled: State._cancelled,
     ev.Held: State._put_on_hold,
     ev.Released: State._released,
-    ev.Revised: State._revised,
-    ev.Rekeyed: State._rekeyed,
+    ev.ConstraintsChanged: State._constraints_changed,
+    ev.PriorityChanged: State._priority_changed,
     ev.LimitsChanged: State._limits_changed,
     ev.NodeJoined: State._node_joined,
     ev.MemoryTaken: State._memory_taken,

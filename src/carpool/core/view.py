@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from carpool.core.end_times import EndTimes
 from carpool.core.free import FreeGpus, Topology
 from carpool.core.hosts import Hosts
 from carpool.core.model import GpuId, JobId, Limits
-from carpool.core.outlook import Outlook
 from carpool.core.perf import PerformanceModel
 from carpool.core.queue import Queue
 from carpool.core.record import JobRecord
@@ -32,9 +32,9 @@ class View(Protocol):
     @property
     def hosts(self) -> Hosts: ...
     @property
-    def outlook(self) -> Outlook: ...
+    def end_times(self) -> EndTimes: ...
     @property
-    def opened(self) -> float: ...
+    def last_capacity_change(self) -> float: ...
     @property
     def jobs(self) -> dict[JobId, JobRecord]: ...
     @property

@@ -144,7 +144,7 @@ def _odd_speeds(runs: Sequence[Run]) -> list[str]:
     """Batches on one GPU that ran clearly faster than the next smaller one: no straight line can follow them."""
     times: dict[int, list[float]] = {}
     for run in runs:
-        if run.gpus == run.accum == 1:
+        if run.gpus == run.accumulation == 1:
             times.setdefault(run.batch, []).append(run.seconds)
     steps = [(batch, median(times[batch])) for batch in sorted(times)]
     return [
@@ -157,7 +157,7 @@ def _odd_speeds(runs: Sequence[Run]) -> list[str]:
 def _unfitting(runs: Sequence[Run], memory: Memory | None, gpu_memory: int | None) -> list[str]:
     if memory is None or gpu_memory is None:
         return []
-    largest = max(sub_batch(run.batch, run.accum) for run in runs)
+    largest = max(sub_batch(run.batch, run.accumulation) for run in runs)
     need = memory.static_bytes + memory.bytes_per_sample * largest
     if need <= gpu_memory:
         return []

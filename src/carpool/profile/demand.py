@@ -40,7 +40,7 @@ def _seconds(runs: Iterable[Run]) -> dict[str, dict[int, float]]:
     """Of one iteration on one GPU without accumulation, by task and batch."""
     times: dict[str, dict[int, list[float]]] = {}
     for run in runs:
-        if run.gpus == run.accum == 1:
+        if run.gpus == run.accumulation == 1:
             times.setdefault(run.task, {}).setdefault(run.batch, []).append(run.seconds)
     return {task: {batch: median(values) for batch, values in batches.items()} for task, batches in times.items()}
 

@@ -38,12 +38,12 @@ def solo_points(profile: Profile) -> dict[str, list[tuple[int, int, float]]]:
     found: dict[str, list[tuple[int, int, float]]] = {}
     for point in profile.points:
         if point.gpus == 1:
-            found.setdefault(point.task, []).append((point.batch, point.accum, point.iter_s))
+            found.setdefault(point.task, []).append((point.batch, point.accumulation, point.iter_s))
     under = timed_under(profile.raw)
     for done in profile.raw:
         setting = done.samples[0].setting
         if len(done.samples) == 1 and done.wish.mechanism == under[setting.task]:
-            found.setdefault(setting.task, []).append((setting.batch, setting.accum, done.samples[0].iter_s))
+            found.setdefault(setting.task, []).append((setting.batch, setting.accumulation, done.samples[0].iter_s))
     return found
 
 
@@ -66,7 +66,7 @@ def fits(path: Path, profile: Profile) -> None:
 
 def _fit(axes: Any, name: str, task: TaskProfile, points: Sequence[tuple[int, int, float]]) -> None:
     core = task.core()
-    sizes = [sub_batch(batch, accum) for batch, accum, _ in points] or [1, 64]
+    sizes = [sub_batch(batch, accumulation) for batch, accumulation, _ in points] or [1, 64]
     low, high = min(sizes), max(sizes)
     line = sorted({round(low * (high / low) ** (i / 60)) for i in range(61)})
     axes.plot(line, [1000 * core.iteration(b, 1, ONE_GPU) for b in line], color=GREY, linewidth=1.5, label="fitted")

@@ -73,7 +73,7 @@ def fit_scaling(
     lengths = np.diff([0, *ends])
     off = np.abs(measured - np.repeat(fitted[chosen], lengths, axis=0))[:, 1:]  # at the initial batch it is 1 anyway
     error = FitError(round(float(np.median(off)), 5), round(float(np.quantile(off, 0.9)), 5), off.size)
-    timed = [sub_batch(run.batch, run.accum) for run in runs]
+    timed = [sub_batch(run.batch, run.accumulation) for run in runs]
     most = max(timed) if most_per_gpu is None else most_per_gpu
     return Scaling(initial, sizes[-1], min(*timed, most), most, tuple(phases), most_gpus), error
 

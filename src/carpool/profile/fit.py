@@ -53,10 +53,10 @@ def fit_task(runs: Sequence[Run], bend: bool = False) -> TaskProfile:
     With `bend`, eq. 3 may have a knee: on a large GPU, small batches all take as long as launching their kernels.
     """
     name = runs[0].task
-    if len({run.batch / run.accum for run in runs}) < 2:
+    if len({run.batch / run.accumulation for run in runs}) < 2:
         raise ProfileError(f"task {name}: rows of one batch size only; eq. 3 needs at least two")
     kinds = [_kind(run) for run in runs]
-    solution = _solve(runs, kinds, bend and len({run.batch / run.accum for run in runs}) >= KNEE_SUB_BATCHES)
+    solution = _solve(runs, kinds, bend and len({run.batch / run.accumulation for run in runs}) >= KNEE_SUB_BATCHES)
     constants = {key: significant(float(value)) for key, value in zip(NAMES, solution, strict=True)}
     task = TaskProfile(
         alpha_s=constants["alpha"],
@@ -132,11 +132,12 @@ def _residuals(np: Any, runs: Sequence[Run], kinds: Sequence[int]) -> Callable[[
     handful of one-GPU rows; unweighted, the fit gives the latter away, though most jobs run there and only they tell α
     and β, hence the price of accumulation.
     """
-    batch, accum, gpus, seconds = (
-        np.array([getattr(run, key) for run in runs], dtype=float) for key in ("batch", "accum", "gpus", "seconds")
+    batch, accumulation, gpus, seconds = (
+        np.array([getattr(run, key) for run in runs], dtype=float)
+        for key in ("batch", "accumulation", "gpus", "seconds")
     )
-    last = batch // accum  # as in core.perf: the micro-batch whose backward pass overlaps the all-reduce
-    larger = batch - last * accum  # so many micro-batches have one sample more
+    last = batch // accumulation  # as in core.perf: the micro-batch whose backward pass overlaps the all-reduce
+    larger = batch - last * accumulation  # so many micro-batches have one sample more
     kind = np.array(kinds)
     share = np.bincount(kind, minlength=3)
     weight = len(runs) / (np.count_nonzero(share) * share[kind])
@@ -148,7 +149,7 @@ def _residuals(np: Any, runs: Sequence[Run], kinds: Sequence[int]) -> Callable[[
             kind, [0.0 * gpus, intra + intra_slope * (gpus - 2), inter + inter_slope * (gpus - 2)]
         )
         overlapped = _mean_of_power(np, compute, communicate, delta)
-        error = np.log((larger * more + (accum - larger - 1) * compute + overlapped) / seconds)  # eq. 7
+        error = np.log((larger * more + (accumulation - larger - 1) * compute + overlapped) / seconds)  # eq. 7
         robust = np.sqrt(2 * (np.sqrt(1 + (error / LOG_ERROR_SCALE) ** 2) - 1))
         result: Array = np.sign(error) * np.sqrt(weight) * robust * LOG_ERROR_SCALE
         return result
@@ -173,9 +174,9 @@ def _start(runs: Sequence[Run], delta: float) -> list[float]:
     """Rough constants: half of the fastest iteration is fixed cost, the rest of the slowest grows with the batch."""
     fewest = min(run.gpus for run in runs)
     alone = [run for run in runs if run.gpus == fewest]
-    per_step = [run.seconds / run.accum for run in alone]
+    per_step = [run.seconds / run.accumulation for run in alone]
     alpha = 0.5 * min(per_step)
-    beta = max((s - alpha) / (run.batch / run.accum) for s, run in zip(per_step, alone, strict=True)) / 2
+    beta = max((s - alpha) / (run.batch / run.accumulation) for s, run in zip(per_step, alone, strict=True)) / 2
     typical = median(run.seconds for run in runs)
     return [alpha, beta, 0.2 * typical, 0.02 * typical, 0.5 * typical, 0.01 * typical, delta]
 
@@ -184,7 +185,8 @@ def _error(task: TaskProfile, runs: Sequence[Run], kinds: Sequence[int]) -> FitE
     """Relative errors of the core's own eq. 7, over every row."""
     core = task.core()
     errors = [
-        abs(core.iteration(run.batch, run.accum, Placement(run.gpus, run.nodes)) / run.seconds - 1) for run in runs
+        abs(core.iteration(run.batch, run.accumulation, Placement(run.gpus, run.nodes)) / run.seconds - 1)
+        for run in runs
     ]
 
     def of(which: int) -> float | None:
@@ -221,14 +223,16 @@ def fit_memory(
 
 
 def memory_line(runs: Sequence[Run], activation_scale: float, context: int) -> Memory:
-    plain = [(run.batch, run.memory_bytes or 0.0) for run in runs if run.accum == 1]
+    plain = [(run.batch, run.memory_bytes or 0.0) for run in runs if run.accumulation == 1]
     if len({batch for batch, _ in plain}) < 2:
         raise ProfileError(
             f"task {runs[0].task}: memory of one batch size only; measure at least two, without accumulation"
         )
     intercept, slope = _line(plain)
     excess = [
-        (run.memory_bytes or 0.0) - intercept - slope * sub_batch(run.batch, run.accum) for run in runs if run.accum > 1
+        (run.memory_bytes or 0.0) - intercept - slope * sub_batch(run.batch, run.accumulation)
+        for run in runs
+        if run.accumulation > 1
     ]
     gradients = max(0, round(median(excess))) if excess else 0
     source = (

@@ -23,11 +23,11 @@ COLUMNS = ("app", "nodes", "gpus", "local_bsz", "step_time")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One timed configuration: `batch` samples per GPU and iteration, in `accum` micro-batches."""
+    """One timed configuration: `batch` samples per GPU and iteration, in `accumulation` micro-batches."""
 
     task: str
     batch: int
-    accum: int
+    accumulation: int
     gpus: int
     nodes: int
     seconds: float
@@ -45,7 +45,7 @@ def read_throughput(path: str | Path) -> list[Run]:
         run = Run(
             task=row["app"].strip(),
             batch=whole(row["local_bsz"], f"{where}: local_bsz"),
-            accum=whole(row.get("accum", "1"), f"{where}: accum"),
+            accumulation=whole(row.get("accumulation", row.get("accum", "1")), f"{where}: accum"),
             gpus=whole(row["gpus"], f"{where}: gpus"),
             nodes=whole(row["nodes"], f"{where}: nodes"),
             seconds=positive(row["step_time"], f"{where}: step_time"),
@@ -84,7 +84,15 @@ def _solo(f: Fields) -> Run:
     seconds, gib = f.number("iter_s", 0), f.number("mem_gib", 0)
     if seconds == 0:
         f.fail("iter_s", "0 s; measure it again")
-    return Run(f.text("model"), f.whole("batch", 1), f.whole("accum", 1, default=1), 1, 1, seconds, gib * GIB)
+    return Run(
+        f.text("model"),
+        f.whole("batch", 1),
+        f.whole("accumulation", 1, default=f.whole("accum", 1, default=1)),
+        1,
+        1,
+        seconds,
+        gib * GIB,
+    )
 
 
 def read_pairs(
@@ -125,7 +133,7 @@ def read_pairs(
 def _shared_batches(path: str | Path) -> dict[str, int]:
     found: dict[str, set[int]] = {}
     for run in read_solo(path):
-        if run.accum > 1:
+        if run.accumulation > 1:
             found.setdefault(run.task, set()).add(run.batch)
     return {task: sizes.pop() for task, sizes in found.items() if len(sizes) == 1}
 

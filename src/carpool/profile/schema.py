@@ -266,7 +266,7 @@ def _point(f: Fields) -> Point:
         task=f.text("task"),
         batch=f.whole("batch", 1),
         iter_s=f.number("iter_s", 0),
-        accum=f.whole("accum", 1, default=1),
+        accumulation=f.whole("accumulation", 1, default=f.whole("accum", 1, default=1)),
         gpus=f.whole("gpus", 1, default=1),
         nodes=f.whole("nodes", 1, default=1),
         memory_bytes=f.maybe("memory_bytes", lambda key: f.whole(key, 0)),

@@ -171,7 +171,7 @@ class Point:
     task: str
     batch: int
     iter_s: float
-    accum: int = 1
+    accumulation: int = 1
     gpus: int = 1
     nodes: int = 1
     memory_bytes: int | None = None

@@ -18,7 +18,7 @@ from carpool.sim.run import Result
 from carpool.sim.sweep import Outcome, mean
 
 JOB_COLUMNS = (
-    *("job", "model", "user", "gpus", "batch", "accum"),
+    *("job", "model", "user", "gpus", "batch", "accumulation"),
     *("submitted_s", "started_s", "finished_s", "jct_s", "queue_s", "ran_s", "alone_s"),
     *("slowdown", "joined", "was_joined", "preemptions"),
 )
@@ -54,7 +54,7 @@ def _job_row(record: JobRecord) -> list[object]:
         record.alone_s,
     )
     return [
-        *(job.id, job.model, job.user, job.gpus, job.batch, record.accum),
+        *(job.id, job.model, job.user, job.gpus, job.batch, record.accumulation),
         *(f"{time:.3f}" for time in times),
         f"{slowdown:.4f}",
         *(record.shares, record.hosted, record.preemptions),

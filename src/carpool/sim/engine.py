@@ -117,14 +117,14 @@ class Engine:
         heap = self._heap
         wake = False
         while heap and heap[0][0] == now:
-            _, _, what, pace = heappop(heap)
+            _, _, what, pace_version = heappop(heap)
             if what is None:
                 wake = wake or now == self._wake_at  # a call that was superseded is dropped
             elif isinstance(what, JobRecord):
-                if what.pace != pace:
+                if what.pace_version != pace_version:
                     continue
-                if what.border < what.job.iterations:  # not its end, but where its pace changes
-                    batch.append(ev.Progressed(now, what.job.id, what.attempt, what.border))
+                if what.pace_valid_until < what.job.iterations:  # not its end, but where its pace changes
+                    batch.append(ev.Progressed(now, what.job.id, what.attempt, what.pace_valid_until))
                 else:
                     batch.append(ev.Finished(now, what.job.id, what.attempt))
             else:
@@ -132,18 +132,18 @@ class Engine:
         return wake
 
     def _step(self, now: float, batch: list[ev.Event], wake: bool) -> None:
-        scheduler, repaced = self.scheduler, self.world.repaced
+        scheduler, pace_changes = self.scheduler, self.world.pace_changes
         idle = not batch and self.world.free.count == len(self.world.topology.node_of)
         self._idle_calls = self._idle_calls + 1 if idle else 0
         while batch or wake:
             planned = self._deliver(now, batch, wake)
             batch, wake = self._act(now, planned.decisions) if planned is not None else [], False
-            for record in repaced:  # its end has moved
-                self._push(record.end(), record, record.pace)
+            for record in pace_changes:  # its end has moved
+                self._push(record.end(), record, record.pace_version)
             if self.world is not self.belief:
-                self._report(now, repaced)
-                wake = self.belief.stirred  # what was learned may change the policy's mind
-            repaced.clear()
+                self._report(now, pace_changes)
+                wake = self.belief.needs_decision  # what was learned may change the policy's mind
+            pace_changes.clear()
         again = scheduler.policy.wake(scheduler.state)
         if again is not None and not now < again < inf:
             raise Impossible(
@@ -154,9 +154,9 @@ class Engine:
             if again is not None:
                 self._push(again, None, 0)
 
-    def _report(self, now: float, repaced: list[JobRecord]) -> None:
+    def _report(self, now: float, pace_changes: list[JobRecord]) -> None:
         """Tell those who believe how fast jobs really run, as live workers would; the world knows."""
-        for record in repaced:
+        for record in pace_changes:
             seconds = record.iteration_s
             if self._report_error:
                 seconds *= exp(self._random.gauss(0.0, self._report_error))
@@ -164,7 +164,7 @@ class Engine:
             self.belief.apply(event)
             if self.log is not None:
                 self.log(event)
-        self.belief.repaced.clear()
+        self.belief.pace_changes.clear()
 
     def _deliver(self, now: float, batch: list[ev.Event], wake: bool = False) -> ev.Planned | None:
         """Tell the world and the scheduler what happened; the plan, if any, has been told to both on return."""
@@ -199,7 +199,7 @@ class Engine:
             elif record.status is Status.STOPPING:
                 event = self._stopped(now, record)
             else:
-                event = ev.Retuned(now, decision.job, record.attempt, record.accum, record.batch)
+                event = ev.Retuned(now, decision.job, record.attempt, record.accumulation, record.batch)
             if event.at == now:
                 prompt.append(event)
             else:
@@ -218,6 +218,6 @@ class Engine:
         again_s = self.scheduler.policy.restart_s if record.attempt > 1 else self._start_s
         return at + self.costs.launch(record.job) + again_s
 
-    def _push(self, at: float, what: ev.Event | JobRecord | None, pace: int) -> None:
+    def _push(self, at: float, what: ev.Event | JobRecord | None, pace_version: int) -> None:
         self._pushes += 1
-        heappush(self._heap, (at, self._pushes, what, pace))
+        heappush(self._heap, (at, self._pushes, what, pace_version))

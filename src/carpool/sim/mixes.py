@@ -46,8 +46,8 @@ class Variant:
     memory of the smallest, and the accumulation of the one that crowds a GPU the least."""
 
     job: Job
-    accum: int
-    pace: float
+    accumulation: int
+    speed: float
     memory: int
 
 
@@ -61,7 +61,7 @@ def find_mixes(jobs: Sequence[Job], perf: PerformanceModel, nodes: Sequence[Node
     members: list[list[Variant]] = []
     class_of_look = {}
     for look in looks:
-        signature = (look[3], *((name, v.pace, v.memory, *_crowding(v, jobs_per_gpu)) for name, v in variants[look]))
+        signature = (look[3], *((name, v.speed, v.memory, *_crowding(v, jobs_per_gpu)) for name, v in variants[look]))
         if signature not in classes:
             classes[signature] = len(members)
             members.append([variant for _, variant in variants[look]])
@@ -71,7 +71,7 @@ def find_mixes(jobs: Sequence[Job], perf: PerformanceModel, nodes: Sequence[Node
     for job in jobs:
         look = (job.model, job.batch, job.can_shrink, job.exclusive or jobs_per_gpu == 1)
         class_of.append(class_of_look[look])
-        alone_s.append(job.iterations * _fastest(job, perf, [accum for accum, _, _ in sizes[look]]))
+        alone_s.append(job.iterations * _fastest(job, perf, [accumulation for accumulation, _, _ in sizes[look]]))
     found: list[tuple[Seat, ...]] = [(Seat(group, 1.0, 1),) for group in range(len(members))]
     sharing = [(group, v) for group, some in enumerate(members) if not exclusive[group] for v in some]
     found += _shared(sharing, perf, memory, jobs_per_gpu)
@@ -81,21 +81,24 @@ def find_mixes(jobs: Sequence[Job], perf: PerformanceModel, nodes: Sequence[Node
 def _sizes(job: Job, perf: PerformanceModel, memory: int) -> list[tuple[int, float, int]]:
     """Accumulation, speed relative to the fastest, and memory of the sub-batches that fit on a GPU."""
     possible = accumulations(job.batch) if job.can_shrink else (1,)
-    fitting = [accum for accum in possible if perf.memory(job, accum) <= memory]
+    fitting = [accumulation for accumulation in possible if perf.memory(job, accumulation) <= memory]
     if not fitting:
         needed = perf.memory(job, possible[-1]) / 2**30
         raise InputError(f"bound: job {job.id} needs {needed:.1f} GiB of every GPU; give a larger --gpu-memory")
     fastest = _fastest(job, perf, fitting)
-    return [(accum, fastest / _fastest(job, perf, [accum]), perf.memory(job, accum)) for accum in fitting]
+    return [
+        (accumulation, fastest / _fastest(job, perf, [accumulation]), perf.memory(job, accumulation))
+        for accumulation in fitting
+    ]
 
 
-def _fastest(job: Job, perf: PerformanceModel, accums: Sequence[int]) -> float:
+def _fastest(job: Job, perf: PerformanceModel, accumulations: Sequence[int]) -> float:
     """Seconds of an iteration alone at the best placement: on one node or on several, whichever is faster."""
     fewest = perf.fewest_nodes(job.gpus)
     placements = [Placement(job.gpus, fewest)]
     if job.gpus > fewest == 1:
         placements.append(Placement(job.gpus, 2))
-    return min(perf.iteration_time(job, accum, place) for accum in accums for place in placements)
+    return min(perf.iteration_time(job, accumulation, place) for accumulation in accumulations for place in placements)
 
 
 Look = tuple[str, int, bool, bool]
@@ -107,13 +110,13 @@ def _variants(
     """For every kind of job its variants, each with a name that variants with the same slow-downs have in common."""
     items: dict[tuple[str, int], Mate] = {}  # one of each model and sub-batch: all that slow-downs depend on
     for look, job in looks.items():
-        for accum, _, _ in sizes[look]:
-            items.setdefault((job.model, sub_batch(job.batch, accum)), (job, accum))
+        for accumulation, _, _ in sizes[look]:
+            items.setdefault((job.model, sub_batch(job.batch, accumulation)), (job, accumulation))
     rows: dict[tuple[str, int], object] = dict.fromkeys(items)
     if jobs_per_gpu > 1:
-        for item, (job, accum) in items.items():
-            there = [perf.slowdown(job, accum, [mate]) for mate in items.values()]
-            back = [perf.slowdown(mate, its_accum, [(job, accum)]) for mate, its_accum in items.values()]
+        for item, (job, accumulation) in items.items():
+            there = [perf.slowdown(job, accumulation, [mate]) for mate in items.values()]
+            back = [perf.slowdown(mate, its_accum, [(job, accumulation)]) for mate, its_accum in items.values()]
             rows[item] = (job.model, *there, *back)
     found: dict[Look, list[tuple[object, Variant]]] = {}
     for look, job in looks.items():
@@ -122,18 +125,23 @@ def _variants(
             by_name.setdefault(rows[job.model, sub_batch(job.batch, size[0])], []).append(size)
         found[look] = []
         for name, some in by_name.items():
-            accums, paces, memories = zip(*some, strict=True)
+            accumulations, speeds, memories = zip(*some, strict=True)
             if jobs_per_gpu > 2:
-                least = min(accums, key=lambda accum: perf.slowdown(job, accum, [(job, accum)] * (jobs_per_gpu - 1)))
+                least = min(
+                    accumulations,
+                    key=lambda accumulation: perf.slowdown(
+                        job, accumulation, [(job, accumulation)] * (jobs_per_gpu - 1)
+                    ),
+                )
             else:
-                least = accums[0]
-            found[look].append((name, Variant(job, least, max(paces), min(memories))))
+                least = accumulations[0]
+            found[look].append((name, Variant(job, least, max(speeds), min(memories))))
     return found
 
 
 def _crowding(variant: Variant, jobs_per_gpu: int) -> tuple[int, ...]:
     """What else distinguishes variants where three or more may meet."""
-    return (sub_batch(variant.job.batch, variant.accum),) if jobs_per_gpu > 2 else ()
+    return (sub_batch(variant.job.batch, variant.accumulation),) if jobs_per_gpu > 2 else ()
 
 
 def _shared(
@@ -150,11 +158,11 @@ def _shared(
         for some in combinations_with_replacement(variants, size):
             if sum(variant.memory for _, variant in some) > memory:
                 continue
-            mates = [(variant.job, variant.accum) for _, variant in some]
+            mates = [(variant.job, variant.accumulation) for _, variant in some]
             seats: dict[tuple[int, float], int] = {}
             for index, (group, variant) in enumerate(some):
-                xi = perf.slowdown(variant.job, variant.accum, mates[:index] + mates[index + 1 :])
-                seat = (group, variant.pace / max(1.0, xi))
+                xi = perf.slowdown(variant.job, variant.accumulation, mates[:index] + mates[index + 1 :])
+                seat = (group, variant.speed / max(1.0, xi))
                 seats[seat] = seats.get(seat, 0) + 1
             if sum(speed * count for (_, speed), count in seats.items()) > 1.0:
                 found.append(tuple(Seat(group, speed, count) for (group, speed), count in seats.items()))

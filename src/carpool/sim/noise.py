@@ -18,17 +18,17 @@ class Misjudged:
         self.seed = seed
         self._factors: dict[str, float] = {}
 
-    def iteration_time(self, job: Job, accum: int, placement: Placement) -> float:
-        return self._factor(job) * self.model.iteration_time(job, accum, placement)
+    def iteration_time(self, job: Job, accumulation: int, placement: Placement) -> float:
+        return self._factor(job) * self.model.iteration_time(job, accumulation, placement)
 
     def fewest_nodes(self, gpus: int) -> int:
         return self.model.fewest_nodes(gpus)
 
-    def memory(self, job: Job, accum: int) -> int:
-        return self.model.memory(job, accum)
+    def memory(self, job: Job, accumulation: int) -> int:
+        return self.model.memory(job, accumulation)
 
-    def slowdown(self, job: Job, accum: int, mates: Sequence[Mate]) -> float:
-        return self.model.slowdown(job, accum, mates)
+    def slowdown(self, job: Job, accumulation: int, mates: Sequence[Mate]) -> float:
+        return self.model.slowdown(job, accumulation, mates)
 
     def scaling(self, job: Job) -> Scaling | None:
         return self.model.scaling(job)
@@ -36,8 +36,8 @@ class Misjudged:
     def noise(self, job: Job, done: float) -> float:
         return self.model.noise(job, done)
 
-    def scaled_pace(self, job: Job, batch: int, accum: int, placement: Placement, done: float) -> Pace:
-        pace = self.model.scaled_pace(job, batch, accum, placement, done)
+    def scaled_pace(self, job: Job, batch: int, accumulation: int, placement: Placement, done: float) -> Pace:
+        pace = self.model.scaled_pace(job, batch, accumulation, placement, done)
         return pace._replace(iteration_s=self._factor(job) * pace.iteration_s)
 
     def _factor(self, job: Job) -> float:

@@ -166,7 +166,7 @@ def _models(setup: Setup, node_gpus: int, workload: Workload) -> tuple[Performan
     """What the policy believes and what is true; one object where they are the same."""
     tasks = _profile(setup.profile).core_tasks()
     for job in workload.jobs:
-        if job.model not in tasks and (job.model != GENERIC or job.alone_s is None):
+        if job.model not in tasks and (job.model != GENERIC or job.duration_s is None):
             if job.model == GENERIC:
                 problem = f"duration_s: a job of model {GENERIC} needs one; give the seconds it runs alone"
             else:

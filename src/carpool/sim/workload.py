@@ -247,7 +247,7 @@ def _own(rows: Iterable[Row]) -> Iterator[tuple[int, Job]]:
                 batch=row.count("batch"),
                 iterations=row.count("iterations"),
                 user=row.text("user", ""),
-                alone_s=row.number("duration_s", above=True) if row.has("duration_s") else None,
+                duration_s=row.number("duration_s", above=True) if row.has("duration_s") else None,
                 can_shrink=row.flag("can_shrink", True),
                 exclusive=row.flag("exclusive", False),
                 max_slowdown=row.number("max_slowdown", least=1.0) if row.has("max_slowdown") else None,
@@ -271,7 +271,7 @@ def _pollux(rows: Iterable[Row]) -> Iterator[tuple[int, Job]]:
             gpus=gpus,
             batch=-(-row.count("batch") // gpus),
             iterations=row.count("iters"),
-            alone_s=row.number("dur", above=True) if row.has("dur") else None,
+            duration_s=row.number("dur", above=True) if row.has("dur") else None,
             elastic=True,
         )
         yield row.line, job
@@ -293,7 +293,7 @@ def _philly(rows: Iterable[Row]) -> Iterator[tuple[int, Job]]:
     for when, line, duration, gpus in read:
         assert first is not None
         submitted = (when - first).total_seconds()
-        yield line, Job(f"philly-{line}", submitted, GENERIC, gpus, 1, max(1, round(duration)), alone_s=duration)
+        yield line, Job(f"philly-{line}", submitted, GENERIC, gpus, 1, max(1, round(duration)), duration_s=duration)
 
 
 def check_dependencies(workload: Workload) -> None:
@@ -338,7 +338,7 @@ def write(workload: Workload, file: TextIO) -> None:
 
 def _cell(job: Job, column: str) -> str:
     if column == "duration_s":
-        return "" if job.alone_s is None else _number(job.alone_s)
+        return "" if job.duration_s is None else _number(job.duration_s)
     if column == "after":
         return " ".join(job.after)
     value = getattr(job, column)

@@ -91,8 +91,8 @@ def describe(jobs: Workload, profile: str, gpus: int) -> dict[str, Any]:
     tasks = load_profile(profile).core_tasks()
     runs = []
     for job in jobs.jobs:
-        if job.alone_s is not None:
-            runs.append(job.alone_s)
+        if job.duration_s is not None:
+            runs.append(job.duration_s)
         elif job.model in tasks:
             placement = Placement(job.gpus, -(-job.gpus // generate.NODE_GPUS))
             runs.append(job.iterations * tasks[job.model].iteration(job.batch, 1, placement))

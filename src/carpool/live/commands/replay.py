@@ -104,7 +104,7 @@ def jobs_of(rows: Sequence[Row], known: set[str]) -> list[Job]:
             row["batch"],
             row["iterations"],
             user=row["user"],
-            alone_s=row["alone_s"],
+            duration_s=row["alone_s"],
             exclusive=row.get("exclusive", False),
             max_slowdown=row.get("max_slowdown"),
             priority=row.get("priority", 0),

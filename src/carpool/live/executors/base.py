@@ -38,7 +38,7 @@ class Launch:
     command: tuple[str, ...]
     directory: str
     env: Mapping[str, str]
-    accum: int = 1
+    accumulation: int = 1
     may_shrink: bool | None = None
     cpus: int | None = None
     memory: int | None = None
@@ -108,7 +108,7 @@ class Executor(Protocol):
     def stop(self, key: Key, how: How) -> bool:
         """Stop a gang in the background; False if there is none."""
 
-    def retune(self, key: Key, accum: int) -> None:
+    def retune(self, key: Key, accumulation: int) -> None:
         """Ask for another accumulation; the reports tell when it is in force."""
 
     def present(self) -> Mapping[Key, tuple[GpuId, ...]]:

@@ -152,7 +152,7 @@ class LocalExecutor:
                 os.chown(directory / channel.REPORT, user.pw_uid, user.pw_gid)
             write_private(directory / wrapper.TOLD, json.dumps(told))
             gang.ranks.append(Rank(directory))
-        gang.say(channel.Control(sequence=1, accumulation=launch.accum, may_shrink=launch.may_shrink))
+        gang.say(channel.Control(sequence=1, accumulation=launch.accumulation, may_shrink=launch.may_shrink))
         self._start_wrappers(gang, nonce)
 
     def _start_wrappers(self, gang: Gang, nonce: str) -> None:
@@ -222,10 +222,10 @@ class LocalExecutor:
                 write_private(rank.directory / wrapper.STOP, json.dumps({"how": str(how)}))
         gang.signal()
 
-    def retune(self, key: Key, accum: int) -> None:
+    def retune(self, key: Key, accumulation: int) -> None:
         gang = self._gangs.get(key)
-        if gang is not None and gang.control.accumulation != accum:
-            gang.say(replace(gang.control, sequence=gang.control.sequence + 1, accumulation=accum))
+        if gang is not None and gang.control.accumulation != accumulation:
+            gang.say(replace(gang.control, sequence=gang.control.sequence + 1, accumulation=accumulation))
 
     async def _watch(self, gang: Gang) -> None:
         """Until every worker is gone; the death of one ends all."""

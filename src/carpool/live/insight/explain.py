@@ -17,7 +17,7 @@ from carpool.core.state import State
 from carpool.live.insight.forecast import Forecast, forecast
 from carpool.live.insight.receipt import receipt
 from carpool.live.text import clock, span
-from carpool.policies.pair import apart, options, together
+from carpool.policies.sharing.pair import apart, options, together
 
 HOSTS_LOOKED_AT = 200
 PUBLIC = {Status.BLOCKED: "pending", Status.HELD: "pending", Status.CANCELLING: "stopping"}
@@ -145,9 +145,9 @@ def _predicted(state: State, record: JobRecord) -> float:
     """ξ as believed now, beside all who are on its GPUs; a gang waits for its slowest worker."""
     worst = 1.0
     for gpu in record.gpus:
-        mates: list[Mate] = [(other.job, other.accum) for other in state.residents(gpu) if other is not record]
+        mates: list[Mate] = [(other.job, other.accumulation) for other in state.residents(gpu) if other is not record]
         if mates:
-            worst = max(worst, state.perf.slowdown(record.job, record.accum, mates))
+            worst = max(worst, state.perf.slowdown(record.job, record.accumulation, mates))
     return worst
 
 
@@ -237,8 +237,8 @@ def _best_host(state: State, record: JobRecord) -> tuple[JobRecord, float, float
             continue
         room = min(state.topology.memory_of(gpu) - state.memory_used(gpu) for gpu in host.gpus)
         host_left = host.alone_left(state.now)
-        for option in options(state.perf, record, host.job, host.accum, room):
-            time = together(host_left, guest_left * option.pace, option.host_xi, option.guest_xi)
+        for option in options(state.perf, record, host.job, host.accumulation, room):
+            time = together(host_left, guest_left * option.relative_time, option.host_xi, option.guest_xi)
             loss = time - apart(host_left, guest_left)
             if loss < best:
                 best, found = loss, (host, option.guest_xi, option.host_xi, loss < 0.0)

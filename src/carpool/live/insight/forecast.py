@@ -120,7 +120,7 @@ def trial(
     now: float,
 ) -> Trial:
     """Submit a job to a copy of the present, and see."""
-    world = snapshot.restore(_present(state), Fixed(state.perf), state.order, state.jobs_per_gpu)
+    world = snapshot.restore(_present(state), Fixed(state.perf), state.sort_key, state.jobs_per_gpu)
     world.apply(ev.Submitted(max(now, state.now), job))
     scheduler = Scheduler(policy(), world.perf, state.jobs_per_gpu, strict=False)
     scheduler.state = world
@@ -154,10 +154,10 @@ class Future(Engine):
         now, state = self.world.now, self.world
         for record in list(state.jobs.values()):
             if record.status is Status.RUNNING and record.iteration_s:
-                self._push(max(now, record.end()), record, record.pace)
+                self._push(max(now, record.end()), record, record.pace_version)
             elif record.status in (Status.STARTING, Status.RUNNING):
                 restart_s = self.scheduler.policy.restart_s if record.attempt > 1 else 0.0
-                at = max(now, record.held_since + restart_s)
+                at = max(now, record.gpus_since + restart_s)
                 self._push(at, ev.Started(at, record.job.id, record.attempt), 0)
             elif record.status in (Status.STOPPING, Status.CANCELLING):
                 self._push(now, ev.Stopped(now, record.job.id, record.attempt, record.checkpoint), 0)

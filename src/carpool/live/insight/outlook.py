@@ -112,9 +112,9 @@ class Outlook:
         """The range of ξ of a job beside a mate, and how it is known."""
         perf = self._state().perf
         if not isinstance(perf, Belief):
-            xi = perf.slowdown(record.job, record.accum, [(mate.job, mate.accum)])
+            xi = perf.slowdown(record.job, record.accumulation, [(mate.job, mate.accumulation)])
             return xi, xi, "a model that was given"
-        found = slowdown(perf, record.job, record.accum, mate.job, mate.accum)
+        found = slowdown(perf, record.job, record.accumulation, mate.job, mate.accumulation)
         return found.low, found.high, found.source
 
     # ---- answers ---------------------------------------------------------------------------------------------------

@@ -261,7 +261,7 @@ class Driver:
             self.wake_at = None
         while scheduler.refused:
             self.note(f"a decision of the policy was refused: {scheduler.refused.popleft()}")
-        scheduler.state.repaced.clear()
+        scheduler.state.pace_changes.clear()
         self._follow(events)
 
     def _forget(self, written: Sequence[Ending]) -> None:
@@ -287,7 +287,7 @@ class Driver:
             elif record.status is Status.STOPPING:
                 self.stop_workers(record, How.SAVE)
             elif record.status is Status.RUNNING:
-                self.executor.retune((decision.job, record.attempt), record.accum)
+                self.executor.retune((decision.job, record.attempt), record.accumulation)
 
     def _follow(self, events: Sequence[ev.Event]) -> None:
         """Act on what users asked for; it is durable and applied."""

@@ -68,7 +68,7 @@ class Knowledge:
             spec.batch,
             spec.iterations or UNCOUNTED,
             user=user,
-            alone_s=None if profiled else spec.time_s or self._default(model),
+            duration_s=None if profiled else spec.time_s or self._default(model),
             can_shrink=spec.can_shrink is True,  # otherwise the library's verdict may allow it later
             exclusive=spec.exclusive,
             max_slowdown=spec.max_slowdown,

@@ -15,7 +15,7 @@ def events_of(ended: Ended, record: JobRecord, now: float, shared: bool) -> list
     if ended.outcome is Outcome.FINISHED:
         return [ev.Finished(now, job, attempt)]
     saved = record.checkpoint if ended.done is None else ended.done
-    alone: list[ev.Event] = [ev.Revised(now, job, exclusive=True)] if _reached_too_often(ended) else []
+    alone: list[ev.Event] = [ev.ConstraintsChanged(now, job, exclusive=True)] if _reached_too_often(ended) else []
     if record.status in (Status.STOPPING, Status.CANCELLING):
         return [ev.Stopped(now, job, attempt, saved), *alone]
     kept: list[ev.Event] = [ev.Checkpointed(now, job, attempt, saved)] if saved != record.checkpoint else []
@@ -33,11 +33,11 @@ def _reached_too_often(ended: Ended) -> bool:
 def _short_of_memory(ended: Ended, record: JobRecord, now: float, shared: bool) -> list[ev.Event]:
     """Back with smaller pieces; if that was tried, alone; if that was tried, it has failed."""
     job, attempt = ended.job, ended.attempt
-    finer = [accum for accum in accumulations(record.job.batch) if accum > record.accum]
-    if record.job.can_shrink and finer and record.job.least_accum == 1 and not ended.needs_alone:
+    finer = [accumulation for accumulation in accumulations(record.job.batch) if accumulation > record.accumulation]
+    if record.job.can_shrink and finer and record.job.min_accumulation == 1 and not ended.needs_alone:
         reason = f"{ended.reason}; it comes back with its batch cut into {finer[0]}"
-        return [ev.Failed(now, job, attempt, reason, True), ev.Revised(now, job, least_accum=finer[0])]
+        return [ev.Failed(now, job, attempt, reason, True), ev.ConstraintsChanged(now, job, min_accumulation=finer[0])]
     if shared and not record.job.exclusive:
         reason = f"{ended.reason}; it comes back alone on its GPUs"
-        return [ev.Failed(now, job, attempt, reason, True), ev.Revised(now, job, exclusive=True)]
+        return [ev.Failed(now, job, attempt, reason, True), ev.ConstraintsChanged(now, job, exclusive=True)]
     return [ev.Failed(now, job, attempt, f"{ended.reason}, though it had its GPUs to itself")]

@@ -71,7 +71,7 @@ def _replay(store: Store, make: Callable[[int | None], Scheduler], loaded: Loade
             loaded.notes.append(f"event {seq} of the journal contradicts those before it: {error!r}")
             return seq
     state.jobs_per_gpu = jobs_per_gpu
-    state.stirred = True
+    state.needs_decision = True
     return None
 
 
@@ -114,7 +114,7 @@ def _go_on(driver: Driver, record: JobRecord) -> None:
         driver.stop_workers(record, How.END)
     elif key in present:
         if record.status is Status.RUNNING:
-            driver.executor.retune(key, record.accum)
+            driver.executor.retune(key, record.accumulation)
     elif record.status is Status.STARTING:
         driver.wait_to_launch(record)
         if (record.job.id, record.attempt - 1) in present:

@@ -134,7 +134,7 @@ class Requests(Inside):
         await self._driver.ask(prepare)
 
     async def set_priority(self, job: str, priority: int) -> None:
-        await self._driver.ask(lambda now, batch: (ev.Rekeyed(now, self._living(job).job.id, priority),))
+        await self._driver.ask(lambda now, batch: (ev.PriorityChanged(now, self._living(job).job.id, priority),))
 
     async def set_limits(self, user: str, limits: Limits) -> None:
         """`user` "" stands for everybody without limits of their own."""

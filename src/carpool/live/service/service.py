@@ -184,7 +184,7 @@ class Service(Reading):
         """The first turn: what was found is written down."""
         now, state, meta = self._clock.now(), self._state, self._store.meta()
         if meta.get("policy", self.policy) != self.policy:
-            self._driver.tell(*(ev.Rekeyed(now, record.job.id) for record in list(state.queue)))
+            self._driver.tell(*(ev.PriorityChanged(now, record.job.id) for record in list(state.queue)))
         start = {"policy": self.policy, "jobs_per_gpu": str(self.jobs_per_gpu), "boot": boot_id()}
         waiting = sum(record.status not in ALIVE for record in state.jobs.values())
         found = f"{len(self._executor.present())} gangs found running, {waiting} jobs waiting"
@@ -324,7 +324,7 @@ class Service(Reading):
             spec.command,
             spec.directory,
             spec.env,
-            accum=record.accum,
+            accumulation=record.accumulation,
             may_shrink=spec.can_shrink,
             cpus=spec.cpus,
             memory=spec.memory,

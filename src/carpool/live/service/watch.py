@@ -30,7 +30,7 @@ class Watched:
     company: tuple[object, ...] = ()
     since_iteration: int = 0
     """Where it was when its company last changed."""
-    accum: int = 0
+    accumulation: int = 0
     """The accumulation that the journal knows to be in force; 0: not looked at yet."""
     latest: Report | None = None
 
@@ -72,9 +72,9 @@ class Watch:
         if counted and report.checkpoint >= 0 and report.checkpoint != record.checkpoint:
             yield ev.Checkpointed(now, job, attempt, float(report.checkpoint))
         if not record.job.can_shrink and report.shrinking in (Shrinking.CERTIFIED, Shrinking.WARNED):
-            yield ev.Revised(now, job, can_shrink=True)
+            yield ev.ConstraintsChanged(now, job, can_shrink=True)
         yield from _accumulation(state, record, watched, report, now)
-        company = (record.accum, *sorted(mate.job.id for mate in state.cluster.mates(record)))
+        company = (record.accumulation, *sorted(mate.job.id for mate in state.cluster.mates(record)))
         if company != watched.company:
             watched.company, watched.since_iteration, watched.told_at = company, report.iteration, -1e18
         settled = report.iteration - watched.since_iteration >= STEPS
@@ -84,7 +84,7 @@ class Watch:
             or (watched.latest and report.iteration == watched.latest.iteration)
         ):
             return
-        if settled and report.seconds > 0.0 and report.accumulation == record.accum:
+        if settled and report.seconds > 0.0 and report.accumulation == record.accumulation:
             watched.told_at = now
             yield ev.Observed(now, job, attempt, float(report.iteration), report.seconds)
         elif watched.latest is None:
@@ -93,13 +93,15 @@ class Watch:
 
 def _accumulation(state: State, record: JobRecord, watched: Watched, report: Report, now: float) -> Iterator[ev.Event]:
     """Has the job obeyed a re-tune, or split its batch further by itself because memory ran out?"""
-    job, attempt, accum = record.job.id, record.attempt, report.accumulation
-    if accum == record.accum:
+    job, attempt, accumulation = record.job.id, record.attempt, report.accumulation
+    if accumulation == record.accumulation:
         # after a restart nobody remembers whether a re-tune was confirmed; what it reserves tells
-        known = watched.accum or (accum if state.perf.memory(record.job, accum) == record.memory else 0)
-        watched.accum = accum
-        if known != accum:
-            yield ev.Retuned(now, job, attempt, accum)
-    elif report.out_of_memory and accum > record.accum and watched.accum != accum:
-        watched.accum = accum
-        yield ev.Retuned(now, job, attempt, accum, unasked=True)
+        known = watched.accumulation or (
+            accumulation if state.perf.memory(record.job, accumulation) == record.memory else 0
+        )
+        watched.accumulation = accumulation
+        if known != accumulation:
+            yield ev.Retuned(now, job, attempt, accumulation)
+    elif report.out_of_memory and accumulation > record.accumulation and watched.accumulation != accumulation:
+        watched.accumulation = accumulation
+        yield ev.Retuned(now, job, attempt, accumulation, unasked=True)

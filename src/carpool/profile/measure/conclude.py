@@ -44,7 +44,7 @@ def conclude(machine: Machine, measurements: Sequence[Measurement], naming: Nami
     under = timed_under(measurements)
     runs = [run for m in sorted({*under.values()}) for run in solo_runs(measurements, m) if under[run.task] == m]
     tasks, names = {}, sorted({run.task for run in runs})
-    untold = [name for name in names if len({run.batch / run.accum for run in runs if run.task == name}) < 2]
+    untold = [name for name in names if len({run.batch / run.accumulation for run in runs if run.task == name}) < 2]
     for name in names:
         own = [run for run in runs if run.task == name]
         if name in untold and untold != names:
@@ -144,7 +144,7 @@ def solo_runs(measurements: Iterable[Measurement], mechanism: str) -> list[Run]:
         assert seconds is not None
         rows.append(
             Run(
-                *(setting.task, setting.batch, setting.accum, 1, 1),
+                *(setting.task, setting.batch, setting.accumulation, 1, 1),
                 seconds=seconds,
                 memory_bytes=max((peak for peak in peaks if peak is not None), default=None),
             )
@@ -177,25 +177,25 @@ def hold_out(runs: Sequence[Run]) -> tuple[float | None, int]:
 
 def held_out_errors(runs: Sequence[Run], bend: bool = True) -> list[float]:
     """Each setting of a task in turn is left out of the fit and predicted, but for the smallest and the largest."""
-    sizes = sorted({run.batch / run.accum for run in runs})
+    sizes = sorted({run.batch / run.accumulation for run in runs})
     errors = []
     for unseen in runs:
         seen = [run for run in runs if run is not unseen]
-        inside = sizes[0] < unseen.batch / unseen.accum < sizes[-1]
-        if inside and len({run.batch / run.accum for run in seen}) >= 2:
-            predicted = fit_task(seen, bend=bend).core().iteration(unseen.batch, unseen.accum, Placement(1, 1))
+        inside = sizes[0] < unseen.batch / unseen.accumulation < sizes[-1]
+        if inside and len({run.batch / run.accumulation for run in seen}) >= 2:
+            predicted = fit_task(seen, bend=bend).core().iteration(unseen.batch, unseen.accumulation, Placement(1, 1))
             errors.append(abs(predicted / unseen.seconds - 1))
     return errors
 
 
 def _memory(runs: Sequence[Run], contexts: Sequence[int]) -> Memory | None:
     told = [run for run in runs if run.memory_bytes is not None]
-    if len({sub_batch(run.batch, run.accum) for run in told}) < 2:
+    if len({sub_batch(run.batch, run.accumulation) for run in told}) < 2:
         return None
     context = round(median(contexts)) if contexts else GUESSED_CONTEXT
     origin = "measured as the driver's figure less the allocator's" if contexts else "not told by the driver, a guess"
-    if len({run.batch for run in told if run.accum == 1}) < 2:
-        told = [replace(run, batch=sub_batch(run.batch, run.accum), accum=1) for run in told]
+    if len({run.batch for run in told if run.accumulation == 1}) < 2:
+        told = [replace(run, batch=sub_batch(run.batch, run.accumulation), accumulation=1) for run in told]
         origin += "; one batch only, so rows with accumulation stand for smaller ones"
     memory = memory_line(told, 1.0, context)
     return replace(memory, source=f"{memory.source}; the context was {origin}")

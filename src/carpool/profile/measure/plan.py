@@ -109,9 +109,9 @@ def _phase(sources: Sequence[Source], index: int, mechanism: str, scope: Scope, 
     for pair in pairs:
         yield Wish(mechanism, pair)
     for setting in settings:
-        for accum in sweep:
-            if 1 < accum <= setting.batch:
-                yield Wish(mechanism, (Setting(setting.task, setting.batch, accum),))
+        for accumulation in sweep:
+            if 1 < accumulation <= setting.batch:
+                yield Wish(mechanism, (Setting(setting.task, setting.batch, accumulation),))
     drawn = random.Random(SEED)
     if mechanism == MPS:
         for group in _groups(settings, scope.groups, drawn):

@@ -17,7 +17,7 @@ KAPPA_MOST = 5.0
 
 def fit_busy(runs: Sequence[Run]) -> Busy | None:
     """t(b) = (α⁴ + (β·b)⁴)^¼ over the micro-steps; None where all rows are of one sub-batch."""
-    steps = [(sub_batch(run.batch, run.accum), run.seconds / run.accum) for run in runs]
+    steps = [(sub_batch(run.batch, run.accumulation), run.seconds / run.accumulation) for run in runs]
     if len({b for b, _ in steps}) < 2:
         return None
     np, least_squares = scipy()

@@ -22,11 +22,11 @@ MECHANISMS = ("mps", "time-slicing", "unknown")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Setting:
-    """One job as it ran: `batch` samples an iteration, in `accum` micro-batches."""
+    """One job as it ran: `batch` samples an iteration, in `accumulation` micro-batches."""
 
     task: str
     batch: int
-    accum: int = 1
+    accumulation: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,8 +282,8 @@ def plain(done: Measurement) -> dict[str, Any]:
     jobs = []
     for sample in done.samples:
         job: dict[str, Any] = {"task": sample.setting.task, "batch": sample.setting.batch}
-        if sample.setting.accum > 1:
-            job["accum"] = sample.setting.accum
+        if sample.setting.accumulation > 1:
+            job["accumulation"] = sample.setting.accumulation
         job |= {
             "iter_s": float(f"{sample.iter_s:.5g}"),
             "error": float(f"{sample.error:.2g}"),
@@ -314,7 +314,9 @@ def measurement(f: Fields) -> Measurement:
 
 def _sample(f: Fields) -> Sample:
     sample = Sample(
-        Setting(f.text("task"), f.whole("batch", 1), f.whole("accum", 1, default=1)),
+        Setting(
+            f.text("task"), f.whole("batch", 1), f.whole("accumulation", 1, default=f.whole("accum", 1, default=1))
+        ),
         iter_s=f.number("iter_s", 0),
         error=f.number("error", 0),
         iterations=f.whole("iterations", 1),

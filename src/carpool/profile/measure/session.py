@@ -134,7 +134,7 @@ class Session:
         time.sleep(SETTLE_S)
         try:
             for worker, setting in zip(workers, wish.settings, strict=True):
-                worker.split(setting.accum)
+                worker.split(setting.accumulation)
                 worker.resume()
             self._warm_up(workers)
             timings, seconds = self._watch(workers)
@@ -187,10 +187,10 @@ class Session:
     def _sample(self, worker: Worker, setting: Setting, found: Timing) -> Sample:
         report = worker.report()
         assert report is not None
-        if report.accumulation != setting.accum:
+        if report.accumulation != setting.accumulation:
             raise WorkerError(
-                f"{worker.name}: ran with accumulation {report.accumulation} instead of {setting.accum}; "
-                f"{_accumulation_advice(report, setting.accum)}"
+                f"{worker.name}: ran with accumulation {report.accumulation} instead of {setting.accumulation}; "
+                f"{_accumulation_advice(report, setting.accumulation)}"
             )
         if worker.batch not in (None, setting.batch):
             raise WorkerError(f"{worker.name}: ran at {worker.batch} instead; {self._source(setting).batch_advice()}")
@@ -220,5 +220,7 @@ def _accumulation_advice(report: Report, asked: int) -> str:
 
 
 def _name(wish: Wish) -> str:
-    jobs = " + ".join(f"{s.task} {s.batch}" + (f"/{s.accum}" if s.accum > 1 else "") for s in wish.settings)
+    jobs = " + ".join(
+        f"{s.task} {s.batch}" + (f"/{s.accumulation}" if s.accumulation > 1 else "") for s in wish.settings
+    )
     return f"{jobs}, {wish.mechanism}"

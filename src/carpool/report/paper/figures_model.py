@@ -47,7 +47,7 @@ def measured_points() -> Points | None:
         return None
     times: dict[tuple[str, int, int], list[float]] = {}
     for run in read_throughput(path):
-        if run.accum == 1 and run.gpus in GANGS and run.nodes == -(-run.gpus // NODE_GPUS):
+        if run.accumulation == 1 and run.gpus in GANGS and run.nodes == -(-run.gpus // NODE_GPUS):
             times.setdefault((run.task, run.gpus, run.batch), []).append(run.seconds)
     found: Points = {}
     for (task, gpus, batch), seconds in sorted(times.items()):

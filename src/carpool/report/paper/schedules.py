@@ -68,7 +68,7 @@ def schedules(config: Config) -> list[Schedule]:
         (f"(c) together after {rule.overlap_after:g} min", 60.0 * rule.overlap_after),
     )
     jobs = [
-        Job(name, 0.0, GENERIC, 1, 1, round(alone_s), alone_s=alone_s)
+        Job(name, 0.0, GENERIC, 1, 1, round(alone_s), duration_s=alone_s)
         for name, alone_s in ((FIRST, first_s), (SECOND, second_s))
     ]
     found = []

@@ -1,0 +1,177 @@
+"""When will the running jobs end, and when will their GPUs be free again?
+
+A job that shares speeds up as its mates end; each mate is taken to end at its present pace. The state marks the jobs
+that an event touched, and the outlook predicts those and their mates anew when somebody asks. Every prediction follows
+from what the records hold, not from when it was made, so that a replayed journal gives the same outlook. Kept from
+the first time that a policy asks for it.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Sequence
+
+from carpool.core.cluster import Cluster
+from carpool.core.model import Status
+from carpool.core.perf import PerformanceModel
+from carpool.core.record import JobRecord
+
+Until = tuple[float, float]
+"""A moment, and the slow-down that lasts until then."""
+NOTHING: dict[float, int] = {}
+
+
+class Availability:
+    """The moments from which GPUs are free, one for each GPU, soonest first."""
+
+    __slots__ = ("moments",)
+
+    def __init__(self, moments: list[float] | None = None) -> None:
+        self.moments = [] if moments is None else moments
+
+    def copy(self) -> "Availability":
+        return Availability(self.moments.copy())
+
+    def add(self, moment: float, gpus: int) -> None:
+        moments = self.moments
+        if gpus == 1:
+            insort(moments, moment)
+        else:
+            index = bisect_left(moments, moment)
+            moments[index:index] = [moment] * gpus
+
+    def remove(self, moment: float, gpus: int) -> None:
+        """Take out GPUs that are there with exactly this moment."""
+        moments = self.moments
+        index = bisect_left(moments, moment)
+        if gpus and (index + gpus > len(moments) or moments[index + gpus - 1] != moment):
+            raise ValueError(f"{gpus} GPUs more than there are at {moment}")
+        del moments[index : index + gpus]
+
+
+def finish(start: float, work: float, steps: Iterable[Until]) -> float:
+    """When `work` seconds of running alone are done, from `start` on, under slow-downs that last until some moment.
+
+    Of several that hold at a time the worst counts, because a gang waits for its slowest worker.
+    """
+    ordered = sorted(steps)
+    worst = [1.0] * (len(ordered) + 1)
+    for index in range(len(ordered) - 1, -1, -1):
+        worst[index] = max(worst[index + 1], ordered[index][1])
+    for (until, _), slowdown in zip(ordered, worst, strict=False):
+        if until > start:
+            done = (until - start) / slowdown
+            if done >= work:
+                return start + work * slowdown
+            work -= done
+            start = until
+    return start + work
+
+
+class EndTimes:
+    def __init__(self, cluster: Cluster, perf: PerformanceModel) -> None:
+        self.cluster = cluster
+        self.perf = perf
+        self.ends: dict[int, float] = {}
+        """The predicted end of every job that holds GPUs, by order of submission."""
+        self._lent = Availability()
+        self._freed: dict[int, dict[float, int]] = {}  # how many GPUs when, by the first resident of these GPUs
+        self._touched: dict[int, JobRecord] = {}
+
+    def touch(self, record: JobRecord) -> None:
+        """Something about a job or its neighbours changed."""
+        self._touched[record.seq] = record
+
+    def refresh(self) -> "EndTimes":
+        """Predict anew what was touched."""
+        if not self._touched:
+            return self
+        touched = self._with_mates(self._touched)
+        self._touched = {}
+        ends, lent = self.ends, self._lent
+        for seq, record in touched.items():
+            if record.gpus:
+                ends[seq] = self._end(record)
+            else:
+                ends.pop(seq, None)
+        for seq, record in self._with_first(touched).items():
+            before = self._freed.pop(seq, NOTHING)
+            after = self._first_on(record)
+            if after:
+                self._freed[seq] = after
+            if after != before:
+                for moment, gpus in before.items():
+                    lent.remove(moment, gpus)
+                for moment, gpus in after.items():
+                    lent.add(moment, gpus)
+        return self
+
+    @property
+    def lent(self) -> Availability:
+        """The GPUs that hold somebody. Not to be changed; copy it."""
+        return self._lent
+
+    def _with_mates(self, records: dict[int, JobRecord]) -> dict[int, JobRecord]:
+        found = dict(records)
+        for record in records.values():
+            if record.gpus:
+                for mate in self.cluster.mates(record):
+                    found[mate.seq] = mate
+        return found
+
+    def _with_first(self, records: dict[int, JobRecord]) -> dict[int, JobRecord]:
+        """These jobs and the first residents of their GPUs."""
+        residents, found = self.cluster.residents, dict(records)
+        for record in records.values():
+            for gpu in record.gpus:
+                first = residents[gpu][0]
+                found[first.seq] = first
+        return found
+
+    def _first_on(self, record: JobRecord) -> dict[float, int]:
+        """How many of the GPUs on which a job is the first resident are free from which moment."""
+        residents, ends = self.cluster.residents, self.ends
+        counts: dict[float, int] = {}
+        for gpu in record.gpus:
+            there = residents[gpu]
+            if there[0] is record:
+                moment = ends[record.seq] if len(there) == 1 else max([ends[other.seq] for other in there])
+                counts[moment] = counts.get(moment, 0) + 1
+        return counts
+
+    def _end(self, record: JobRecord) -> float:
+        if record.status is not Status.RUNNING:
+            return record.gpus_since + (record.job.iterations - record.done) * record.alone_iteration_s
+        if record.slowdown == 1.0:
+            return record.end()
+        work = (record.job.iterations - record.done) * record.alone_iteration_s
+        return finish(record.since, work, self.slowdowns(record))
+
+    def slowdowns(self, record: JobRecord) -> list[Until]:
+        """By how much its present mates slow a running job down, and until when.
+
+        What was observed of its present pace corrects what the model says about the times to come.
+        """
+        steps: list[Until] = []
+        present = 1.0
+        for cell in self.cluster.shared_cells(record):
+            mates = [mate for mate in cell if mate is not record and mate.status is Status.RUNNING]
+            if len(mates) > 1:
+                mates.sort(key=_pace_end)
+            for index, mate in enumerate(mates):
+                xi = self.perf.slowdown(
+                    record.job, record.accumulation, [(m.job, m.accumulation) for m in mates[index:]]
+                )
+                steps.append((mate.end(), xi))
+                present = max(present, xi)
+        return corrected(steps, present, record.slowdown)
+
+
+def corrected(steps: Sequence[Until], believed: float, observed: float) -> list[Until]:
+    """The slow-downs, stretched or shrunk so that the present one is what was observed."""
+    if believed == observed or believed <= 1.0:
+        return list(steps)
+    factor = (observed - 1.0) / (believed - 1.0)
+    return [(until, 1.0 + (xi - 1.0) * factor) for until, xi in steps]
+
+
+def _pace_end(record: JobRecord) -> tuple[float, int]:
+    return record.end(), record.seq

@@ -1,0 +1,135 @@
+"""The joint rule's other candidates: GPUs that are not free yet, to be waited for, kept, or taken from somebody.
+
+`later` finds hosts whose end is worth waiting for, `reservation` keeps the next GPUs for a job that starves, and
+`suspensions` finds long jobs that could make room. `joint_places.py` has the places that are open now.
+"""
+
+from collections.abc import Iterator
+from heapq import heapify, heappop, nsmallest
+from itertools import islice, takewhile
+
+from carpool.core.draft import Draft
+from carpool.core.model import GpuId, Status
+from carpool.core.record import JobRecord, Size
+from carpool.policies.joint.objective import Move, Objective
+
+CHOICES = 3
+"""So many of the best are priced."""
+PER_KIND = 32
+"""So many hosts of a kind, or victims of a size, are looked at."""
+
+
+class DeferredCandidates:
+    def __init__(self, draft: Draft, objective: Objective) -> None:
+        self.draft = draft
+        self.objective = objective
+        self.topology = draft.view.topology
+        self._lone: dict[int, list[JobRecord]] | None = None  # as the pass began
+
+    def later(self, guest: JobRecord, bar: float) -> list[Move]:
+        """GPUs to wait for: those of the lone hosts that end soonest, as far as that may gain more than the bar."""
+        objective, need = self.objective, guest.shape.gpus
+        soonest: list[JobRecord] = []
+        for group in self.draft.view.hosts.lone.values():
+            large = (entry[2] for entry in islice(group.entries, PER_KIND) if len(entry[2].gpus) >= need)
+            soonest += islice((host for host in large if host.seq not in objective.moved), CHOICES)
+        moves = []
+        for host in nsmallest(CHOICES, soonest, key=lambda host: (objective.end(host), host.seq)):
+            cost = objective.left(host) + guest.alone_left(objective.now)
+            if objective.budget(guest) - cost <= bar:
+                break
+            gpus = tuple(self.topology.most_consolidated(host.gpus, need))
+            moves.append(Move(guest, gpus, None, {guest.seq: objective.now + cost}, cost, (host,), lone=True))
+        return moves
+
+    # ---- for a job that starves ------------------------------------------------------------------------------------
+
+    def reservation(self, guest: JobRecord) -> Move | None:
+        """The GPUs that will be free soonest."""
+        objective, need = self.objective, guest.shape.gpus
+        size = self._size_alone(guest)
+        gpus: list[GpuId] = list(self.draft.some_free(need, size))
+        hosts: dict[int, JobRecord] = {}
+        moment = objective.now
+        for end, gpu in self._next_gpus(size):
+            if len(gpus) == need:
+                break
+            gpus.append(gpu)
+            hosts.update((member.record.seq, member.record) for member in self.draft.members(gpu))
+            moment = max(moment, end)
+        if len(gpus) < need:
+            return None
+        cost = moment - objective.now + guest.alone_left(objective.now)
+        return Move(guest, tuple(gpus), None, {guest.seq: objective.now + cost}, cost, tuple(hosts.values()))
+
+    def _next_gpus(self, size: Size) -> Iterator[tuple[float, GpuId]]:
+        """GPUs with memory enough that somebody uses, by the moment at which the last of its jobs ends."""
+        objective, memory_of = self.objective, self.topology.memory_of
+        ends = [(objective.end(job), job.seq, job) for job in self.draft.view.running if job.seq not in objective.moved]
+        heapify(ends)
+        while ends:
+            end, seq, job = heappop(ends)
+            for gpu in job.gpus:
+                last = max((objective.end(m.record), m.record.seq) for m in self.draft.members(gpu))
+                if last == (end, seq) and memory_of(gpu) >= size.memory:
+                    yield end, gpu
+
+    def _size_alone(self, guest: JobRecord) -> Size:
+        """The largest sub-batch that fits a GPU of the cluster."""
+        sizes, largest = guest.shape.sizes, self.topology.largest_memory
+        return next((size for size in sizes if size.memory <= largest), sizes[-1])
+
+    # ---- suspension ------------------------------------------------------------------------------------------------
+
+    def suspensions(self, guest: JobRecord) -> list[Move]:
+        """Running jobs to suspend so that the guest can start alone: few GPUs, and much more time left than it has."""
+        objective = self.objective
+        size = self._size_alone(guest)
+        short = guest.shape.gpus - len(self.draft.some_free(guest.shape.gpus, size))
+        if short <= 0:
+            return []
+        left = guest.whole_left(objective.now) * size.relative_time
+        victims = sorted(self._victims(guest, size, left + objective.restart_s), key=self._victim_rank)
+        sets = [[job] for job in victims if len(job.gpus) >= short][:CHOICES]
+        several: list[JobRecord] = []
+        for job in victims:
+            if short > 0:
+                several.append(job)
+                short -= len(job.gpus)
+        if short <= 0 and len(several) > 1:
+            sets.append(several)
+        ends = {guest.seq: objective.now + left}
+        gpus = (0,) * guest.shape.gpus  # the draft chooses, once the victims are gone
+        return [Move(guest, gpus, size, ends, left, victims=tuple(chosen)) for chosen in sets]
+
+    def _victim_rank(self, job: JobRecord) -> tuple[int, float, int]:
+        return len(job.gpus), -self.objective.end(job), job.seq
+
+    def _victims(self, guest: JobRecord, size: Size, least: float) -> Iterator[JobRecord]:
+        """Lone jobs that can checkpoint and have more than so much time left; of each gang size those with the most."""
+        if self._lone is None:
+            self._lone = self._lone_by_gang()
+        for jobs in self._lone.values():
+            long = takewhile(lambda job: self.objective.left(job) > least, jobs)
+            yield from islice((job for job in long if self._may_stop(job, guest, size)), PER_KIND)
+
+    def _lone_by_gang(self) -> dict[int, list[JobRecord]]:
+        """The running jobs that share with nobody, may they or not, by their number of GPUs; the last to end first."""
+        view, objective = self.draft.view, self.objective
+        found: dict[int, list[JobRecord]] = {}
+        for job in view.running:
+            own_batch = job.batch is None
+            if job.status is Status.RUNNING and own_batch and all(len(view.residents(gpu)) == 1 for gpu in job.gpus):
+                found.setdefault(len(job.gpus), []).append(job)
+        for jobs in found.values():
+            jobs.sort(key=lambda job: (objective.end(job), job.seq), reverse=True)
+        return found
+
+    def _may_stop(self, job: JobRecord, guest: JobRecord, size: Size) -> bool:
+        """For this guest, in this pass."""
+        return (
+            job.job.can_checkpoint
+            and job.seq not in self.objective.moved
+            and job.shape.priority <= guest.shape.priority
+            and all(self.topology.memory_of(gpu) >= size.memory for gpu in job.gpus)
+        )

@@ -1,0 +1,253 @@
+"""Who gets how many GPUs, and where: the search behind Pollux.
+
+Every job that asks has a cost for each number of GPUs; the sum of costs is to be small. `share_out` finds the numbers
+as a knapsack is filled, by the steepest gain per GPU along each job's convex hull. `Placer` finds the nodes: large
+jobs first, who need not move stays, and a node holds at most one job that spans several.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from carpool.core.free import Topology
+from carpool.core.model import GpuId
+from carpool.core.record import JobRecord
+from carpool.core.view import View
+
+Cost = Callable[[int, bool], float]
+"""What so many GPUs, on several nodes or on one, cost the objective if the job must be (re)started for them."""
+JoinCandidates = dict[int, tuple[GpuId, ...]]
+"""order of a job -> its GPUs."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Contender:
+    """A job that asks for GPUs in this round."""
+
+    record: JobRecord
+    rank: tuple[float, ...]
+    """Who comes first among equals, smallest first."""
+    sizes: tuple[int, ...]
+    """The numbers of GPUs it may have, rising."""
+    cost: Cost
+    nothing: float
+    """What it costs if the job gets no GPU."""
+    stay: float
+    """What it costs if the job stays where it is."""
+    eligible: int
+    """The nodes on which it fits, one bit each."""
+
+    @property
+    def held(self) -> int:
+        return len(self.record.gpus)
+
+
+class Allowance:
+    """What the users of the contenders may still hold, while GPUs are shared out."""
+
+    def __init__(self, view: View, contenders: Iterable[Contender]) -> None:
+        self._left: dict[str, list[float]] = {}
+        for contender in contenders:
+            user = contender.record.shape.user
+            if user is None:
+                continue
+            left = self._left.get(user)
+            if left is None:
+                limits, held = view.limits_of(user), view.held_by(user)
+                most = [float("inf") if limit is None else float(limit) for limit in (limits.jobs, limits.gpus)]
+                left = self._left[user] = [most[0] - held[0], most[1] - held[1]]
+            left[0] += contender.held > 0  # what contenders hold now is shared out anew
+            left[1] += contender.held
+
+    def allows(self, user: str | None, jobs: int, gpus: int) -> bool:
+        return user is None or (jobs <= self._left[user][0] and gpus <= self._left[user][1])
+
+    def take(self, user: str | None, jobs: int, gpus: int) -> None:
+        if user is not None:
+            self._left[user][0] -= jobs
+            self._left[user][1] -= gpus
+
+
+def share_out(contenders: Sequence[Contender], gpus: int, node_gpus: int, allowance: Allowance) -> dict[int, int]:
+    """order of a job -> how many GPUs it shall have (0 is left out)."""
+    steps = []
+    curves = []
+    for index, contender in enumerate(contenders):
+        curve = [(0, contender.nothing)]
+        for size in contender.sizes:
+            cost = contender.stay if size == contender.held else contender.cost(size, size > node_gpus)
+            curve.append((size, cost))
+        curves.append(dict(curve))
+        for (low, before), (high, after) in pairwise(_hull(curve)):
+            first = low == 0
+            urgency = -contender.record.shape.priority if first else 0
+            steps.append(((not first, urgency, (after - before) / (high - low), contender.rank), index, low, high))
+    steps.sort()
+    shares: dict[int, int] = {}
+    for _, index, low, high in steps:
+        contender, seq = contenders[index], contenders[index].record.seq
+        if shares.get(seq, 0) != low:
+            continue  # an earlier step of this job found no room
+        user = contender.record.shape.user
+        for size in range(high, low, -1):  # where the whole step does not fit, a part of it may
+            fits = size - low <= gpus and allowance.allows(user, low == 0, size - low)
+            if fits and curves[index].get(size, curves[index][low]) < curves[index][low]:
+                shares[seq] = size
+                gpus -= size - low
+                allowance.take(user, low == 0, size - low)
+                break
+    return shares
+
+
+def _hull(curve: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """The lower convex hull of the points, as far as it falls."""
+    hull: list[tuple[int, float]] = []
+    for x, y in curve:
+        while len(hull) > 1 and (y - hull[-2][1]) * (hull[-1][0] - hull[-2][0]) <= (hull[-1][1] - hull[-2][1]) * (
+            x - hull[-2][0]
+        ):
+            hull.pop()
+        hull.append((x, y))
+    falling = 1
+    while falling < len(hull) and hull[falling][1] < hull[falling - 1][1]:
+        falling += 1
+    return hull[:falling]
+
+
+class Placer:
+    """Nodes are filled with contenders, the largest first.
+
+    GPUs of a smaller job that could stay are taken only if `displace` says so; it must then move.
+    """
+
+    def __init__(self, topology: Topology, closed: Mapping[GpuId, bool], displace: bool) -> None:
+        """`closed` GPUs are not to be had; true: somebody there spans several nodes."""
+        self.topology = topology
+        self.displace = displace
+        self.places: JoinCandidates = {}
+        self.cost = 0.0
+        self._free = {
+            n: [gpu for gpu in topology.nodes[n].gpus if gpu not in closed] for n in topology.present.values()
+        }
+        self._reserved: set[GpuId] = set()  # of those who may stay and are not seated yet
+        self._kept = dict.fromkeys(self._free, 0)  # how many of these each node has
+        self._spanned = {topology.node_of[gpu] for gpu, spans in closed.items() if spans}  # nodes with a part of a job
+
+    def seat(self, contenders: Sequence[Contender], shares: dict[int, int]) -> None:
+        """Find places for all shares; `places` and `cost` tell the outcome."""
+        stays = {c.record.seq for c in contenders if c.held and shares.get(c.record.seq) == c.held}
+        for contender in contenders:
+            if contender.record.seq in stays:
+                self._reserve(contender.record.gpus, 1)
+                self._spanned |= self._nodes(contender.record.gpus) if self._spans(contender.record.gpus) else set()
+        waiting = sorted(contenders, key=lambda c: (-shares.get(c.record.seq, 0), c.record.seq not in stays, c.rank))
+        for contender in waiting:
+            seq = contender.record.seq
+            if seq in stays:
+                self._sit_still(contender)
+            else:
+                self._move(contender, shares.get(seq, 0))
+
+    def _sit_still(self, contender: Contender) -> None:
+        gpus = contender.record.gpus
+        self._reserve(gpus, -1)
+        if all(gpu in self._free[self.topology.node_of[gpu]] for gpu in gpus):
+            self._take(contender, gpus)
+        else:
+            if self._spans(gpus):
+                self._spanned -= self._nodes(gpus)
+            self._move(contender, len(gpus))
+
+    def _move(self, contender: Contender, size: int) -> None:
+        gpus = self._find(contender, size) if size else ()
+        if gpus:
+            self._take(contender, gpus)
+        else:
+            self.cost += contender.nothing
+
+    def _find(self, contender: Contender, size: int) -> tuple[GpuId, ...]:
+        """Room for the job at its size; otherwise at the size for which there is room and that costs it least."""
+        nodes = [number for number in self._free if contender.eligible >> number & 1]
+        number = self._best_node(nodes, size)
+        if number is not None:
+            return self._pick(contender, number, size)
+        options = []
+        largest = max((self._room(number) for number in nodes), default=0)
+        for smaller in contender.sizes:
+            if smaller <= min(largest, size):
+                options.append((contender.cost(smaller, False), smaller, False))
+        open_nodes = [number for number in nodes if number not in self._spanned]
+        together = sum(self._room(number) for number in open_nodes)
+        for smaller in contender.sizes:
+            if 1 < smaller <= min(together, size):
+                options.append((contender.cost(smaller, True), smaller, True))
+        cost, smaller, several = min(options, default=(contender.nothing, 0, False))
+        if cost >= contender.nothing:
+            return ()
+        if not several:
+            number = self._best_node(nodes, smaller)
+            assert number is not None
+            return self._pick(contender, number, smaller)
+        return self._span(contender, open_nodes, smaller)
+
+    def _best_node(self, nodes: Iterable[int], size: int) -> int | None:
+        """The node where the fewest who could stay must go, and then the one that fits best."""
+        best, found = None, None
+        for number in nodes:
+            room = self._room(number)
+            if room >= size:
+                rating = (max(0, size - self._unreserved(number)), room - size, number)
+                if best is None or rating < best:
+                    best, found = rating, number
+        return found
+
+    def _span(self, contender: Contender, nodes: Iterable[int], size: int) -> tuple[GpuId, ...]:
+        """GPUs on several nodes, the emptiest first."""
+        picked: list[GpuId] = []
+        for number in sorted(nodes, key=lambda n: (-self._unreserved(n), -self._room(n), n)):
+            picked += self._pick(contender, number, min(size - len(picked), self._room(number)))
+            if len(picked) == size:
+                break
+        return tuple(picked)
+
+    def _room(self, number: int) -> int:
+        return len(self._free[number]) if self.displace else self._unreserved(number)
+
+    def _unreserved(self, number: int) -> int:
+        return len(self._free[number]) - self._kept[number]
+
+    def _reserve(self, gpus: tuple[GpuId, ...], sign: int) -> None:
+        for gpu in gpus:
+            number = self.topology.node_of[gpu]
+            if sign > 0:
+                self._reserved.add(gpu)
+                self._kept[number] += 1
+            elif gpu in self._reserved:
+                self._reserved.remove(gpu)
+                self._kept[number] -= 1
+
+    def _pick(self, contender: Contender, number: int, size: int) -> tuple[GpuId, ...]:
+        """GPUs of a node: first those that the job has already, then those that nobody wants to keep."""
+        own, reserved = contender.record.gpus, self._reserved
+        return tuple(sorted(self._free[number], key=lambda gpu: (gpu in reserved, gpu not in own, gpu))[:size])
+
+    def _take(self, contender: Contender, gpus: tuple[GpuId, ...]) -> None:
+        record = contender.record
+        several = self._spans(gpus)
+        if several:
+            self._spanned |= self._nodes(gpus)
+        for gpu in gpus:
+            number = self.topology.node_of[gpu]
+            self._free[number].remove(gpu)
+            if gpu in self._reserved:  # who wanted to keep it must move
+                self._reserved.remove(gpu)
+                self._kept[number] -= 1
+        stays = set(gpus) == set(record.gpus)
+        self.places[record.seq] = record.gpus if stays else gpus
+        self.cost += contender.stay if stays else contender.cost(len(gpus), several)
+
+    def _nodes(self, gpus: Iterable[GpuId]) -> set[int]:
+        return {self.topology.node_of[gpu] for gpu in gpus}
+
+    def _spans(self, gpus: Sequence[GpuId]) -> bool:
+        return len(gpus) > 1 and self.topology.nodes_spanned(gpus) > 1

@@ -1,0 +1,70 @@
+"""What the preemptive policies have in common: all jobs, running or not, stand in one order, and the first of them get
+the GPUs. `tiresias`, `srtf`, `srsf` and `las` differ only in that order."""
+
+from collections.abc import Callable
+from heapq import merge
+
+from carpool.core.draft import Draft
+from carpool.core.model import Decision, Status
+from carpool.core.record import JobRecord, Shape
+from carpool.core.view import View
+
+Rank = tuple[float, tuple[float, ...], float]
+"""−priority, the policy's key, and the order of submission, so that no two are equal."""
+Ranked = tuple[Rank, JobRecord]
+RESTART_S = 30.0
+"""What a restart costs by default: as long as Pollux's authors charge."""
+
+
+def by_key(key: Callable[[JobRecord, float], tuple[float, ...]], now: float) -> Callable[[JobRecord], Rank]:
+    """The order of the queue, extended to running jobs; of two with the same key, the one submitted first."""
+    return lambda job: (-job.shape.priority, key(job, now), job.seq)
+
+
+def first_in_order(view: View, rank: Callable[[JobRecord], Rank], stops: str, starts: str) -> list[Decision]:
+    """Give the GPUs to the first jobs in order, running or not, each alone; stop who runs and is not among them.
+
+    `stops` and `starts` are the reasons that users read.
+    """
+    if not len(view.queue):
+        return []
+    running, capacity = [], view.topology.total()
+    for job in view.running:
+        if job.status is Status.CANCELLING or not job.job.can_checkpoint:
+            capacity -= len(job.gpus)  # they keep their GPUs whoever comes
+        else:
+            running.append((rank(job), job))
+    running.sort()
+    hopeless: set[Shape] = set()  # there are GPUs enough, but none with the memory, or the user is at a limit
+    while True:
+        keep, start = _choose(view, running, rank, capacity, hopeless)
+        if not start:
+            return []
+        draft = Draft(view)
+        for _, job in running:
+            if job.seq not in keep:
+                draft.stop(job, stops)
+        failed = next((job for job in start if not draft.start(job, starts)), None)
+        if failed is None:
+            return draft.decisions
+        hopeless.add(failed.shape)
+
+
+def _choose(
+    view: View, running: list[Ranked], rank: Callable[[JobRecord], Rank], left: int, hopeless: set[Shape]
+) -> tuple[set[int], list[JobRecord]]:
+    """Who keeps running (by order) and who starts, as far as `left` GPUs go; what does not fit is skipped."""
+    keep: set[int] = set()
+    start: list[JobRecord] = []
+    for _, job in merge(running, ((rank(job), job) for job in view.queue.scan(left))):
+        if left == 0:
+            break
+        fits = job.shape.gpus <= left
+        if job.gpus:
+            if fits:
+                keep.add(job.seq)
+                left -= job.shape.gpus
+        elif fits and job.shape not in hopeless:
+            start.append(job)
+            left -= job.shape.gpus
+    return keep, start

@@ -1,0 +1,29 @@
+"""Shortest remaining service first, preemptive: time left times GPUs, the oracle with which Gu et al. compare Tiresias
+(NSDI 2019).
+
+Where `srtf` asks who ends soonest, this asks who costs the cluster least: a long job on one GPU may pass a short one on
+sixteen. We simplify as in `srtf`.
+"""
+
+from dataclasses import dataclass
+
+from carpool.core.model import Decision
+from carpool.core.record import JobView
+from carpool.core.view import View
+from carpool.policies.base import BasePolicy, option
+from carpool.policies.preemptive.preemption import RESTART_S, by_key, first_in_order
+
+
+@dataclass
+class Srsf(BasePolicy):
+    """Jobs with the least GPU time left run, each alone; they push out those that have more."""
+
+    name = "srsf"
+    restart_s: float = option(RESTART_S, "seconds the simulator charges when a preempted job starts again")  # type: ignore[misc]
+
+    def key(self, job: JobView, now: float) -> tuple[float, ...]:
+        return (job.whole_left(now) * job.shape.gpus,)  # not alone_left, see srtf
+
+    def decide(self, view: View) -> list[Decision]:
+        rank = by_key(self.key, view.now)
+        return first_in_order(view, rank, "others have less GPU time left", "has the least GPU time left")

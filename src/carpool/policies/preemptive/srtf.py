@@ -1,0 +1,31 @@
+"""Shortest remaining time first, preemptive: Schrage's rule (Operations Research 16(3), 1968), optimal on one machine.
+
+An oracle: it knows how long every job still runs. What we simplify: nothing is shared, a job that is pushed out pays
+`restart_s` when it starts again and nothing when it stops (`--stop-s` adds that), and a gang that does not fit into
+what is left is passed over instead of being waited for.
+"""
+
+from dataclasses import dataclass
+
+from carpool.core.model import Decision
+from carpool.core.record import JobView
+from carpool.core.view import View
+from carpool.policies.base import BasePolicy, option
+from carpool.policies.preemptive.preemption import RESTART_S, by_key, first_in_order
+
+
+@dataclass
+class Srtf(BasePolicy):
+    """Jobs with the least time left run, each alone; they push out those that have more."""
+
+    name = "srtf"
+    restart_s: float = option(RESTART_S, "seconds the simulator charges when a preempted job starts again")  # type: ignore[misc]
+
+    def key(self, job: JobView, now: float) -> tuple[float, ...]:
+        # At the best placement, whatever the present one: a job that was started on scattered GPUs must not look longer
+        # than it did in the queue, or two jobs would push each other out for ever.
+        return (job.whole_left(now),)
+
+    def decide(self, view: View) -> list[Decision]:
+        rank = by_key(self.key, view.now)
+        return first_in_order(view, rank, "others have less time left", "has the least time left")

@@ -1,0 +1,1 @@
+"""Policies that give each job its GPUs alone and never preempt."""

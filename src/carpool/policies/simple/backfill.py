@@ -1,0 +1,85 @@
+"""EASY backfilling, the default of batch systems: first come first served, with a reservation for the head of the queue
+(Lifka, JSSPP 1995; Mu'alem and Feitelson, IEEE TPDS 12(6), 2001).
+
+The head that does not fit is promised the earliest moment at which enough GPUs will be free; a later job may start now
+if it ends before that moment or takes only GPUs that the head will not need. What we simplify: the run times that users
+would estimate are those that the scheduler believes; GPUs are counted, not named, so a promise can be late where memory
+or placement makes GPUs unequal.
+"""
+
+from dataclasses import dataclass
+
+from carpool.core.draft import Draft
+from carpool.core.model import Decision, GpuId
+from carpool.core.perf import Placement
+from carpool.core.record import JobRecord, JobView, Size
+from carpool.core.view import View
+from carpool.policies.base import BasePolicy
+
+
+@dataclass
+class Backfill(BasePolicy):
+    """Jobs start in the order of their submission; later ones fill gaps, as long as that does not delay the first."""
+
+    name = "backfill"
+
+    def key(self, job: JobView, now: float) -> tuple[float, ...]:
+        return (job.job.submitted,)
+
+    def decide(self, view: View) -> list[Decision]:
+        if not view.free.count:
+            return []
+        draft = Draft(view)
+        ends = [(view.end_times.ends[job.seq], len(job.gpus)) for job in view.running]
+        promise: Promise | None = None
+        pending = draft.pending()
+        for job in pending:
+            if not draft.free_count:
+                break
+            place = draft.place_alone(job)
+            if place is None:
+                if promise is None and draft.may_start(job):  # a limit of its user holds nobody else back
+                    promise = Promise.to(job, view.now, draft.free_count, ends)
+                pending.skip_alike()
+                continue
+            end = _end(view, job, *place)
+            if promise is None:
+                draft.start(job, "first in the queue")
+                ends.append((end, job.shape.gpus))
+            elif promise.allows(job, end):
+                draft.start(job, "fills a gap before the first in the queue starts")
+        return draft.decisions
+
+
+def _end(view: View, job: JobRecord, gpus: tuple[GpuId, ...], size: Size) -> float:
+    """When the job would end if it started there now."""
+    placement = Placement(len(gpus), view.topology.nodes_spanned(gpus))
+    return view.now + job.iterations_left(view.now) * view.perf.iteration_time(job.job, size.accumulation, placement)
+
+
+@dataclass
+class Promise:
+    """When the head of the queue will start, and how many GPUs will then be left over."""
+
+    start: float
+    spare: int
+
+    @classmethod
+    def to(cls, head: JobRecord, now: float, free: int, ends: list[tuple[float, int]]) -> "Promise":
+        """`ends` tells when jobs end and how many GPUs each gives back."""
+        start = now
+        for end, gpus in sorted(ends):
+            if free >= head.shape.gpus and end > start:
+                break
+            free += gpus
+            start = max(start, end)
+        return cls(start, free - head.shape.gpus)
+
+    def allows(self, job: JobRecord, end: float) -> bool:
+        """May a job that would end then go first? If so it is counted as gone."""
+        if end <= self.start:
+            return True
+        if job.shape.gpus > self.spare:
+            return False
+        self.spare -= job.shape.gpus
+        return True

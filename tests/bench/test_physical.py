@@ -1,0 +1,628 @@
+"""The physical experiment's script: its workload, both worlds, going on where it stopped; on a logical slot here."""
+
+import asyncio
+import contextlib
+import gzip
+import importlib
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import fmean, stdev
+
+import pytest
+
+from carpool.core.codec import encode
+from carpool.core.events import Submitted
+from carpool.core.model import Decision
+from carpool.errors import InputError
+from carpool.gpu import nvml
+from carpool.profile.measure.conclude import Naming, conclude
+from carpool.profile.measure.raw import Machine, Measurement, Sample, Setting, Wish
+from carpool.profile.schema import load, save
+from tests.support import ROOT
+
+SCRIPT = ROOT / "bench" / "physical.py"
+KEPT = SCRIPT.parents[1] / "docs" / "experiments" / "h200"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def scripts():
+    """The experiment's files are scripts beside each other."""
+    pytest.importorskip("sqlalchemy")
+    sys.path.insert(0, str(SCRIPT.parent))
+    yield
+    sys.path.remove(str(SCRIPT.parent))
+
+
+@pytest.fixture
+def work():
+    return importlib.import_module("physical_work")
+
+
+@pytest.fixture
+def sim():
+    return importlib.import_module("physical_sim")
+
+
+@pytest.fixture
+def options(tmp_path):
+    told = {"out": str(tmp_path / "out"), "profile": "h200", "gpus": None, "jobs": 30, "mean": 8.0, "load": 2.5}
+    told["truth"] = None
+    more = {"repeats": 2, "crowds": [3, 4], "only": None, "minutes": None, "seed": 1, "examples": None}
+    return Namespace(**told, **more)
+
+
+def test_the_workload_is_the_same_every_time_and_has_every_task(work, options):
+    profile = load("h200")
+    jobs = work.workload(profile, options)
+    assert jobs == work.workload(profile, options)
+    assert len(jobs) == 30
+    assert {(job.task, job.batch) for job in jobs} == {(s.task, s.batch) for s in work.settings(profile)}
+    model = work.MeasuredModel(profile, "time-slicing")
+    lengths = [
+        job.iterations * model.iteration_time(work.Job("j", 0.0, job.task, 1, job.batch, 1), 1, (1, 1)) for job in jobs
+    ]
+    assert 0.6 * options.mean < sum(lengths) / len(lengths) < 1.4 * options.mean
+
+
+def test_at_a_measured_batch_the_model_gives_the_measured_time(work):
+    profile = load("h200")
+    alone = {}
+    for done in profile.raw:
+        if done.wish.mechanism == "time-slicing" and done.wish.settings == (Setting("bert", 64),):
+            alone.setdefault(done.series, []).append(done.samples[0].iter_s)
+    assert len(alone) == 3
+    job = work.Job("j", 0.0, "bert", 1, 64, 1)
+    model = work.MeasuredModel(profile, "time-slicing")
+    assert model.iteration_time(job, 1, work.Placement(1, 1)) == pytest.approx(fmean(map(fmean, alone.values())))
+
+
+def test_all_cases_come_once_before_any_is_repeated(work, options, monkeypatch):
+    monkeypatch.setattr(work.mps, "available", lambda: None)
+    cases = list(work.cases(options))
+    assert len({case.name for case in cases}) == len(cases) == 2 * 11
+    assert [case.repeat for case in cases] == [0] * 11 + [1] * 11
+    assert [case.kind for case in cases[:11]] == [case.kind for case in cases[:10:-1]], "there and back"
+    assert {case.kind for case in cases if case.policy == "sjf-bsbf"} >= {
+        ("sjf-bsbf", "mps", 2),
+        ("sjf-bsbf", "time-slicing", 2),
+        ("sjf-bsbf", "mps", 4),
+    }
+
+
+def test_the_simulated_side_pays_for_starting_and_stopping(work, sim, options):
+    profile = load("h200")
+    jobs = work.workload(profile, options)
+    sjf = work.Case("sjf", "time-slicing")
+    alike = [work.Box(overheads_s={job.setting: [start] for job in jobs}, stop_s=2.0) for start in (0.0, 7.0)]
+    free, dear = (sim.simulate(sjf, jobs, profile, options, box)["makespan_s"] for box in alike)
+    assert dear == pytest.approx(free + 7.0 * len(jobs), rel=0.05)
+    tiresias = sim.simulate(work.Case("tiresias-12", "time-slicing"), jobs, profile, options, alike[1])
+    assert tiresias["preemptions"] > 0
+    assert tiresias["makespan_s"] > dear + 7.0 * tiresias["preemptions"]
+
+
+def tiny_profile(path, iteration_s=0.02):
+    """ncf at a batch that a processor can bear, as slow as it may be there."""
+    machine = Machine("CPU", None, None, "today", "test")
+    done = []
+    for mechanism in ("time-slicing",):
+        for batch in (64, 256):
+            sample = Sample(Setting("ncf", batch), iteration_s, 0.01, 50)
+            done.append(Measurement(Wish(mechanism, (sample.setting,)), (sample,), 1.0))
+        both = tuple(Sample(Setting("ncf", 64), 0.03, 0.01, 50) for _ in range(2))
+        done.append(Measurement(Wish(mechanism, tuple(s.setting for s in both)), both, 1.0))
+    save(conclude(machine, done, Naming("tiny")), path)
+
+
+def test_two_real_jobs_through_the_service_and_again_from_what_is_kept(options, tmp_path, capsys, monkeypatch):
+    pytest.importorskip("torch")
+    physical, page = importlib.import_module("physical"), importlib.import_module("physical_page")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", str(SCRIPT.parents[1] / "src"))
+    tiny_profile(tmp_path / "tiny.json")
+    told = {"profile": str(tmp_path / "tiny.json"), "gpus": 1, "jobs": 2, "mean": 0.5, "repeats": 1}
+    small = Namespace(**{**vars(options), **told, "only": ["sjf-bsbf"], "crowds": []})
+    (row,) = physical.run_all(small)
+    (result,) = Path(options.out).glob("sjf-bsbf-logical-2-run1.json")
+    kept = json.loads(result.read_text())
+    assert len(kept["jobs"]) == 2
+    assert all(job["launch_s"] > 0 and job["exit_s"] > 0 for job in kept["jobs"])
+    lines = gzip.decompress((Path(options.out) / "sjf-bsbf-logical-2-run1.progress.gz").read_bytes()).splitlines()
+    seen = [json.loads(line) for line in lines]
+    assert {one["job"] for one in seen} == {"1", "2"}
+    assert all(kept["jobs"][0]["submitted"] < one["at"] and one["iteration"] > 0 for one in seen)
+    events = gzip.decompress((Path(options.out) / "sjf-bsbf-logical-2-run1.journal.gz").read_bytes()).splitlines()
+    submissions = [event["job"] for event in map(json.loads, events) if event["event"] == "Submitted"]
+    for submitted, job in zip(submissions, physical.set_up(Path(options.out), small)[0], strict=True):
+        simulated = encode(Submitted(0.0, job.job))["job"]
+        differs = {key for key, value in simulated.items() if value != submitted[key]}
+        assert differs <= {"id", "submitted", "user"}, "both worlds have the same jobs"
+    assert kept["machine"]
+    assert row["measured"]["makespan_s"][0] > kept["jobs"][0]["launch_s"]
+    before = result.stat().st_mtime_ns
+    page.show(physical.run_all(small))
+    assert result.stat().st_mtime_ns == before, "a case that was run is not run again"
+    assert "sjf-bsbf logical C=2" in capsys.readouterr().out
+    tiny_profile(tmp_path / "tiny.json", 0.5)
+    assert [job.iterations for job in physical.set_up(Path(options.out), small)[0]] == [
+        submitted["iterations"] for submitted in submissions
+    ], "what a profile says later changes nothing"
+    small.repeats, small.minutes = 2, 1e-6
+    physical.run_all(small)
+    assert "sjf-bsbf-logical-2-run2: left for the next call" in capsys.readouterr().out
+    for other in ({"seed": 2}, {"gpus": 2}):
+        with pytest.raises(SystemExit, match="results of another workload"):
+            physical.run_all(Namespace(**{**vars(small), **other}))
+    assert not list(Path(options.out).glob("*.part"))
+    assert len(physical.kept(Path(options.out), Namespace(**{**vars(options), "gpus": None}))) == 1
+
+
+def story(job, number, launch_s, iterating_s, **more):
+    """A job that ran in one piece, as a case's file tells it."""
+    ran_s = launch_s + 1.0 + iterating_s
+    return {
+        "name": job.name,
+        "started": 100.0 * number,
+        "launch_s": launch_s,
+        "exit_s": 1.0,
+        "ran_s": ran_s,
+        "shared": False,
+        "preemptions": 0,
+    } | more
+
+
+def case_file(model, jobs, policy, machine, launch_s, stretch, repeat=0, **more):
+    """A case in which every iteration took `stretch` times what the profile says."""
+    return {
+        "case": {"policy": policy, "mechanism": "time-slicing", "repeat": repeat},
+        "machine": machine,
+        "jobs": [story(job, i, launch_s, stretch * model.alone_s(job), **more) for i, job in enumerate(jobs)],
+        "stops_s": [3.0],
+        "measured": {"makespan_s": 100.0},
+    }
+
+
+@pytest.fixture
+def setting(work, options):
+    profile = load("h200")
+    jobs = work.workload(profile, options)
+    return profile, jobs, work.MeasuredModel(profile, "time-slicing")
+
+
+def starts(box):
+    return {tuple(sorted(set(values))) for values in box.overheads_s.values()}
+
+
+def test_a_box_is_foreseen_from_the_other_cases_on_it(sim, setting):
+    profile, jobs, model = setting
+    mine = case_file(model, jobs, "sjf", "here", 99.0, 9.0)
+    near = case_file(model, jobs, "fifo", "here", 4.0, 1.5)
+    shared = case_file(model, jobs, "sjf-ffs", "here", 50.0, 7.0, shared=True)
+    far = case_file(model, jobs, "fifo", "there", 8.0, 0.5)
+    runs = sim.Runs([mine, near, shared, far], jobs, profile)
+    assert starts(runs.foreseen(mine)) == {(5.0, 51.0)}, "beside others is a start too"
+    assert runs.foreseen(mine).stop_s == 3.0
+    shared["case"]["mechanism"] = "mps"
+    assert starts(runs.foreseen(mine)) == {(5.0,)}, "the same mechanism counts alone"
+    assert starts(sim.Runs([mine, far], jobs, profile).foreseen(mine)) == {(9.0,)}, "any, if it is alone on its machine"
+    assert sim.Runs([mine], jobs, profile).foreseen(mine).alone_s == {}
+
+
+def stretch(box, model, jobs):
+    """An iteration of every kind of job on the box, relative to the profile's."""
+    return {job.setting: box.alone_s[job.setting] * job.iterations / model.alone_s(job) for job in jobs}
+
+
+def test_a_job_runs_as_much_slower_as_the_cores_let_it(sim, setting):
+    """Two cases agree at the same speed of the cores; cores half as fast slow down jobs that wait for them."""
+    profile, jobs, model = setting
+    seen, mine = (case_file(model, jobs, policy, "here", 4.0, 1.5) for policy in ("fifo", "sjf"))
+    runs = sim.Runs([seen, mine], jobs, profile)
+    assert list(stretch(runs.told(mine), model, jobs).values()) == pytest.approx([1.5] * 12)
+    assert list(stretch(runs.foreseen(mine), model, jobs).values()) == pytest.approx([1.5] * 12)
+    mine["jobs"] = case_file(model, jobs, "sjf", "here", 8.0, 99.0)["jobs"]
+    slow = sim.Runs([seen, mine], jobs, profile)
+    assert slow.slowness(mine) == pytest.approx(2.0 * slow.slowness(seen))
+    told = stretch(slow.told(mine), model, jobs)
+    for kind, found in told.items():
+        launching = 1.0 - profile.tasks[kind.task].busy.share(kind.batch)
+        assert found == pytest.approx(1.5 * 2.0**launching), "the times of the case itself have no part in it"
+    assert max(told.values()) > 2.9
+    assert min(told.values()) < 1.51
+    assert list(stretch(slow.foreseen(mine), model, jobs).values()) == pytest.approx([1.5] * 12)
+
+
+def test_the_very_first_start_says_nothing_of_the_cores(sim, setting):
+    profile, jobs, model = setting
+    seen, mine = (case_file(model, jobs, policy, "here", 4.0, 1.0) for policy in ("fifo", "sjf"))
+    mine["jobs"] = [mine["jobs"][0] | {"launch_s": 50.0}, mine["jobs"][1]]
+    assert sim.Runs([seen, mine], jobs, profile).slowness(mine) == 1.0
+    mine["jobs"] = mine["jobs"][:1]
+    assert sim.Runs([seen, mine], jobs, profile).slowness(mine) == 1.0
+
+
+def test_a_box_gives_every_kind_its_own_pace_and_launch(work, setting):
+    profile, jobs, _ = setting
+    kind, other = jobs[0].setting, jobs[1].setting
+    box = work.Box(alone_s={kind: 7.0}, overheads_s={kind: [31.0]}, own_s={"mine": 6.0})
+    plain = work.MeasuredModel(profile, "mps")
+    seen, unseen = (work.Job("j", 0.0, one.task, 1, one.batch, 1) for one in (kind, other))
+    place = work.Placement(1, 1)
+    for job, alone_s in ((seen, 7.0), (unseen, plain.iteration_time(unseen, 1, place))):
+        times = [work.BoxModel(profile, "mps", box, draw).iteration_time(job, 1, place) for draw in range(200)]
+        logs = [math.log(time / alone_s) for time in times]
+        sigma = work.Noise(profile.raw).sigma("mps", job.model)
+        assert abs(fmean(logs)) < 0.25 * sigma
+        assert stdev(logs) == pytest.approx(sigma, rel=0.2)
+        again = work.BoxModel(profile, "mps", box, 3).iteration_time(job, 1, place)
+        assert again == times[3], "a draw is always the same"
+    costs = box.costs(1)
+    assert (costs.launch(seen), costs.launch(unseen)) == (31.0, work.GUESSED_LAUNCH_S)
+    mine = work.Job("mine", 0.0, kind.task, 1, kind.batch, 1)
+    assert [costs.launch(mine), costs.launch(mine)] == [6.0, 31.0], "a job that starts again has no start of its own"
+
+
+def test_a_job_alone_runs_under_mps_as_it_was_seen_to_run_without(work, sim, setting):
+    profile, jobs, model = setting
+    seen, mine = (case_file(model, jobs, policy, "here", 4.0, 1.5) for policy in ("fifo", "sjf-ffs"))
+    mine["case"]["mechanism"] = "mps"
+    box = sim.Runs([seen, mine], jobs, profile).told(mine)
+    calm = replace(profile, raw=tuple(done for done in profile.raw if not done.wish.run))  # nothing tells of noise
+    for job in jobs:
+        assert work.BoxModel(calm, "mps", box, 0).alone_s(job) == pytest.approx(1.5 * model.alone_s(job))
+
+
+def test_the_policy_goes_by_what_the_service_believed_and_the_world_by_what_is_known(work, sim, setting):
+    profile, jobs, model = setting
+    short, long = sorted({job.task: job for job in jobs}.values(), key=model.alone_s)[::5]
+    short, long, first = replace(short, submitted=1.0), replace(long, submitted=1.0), replace(jobs[0], submitted=0.0)
+
+    def slow(done):
+        samples = tuple(replace(s, iter_s=1000 * s.iter_s) if s.setting.task == short.task else s for s in done.samples)
+        return replace(done, samples=samples)
+
+    truth = replace(profile, raw=tuple(map(slow, profile.raw)))
+    box, case = work.Box(overheads_s={job.setting: [1.0] for job in jobs}), work.Case("sjf", "time-slicing")
+
+    def mean_jct(*profiles):
+        believed, *more = profiles
+        return sim.simulate(case, [first, short, long], believed, Namespace(gpus=1), box, 0, *more)["mean_jct_s"]
+
+    last, middle, begin = (work.BoxModel(truth, "time-slicing", box, 0).alone_s(job) for job in (long, short, first))
+    ends = (1 + begin, 2 + begin + middle, 3 + begin + middle + last)
+    assert mean_jct(profile, truth) == pytest.approx((sum(ends) - 2) / 3), "the job that was believed short goes first"
+    assert mean_jct(profile) < mean_jct(truth) < mean_jct(profile, truth)
+
+
+def test_a_job_that_is_told_to_stop_in_its_last_moments_ends_instead(work, sim, setting):
+    """Of two jobs that reach their threshold, one has done its iterations; what it takes to end lies at its start."""
+    profile, jobs, _ = setting
+    first = replace(jobs[0], submitted=0.0)
+    second = replace(jobs[1], submitted=1.0)
+    box = work.Box(own_s={first.name: 5.0, second.name: 5.0}, exit_s=2.0, stop_s=3.0, overheads_s={})
+    alone_s = work.BoxModel(profile, "time-slicing", box, 0).alone_s(first)
+
+    def preempted(after_s):
+        case = work.Case(f"tiresias-{after_s}", "time-slicing")
+        return sim.simulate(case, [first, second], profile, Namespace(gpus=1), box)
+
+    early, late = preempted(5.0 + alone_s - 2.1), preempted(5.0 + alone_s - 1.9)
+    assert early["preemptions"] == late["preemptions"] == 1
+    others_s = 5.0 + work.BoxModel(profile, "time-slicing", box, 0).alone_s(second)
+    assert late["makespan_s"] == pytest.approx(5.0 + alone_s + others_s), "nothing is saved, nothing started again"
+    again_s = work.GUESSED_LAUNCH_S + 0.1
+    assert early["makespan_s"] == pytest.approx(5.0 + alone_s - 2.1 + 3.0 + others_s + again_s), (
+        "it got on for a moment"
+    )
+
+
+def test_a_run_is_simulated_with_its_own_starts_and_predicted_with_those_of_others(sim, setting, options):
+    profile, jobs, model = setting
+    quick = [case_file(model, jobs, policy, "here", 4.0, 1.0) for policy in ("sjf", "fifo")]
+    slow = case_file(model, jobs, "sjf", "here", 30.0, 1.0, repeat=1)
+    rows = {row["policy"]: row for row in sim.compare([*quick, slow], jobs, profile, options)}
+    simulated, predicted = (rows["sjf"][world]["makespan_s"] for world in ("simulated", "predicted"))
+    assert min(simulated[1]) > max(simulated[0]) + 20.0 * len(jobs)
+    assert min(predicted[0]) > max(simulated[0]), "it is drawn from the slow ones, too"
+    assert max(predicted[1]) < min(simulated[1])
+    found = sim.compared(rows["sjf"], "makespan_s")
+    assert found.spread > 0
+
+
+def test_a_gpu_is_busy_while_somebodys_kernels_run(sim):
+    on = sim.Iterating()
+    for at, kind, job in [
+        (0.0, "Started", "a"),
+        (4.0, "Started", "b"),
+        (10.0, "Finished", "a"),
+        (12.0, "Finished", "b"),
+    ]:
+        on.note(getattr(sim.ev, kind)(at, job, 1))
+    assert on.busy_s({"a": 0.5, "b": 0.2}) == pytest.approx(4 * 0.5 + 6 * (1 - 0.5 * 0.8) + 2 * 0.2)
+
+
+def test_what_varies_from_run_to_run_is_no_spread_of_the_draws(sim):
+    draws = [[10.0, 11.0] * 10, [20.0, 21.0] * 10]
+    row = {"measured": {"x": [10.0, 21.0]}, "simulated": {"x": draws}, "predicted": {"x": draws}}
+    assert sim.compared(row, "x").spread == pytest.approx(stdev(draws[0]))
+    assert (sim.compared(row, "x").measured, sim.compared(row, "x").simulated) == (15.5, 15.5)
+    assert [sim.compared(row, "x", run).off for run in (0, 1)] == [pytest.approx(5.0), pytest.approx(-50 / 21)]
+
+
+def test_starts_are_drawn_from_those_that_were_seen_and_always_the_same(work, sim, setting):
+    profile, jobs, model = setting
+    seen = [case_file(model, jobs, policy, "here", launch_s, 1.0) for policy, launch_s in (("sjf", 2.0), ("fifo", 6.0))]
+    mine = case_file(model, jobs, "sjf", "here", 99.0, 1.0, repeat=1)
+    box = sim.Runs([*seen, mine], jobs, profile).foreseen(mine)
+    job = work.Job("j", 0.0, jobs[0].task, 1, jobs[0].batch, 1)
+    drawn = [[costs.launch(job) for _ in range(50)] for costs in map(box.costs, (1, 1, 2))]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert set(drawn[0]) == {3.0, 7.0}
+
+
+def test_the_paper_reads_the_rows_that_the_script_writes(sim, setting, options, tmp_path):
+    from carpool.report.paper import config as configuration
+    from carpool.report.paper.measured import read_measured
+
+    page = importlib.import_module("physical_page")
+    profile, jobs, model = setting
+    done = [case_file(model, jobs, policy, "here", 4.0, 1.0) for policy in ("sjf", "fifo")]
+    for result in done:
+        result["measured"] = dict.fromkeys(("makespan_s", "mean_jct_s", "mean_queue_s"), 100.0)
+        result["measured"]["gpu_utilisation"] = 0.5
+    page.write_rows(tmp_path / "rows.csv", sim.compare(done, jobs, profile, options))
+    config = configuration.load()
+    found = read_measured(replace(config, physical=replace(config.physical, measured=tmp_path / "rows.csv")))
+    assert [(row.policy, row.jobs_per_gpu, row.runs) for row in found.cases] == [("sjf", 1, 1), ("fifo", 1, 1)]
+
+
+def test_the_shipped_rows_and_the_page_say_what_the_kept_runs_measured(work):
+    from carpool.report.paper import config as configuration
+    from carpool.report.paper.measured import read_measured
+
+    runs = {}
+    for path in KEPT.glob("*-run*.json"):
+        result = json.loads(path.read_text())
+        case = work.Case(**result["case"])
+        if case.policy not in work.RETIRED:
+            crowd = 1 if case.policy in work.EXCLUSIVE else case.jobs_per_gpu
+            runs.setdefault((case.policy, case.mechanism, crowd), []).append(result["measured"])
+    cases, page = read_measured(configuration.load()).cases, KEPT.with_suffix(".md").read_text()
+    assert {(case.policy, case.mechanism, case.jobs_per_gpu): case.runs for case in cases} == {
+        kind: len(same) for kind, same in runs.items()
+    }
+    for case in cases:
+        same = runs[case.policy, case.mechanism, case.jobs_per_gpu]
+        means = [fmean(run[key] for run in same) for key in ("makespan_s", "mean_jct_s", "mean_queue_s")]
+        figures = (case.makespan, case.jct, case.queue)
+        assert [figure.measured for figure in figures] == pytest.approx(means, abs=0.006)
+        (line,) = re.findall(rf"^\| {case.policy} \| {case.mechanism} \| {case.jobs_per_gpu} \|.*", page, re.MULTILINE)
+        told = [tuple(map(float, both)) for both in re.findall(r"([\d.]+) / \*\*([\d.]+)\*\* ±", line)]
+        assert told == [pytest.approx((figure.measured, figure.simulated), abs=0.06) for figure in figures]
+    off = [max(abs(case.makespan.off), abs(case.jct.off)) for case in cases]
+    assert (len(off), sum(one <= 5.0 for one in off)) == (11, 10), "as the page says"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--load", "0"], "--load"),
+        (["--jobs", "0"], "--jobs"),
+        (["--mean", "nan"], "--mean"),
+        (["--gpus", "-1"], "--gpus"),
+        (["--crowds", "0"], "--crowds"),
+        (["--gpus", "1", "--profile", "nosuch"], "nosuch"),
+        (["--gpus", "1", "--only", "sfj"], "--only sfj: no such case; give some of sjf,"),
+        (["--rows", "rows.csv"], "there are no results"),
+        (["--gpus", "1", "--profile", "t4"], "t4: has no pairs of the examples"),
+        (["--gpus", "1", "--profile", "gavel"], "gavel: has no pairs of the examples"),
+        (["--out", str(KEPT), "--rows", "no/such/folder.csv"], "no/such: there is no such folder"),
+        (["--out", str(KEPT), "--report", "none.md"], "none.md: No such file"),
+        (["--out", str(KEPT), "--rows", "r.csv", "--truth", "gavel"], "--truth gavel: has no times of bert"),
+        (["--out", str(KEPT), "--rows", "r.csv", "--truth", "t4"], "profile t4: it holds no pairs"),
+        (["--out", str(KEPT), "--rows", "r.csv", "--truth", "mps.json"], "no pairs for 'time-slicing'; it has mps"),
+    ],
+)
+def test_wrong_options_are_refused_in_a_line(arguments, problem, tmp_path):
+    pairs = tuple(pair for pair in load("h200").pairs if pair.mechanism == "mps")
+    save(replace(load("h200"), pairs=pairs), tmp_path / "mps.json")
+    command = [sys.executable, str(SCRIPT), "--out", str(tmp_path / "out"), *arguments]
+    told = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert told.returncode
+    assert problem in told.stderr
+    assert "Traceback" not in told.stderr
+
+
+def test_jobs_that_may_meet_must_have_been_measured_together(options, work):
+    physical = importlib.import_module("physical")
+    profile = load("h200")
+    mates = tuple(pair for pair in profile.pairs if {pair.a, pair.b} != {"ncf"})
+    path = Path(options.out).with_suffix(".json")
+    save(replace(profile, pairs=mates), path)
+    with pytest.raises(SystemExit, match=r"out.json: has no pair of ncf and ncf; measure them with carpool profile"):
+        physical.set_up(Path(options.out), Namespace(**{**vars(options), "profile": str(path), "gpus": 1}))
+    assert not Path(options.out).exists(), "a better profile may be given the same place"
+
+
+def test_of_several_gpus_the_first_is_taken(monkeypatch, work, setting, options):
+    live = importlib.import_module("physical_live")
+    several = [nvml.Device(i, f"GPU-{i}", "NVIDIA Test", 2**34, "1.0") for i in range(4)]
+    monkeypatch.setattr(nvml, "devices", lambda: several)
+    asked = {}
+
+    class Unwilling:
+        def __init__(self, home, policy, **more):
+            asked.update(more)
+
+        async def start(self):
+            raise InputError("that is all")
+
+    monkeypatch.setattr(live, "Service", Unwilling)
+    _, jobs, model = setting
+    with pytest.raises(InputError, match="that is all"):
+        asyncio.run(live.run_live(work.Case("sjf", "time-slicing"), jobs, model, 1.0, options))
+    assert (asked["gpus"], asked["only"]) == (None, ("GPU-0",))
+
+
+def test_a_damaged_result_is_named(tmp_path, options):
+    physical = importlib.import_module("physical")
+    for name in ("workload.json", "profile.json"):
+        (tmp_path / name).write_bytes((KEPT / name).read_bytes())
+    with pytest.raises(SystemExit, match="there are no results"):
+        physical.kept(tmp_path, options)
+    (tmp_path / "sjf-time-slicing-2-run1.json").write_text("{")
+    with pytest.raises(SystemExit, match=r"sjf-time-slicing-2-run1.json: is damaged"):
+        physical.kept(tmp_path, options)
+
+
+def test_told_to_stop_it_ends_what_it_started(tmp_path):
+    pytest.importorskip("torch")
+    tiny_profile(tmp_path / "tiny.json")
+    out = tmp_path / "out"
+    length = f"{7000 + os.getpid() / 1000}"  # so that nobody else has jobs of just so many iterations
+    asked = ["--gpus", "1", "--jobs", "2", "--mean", length, "--only", "sjf", "--profile", str(tmp_path / "tiny.json")]
+    env = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[1] / "src"), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen([sys.executable, str(SCRIPT), "--out", str(out), *asked], env=env) as run:
+        try:
+            until(lambda: (out / "workload.json").exists())
+            lengths = [str(job["iterations"]) for job in json.loads((out / "workload.json").read_text())["jobs"]]
+            until(lambda: running(lengths))
+            run.terminate()
+            assert run.wait(30) == 128 + signal.SIGTERM
+        finally:
+            run.kill()
+    assert not running(lengths)
+
+
+def until(found):
+    give_up = time.monotonic() + 60
+    while not found():
+        assert time.monotonic() < give_up
+        time.sleep(0.1)
+
+
+def running(lengths):
+    """Trainings of just so many iterations."""
+    told = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            told.append(path.read_bytes().decode(errors="replace").split("\0"))
+    return [words for words in told if "--iterations" in words and set(lengths) & set(words)]
+
+
+def test_who_gains_how_much_and_who_is_off_by_how_much(work, sim):
+    page = importlib.import_module("physical_page")
+    figures = {"policy": "sjf", "mechanism": "time-slicing", "jobs_per_gpu": 2, "sjf_jct_s": [100.0]}
+    worlds = {"measured": [100.0], "simulated": [[100.0, 140.0]], "predicted": [[90.0, 90.0]]}
+    slow = figures | {world: {"mean_jct_s": values} for world, values in worlds.items()}
+    slow["machines"] = ["here"]
+    found = sim.compared(slow, "mean_jct_s")
+    assert (found.measured, found.simulated, found.off) == (100.0, 120.0, pytest.approx(20.0))
+    assert found.predicted_off == pytest.approx(-10.0)
+    quick = slow | {
+        "policy": "sjf-bsbf",
+        "measured": {"mean_jct_s": [25.0]},
+        "machines": ["there"],
+        "sjf_jct_s": [75.0],
+    }
+    (told,) = page.gains([slow, quick])
+    assert told.endswith("times as long: not measured on the same machine; 3.00 by simulation with the same cores")
+    quick["measured"], quick["machines"] = {"mean_jct_s": [25.0, 50.0]}, ["here", "there"]
+    quick["sjf_jct_s"] = [75.0, 80.0]
+    (told,) = page.gains([slow, quick])
+    assert told.endswith(": 4.00 on the same machine; 1.60 and 3.00 by simulation with the same cores")
+
+
+def test_what_a_case_measured_is_told_from_submission_to_end(work):
+    live = importlib.import_module("physical_live")
+    common = {"waited_s": 3.0, "preemptions": 1}
+    rows = [
+        common | {"submitted": 10.0, "started": 14.0, "finished": 20.0},
+        common | {"submitted": 12.0, "started": 22.0, "finished": 32.0},
+    ]
+    stop = work.Job("7", 0.0, "bert", 1, 12, 5)
+    events = [
+        live.ev.Planned(5.0, (Decision(stop.id, None, "others go first"),)),
+        live.ev.Stopped(6.5, stop.id, 1, 2.0),
+    ]
+    result = live.told(work.Case("tiresias-11", "time-slicing"), live.Outcome(rows, events, [], [0.25, 0.75]))
+    measured = result["measured"]
+    assert (measured["makespan_s"], measured["mean_jct_s"], measured["mean_queue_s"]) == (22.0, 15.0, 3.0)
+    assert (measured["gpu_utilisation"], measured["preemptions"]) == (0.5, 2)
+    assert measured["occupied"] == pytest.approx(16 / 22)
+    assert result["stops_s"] == [1.5]
+
+
+# ---- progress -------------------------------------------------------------------------------------------------------
+
+
+def test_progress_counts_only_where_it_is_known_who_else_iterated(tmp_path, work, monkeypatch):
+    """Job 1 iterates from 0 to 20 s, alone at 20 a second and at 10 beside job 2 (8 to 14 s); 3 just starts up."""
+    progress = importlib.import_module("physical_progress")
+    jobs = [work.Work(f"{task}-{i}", task, 8, 100, 0.0) for i, task in enumerate(("bert", "ncf", "bert"), 1)]
+    kept = {"asked": {"gpus": 2}, "jobs": [asdict(job) for job in jobs]}
+    (tmp_path / "workload.json").write_text(json.dumps(kept))
+    with pytest.raises(SystemExit, match="ran on several slots"):
+        progress.stretches(tmp_path)
+    (tmp_path / "workload.json").write_text(json.dumps({**kept, "asked": {"gpus": None}}))
+    lives = ((-5.0, 5.0, 20.0), (3.0, 5.0, 14.0), (9.0, 30.0, 50.0))
+    rows = [
+        {"started": begin, "launch_s": launch, "finished": end + 1.0, "exit_s": 1.0, "preemptions": 0}
+        for begin, launch, end in lives
+    ]
+    (tmp_path / "a-run1.json").write_text(json.dumps({"case": {"policy": "sjf", "mechanism": "mps"}, "jobs": rows}))
+
+    def iteration(at):
+        return round(20 * min(at, 8.0) + 10 * max(0.0, min(at, 14.0) - 8.0) + 20 * max(0.0, at - 14.0))
+
+    told = [{"job": "1", "at": at / 2, "iteration": iteration(at / 2)} for at in range(1, 40)]
+    told += [{"job": "2", "at": at / 2, "iteration": 3 * at} for at in range(17, 28)]
+    lines = "".join(json.dumps(row) + "\n" for row in told)
+    (tmp_path / "a-run1.progress.gz").write_bytes(gzip.compress(lines.encode()))
+    bert, ncf = (jobs[i].setting for i in (0, 1))
+    found = progress.paces(progress.stretches(tmp_path))
+    assert found == {
+        (bert, None): (pytest.approx(12.0), pytest.approx(0.05)),
+        (bert, ncf): (pytest.approx(5.0), pytest.approx(0.1)),
+        (ncf, bert): (pytest.approx(5.0), pytest.approx(1 / 6)),
+    }
+    rows[1]["preemptions"] = 1
+    (tmp_path / "a-run1.json").write_text(json.dumps({"case": {"policy": "sjf", "mechanism": "mps"}, "jobs": rows}))
+    left = progress.paces(progress.stretches(tmp_path))
+    assert left == {(bert, None): (pytest.approx(7.0), pytest.approx(0.05))}, "who met a preempted job is left out"
+
+
+@pytest.mark.parametrize(("judged", "most"), [((), 0.07), (("--profile", "h200"), 0.06)])
+def test_progress_of_the_experiment_agrees_with_what_was_measured(judged, most, work, monkeypatch, capsys):
+    """Where the profile has measured a pair at these batches, the jobs of the experiment ran as it says."""
+    progress = importlib.import_module("physical_progress")
+    monkeypatch.setattr(sys, "argv", ["physical_progress.py", str(KEPT), *judged])
+    progress.main()
+    said = capsys.readouterr().out
+    errors = [float(line.split()[-1]) for line in said.splitlines() if "measured at these batches" in line]
+    assert len(errors) == 2
+    assert max(errors) < most
+    assert ("the nearest batches' instead" in said) != bool(judged), "h200 has measured all that met"
+
+
+def test_progress_on_logical_slots_is_judged_by_whatever_the_profile_holds(tmp_path, capsys):
+    progress = importlib.import_module("physical_progress")
+    tiny_profile(tmp_path / "tiny.json")
+    ncf = Setting("ncf", 64)
+    seen = [progress.Stretch("logical", ncf, mate, 2.0, steps) for mate, steps in ((None, 100), (ncf, 50))]
+    progress.show_pairs(seen, load(str(tmp_path / "tiny.json")))
+    assert "logical       measured at these batches" in (said := capsys.readouterr().out)
+    assert "ncf 64 beside ncf 64                         2.00 seen, 1.50 believed" in said
+    progress.show_pairs([*seen, replace(seen[1], mate=Setting("bert", 8))], load(str(tmp_path / "tiny.json")))
+    assert "bert" not in capsys.readouterr().out, "the profile knows nothing of it"
+    progress.show_pairs(seen, load("t4"))
+    assert "logical       the profile has no pairs" in capsys.readouterr().out

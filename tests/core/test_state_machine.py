@@ -1,0 +1,282 @@
+"""Random events against the state: indexes equal a recount, and the journal replayed gives the same state."""
+
+import json
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from carpool import policies
+from carpool.core import events as ev
+from carpool.core import snapshot
+from carpool.core.codec import decode, encode
+from carpool.core.model import Allocation, Decision, Limits, Node, Status, accumulations
+from carpool.core.perf import ConstantInterference, FittedModel
+from carpool.core.rules import IllegalPlan, check
+from carpool.core.scheduler import Scheduler
+from carpool.core.state import State
+from tests.support.situations import facts, random_job, validate
+from tests.support.world import GIB, TASKS
+
+MODEL = FittedModel(TASKS, ConstantInterference(1.4), 2)
+HOLDING = (Status.STARTING, Status.RUNNING)
+ALIVE = (*HOLDING, Status.STOPPING, Status.CANCELLING)
+
+
+def living(found: dict) -> dict:
+    """What a snapshot keeps: jobs that ended have left."""
+    ended = (Status.FINISHED, Status.FAILED, Status.CANCELLED)
+    return {**found, "jobs": {name: told for name, told in found["jobs"].items() if told[0] not in ended}}
+
+
+class Life(RuleBasedStateMachine):
+    """Anything that a driver may report, in any order, stale and repeated messages included."""
+
+    def model(self):
+        return MODEL
+
+    @initialize(name=st.sampled_from(sorted(policies.BUILT_IN)), jobs_per_gpu=st.sampled_from([1, 2, 3]))
+    def begin(self, name, jobs_per_gpu):
+        self.scheduler = Scheduler(policies.make(name), self.model(), jobs_per_gpu)
+        self.state = self.scheduler.state
+        _ = self.state.hosts  # from the start, so that every event is reflected in it
+        self.journal = []
+        self.retunes = []
+        self.count = 0
+        for number in range(2):
+            self.tell(ev.NodeJoined(0.0, Node(f"n{number}", (2 * number, 2 * number + 1), 16 * GIB)))
+
+    def tell(self, *events):
+        self.journal += events
+        planned = self.scheduler.step(self.state.now, events, wake=self.scheduler.in_rounds)
+        if planned:
+            self.journal.append(planned)
+
+    def some(self, data, *statuses):
+        jobs = [r for r in self.state.jobs.values() if r.status in statuses]
+        return data.draw(st.sampled_from(jobs)) if jobs else None
+
+    @rule(seconds=st.sampled_from([0.0, 1.0, 12.5, 400.0]))
+    def time_passes(self, seconds):
+        self.state.advance(self.state.now + seconds)
+
+    @rule(random=st.randoms(use_true_random=False), data=st.data())
+    def a_job_is_submitted(self, random, data):
+        job = random_job(random, f"j{self.count}", self.state.now, 4)
+        if self.state.jobs and data.draw(st.booleans()):
+            after = tuple(data.draw(st.lists(st.sampled_from(sorted(self.state.jobs)), max_size=2)))
+            job = type(job)(**{**{f: getattr(job, f) for f in job.__slots__}, "after": after})
+        if self.state.refusal(job) is None:
+            self.count += 1
+            self.tell(ev.Submitted(self.state.now, job))
+
+    @rule(data=st.data())
+    def a_gang_comes_up(self, data):
+        if record := self.some(data, Status.STARTING):
+            self.tell(ev.Started(self.state.now, record.job.id, record.attempt))
+
+    @rule(data=st.data())
+    def a_stale_message_arrives(self, data):
+        if record := self.some(data, *Status):
+            before = facts(self.state)
+            kind = data.draw(st.sampled_from([ev.Started, ev.Finished]))
+            self.tell(kind(self.state.now, record.job.id, record.attempt + data.draw(st.sampled_from([-1, 1]))))
+            after = facts(self.state)
+            assert after["jobs"] == before["jobs"] or before["queue"], "only the policy may have acted"
+
+    @rule(data=st.data())
+    def a_job_reports(self, data):
+        if record := self.some(data, Status.RUNNING):
+            done = data.draw(st.floats(0.0, record.job.iterations))
+            at, name, attempt = self.state.now, record.job.id, record.attempt
+            seconds = data.draw(st.sampled_from([0.5, 1.0, 2.0])) * record.iteration_s
+            report = st.sampled_from(
+                [
+                    ev.Progressed(at, name, attempt, done),
+                    ev.Checkpointed(at, name, attempt, done),
+                    ev.Observed(at, name, attempt, done, seconds),
+                ]
+            )
+            event = data.draw(report)
+            self.observed = isinstance(event, ev.Observed)
+            self.tell(event)
+            if self.observed:  # a measured pace is not the model's; settle it so that the recount can be exact
+                self.tell(ev.Cancelled(at, name), ev.Stopped(at, name, attempt, done))
+
+    @rule(data=st.data())
+    def a_job_finishes(self, data):
+        if record := self.some(data, *ALIVE):
+            self.tell(ev.Finished(self.state.now, record.job.id, record.attempt))
+
+    @rule(data=st.data())
+    def a_job_fails(self, data):
+        if record := self.some(data, *ALIVE):
+            again = data.draw(st.booleans())
+            self.tell(ev.Failed(self.state.now, record.job.id, record.attempt, "out of luck", again))
+
+    @rule(data=st.data())
+    def a_stop_is_confirmed(self, data):
+        if record := self.some(data, Status.STOPPING, Status.CANCELLING):
+            self.tell(ev.Stopped(self.state.now, record.job.id, record.attempt, record.done))
+
+    @rule(data=st.data())
+    def a_job_is_cancelled(self, data):
+        if record := self.some(data, *Status):
+            self.tell(ev.Cancelled(self.state.now, record.job.id))
+
+    @rule(data=st.data())
+    def a_job_is_requeued(self, data):
+        if record := self.some(data, *Status):
+            self.tell(ev.Requeued(self.state.now, record.job.id, record.attempt))
+
+    @rule(data=st.data(), accumulation=st.sampled_from([1, 2, 64]))
+    def a_job_splits_its_batch_by_itself(self, data, accumulation):
+        if record := self.some(data, *ALIVE):
+            accumulation = min(accumulation, record.job.batch)
+            if accumulation >= record.accumulation:
+                self.tell(ev.Retuned(self.state.now, record.job.id, record.attempt, accumulation, True))
+
+    @rule(data=st.data())
+    def a_job_is_held(self, data):
+        if record := self.some(data, *Status):
+            self.tell(ev.Held(self.state.now, record.job.id))
+
+    @rule(data=st.data())
+    def a_job_is_released(self, data):
+        if record := self.some(data, *Status):
+            self.tell(ev.Released(self.state.now, record.job.id))
+
+    @rule(data=st.data(), shrink=st.sampled_from([None, True, False]), least=st.sampled_from([None, 1, 2, 100]))
+    def a_job_is_revised(self, data, shrink, least):
+        if record := self.some(data, *Status):
+            self.tell(
+                ev.ConstraintsChanged(
+                    self.state.now, record.job.id, shrink, least, data.draw(st.sampled_from([None, True]))
+                )
+            )
+
+    @rule(data=st.data(), gib=st.sampled_from([0, 1, 9, 20]))
+    def strangers_take_memory(self, data, gib):
+        gpus = sorted(self.state.topology.node_of)
+        self.tell(ev.MemoryTaken(self.state.now, data.draw(st.sampled_from([*gpus, 10**6])), gib * GIB))
+
+    @rule()
+    def the_scheduler_starts_anew_from_a_snapshot(self):
+        """Ended jobs are forgotten; everything else goes on as if nothing had been."""
+        before = living(facts(self.state))
+        data = json.loads(json.dumps(snapshot.encode(self.state)))
+        self.state = snapshot.restore(data, self.model(), self.state.sort_key, self.state.jobs_per_gpu)
+        self.scheduler.state = self.state
+        assert living(facts(self.state)) == before
+        assert [r.seq for r in self.state.running] == [r.seq for r in self.state._running.values()]
+
+    @rule(data=st.data(), priority=st.sampled_from([None, 0, 5]))
+    def a_job_is_rekeyed(self, data, priority):
+        if record := self.some(data, *Status):
+            self.tell(ev.PriorityChanged(self.state.now, record.job.id, priority))
+
+    @rule(user=st.sampled_from(["", "eve"]), jobs=st.sampled_from([None, 1, 3]), gpus=st.sampled_from([None, 4]))
+    def limits_change(self, user, jobs, gpus):
+        self.tell(ev.LimitsChanged(self.state.now, user, Limits(jobs, gpus)))
+
+    @rule(data=st.data())
+    def somebody_plans_by_hand(self, data):
+        """Moves, re-tunes and preemptions that no built-in policy makes."""
+        if record := self.some(data, Status.PENDING, *HOLDING):
+            gpus = sorted(self.state.topology.node_of)
+            if len(gpus) < record.job.gpus:
+                return
+            chosen = tuple(data.draw(st.permutations(gpus))[: record.job.gpus])
+            if record.gpus and data.draw(st.booleans()):
+                chosen = record.gpus
+            accumulation = data.draw(st.sampled_from(accumulations(record.job.batch)))
+            allocation = data.draw(st.sampled_from([None, Allocation(chosen, accumulation)]))
+            plan = (Decision(record.job.id, allocation, "by hand"),)
+            try:
+                check(self.state, plan)
+            except IllegalPlan:
+                return
+            planned = ev.Planned(self.state.now, plan)
+            self.state.apply(planned)
+            self.journal.append(planned)
+            if record.status is Status.RUNNING:
+                self.retunes.append((record.job.id, record.attempt, record.accumulation))
+
+    @precondition(lambda self: getattr(self, "retunes", None))
+    @rule(data=st.data())
+    def a_retune_is_confirmed(self, data):
+        """Late, twice or not at all."""
+        self.tell(ev.Retuned(self.state.now, *data.draw(st.sampled_from(self.retunes))))
+
+    @rule(data=st.data())
+    def a_node_is_lost(self, data):
+        """Or news of it come again."""
+        if len(self.state.topology.present) > 1:
+            self.tell(
+                ev.NodeLost(self.state.now, data.draw(st.sampled_from(["n0", "n1", max(self.state.topology.present)])))
+            )
+
+    @precondition(lambda self: len(self.state.topology.present) < 2)
+    @rule(gib=st.sampled_from([8, 16]))
+    def a_node_joins(self, gib):
+        first = 1 + max(self.state.topology.node_of, default=-1) + len(self.journal)
+        self.tell(ev.NodeJoined(self.state.now, Node(f"n{first}", (first, first + 1), gib * GIB)))
+
+    @invariant()
+    def indexes_equal_a_recount(self):
+        if hasattr(self, "state"):
+            validate(self.state)
+
+    def teardown(self):
+        if not hasattr(self, "state"):
+            return
+        replayed = State(self.model(), self.state.sort_key, self.state.jobs_per_gpu)
+        _ = replayed.hosts
+        for event in self.journal:
+            replayed.apply(decode(json.loads(json.dumps(encode(event)))))
+        replayed.advance(self.state.now)
+        assert living(facts(replayed)) == living(facts(self.state))
+
+
+Life.TestCase.settings = settings(max_examples=400, stateful_step_count=50)
+TestLife = Life.TestCase
+
+
+def test_every_event_survives_encoding():
+    job = random_job(__import__("random").Random(1), "j", 1.0, 4)
+    events = [
+        ev.Submitted(1.0, job),
+        ev.Planned(2.0, (Decision("j", Allocation((1, 2), 4), "why"), Decision("k", None, "why"))),
+        ev.Started(3.0, "j", 1),
+        ev.Progressed(3.0, "j", 1, 5.5),
+        ev.Observed(3.0, "j", 1, 5.5, 0.25),
+        ev.Retuned(3.0, "j", 1, 4),
+        ev.Checkpointed(3.0, "j", 1, 7.0),
+        ev.Stopped(3.0, "j", 1, 7.0),
+        ev.Requeued(3.0, "j", 1),
+        ev.Finished(3.0, "j", 1),
+        ev.Failed(3.0, "j", 1, "reason"),
+        ev.Cancelled(3.0, "j"),
+        ev.Held(3.0, "j"),
+        ev.Released(3.0, "j"),
+        ev.ConstraintsChanged(3.0, "j", True, 2, None),
+        ev.MemoryTaken(3.0, 1, 5),
+        ev.PriorityChanged(3.0, "j", 7),
+        ev.LimitsChanged(3.0, "eve", Limits(1, 2)),
+        ev.NodeJoined(0.0, Node("n", (0, 1), 5)),
+        ev.NodeLost(9.0, "n"),
+    ]
+    for event in events:
+        assert decode(json.loads(json.dumps(encode(event)))) == event
+    kinds = {cls for cls in vars(ev).values() if isinstance(cls, type) and issubclass(cls, ev.Event)}
+    assert kinds - {ev.Event, ev.JobEvent} == {type(event) for event in events}, "an event type is missing here"
+
+
+def test_a_duplicate_submission_is_refused():
+    state = State(MODEL, lambda job, now: (0.0,))
+    state.apply(ev.NodeJoined(0.0, Node("n", (0,), 16 * GIB)))
+    job = random_job(__import__("random").Random(1), "j", 0.0, 1)
+    state.apply(ev.Submitted(0.0, job))
+    with pytest.raises(ValueError, match="exists already"):
+        state.apply(ev.Submitted(1.0, job))

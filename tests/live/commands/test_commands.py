@@ -1,0 +1,495 @@
+"""Every command of the live service, typed as a user would, against a real one."""
+
+import json
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.support.command_line import COMMAND, environment, process
+from tests.support.served import Served
+
+ROW = {"job", "name", "user", "state", "gpus", "submitted", "started", "finished", "exit_code"}
+
+
+# ---- submit ----------------------------------------------------------------------------------------------------------
+
+
+def test_submit_and_jobs_as_scripts_rely_on_them(service):
+    said = service.call("submit", "--name", "first", "--gpus", 2, "--json", "--", "sh", "-c", "sleep 0.2")
+    assert said.code == 0
+    job = json.loads(said.out)["job"]
+    assert isinstance(job, str)
+    service.until(job, "finished")
+    row = next(row for row in service.json("jobs", "--all") if row["job"] == job)
+    assert set(row) >= ROW
+    assert (row["name"], row["user"], row["state"], row["gpus"], row["exit_code"]) == (
+        "first",
+        "admin",
+        "finished",
+        2,
+        0,
+    )
+    assert row["submitted"] <= row["started"] <= row["finished"]
+    assert job not in {row["job"] for row in service.json("jobs")}
+
+
+def test_wait_gives_the_jobs_own_exit_code(service):
+    assert service.run("submit", "--wait", "--", "true").code == 0
+    said = service.run("submit", "--wait", "--json", "--", "sh", "-c", "exit 7")
+    assert said.code == 7
+    assert json.loads(said.out)["state"] == "failed"
+    assert service.call("submit", "--wait", "--", "sh", "-c", "kill -9 $$").code == 128 + 9
+    assert service.call("submit", "--wait", "--", "no-such-program-here").code not in (0, 2)
+
+
+def test_wait_says_130_for_a_job_that_was_cancelled(service):
+    """Whether it was waiting or running, and however its workers took the signal."""
+    for script in ("sleep 60", "trap 'exit 0' TERM; while true; do sleep 0.1; done"):
+        with subprocess.Popen(
+            [*COMMAND, "submit", "--wait", "--json", "--", "sh", "-c", script],
+            env=environment(CARPOOL_HOME=str(service.home)),
+            stdout=subprocess.DEVNULL,
+        ) as waiting:
+            job = newest(service, "running")
+            time.sleep(0.2)
+            assert service.call("cancel", job).code == 0
+            assert waiting.wait(30) == 130
+
+
+def test_terminated_twice_it_says_that_the_job_goes_on(service):
+    """`timeout 60 carpool submit --wait …` sends the signal to us and to our group."""
+    with subprocess.Popen(
+        [*COMMAND, "submit", "--wait", "--", "sleep", "60"],
+        env=environment(CARPOOL_HOME=str(service.home)),
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as waiting:
+        job = newest(service, "running")
+        time.sleep(0.2)
+        waiting.terminate()
+        waiting.send_signal(signal.SIGHUP)
+        waiting.terminate()
+        _, err = waiting.communicate(timeout=30)
+    assert waiting.returncode == 143
+    assert err.splitlines()[1:] == ["stopped waiting; the job goes on (`carpool cancel` ends it)"]
+    service.call("cancel", job)
+    service.until(job, "cancelled")
+
+
+def newest(service, state) -> str:
+    """The only job there is, once it is in that state."""
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        rows = [row for row in service.json("jobs") if row["state"] == state]
+        if rows:
+            return rows[-1]["job"]
+        time.sleep(0.05)
+    raise AssertionError(f"no job is {state}")
+
+
+def test_what_a_command_gets(service, tmp_path):
+    """The words as they are, the directory, --env and nothing else of ours."""
+    script = "import os, sys, json; print(json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]))"
+    words = ["--gpus", "9", "a b", "$HOME", "*"]
+    said = service.call(
+        "submit", "--wait", "--env", "OURS", "--env", "SET=a=b", "--", sys.executable, "-c", script, *words,
+        cwd=tmp_path, OURS="passed on", SECRET="not passed on",
+    )  # fmt: skip
+    assert said.code == 0, said.err
+    job = max((row["job"] for row in service.json("jobs", "--all")), key=int)
+    got, where, env = json.loads(service.call("logs", job).out)
+    assert got == words
+    assert where == str(tmp_path)
+    assert (env["OURS"], env["SET"], env["CARPOOL_GPUS"].partition(":")[1]) == ("passed on", "a=b", ":")
+    assert "SECRET" not in env
+    assert "CARPOOL_TOKEN" not in env
+    assert service.token not in json.dumps(env)
+
+
+def test_a_job_file_and_options_that_beat_it(service, tmp_path):
+    (tmp_path / "job.yaml").write_text("name: from-file\ncommand: [sh, -c, 'echo $SEED']\ngpus: 3\nenv: {SEED: 5}\n")
+    said = service.call("submit", "--wait", "--gpus", 1, "--json", tmp_path / "job.yaml")
+    job = json.loads(said.out)["job"]
+    row = service.json("show", job)
+    assert (row["name"], row["gpus"]) == ("from-file", 1)
+    assert service.call("logs", job).out == "5\n"
+
+
+def test_arrays_and_dependencies(service):
+    first = json.loads(service.call("submit", "--array", "0-2", "--name", "part", "--json", "--", "sleep", "0.1").out)
+    assert len(first["jobs"]) == 3
+    names = {row["job"]: row["name"] for row in service.json("jobs", "--all")}
+    assert [names[job] for job in first["jobs"]] == ["part[0]", "part[1]", "part[2]"]
+    one, *others = first["jobs"]
+    said = service.call("submit", "--after", one, "--after", ",".join(others), "--wait", "--json", "--", "true")
+    assert said.code == 0
+    row = service.json("show", json.loads(said.out)["job"])
+    assert row["started"] >= max(service.json("show", job)["finished"] for job in first["jobs"])
+
+
+def test_a_snapshot_is_what_runs(service, tmp_path):
+    (tmp_path / "train.sh").write_text("echo as submitted")
+    (tmp_path / ".git").mkdir()
+    blocker = service.submit("sleep", "1", gpus=4, exclusive=True)
+    said = service.call("submit", "--snapshot", "--json", "--", "sh", "-c", "sh train.sh; ls -a", cwd=tmp_path)
+    assert said.code == 0, said.err
+    job = json.loads(said.out)["job"]
+    (tmp_path / "train.sh").write_text("echo edited later")
+    service.until(job, "finished")
+    assert service.call("logs", job).out.split() == ["as", "submitted", ".", "..", "train.sh"]
+    service.until(blocker, "finished")
+
+
+def test_a_dry_run_says_what_would_happen_and_queues_nothing(service):
+    before = len(service.json("jobs", "--all"))
+    said = service.call("submit", "--dry-run", "--time", "10m", "--gpus", 4, "--json", "--", "true")
+    free = json.loads(said.out)
+    assert len(free["where"]) == 4
+    assert free["run"]["value"] == pytest.approx(600)
+    assert "given" in free["run"]["source"]
+    assert free["end"]["low"] <= free["end"]["value"] <= free["end"]["high"]
+    blocker = service.submit("sleep", "60", gpus=4, exclusive=True, time_s=60.0)
+    service.until(blocker, "running")
+    said = service.call("submit", "--dry-run", "--time", "10m", "--", "true")
+    assert said.out.startswith("It would wait.")
+    service.call("cancel", blocker)
+    service.until(blocker, "cancelled")
+    assert len(service.json("jobs", "--all")) == before + 1
+
+
+# ---- looking ---------------------------------------------------------------------------------------------------------
+
+
+def test_explain_tells_why_who_and_when(service):
+    host = service.submit("sleep", "60", gpus=4, time_s=1000.0, name="host")
+    service.until(host, "running")
+    guest = service.submit("sleep", "60", time_s=5.0, name="guest")
+    service.until(guest, "running")
+    alone = service.submit("sleep", "60", exclusive=True, time_s=5.0)
+    held = service.submit("true", after=[alone])
+    shared = service.json("explain", guest)
+    assert [mate["job"] for mate in shared["mates"]] == [host]
+    assert shared["mates"][0]["slowdown"]["predicted"] > 1.0
+    assert shared["mates"][0]["their_slowdown"]["predicted"] > 1.0
+    text = service.call("explain", guest).out
+    assert f"with job {host} (host)" in text
+    assert "times (predicted from nothing known of the two; not measured yet)" in text
+    waiting = service.json("explain", alone)
+    assert (waiting["position"], waiting["state"]) == (1, "pending")
+    assert "asked not to share" in waiting["reason"]
+    assert waiting["start"]["low"] <= waiting["start"]["value"] <= waiting["start"]["high"]
+    assert "given" in waiting["run"]["source"]
+    assert f"starts after job {alone}" in service.json("explain", held)["reason"]
+    for job in (held, alone, guest, host):
+        service.call("cancel", job)
+    for job in (guest, host):
+        service.until(job, "cancelled")
+    assert "Job" in service.call("explain", guest).out
+
+
+def test_show_prints_the_receipt(service):
+    job = service.submit("sleep", "0.3", name="shown")
+    service.until(job, "finished")
+    text = service.call("show", job).out
+    assert "shown" in text
+    assert "It never shared a GPU." in text
+    receipt = service.json("show", job)["receipt"]
+    assert receipt["ran_s"] == pytest.approx(0.3, abs=1.0)
+    assert receipt["lost_s"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_logs_follow_until_the_end(service):
+    job = service.submit("sh", "-c", "for i in 1 2 3; do echo $i; sleep 0.3; done; echo done >&2")
+    said = service.call("logs", "-f", job)
+    assert (said.code, said.out, said.err) == (0, "1\n2\n3\n", "done\n")
+    assert service.call("logs", job, "--tail", 1, "--stream", "stdout").out == "3\n"
+    gang = service.submit("sh", "-c", "echo rank $RANK of $WORLD_SIZE", gpus=2)
+    service.until(gang, "finished")
+    assert service.call("logs", gang, "--rank", 1).out == "rank 1 of 2\n"
+
+
+def test_logs_follow_into_the_next_attempt_and_miss_nothing(service):
+    script = "for i in 1 2 3; do echo $CARPOOL_ATTEMPT.$i; sleep 0.15; done; test $CARPOOL_ATTEMPT = 3"
+    said = json.loads(service.call("submit", "--retries", 2, "--json", "--", "sh", "-c", script).out)
+    followed = service.call("logs", "-f", said["job"])
+    assert followed.out.split() == [f"{attempt}.{i}" for attempt in (1, 2, 3) for i in (1, 2, 3)]
+    assert service.call("logs", "-f", said["job"], "--attempt", 1).out.split() == ["1.1", "1.2", "1.3"]
+    assert service.call("logs", said["job"]).out.split() == ["3.1", "3.2", "3.3"]
+
+
+def test_a_job_that_does_not_report_is_done_as_far_as_its_time(service):
+    """The queue and `explain` say the same, at any moment, whatever the last event was."""
+    job = json.loads(service.call("submit", "--time", "2s", "--json", "--", "sleep", "60").out)["job"]
+    service.until(job, "running")
+    time.sleep(1.2)
+    done = next(row["progress"] for row in service.json("jobs") if row["job"] == job)
+    assert done > 0.4
+    assert service.json("show", job)["progress"] >= done
+    service.call("cancel", job)
+    service.until(job, "cancelled")
+
+
+def test_gpus_history_and_accuracy(service):
+    gpus = service.json("gpus")
+    assert [gpu["gpu"] for gpu in gpus["nodes"][0]["gpus"]] == [f"node0:{n}" for n in range(4)]
+    assert gpus["mechanism"] == "logical"
+    assert "sharing: logical" in service.call("gpus").out
+    history = service.json("history", "--limit", 3)
+    assert len(history) == 3
+    assert all(row["receipt"]["waited_s"] >= 0 for row in history)
+    accuracy = service.json("history", "--accuracy")
+    assert accuracy["duration, from default"]["judged"] >= 3
+    assert "within range" in service.call("history", "--accuracy").out
+
+
+def test_replay_compares_policies_on_my_own_history(service):
+    answer = service.json("replay", "--policy", "fifo", "--policy", "sjf")
+    assert {mean["policy"] for mean in answer["means"]} == {"fifo", "sjf"}
+    assert answer["achieved"]["jobs"] == answer["runs"][0]["jobs"] > 5
+    text = service.call("replay").out
+    assert "jobs of my history" in text
+    assert "as it was: mean JCT" in text
+
+
+def test_doctor(service):
+    findings = service.json("doctor")
+    assert not [finding for finding in findings if finding["level"] == "error"]
+    assert any(finding["what"] == "service" and "answers" in finding["found"] for finding in findings)
+    (service.home / "admin.token").chmod(0o644)
+    try:
+        said = service.call("doctor")
+        assert said.code == 1
+        assert "chmod" in said.out
+    finally:
+        (service.home / "admin.token").chmod(0o600)
+
+
+# ---- changing --------------------------------------------------------------------------------------------------------
+
+
+def test_hold_release_priority_requeue_cancel(service):
+    blocker = service.submit("sleep", "60", gpus=4, exclusive=True)
+    service.until(blocker, "running")
+    first, second = service.submit(gpus=4, exclusive=True), service.submit(gpus=4, exclusive=True)
+    assert service.json("priority", second, 9)["job"] == second
+    assert max(service.json("jobs"), key=lambda row: row["priority"])["job"] == second
+    assert service.call("hold", second).out == f"job {second} is pending, on hold\n"
+    assert "stays on hold" in service.call("hold", blocker).out  # it runs, and goes on
+    assert service.call("release", blocker).out == f"job {blocker} is running\n"
+    assert "on hold" in next(row["reason"] for row in service.json("jobs") if row["job"] == second)
+    assert service.call("release", first).code == 2
+    assert "is not on hold" in service.call("release", first).err
+    assert service.call("requeue", blocker).code == 0
+    service.until(blocker, "pending", "running")
+    assert service.call("release", second).code == 0
+    said = service.call("cancel", first, second, blocker, "999999")
+    assert said.code == 2
+    assert said.out.count("job ") == 3
+    assert "there is no job '999999'" in said.err
+    for job in (first, second, blocker):
+        service.until(job, "cancelled")
+
+
+def test_priority_below_zero(service):
+    job = service.submit(gpus=4, exclusive=True)
+    assert service.call("priority", job, "--", "-5").code == 0
+    service.call("cancel", job)
+    service.until(job, "cancelled")
+
+
+def test_users_by_command(service):
+    said = service.call("user", "add", "erin", "--max-jobs", 2)
+    token = said.out.strip()
+    assert (said.code, len(token)) == (0, 43)
+    assert "erin" in service.call("user", "list").out
+    assert token not in service.call("user", "list").out
+    assert service.json("user", "list") == service.client().get("/v1/users")["users"]
+    assert service.call("user", "limit", "erin", "--max-gpus", 1).out == "erin: gpus 1\n"
+    job = json.loads(service.call("submit", "--json", "--", "true", token=token).out)["job"]
+    assert service.until(job, "finished", "failed")["user"] == "erin"
+    assert service.call("cancel", "1", token=token).code == 2
+    assert service.call("user", "list", token=token).err == "error: only the administrator may do this\n"
+    assert service.call("user", "revoke", "erin").code == 0
+    said = service.call("jobs", token=token)
+    assert (said.code, said.out) == (2, "")
+    assert "token" in said.err
+
+
+# ---- terminals -------------------------------------------------------------------------------------------------------
+
+
+def on_a_terminal(service, *arguments, width=60):
+    """What a person would see: a pseudo-terminal of that width."""
+    ours, theirs = pty.openpty()
+    env = environment(CARPOOL_HOME=str(service.home), COLUMNS=str(width), TERM="xterm")
+    done = subprocess.Popen([*COMMAND, *arguments], stdout=theirs, stderr=theirs, stdin=theirs, env=env)
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:
+            break
+        if not part:
+            break
+        seen += part
+    os.close(ours)
+    done.wait(20)
+    return seen.decode()
+
+
+def test_a_log_cannot_play_with_the_terminal_and_piped_it_is_as_it_was(service):
+    job = service.submit("printf", "a\\033[31mb\\033[2J\\033]0;title\\007c\\n")
+    service.until(job, "finished")
+    assert on_a_terminal(service, "logs", job).replace("\r\n", "\n") == "a\x1b[31mbc\n"
+    assert service.call("logs", job).out == "a\x1b[31mb\x1b[2J\x1b]0;title\x07c\n"
+
+
+def test_tables_fit_narrow_terminals(service):
+    job = service.submit("sleep", "60", name="a-name-that-is-rather-long-for-a-narrow-terminal")
+    service.until(job, "running")
+    for line in on_a_terminal(service, "jobs", width=60).splitlines():
+        plain = "".join(c for c in line if c.isprintable())
+        assert len(plain.replace("[32m", "").replace("[0m", "").replace("[1m", "")) <= 60
+    service.call("cancel", job)
+
+
+# ---- wrong input -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["submit"], "nothing to run"),
+        (["submit", "--gpus", "9", "--", "true"], "asks for 9 GPUs and the cluster has 4"),
+        (["submit", "--time", "soon", "--", "true"], "such as"),
+        (["submit", "--memory", "8", "--", "true"], "unit"),
+        (["submit", "--env", "NOT_SET_ANYWHERE", "--", "true"], "is not set here"),
+        (["submit", "--env", "RANK=1", "--", "true"], "set by the scheduler"),
+        (["submit", "--name", "a\x1bb", "--", "true"], "control characters"),
+        (["submit", "--array", "x", "--", "true"], "array"),
+        (["submit", "--after", "999999", "--", "true"], "there is no job"),
+        (["submit", "--after", "abc", "--", "true"], "is no job's id"),
+        (["submit", "nothing-here.yaml"], "No such file"),
+        (["submit", "nothing-here.yaml", "--gpus", "2"], "options before the job file"),
+        (["show", "999999"], "there is no job"),
+        (["show", "../1"], "job"),
+        (["show", ""], "job"),
+        (["explain", "abc"], "job"),
+        (["logs", "999999"], "there is no job"),
+        (["cancel", "999999"], "there is no job"),
+        (["user", "revoke", "nobody-here"], "there is no user"),
+        (["user", "add", "Not A Name"], "name"),
+        (["replay", "--policy", "nonsense"], "nonsense"),
+    ],
+)
+def test_wrong_input_gets_one_line_and_exit_code_2(service, arguments, words, tmp_path):
+    said = service.call(*arguments, cwd=tmp_path)
+    assert said.code == 2
+    assert words in said.err
+    assert len(said.err.splitlines()) == 1
+    assert "\x1b" not in said.err
+    assert said.out == ""
+
+
+@pytest.mark.parametrize("command", ["jobs", "gpus", "history", "replay"])
+def test_without_a_service_there_is_one_clear_line(tmp_path, command):
+    said = process(command, CARPOOL_HOME=str(tmp_path / "none"))
+    assert said.code == 2
+    assert "`carpool serve`" in said.err
+    assert len(said.err.splitlines()) == 1
+
+
+def test_clients_by_address_and_token(service, tmp_path):
+    elsewhere = str(tmp_path / "none")
+    said = process("jobs", "--json", CARPOOL_HOME=elsewhere, CARPOOL_URL=service.url, CARPOOL_TOKEN=service.token)
+    assert said.code == 0
+    assert process("jobs", CARPOOL_HOME=elsewhere, CARPOOL_URL=service.url, CARPOOL_TOKEN="wrong").code == 2
+    said = process("jobs", CARPOOL_HOME=elsewhere, CARPOOL_URL="http://gpu.example:1")
+    assert "CARPOOL_TOKEN" in said.err  # the home's token is not sent to strangers
+    assert process("jobs", CARPOOL_URL="ftp://x", CARPOOL_TOKEN="x" * 43).code == 2
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        url = f"http://127.0.0.1:{other.getsockname()[1]}"
+    said = process("jobs", CARPOOL_URL=url, CARPOOL_TOKEN="x" * 43)
+    assert "no service answers" in said.err
+
+
+# ---- serve -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_busy_port_and_a_home_in_use_are_one_line_each(service, tmp_path):
+    port = service.url.rpartition(":")[2]
+    said = process("serve", "--home", tmp_path / "other", "--gpus", 1, "--port", port)
+    assert (said.code, len(said.err.splitlines())) == (2, 1)
+    assert "another program listens there" in said.err
+    said = process("serve", "--home", service.home, "--gpus", 1, "--port", 0)
+    assert (said.code, len(said.err.splitlines())) == (2, 1)
+    assert "another service" in said.err
+    for option in ("--policy", "--profile"):
+        said = process("serve", "--home", tmp_path / "other", option, "nonsense")
+        assert (said.code, len(said.err.splitlines())) == (2, 1)
+        assert "nonsense" in said.err
+    assert service.json("jobs") is not None  # the first one did not notice
+
+
+def test_the_home_is_private_and_no_process_shows_a_token(service):
+    assert (service.home / "admin.token").stat().st_mode & 0o777 == 0o600
+    assert (service.home / "journal.db").stat().st_mode & 0o077 == 0
+    lines = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert service.token not in lines
+
+
+def test_who_waits_or_follows_outlives_a_killed_service_too(tmp_path):
+    """It comes back at another address; exit code and log are still the job's own."""
+    served = Served(tmp_path / "home", "--gpus", "1").start()
+    try:
+        script = f"echo one; while ! test -e {tmp_path}/go; do sleep 0.1; done; echo two; exit 5"
+        env = environment(CARPOOL_HOME=str(served.home))
+        waiting = subprocess.Popen(
+            [*COMMAND, "submit", "--wait", "--", "sh", "-c", script], env=env, stderr=subprocess.PIPE, text=True
+        )
+        job = newest(served, "running")
+        following = subprocess.Popen([*COMMAND, "logs", "-f", job], env=env, stdout=subprocess.PIPE, text=True)
+        assert following.stdout is not None
+        assert following.stdout.readline() == "one\n"
+        assert served.process is not None
+        served.process.kill()
+        served.process.wait(20)
+        time.sleep(1.0)
+        served.start()
+        (tmp_path / "go").touch()
+        _, err = waiting.communicate(timeout=30)
+        assert waiting.returncode == 5, err
+        assert "the service is away" in err
+        assert following.communicate(timeout=30)[0] == "two\n"
+        assert following.returncode == 0
+    finally:
+        served.end()
+
+
+def test_sigterm_ends_the_service_and_not_the_jobs(tmp_path):
+    served = Served(tmp_path / "home", "--gpus", "2").start()
+    try:
+        job = served.submit("sh", "-c", f"echo $$ > {tmp_path}/pid; sleep 1.5; echo survived")
+        served.until(job, "running")
+        began = time.monotonic()
+        assert served.stop() == 0
+        assert time.monotonic() - began < 10
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().strip():
+            time.sleep(0.05)
+        os.kill(int((tmp_path / "pid").read_text()), 0)  # still there
+        assert process("jobs", CARPOOL_HOME=str(served.home)).code == 2
+        served.start()
+        assert served.until(job, "finished", "failed")["exit_code"] == 0
+        assert served.call("logs", job).out == "survived\n"
+        assert served.process is not None
+        served.process.send_signal(signal.SIGINT)
+        assert served.process.wait(20) == 0
+    finally:
+        served.end()

@@ -1,0 +1,31 @@
+"""The demo with two of its dozen: real PyTorch trainings, one of them a gang, and nothing left behind."""
+
+import re
+import subprocess
+
+import pytest
+
+from carpool.live.commands import demo
+from tests.support.command_line import call
+
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'carpool[train]'")
+
+
+def test_two_trainings_and_the_comparison(monkeypatch):
+    few = (demo.Training("gang", 2, 40, 64, 5), demo.Training("short", 1, 20, 64, 5))
+    monkeypatch.setattr(demo, "DOZEN", few)
+    monkeypatch.setattr(demo, "PAUSE_S", 0.2)
+    said = call("demo")
+    assert said.code == 0, said.out + said.err
+    assert said.out.count("finished") == 3  # two lines, and the sum
+    assert "2 of 2 jobs finished" in said.out
+    for name in (
+        r"achieved, live \(sjf-bsbf\) .* measured",
+        "fifo .* simulated",
+        "sjf .* simulated",
+        "sjf-bsbf .* simulated",
+    ):
+        assert re.search(name, said.out)
+    left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert "carpool-demo-" not in left
+    assert "carpool.live.commands.demo_job" not in left

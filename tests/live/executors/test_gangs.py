@@ -1,0 +1,74 @@
+"""Real PyTorch gangs (gloo, DistributedDataParallel, the training library) under the real service."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+import carpool
+from carpool import channel
+from tests.support.services import one, output, python, serving, started, told, until
+
+torch = pytest.importorskip("torch")
+
+TRAIN = """
+import os, sys, time, torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from carpool.train import Training
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+training = Training(model, torch.optim.SGD(model.parameters(), lr=0.01))
+inputs = torch.arange(32.0).reshape(8, 4) / 32 + rank
+for step in training.steps(60):
+    if step == training.iteration and not getattr(training, "said", False):
+        training.said = True
+        print("from", step, flush=True)
+    training.step(inputs, lambda batch: model(batch).square().mean())
+    time.sleep(0.04)
+print("weights", [round(float(w), 5) for w in model.module.weight[0]], flush=True)
+dist.barrier()
+time.sleep(0.1)
+os._exit(0)  # gloo's threads now and then abort a process that ends in the ordinary way
+"""
+HERE = {"PYTHONPATH": str(Path(carpool.__file__).parents[1])}
+
+
+def trained_in_one_go() -> list[float]:
+    """The same training, without a gang and without a stop."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    inputs = torch.arange(32.0).reshape(8, 4) / 32
+    for _ in range(60):
+        optimizer.zero_grad()
+        (sum(model(inputs + rank).square().mean() for rank in (0, 1)) / 2).backward()
+        optimizer.step()
+    return [round(w, 5) for w in model.weight[0].tolist()]
+
+
+def test_a_gang_that_is_requeued_saves_and_goes_on_where_it_was(home):
+    async def play():
+        async with serving(home, gpus=2) as service:
+            wishes = {"gpus": 2, "batch": 8, "iterations": 60, "time_s": 10, "env": HERE, "grace_s": 20}
+            job = await one(service, python(TRAIN, **wishes))
+            await started(service, job)
+            await until(lambda: service.show(job)["measured"], 60)  # until then, progress is that of the time given
+            await until(lambda: service.show(job)["progress"] > 0.3, 60)
+            await service.requeue(job)
+            assert await asyncio.wait_for(service.wait(job), 90) == "finished", output(service, job, stream="stderr")
+            assert service.show(job)["attempt"] == 2
+            (stopped,) = told(service, "Stopped")
+            assert 18 <= stopped["done"] < 60
+            for rank in (0, 1):
+                assert channel.read_report(home.rank(job, 1, rank)).state is channel.State.STOPPED, "it saved and left"
+                assert output(service, job, rank, attempt=1).splitlines()[0] == "from 0"
+                assert output(service, job, rank).splitlines()[0] == f"from {stopped['done']:.0f}"
+            weights = {output(service, job, rank).splitlines()[-1] for rank in (0, 1)}
+            assert weights == {f"weights {trained_in_one_go()}"}, "stopping in the middle changed nothing"
+
+    asyncio.run(play())

@@ -1,0 +1,369 @@
+"""Kill the service, its wrappers and its workers at random moments, bring it back, and look for broken promises.
+
+`python tests/live/service/chaos.py --rounds 20 --seed 1`. Each round forks a service that submits, cancels, holds and
+requeues jobs at random, and kills it: by the clock, or at a chosen step of its work. Workers write into one ledger when
+they start, every few hundredths of a second, and when they end; lines are appended whole, so their order is that of
+events. In the end the service runs until all is done, and the ledger is compared with the journal. Exit code 1: a
+promise was broken.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+
+from carpool.core import events as ev
+from carpool.core.codec import decode
+from carpool.errors import InputError
+from carpool.live.executors import local
+from carpool.live.executors.processes import strays
+from carpool.live.home import Home
+from carpool.live.journal import store
+from carpool.live.service import driver
+from carpool.live.service.service import Service
+from carpool.live.spec import Spec
+
+GPUS, PER_GPU = 3, 2
+POLICIES = ["sjf-bsbf", "sjf-ffs", "fifo", "tiresias:threshold_gpu_s=0.3"]
+WORKER = """
+import os, signal, sys, time
+if sys.argv[3]: signal.signal(signal.SIGTERM, signal.SIG_IGN)
+ledger, seconds = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND), float(sys.argv[2])
+names = ("CARPOOL_JOB", "CARPOOL_ATTEMPT", "RANK", "WORLD_SIZE", "CARPOOL_GPUS")
+me = [os.environ[name] for name in names] + [str(os.getpid())]
+def say(what): os.write(ledger, (" ".join([what, *me]) + "\\n").encode())
+say("start")
+until = time.monotonic() + seconds
+while time.monotonic() < until:
+    time.sleep(0.03)
+    say("beat")
+say("end")
+"""
+STEPS = [
+    (store.Store, "_write"),
+    (driver.Driver, "_act"),
+    (driver.Driver, "_step"),
+    (local.LocalExecutor, "_prepare"),
+    (local.LocalExecutor, "_start_wrappers"),
+    (local.LocalExecutor, "_tell_to_stop"),
+    (local.LocalExecutor, "_forget"),
+    (local, "_spawn_wrapper"),
+    (local, "write_exclusive"),
+    (Service, "_write_specs"),
+]
+"""Where a service may be told to die, before or after."""
+
+
+class World:
+    def __init__(self, folder: Path) -> None:
+        self.home = Home(folder / "home")
+        self.worker, self.ledger = folder / "worker.py", folder / "ledger"
+        self.accepted, self.touched = folder / "accepted", folder / "touched"
+        self.worker.write_text(WORKER)
+        for path in (self.ledger, self.accepted, self.touched):
+            path.touch()
+
+    def spec(self, drawn: random.Random) -> Spec:
+        seconds = drawn.choice([0.02, 0.2, 0.5, 1.0, 1.5])
+        return Spec(
+            command=(
+                sys.executable,
+                "-I",
+                "-S",
+                str(self.worker),
+                str(self.ledger),
+                str(seconds),
+                drawn.choice(["", "deaf"]),
+            ),
+            directory="/tmp",
+            gpus=drawn.choice([1, 1, 2, 3]),
+            time_s=seconds * 10,
+            retries=drawn.choice([0, 3]),
+            grace_s=0.3,
+            exclusive=drawn.random() < 0.1,
+        )
+
+    def service(self, policy: str) -> Service:
+        return Service(self.home, policy, gpus=GPUS, jobs_per_gpu=PER_GPU)
+
+
+def note(path: Path, *words: object) -> None:
+    with path.open("a") as file:
+        file.write(" ".join(map(str, words)) + "\n")
+
+
+def lines(path: Path) -> list[list[str]]:
+    return [line.split() for line in path.read_text().splitlines()]
+
+
+# ---- one life of the service -----------------------------------------------------------------------------------------
+
+
+def die_at(drawn: random.Random) -> None:
+    """Die at the n-th time that a step of the work is done, before it or after it."""
+    place, name = drawn.choice(STEPS)
+    left, before = drawn.randint(1, 6), drawn.random() < 0.5
+    real = getattr(place, name)
+
+    def deadly(*arguments, **named):
+        nonlocal left
+        left -= 1
+        if left == 0 and before:
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = real(*arguments, **named)
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(place, name, deadly)
+
+
+async def live(world: World, drawn: random.Random, down: int) -> None:
+    service = world.service(drawn.choice(POLICIES))
+    await service.start()
+    os.close(down)
+    running = asyncio.create_task(service.run())
+    while not running.done():
+        rows = service.jobs()
+        known, held = [row["job"] for row in rows], [row["job"] for row in rows if row["held"]]
+        busy = len(rows) - len(held)
+        with contextlib.suppress(InputError):  # the job may have ended meanwhile
+            action = drawn.random()
+            if busy < 12 and action < 0.6:
+                for job in await service.submit([world.spec(drawn) for _ in range(drawn.randint(1, 5))], "chaos"):
+                    note(world.accepted, job)
+            elif known and 0.6 < action < 0.65:
+                job = drawn.choice(known)
+                note(world.touched, "cancel", job)
+                await service.cancel(job)
+            elif known and 0.65 < action < 0.75:
+                await service.requeue(drawn.choice(known))
+            elif known and 0.75 < action < 0.78:
+                await service.hold(drawn.choice(known))
+            elif held and action > 0.85:
+                await service.release(drawn.choice(held))
+        await asyncio.sleep(drawn.choice([0.0, 0.01, 0.03]))
+    await running
+
+
+async def drain(world: World) -> list[dict]:
+    """Let everything come to its end; the rows of all jobs."""
+    service = world.service(POLICIES[0])
+    await service.start()
+    running = asyncio.create_task(service.run())
+    for row in service.jobs():
+        if row["held"]:
+            await service.release(row["job"])
+    async with asyncio.timeout(120):
+        while service.jobs():
+            await asyncio.sleep(0.05)
+    rows = service.jobs(all=True)
+    await service.stop()
+    await running
+    return rows
+
+
+def fork(run) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        run()
+        code = 0
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def one_round(world: World, drawn: random.Random) -> None:
+    seed, by_step, early = drawn.random(), drawn.random() < 0.5, drawn.random() < 0.2
+    up, down = os.pipe()
+
+    def run() -> None:
+        inner = random.Random(seed)
+        os.close(up)
+        if by_step:
+            die_at(inner)
+        asyncio.run(live(world, inner, down))
+
+    pid = fork(run)
+    os.close(down)
+    if not early:  # count from the moment at which it has come back; on a busy machine that takes a while
+        os.read(up, 1)
+    os.close(up)
+    until = time.monotonic() + drawn.uniform(0.0, 0.8)
+    while time.monotonic() < until:
+        if drawn.random() < 0.08:
+            kill_somebody(world, drawn)
+        time.sleep(0.03)
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            break
+    else:
+        os.kill(pid, signal.SIGKILL)
+        status = os.waitpid(pid, 0)[1]
+    if os.waitstatus_to_exitcode(status) != -signal.SIGKILL:
+        raise SystemExit(f"a service ended by itself with status {status}")
+
+
+def kill_somebody(world: World, drawn: random.Random) -> None:
+    """A worker or a wrapper that runs now."""
+    found = []
+    for name in os.listdir(world.home.running) if world.home.running.exists() else ():
+        job, _, attempt = name.partition("-")
+        for record in world.home.attempt(job, int(attempt)).glob("rank-*/process.json"):
+            with contextlib.suppress(OSError, ValueError):
+                data = json.loads(record.read_text())
+                found += [(job, who) for who in (data, data.get("worker")) if who]
+    if found:
+        job, who = drawn.choice(found)
+        if local.wrapper.start_ticks(who["pid"]) == who["start"]:
+            note(world.touched, "kill", job)
+            with contextlib.suppress(OSError):
+                os.kill(who["pid"], signal.SIGKILL)
+
+
+# ---- judging ---------------------------------------------------------------------------------------------------------
+
+
+def judge(world: World, rows: list[dict]) -> list[str]:
+    broken: list[str] = []
+    states = {row["job"]: row for row in rows}
+    touched = defaultdict(set)
+    for what, job in lines(world.touched):
+        touched[job].add(what)
+    for (job,) in lines(world.accepted):
+        state = states.get(job, {}).get("state")
+        if state is None:
+            broken.append(f"job {job} was accepted and is lost")
+        elif state not in ("finished", "failed", "cancelled"):
+            broken.append(f"job {job} is {state} at the end")
+        elif state == "cancelled" and "cancel" not in touched[job]:
+            broken.append(f"job {job} was cancelled though nobody asked")
+        elif state == "failed" and "kill" not in touched[job]:
+            broken.append(f"job {job} failed though nobody hurt it: {states[job]['reason']}")
+    broken += judge_ledger(lines(world.ledger), states)
+    broken += judge_journal(world, lines(world.ledger), states)
+    left = [pid for path in world.home.jobs.glob("*/attempt-*/rank-*") for pid in strays(str(path))]
+    return broken + [f"processes are left: {left}"] * bool(left)
+
+
+def judge_ledger(ledger: list[list[str]], states: dict[str, dict]) -> list[str]:
+    broken: list[str] = []
+    runs: dict[tuple[str, int, int], dict] = {}
+    for at, (what, job, attempt, rank, size, gpu, pid) in enumerate(ledger):
+        key = (job, int(attempt), int(rank))
+        run = runs.setdefault(key, {"first": at, "gpu": gpu, "pid": pid, "size": int(size), "ended": False})
+        run["last"] = at
+        run["ended"] |= what == "end"
+        if run["pid"] != pid:
+            broken.append(f"job {job}, attempt {attempt}, worker {rank} was started twice")
+    by_job: dict[str, dict[int, list[dict]]] = defaultdict(lambda: defaultdict(list))
+    for (job, attempt, _), run in runs.items():
+        by_job[job][attempt].append(run)
+    for job, attempts in by_job.items():
+        order = sorted(attempts)
+        for earlier, later in pairwise(order):
+            if max(run["last"] for run in attempts[earlier]) > min(run["first"] for run in attempts[later]):
+                broken.append(f"job {job}: attempts {earlier} and {later} ran at once")
+        whole = [
+            n for n, found in attempts.items() if len(found) == found[0]["size"] and all(r["ended"] for r in found)
+        ]
+        if states.get(job, {}).get("state") == "finished" and not whole:
+            broken.append(f"job {job} is called finished and never was")
+    for job, row in states.items():
+        if row["state"] == "finished" and job not in by_job:
+            broken.append(f"job {job} is called finished and never ran")
+    return broken + judge_gpus(runs)
+
+
+def judge_gpus(runs: dict[tuple[str, int, int], dict]) -> list[str]:
+    broken = []
+    changes = defaultdict(list)
+    for (job, _, _), run in runs.items():
+        changes[run["gpu"]] += [(run["first"], 1, job), (run["last"] + 0.5, -1, job)]
+    for gpu, moments in changes.items():
+        there = 0
+        for _, change, _ in sorted(moments):
+            there += change
+            if there > PER_GPU:
+                broken.append(f"GPU {gpu} held {there} jobs at once")
+                break
+    return broken
+
+
+def judge_journal(world: World, ledger: list[list[str]], states: dict[str, dict]) -> list[str]:
+    """Does the journal tell of everything that the workers tell of?"""
+    broken = []
+    book = store.Store(world.home.journal)
+    book.open()
+    events = [decode(json.loads(row["data"])) for row in book.story(10**7) if row["kind"] not in ("Note", "Damaged")]
+    book.close()
+    planned = defaultdict(int)
+    ends = {type(event).__name__: set() for event in events}
+    for event in events:
+        if isinstance(event, ev.Planned):
+            for decision in event.decisions:
+                planned[decision.job] += decision.allocation is not None
+        elif hasattr(event, "job") and not isinstance(event, ev.Submitted):
+            ends[type(event).__name__].add(event.job)
+    for job, attempt in {(words[1], int(words[2])) for words in ledger}:
+        if attempt > planned[job]:
+            broken.append(f"job {job} ran as attempt {attempt}, and the journal knows {planned[job]}")
+    for job, row in states.items():
+        told = {"finished": "Finished", "failed": "Failed"}.get(row["state"])
+        if told and job not in ends.get(told, ()):
+            broken.append(f"job {job} {row['state']}, and the journal does not say so")
+    return broken
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--show", action="store_true", help="say after every 50 rounds how far it is")
+    given = parser.parse_args()
+    drawn = random.Random(given.seed)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="carpool-chaos-") as folder:
+        world = World(Path(folder))
+        for number in range(given.rounds):
+            one_round(world, drawn)
+            if given.show and number % 50 == 49:
+                print(f"{number + 1} rounds, {len(lines(world.accepted))} jobs", file=sys.stderr)
+        rows = asyncio.run(drain(world))
+        broken = judge(world, rows)
+        told = {
+            "rounds": given.rounds,
+            "jobs": len(lines(world.accepted)),
+            "states": {
+                state: sum(row["state"] == state for row in rows) for state in sorted({r["state"] for r in rows})
+            },
+            "killed": sum(words[0] == "kill" for words in lines(world.touched)),
+            "attempts": len({(words[1], words[2]) for words in lines(world.ledger)}),
+            "seconds": round(time.monotonic() - began, 1),
+            "violations": broken,
+        }
+        print(json.dumps(told))
+        if broken and os.environ.get("CHAOS_KEEP"):
+            import shutil
+
+            shutil.copytree(folder, os.environ["CHAOS_KEEP"], dirs_exist_ok=True)
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,276 @@
+"""The service with real processes: what becomes of jobs that users submit, change and leave alone."""
+
+import asyncio
+import os
+from dataclasses import replace
+
+import pytest
+
+from carpool.core.model import Limits
+from carpool.core.perf import Placement
+from carpool.errors import InputError
+from carpool.live import home as homes
+from carpool.live.errors import HomeInUse, NoSuchJob, WrongState
+from carpool.live.executors.processes import start_ticks
+from carpool.profile.schema import load, save
+from tests.support.services import one, output, python, serving, shell, started, state, until
+
+
+def test_a_gang_finds_its_place_and_nothing_of_the_services_environment(home, monkeypatch):
+    monkeypatch.setenv("CARPOOL_TOKEN", "the service's secret")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another one")
+
+    async def play():
+        async with serving(home, gpus=4) as service:
+            job = await one(service, shell("env; pwd", gpus=3, env={"COLOUR": "blue"}, directory="/usr"))
+            assert await service.wait(job) == "finished"
+            for rank in range(3):
+                said = dict(line.split("=", 1) for line in output(service, job, rank).splitlines() if "=" in line)
+                assert said["RANK"] == said["LOCAL_RANK"] == str(rank)
+                assert said["WORLD_SIZE"] == said["LOCAL_WORLD_SIZE"] == "3"
+                assert said["MASTER_ADDR"] == "127.0.0.1"
+                assert 1024 <= int(said["MASTER_PORT"]) <= 65535
+                assert said["CARPOOL_GPUS"] == f"node0:{rank}"
+                assert said["CARPOOL_JOB"] == job
+                assert said["CUDA_VISIBLE_DEVICES"] == ""
+                assert said["COLOUR"] == "blue"
+                assert output(service, job, rank).splitlines()[-1] == "/usr"
+                assert "CARPOOL_TOKEN" not in said
+                assert "secret" not in output(service, job, rank)
+            row = service.show(job)
+            assert row["exit_code"] == 0
+            assert [rank["exit_code"] for rank in row["attempts"][0]["ranks"]] == [0, 0, 0]
+            assert row["submitted"] <= row["started"] <= row["finished"]
+
+    asyncio.run(play())
+
+
+def test_torchrun_gets_one_process_for_the_whole_gang(home, tmp_path):
+    program = tmp_path / "torchrun"
+    program.write_text("#!/bin/sh\necho $CARPOOL_GPUS $WORLD_SIZE\n")
+    program.chmod(0o755)
+
+    async def play():
+        async with serving(home) as service:
+            job = await one(service, shell("", gpus=2, command=[str(program), "train.py"]))
+            assert await service.wait(job) == "finished"
+            assert output(service, job) == "node0:0,node0:1 1\n"
+            assert len(service.show(job)["attempts"][0]["ranks"]) == 1
+
+    asyncio.run(play())
+
+
+def test_the_death_of_one_worker_ends_its_gang_and_is_told(home):
+    async def play():
+        async with serving(home) as service:
+            script = "if [ $RANK = 1 ]; then exit 7; fi; sleep 60"
+            job, other = await service.submit([shell(script, gpus=2), shell("nosuchprogram")], "eve")
+            assert await service.wait(job) == "failed"
+            assert (service.show(job)["exit_code"], service.show(job)["reason"]) == (
+                7,
+                "worker 1 ended with exit code 7",
+            )
+            assert await service.wait(other) == "failed"
+            assert "not found" in output(service, other, stream="stderr")
+            missing = await one(service, shell("", command=["/no/such/program"]))
+            assert await service.wait(missing) == "failed"
+            assert service.show(missing)["exit_code"] == 127
+            assert "cannot run /no/such/program" in output(service, missing, stream="stderr")
+
+    asyncio.run(play())
+
+
+def test_a_retry_runs_again_and_the_last_failure_is_final(home, tmp_path):
+    async def play():
+        async with serving(home) as service:
+            lucky = f"echo x >> {tmp_path}/tries; test $(wc -l < {tmp_path}/tries) -ge 3"
+            first, second = await service.submit([shell(lucky, retries=2), shell("exit 1", retries=1)], "eve")
+            assert await service.wait(first) == "finished"
+            assert service.show(first)["attempt"] == 3
+            assert await service.wait(second) == "failed"
+            assert service.show(second)["attempt"] == 2
+
+    asyncio.run(play())
+
+
+def test_who_waits_for_a_job_starts_after_it_or_is_cancelled_with_it(home):
+    async def play():
+        async with serving(home) as service:
+            good, bad = await service.submit([shell("sleep 0.2"), shell("sleep 0.2; exit 1")], "eve")
+            later = await one(service, shell("true", after=[good]))
+            never = await one(service, shell("true", after=[bad, good]))
+            assert service.show(later)["reason"] == f"waits for job {good}"
+            assert await service.wait(later) == "finished"
+            assert await service.wait(never) == "cancelled"
+            assert service.show(later)["started"] >= service.show(good)["finished"]
+            assert "which it waits for, failed" in service.show(never)["reason"]
+            assert await service.wait(await one(service, shell("true", after=[good]))) == "finished"
+            with pytest.raises(InputError, match="failed, so this one would never start"):
+                await one(service, shell("true", after=[bad]))
+            with pytest.raises(InputError, match="there is no job"):
+                await one(service, shell("true", after=["999"]))
+
+    asyncio.run(play())
+
+
+def test_hold_release_requeue_priority_and_cancel(home):
+    async def play():
+        async with serving(home, "fifo", gpus=1, jobs_per_gpu=1) as service:
+            running, held, last = await service.submit([shell("sleep 30"), shell("true"), shell("true")], "eve")
+            await started(service, running)
+            await service.hold(held)
+            await service.set_priority(last, 5)
+            assert (service.show(held)["state"], service.show(held)["held"]) == ("pending", True)
+            await service.requeue(running)
+            await until(lambda: service.show(running)["attempt"] == 2, 10)
+            assert service.show(last)["finished"], "the job of high priority went first"
+            assert service.show(held)["started"] is None, "what is on hold does not start"
+            await service.cancel(running)
+            assert await service.wait(running) == "cancelled"
+            await service.release(held)
+            assert await service.wait(held) == "finished"
+            for change in (service.cancel, service.hold, service.release, service.requeue):
+                with pytest.raises(WrongState):
+                    await change(held)
+                with pytest.raises(NoSuchJob):
+                    await change("4711")
+            assert [row["job"] for row in service.jobs(all=True)] == [running, held, last]
+            assert service.jobs() == []
+
+    asyncio.run(play())
+
+
+def test_a_worker_that_ignores_sigterm_is_killed_with_all_its_children(home, tmp_path):
+    async def play():
+        async with serving(home) as service:
+            deaf = f"trap '' TERM; (setsid sleep 61 & echo $! > {tmp_path}/child; wait) & sleep 60; sleep 60"
+            job = await one(service, shell(deaf))
+            child = int(await until(lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text()))
+            await service.cancel(job)
+            assert await service.wait(job) == "cancelled"
+            assert service.show(job)["exit_code"] == 137
+            assert start_ticks(child) is None, "a child that opened a session of its own is alive"
+
+    asyncio.run(play())
+
+
+def test_what_could_never_run_is_refused_whole(home):
+    async def play():
+        async with serving(home) as service:
+            with pytest.raises(InputError, match="asks for 3 GPUs and the cluster has 2"):
+                await service.submit([shell("true"), shell("true", gpus=3)], "eve")
+            assert service.jobs(all=True) == []
+            await service.set_limits("eve", Limits(gpus=1))
+            with pytest.raises(InputError, match="may hold 1"):
+                await one(service, shell("true", gpus=2))
+            assert await service.wait(await one(service, shell("true", gpus=2), "bob")) == "finished"
+
+    asyncio.run(play())
+
+
+def test_a_profile_that_is_given_is_believed_and_may_be_another_at_the_next_start(home, tmp_path):
+    known = load("t4").tasks["bert"]
+    save(replace(load("t4"), name="mine", tasks={"own": known}), tmp_path / "mine.json")
+    spec = shell("sleep 60", model="own", iterations=10, batch=8)
+
+    async def play():
+        async with serving(home) as service:
+            assert "nothing known of it" in service.dry_run(spec, "eve")["run"]["source"]
+        async with serving(home, profile=str(tmp_path / "mine.json")) as service:
+            alone_s = 10 * known.core().iteration(8, 1, Placement(1, 1))
+            assert service.dry_run(spec, "eve")["run"]["value"] == pytest.approx(alone_s)
+            job = await one(service, spec)
+            await started(service, job)
+        async with serving(home) as service:  # which does not know the job's model
+            assert state(service, job) == "running"
+            await service.cancel(job)
+            await service.wait(job)
+
+    asyncio.run(play())
+
+
+def test_a_snapshot_keeps_the_directory_as_it_was(home, tmp_path):
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "word").write_text("before")
+
+    async def play():
+        async with serving(home) as service:
+            await service.submit([shell("sleep 0.3", gpus=2, exclusive=True)], "eve")
+            spec = shell("cat word", directory=str(tmp_path / "code"), snapshot=True, exclusive=True)
+            job = await one(service, spec)
+            (tmp_path / "code" / "word").write_text("after")
+            assert await service.wait(job) == "finished"
+            assert output(service, job) == "before"
+
+    asyncio.run(play())
+
+
+def test_the_service_comes_back_to_running_jobs_and_to_those_that_ended_meanwhile(home, monkeypatch):
+    monkeypatch.setattr(homes, "LOCK_S", 0.1)
+
+    async def play():
+        async with serving(home) as service:
+            long, short = await service.submit([shell("sleep 2; echo done"), shell("sleep 0.3; exit 5")], "eve")
+            await started(service, long)
+            await started(service, short)
+            pid = service.show(long)["attempts"][0]["ranks"][0]["pid"]
+            with pytest.raises(HomeInUse, match="another service"):
+                async with serving(home):
+                    pass
+        await asyncio.sleep(0.6)
+        async with serving(home) as service:
+            assert await service.wait(short) == "failed"
+            assert service.show(short)["exit_code"] == 5
+            assert state(service, long) == "running"
+            assert service.show(long)["attempts"][0]["ranks"][0]["pid"] == pid
+            assert await service.wait(long) == "finished"
+            assert output(service, long) == "done\n"
+            assert service.show(long)["attempt"] == 1
+
+    asyncio.run(play())
+
+
+def test_memory_and_cores_are_limited_where_the_job_says_so(home):
+    code = """
+import os
+print(len(os.sched_getaffinity(0)))
+try:
+    bytearray(300 << 20)
+    print("fits")
+except MemoryError:
+    print("no")
+"""
+
+    async def play():
+        async with serving(home) as service:
+            bound = await one(service, python(code, cpus=1, memory="200MiB"))
+            free = await one(service, python(code))
+            assert await service.wait(bound) == await service.wait(free) == "finished"
+            assert output(service, bound).split() == ["1", "no"]
+            assert output(service, free).split() == [str(len(os.sched_getaffinity(0))), "fits"]
+
+    asyncio.run(play())
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can start jobs under other users' ids")
+def test_as_root_each_job_runs_as_its_own_user(home, tmp_path):
+    os.chmod(tmp_path, 0o755)
+    for parent in tmp_path.parents:
+        if parent.stat().st_uid == 0 and str(parent).startswith("/tmp/"):
+            parent.chmod(0o755)
+
+    async def play():
+        async with serving(home) as service:
+            await service.put_user("nobody", {"uid": 65534})
+            script = """
+                id -u; touch $CARPOOL_CHECKPOINT_DIR/mine
+                cat $CARPOOL_WORKER_DIR/control.json > /dev/null && echo read
+                touch $CARPOOL_WORKER_DIR/x 2> /dev/null || echo kept
+                cat $CARPOOL_WORKER_DIR/../../../../journal.db
+            """
+            job = await one(service, shell(script), "nobody")
+            assert await service.wait(job) == "failed", "it cannot read the journal"
+            assert output(service, job).split() == ["65534", "read", "kept"]
+            assert "Permission denied" in output(service, job, stream="stderr")
+
+    asyncio.run(play())

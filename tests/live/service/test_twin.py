@@ -1,0 +1,152 @@
+"""The promise of one scheduler for two worlds: a simulation's events, fed to the live service, give its decisions."""
+
+import asyncio
+import json
+import random
+from itertools import groupby
+
+import pytest
+
+from carpool import policies
+from carpool.belief.model import Belief
+from carpool.belief.prior import believe
+from carpool.core import events as ev
+from carpool.core.codec import decode
+from carpool.core.perf import ConstantInterference, FittedModel
+from carpool.live.service.knowledge import Knowledge
+from carpool.live.service.service import Service
+from carpool.live.spec import Spec
+from carpool.profile.schema import load
+from carpool.sim.engine import Costs, Engine
+from tests.support.fakes import FakeClock, FakeExecutor
+
+GPUS = 8
+MEMORY = 24 * 2**30
+
+
+def perf(xi: float) -> FittedModel:
+    return FittedModel(load("t4").core_tasks(), ConstantInterference(xi), GPUS)
+
+
+def workload(seed: int) -> list[tuple[float, Spec]]:
+    """Jobs that meet, wait, share and are preempted; some at the same instant, some after others."""
+    drawn = random.Random(seed)
+    models = sorted(load("t4").core_tasks())
+    now, found = 0.0, []
+    for number in range(1, 61):
+        now += drawn.choice([0.0, 0.0, 5.0, 60.0, 300.0])
+        spec = Spec(
+            command=("true",),
+            directory="/",
+            gpus=drawn.choice([1, 1, 2, 4, 8]),
+            batch=drawn.choice([8, 16, 32]),
+            iterations=drawn.randint(50, 20_000),
+            model=drawn.choice(models),
+            priority=drawn.choice([0, 0, 0, 1]),
+            exclusive=drawn.random() < 0.1,
+            max_slowdown=drawn.choice([None, None, 1.4]),
+            can_shrink=True if drawn.random() < 0.7 else None,
+            after=(str(drawn.randrange(max(1, number - 10), number)),) if number > 1 and drawn.random() < 0.15 else (),
+        )
+        found.append((now, spec))
+    return found
+
+
+def simulate(jobs, policy: str, node, belief, truth) -> list[ev.Event]:
+    log: list[ev.Event] = []
+    costs = Costs(launch_s=2.5, stop_s=1.25)
+    Engine(jobs, [node], policies.make(policy), belief=belief, truth=truth, costs=costs, log=log.append).run()
+    return log
+
+
+def instants(log: list[ev.Event]) -> list[tuple[float, list[ev.Event], ev.Planned | None]]:
+    """The steps of a simulation: what happened at a time, and the plan that it gave."""
+    steps: list[tuple[float, list[ev.Event], ev.Planned | None]] = []
+    for at, events in groupby(log, key=lambda event: event.at):
+        batch: list[ev.Event] = []
+        for event in events:
+            if isinstance(event, ev.Planned):
+                steps.append((at, batch, event))
+                batch = []
+            else:
+                batch.append(event)
+        if batch:
+            steps.append((at, batch, None))
+    return steps
+
+
+async def feed(service: Service, clock: FakeClock, steps, specs) -> None:
+    """Let the service live through the simulation's events; what it plans is its own."""
+    driver = service._driver
+    for at, batch, _ in steps:
+        while driver.wake_at is not None and driver.wake_at < at:
+            clock.time = driver.wake_at
+            await driver.turn()
+            await driver.turn()
+        clock.time = at
+        asked = []
+        for event in batch:
+            if isinstance(event, ev.Submitted):
+                asked.append(asyncio.create_task(service.submit([specs[event.job.id]], "")))
+                await asyncio.sleep(0)
+            elif not isinstance(event, ev.NodeJoined):
+                if isinstance(event, ev.Stopped | ev.Finished):
+                    service._executor.gangs.pop((event.job, event.attempt), None)
+                driver.tell(event)
+        await driver.turn()  # applied, and decided
+        await driver.turn()  # written down, and acted upon
+        await asyncio.gather(*asked)
+
+
+def journal(service: Service) -> list[ev.Event]:
+    rows = service._store.story(10**6)
+    return [decode(json.loads(row["data"])) for row in rows if row["kind"] != "Note"]
+
+
+def learning() -> Belief:
+    profile = load("t4")
+    return believe(profile, FittedModel(profile.core_tasks(), ConstantInterference(1.5), GPUS))
+
+
+@pytest.mark.parametrize(
+    ("policy", "truth", "make"),
+    [
+        *((policy, 1.5, None) for policy in sorted(policies.BUILT_IN)),
+        ("sjf-bsbf", 1.9, lambda: perf(1.5)),
+        ("tiresias", 1.9, lambda: perf(1.5)),
+        ("sjf-bsbf", 1.3, learning),
+        ("sjf-ffs", 1.9, learning),
+    ],
+)
+def test_live_decides_as_the_simulation_did(policy, truth, make, quick_home):
+    """`make` makes a belief that is not the truth; the simulation reports how jobs really run, and belief may learn."""
+    world = perf(truth)
+    belief, simulated = (make(), make()) if make else (world, world)
+    clock = FakeClock()
+    options = {"gpus": GPUS, "gpu_memory": MEMORY, "executor": FakeExecutor(), "clock": clock, "perf": belief}
+    service = Service(quick_home, policy, **options)
+
+    async def twin() -> None:
+        await service.start()
+        given = workload(len(policy))
+        knowledge = Knowledge(GPUS, "logical", perf=belief)
+        specs = {str(number): spec for number, (_, spec) in enumerate(given, 1)}
+        jobs = [knowledge.job(belief, spec, str(n), "", at)[0] for n, (at, spec) in enumerate(given, 1)]
+        log = simulate(jobs, policy, service._machine.node, simulated, world)
+        await feed(service, clock, instants(log), specs)
+        expected = [event for event in log if isinstance(event, ev.Planned)]
+        decided = [event for event in journal(service) if isinstance(event, ev.Planned)]
+        assert decided == expected
+        assert len(expected) > 20
+        if "bsbf" in policy or "ffs" in policy:
+            assert service._state.shares > 5, "nobody shared: it proves little"
+        if policy == "tiresias":
+            assert service._state.preemptions > 5
+        if make is learning:
+            assert belief.version == simulated.version > 5
+        assert [row["state"] for row in service.jobs(all=True)] == ["finished"] * len(jobs)
+        starts = sum(d.allocation is not None for plan in expected for d in plan.decisions)
+        assert len(service._executor.launched) == starts
+        await service.stop()
+
+    asyncio.run(twin())

@@ -1,0 +1,118 @@
+"""Playing jobs forward, lining up the queue, predicting ends: each against something slower and simpler."""
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.core import events as ev
+from carpool.core.end_times import Availability, finish
+from carpool.core.model import Status
+from carpool.policies.joint.policy import Carpool
+from carpool.policies.joint.queue_estimate import line_up
+from carpool.policies.joint.simulate_ends import Participant, pair_ends, simulate_ends
+from carpool.policies.sharing.pair import together
+from tests.support.situations import situations
+from tests.support.world import job, model
+
+lefts = st.floats(1.0, 1000.0)
+xis = st.floats(1.0, 4.0)
+
+
+@given(lefts, lefts, xis, xis)
+def test_a_pair_ends_as_theorem_1_says(host, guest, host_xi, guest_xi):
+    assert sum(pair_ends(host, guest, host_xi, guest_xi)) == pytest.approx(together(host, guest, host_xi, guest_xi))
+
+
+@given(lefts, lefts, xis)
+def test_playing_a_pair_gives_the_same(host, guest, xi):
+    participants = [Participant(guest, job("g"), 1), Participant(host, job("h"), 1)]
+    assert simulate_ends(participants, [(0, 1)], model(xi)) == pytest.approx(list(pair_ends(host, guest, xi, xi)))
+
+
+def slowly(lefts, cells, xi, step=0.01):
+    """The same as `simulate_ends` in small steps, for a constant pair ξ that adds up."""
+    left, now, ends = list(lefts), 0.0, [0.0] * len(lefts)
+    while any(value > 0 for value in left):
+        active = {index for index, value in enumerate(left) if value > 0}
+        now += step
+        for index in active:
+            worst = max([1 + (xi - 1) * len(active & set(cell) - {index}) for cell in cells if index in cell] + [1.0])
+            left[index] -= step / worst
+            if left[index] <= 0:
+                ends[index] = now
+    return ends
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_playing_several_cells_against_small_steps(seed):
+    random = Random(seed)
+    number = random.randint(2, 5)
+    times = [random.uniform(1.0, 20.0) for _ in range(number)]
+    cells = [(0, *random.sample(range(1, number), random.randint(1, number - 1))) for _ in range(random.randint(1, 3))]
+    xi = random.choice([1.1, 1.5, 2.0])
+    participants = [Participant(left, job(str(n)), 1) for n, left in enumerate(times)]
+    assert simulate_ends(participants, cells, model(xi)) == pytest.approx(slowly(times, cells, xi), abs=0.1)
+
+
+def test_what_slows_an_actor_down_elsewhere_ends_in_time():
+    alone = Participant(10.0, job("a"), 1, [(4.0, 2.0)])  # 4 s at half speed, then 8 s at full speed
+    assert simulate_ends([alone], [], model()) == [pytest.approx(12.0)]
+    assert finish(100.0, 10.0, [(104.0, 2.0)]) == pytest.approx(112.0)
+    assert finish(100.0, 10.0, [(104.0, 2.0), (200.0, 1.25)]) == pytest.approx(100.0 + 4 + 8 * 1.25)
+
+
+def naive_line_up(moments, waiting, now):
+    """GPU by GPU."""
+    free, total = sorted(moments), 0.0
+    for gpus, left, _, _ in waiting:
+        end = max(free[gpus - 1], now) + left
+        free = sorted(free[gpus:] + [end] * gpus)
+        total += end - now
+    return total
+
+
+@given(
+    st.lists(st.integers(0, 50), min_size=4, max_size=12),
+    st.lists(st.tuples(st.integers(1, 4), st.integers(1, 30)), max_size=10),
+    st.integers(0, 20),
+)
+def test_the_queue_lines_up_as_gpu_by_gpu(moments, wishes, now):
+    available = Availability()
+    for moment in moments:
+        available.add(float(moment), 1)
+    waiting = [(gpus, float(left), order, 0) for order, (gpus, left) in enumerate(wishes)]
+    assert line_up(available.moments, waiting, float(now)) == pytest.approx(naive_line_up(moments, waiting, now))
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4)), min_size=1, max_size=8), st.randoms())
+def test_availability_gives_back_what_was_added(blocks, random):
+    available = Availability()
+    for moment, gpus in blocks:
+        available.add(float(moment), gpus)
+    random.shuffle(blocks)
+    for moment, gpus in blocks:
+        available.remove(float(moment), gpus)
+    assert available.moments == []
+    with pytest.raises((ValueError, IndexError)):
+        available.remove(3.0, 1)
+
+
+@given(situation=situations)
+def test_the_outlook_equals_one_made_from_scratch(situation):
+    """The index that events keep up to date, against a new one over the same records."""
+    state = situation.state(Carpool().key)
+    state.end_times  # noqa: B018 - kept from now on
+    for record in list(state.running)[::2]:
+        if record.status is Status.RUNNING:
+            state.apply(ev.Finished(state.now, record.job.id, record.attempt))
+    for record in state.running:
+        if record.status is Status.STARTING:
+            state.apply(ev.Started(state.now, record.job.id, record.attempt))
+    kept = state.end_times
+    state._end_times = None
+    fresh = state.end_times
+    assert kept.ends == fresh.ends
+    assert kept.lent.moments == fresh.lent.moments
+    assert len(fresh.lent.moments) == len(state.topology.node_of) - state.free.count

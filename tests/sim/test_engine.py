@@ -1,0 +1,177 @@
+"""The simulator against a world that moves in small steps, and its delays, beliefs and accounts."""
+
+from random import Random
+
+import pytest
+
+from carpool import policies
+from carpool.core import events as ev
+from carpool.core.codec import decode, encode
+from carpool.core.model import Status
+from carpool.core.perf import MeasuredPair, TableInterference
+from carpool.core.state import State
+from carpool.sim.engine import Costs, Engine, Impossible
+from tests.support.stepper import step_through
+from tests.support.world import job, model, nodes
+
+NAMES = [*policies.BUILT_IN, "fifo:skip=true", "tiresias:threshold_gpu_s=40,round_s=8,start_s=2,restart_s=3"]
+
+
+def run(jobs, policy="sjf-bsbf", cluster="1x4", xi=1.5, **options):
+    belief = options.pop("belief", None) or model(xi, int(cluster.split("x")[1]))
+    chosen = policies.make(policy) if isinstance(policy, str) else policy
+    engine = Engine(jobs, nodes(cluster), chosen, belief=belief, **options)
+    state = engine.run()
+    return dict(state.ended.items()), state
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("jobs_per_gpu", [1, 2, 3])
+def test_exact_times_equal_a_stepped_world(name, jobs_per_gpu):
+    """Durations are whole seconds and ξ is 2, so that with two jobs on a GPU all times are multiples of a small power
+    of two and the stepped world is exact as well; with three (ξ = 3) it is off by some steps."""
+    tolerance = 1e-6 if jobs_per_gpu < 3 else 0.2
+    for seed in range(12):
+        random = Random(seed)
+        jobs = [
+            job(f"j{n}", random.choice([1, 1, 2, 4]), random.randint(1, 30), submitted=random.randint(0, 25))
+            for n in range(random.randint(2, 7))
+        ]
+        ended, _ = run(jobs, name, xi=2.0, jobs_per_gpu=jobs_per_gpu)
+        stepped = step_through(jobs, nodes("1x4"), policies.make(name), model(2.0), jobs_per_gpu)
+        assert {n: r.ended for n, r in ended.items()} == pytest.approx(stepped, abs=tolerance), f"seed {seed}"
+
+
+class TestByHand:
+    def test_one_job(self):
+        ended, _ = run([job("a", left=100.0, submitted=7.0)])
+        assert ended["a"].ended == 107.0
+
+    def test_two_jobs_share_and_the_host_speeds_up_again(self):
+        # b joins at 10; both 1.5 times slower; b done at 10 + 30; a has 100 − 10 − 20 = 70 left.
+        ended, state = run([job("a", gpus=4, left=100.0), job("b", left=20.0, submitted=10.0)])
+        assert ended["b"].ended == pytest.approx(40.0)
+        assert ended["a"].ended == pytest.approx(110.0)
+        assert state.shares == 1
+        assert ended["a"].ran_s / ended["a"].alone_s == pytest.approx(1.1)
+
+    def test_a_gang_on_two_hosts_runs_at_the_worst_of_both(self):
+        cells = {(a, b): [MeasuredPair(1.2)] for a in ("plain", "thin") for b in ("plain", "thin")}
+        cells["plain", "thin"] = [MeasuredPair(2.0)]  # the guest beside thin
+        jobs = [
+            job("a", gpus=2, left=1000.0),
+            job("b", gpus=2, left=1000.0, model="thin"),
+            job("c", gpus=4, left=10.0, submitted=1.0),
+        ]
+        ended, _ = run(jobs, xi=TableInterference(cells))
+        assert ended["c"].ended == pytest.approx(1.0 + 20.0)
+
+    def test_tiresias_pays_for_every_restart_and_keeps_the_work_done(self):
+        jobs = [job("a", gpus=4, left=100.0), job("b", gpus=4, left=10.0, submitted=30.0)]
+        ended, state = run(jobs, "tiresias:threshold_gpu_s=80,restart_s=5")
+        # a is demoted at 20; b starts at once at 30 and ends at 40; a restarts: 40 + 5 + 70
+        assert ended["b"].ended == pytest.approx(40.0)
+        assert ended["a"].ended == pytest.approx(115.0)
+        assert (state.preemptions, ended["a"].waited_s) == (1, 10.0)
+
+    def test_launch_and_stop_are_delays(self):
+        jobs = [job("a", gpus=4, left=100.0), job("b", gpus=4, left=10.0, submitted=30.0)]
+        ended, _ = run(jobs, "tiresias:threshold_gpu_s=80,restart_s=5", costs=Costs(launch_s=2.0, stop_s=3.0))
+        # a runs from 2; b waits for a to stop (3) and launches (2): 35 to 45; a: launch 2 + restart 5, 100 − 28 left
+        assert ended["b"].ended == pytest.approx(45.0)
+        assert ended["a"].ended == pytest.approx(45.0 + 7.0 + 72.0)
+
+    def test_a_job_that_is_launching_disturbs_nobody_yet(self):
+        jobs = [job("a", gpus=4, left=100.0), job("b", left=20.0, submitted=10.0)]
+        ended, _ = run(jobs, costs=Costs(launch_s=6.0))
+        # a runs from 6; b is up at 16 and takes 30
+        assert ended["b"].ended == pytest.approx(46.0)
+        assert ended["a"].ended == pytest.approx(6.0 + 10.0 + 30.0 + 70.0)
+
+    def test_dependencies_start_after_their_forerunner(self):
+        ended, _ = run([job("a", left=50.0), job("b", left=5.0, after=("a",))])
+        assert ended["b"].ended == 55.0
+
+    def test_utilisation_counts_a_shared_gpu_once(self):
+        _, state = run([job("a", gpus=4, left=100.0), job("b", left=20.0, submitted=10.0)])
+        assert state.busy_gpu_s == pytest.approx(4 * 110.0)
+
+    def test_the_batch_is_cut_to_fit_and_slows_the_job_down(self):
+        fat = job("a", left=100.0, iterations=100, model="fat", batch=128)
+        ended, _ = run([fat])
+        assert ended["a"].accumulation == 2
+        assert ended["a"].ended == pytest.approx(100.0 * (2 * 0.1 + 1.28) / (0.1 + 1.28))
+
+    def test_an_impossible_job_is_named(self):
+        with pytest.raises(Impossible, match="asks for 5 GPUs") as error:
+            run([job("a"), job("b", gpus=5)])
+        assert error.value.job == "b"
+
+    def test_a_policy_that_starves_a_job_is_found_out(self):
+        class Lazy:
+            name, restart_s = "lazy", 0.0
+
+            def key(self, record, now):
+                return (0.0,)
+
+            def decide(self, view):
+                return []
+
+            def wake(self, view):
+                return None
+
+        with pytest.raises(Impossible, match="waiting for ever"):
+            run([job("a")], Lazy())
+
+
+class TestBelief:
+    def test_the_truth_decides_what_happens_and_the_belief_what_is_decided(self):
+        jobs = [job("a", gpus=4, left=100.0), job("b", left=200.0, submitted=10.0)]
+        believed_harmless, _ = run(jobs, belief=model(1.1), truth=model(2.0))
+        assert believed_harmless["a"].hosted == 1
+        assert believed_harmless["a"].ended == pytest.approx(10.0 + 180.0)
+        believed_harmful, _ = run(jobs, belief=model(3.0), truth=model(1.0))
+        assert believed_harmful["a"].ended == pytest.approx(100.0)
+        assert believed_harmful["b"].ended == pytest.approx(300.0)
+
+    def test_reports_keep_the_belief_about_progress_right(self):
+        """What the policy believes about work done equals the truth at every decision, though its ξ is wrong."""
+        jobs = [job("a", gpus=4, left=100.0), job("b", left=20.0, submitted=10.0), job("c", left=1.0, submitted=35.0)]
+        engine = Engine(jobs, nodes("1x4"), policies.make("sjf-bsbf"), belief=model(1.2), truth=model(2.0))
+        compared = []
+
+        def watch(event):
+            if isinstance(event, ev.Submitted):
+                for name, record in engine.world.jobs.items():
+                    believed = engine.belief.jobs[name].iterations_left(event.at)
+                    compared.append(abs(believed - record.iterations_left(event.at)))
+
+        engine.log = watch
+        engine.run()
+        assert len(compared) >= 5
+        assert max(compared) < 1e-9
+
+    def test_the_same_belief_as_a_second_object_changes_nothing(self):
+        random = Random(5)
+        jobs = [job(f"j{n}", random.choice([1, 2, 4]), random.randint(1, 300), submitted=9.0 * n) for n in range(40)]
+        one, _ = run(jobs)
+        two, _ = run(jobs, belief=model(1.5), truth=model(1.5))
+        assert {n: r.ended for n, r in one.items()} == pytest.approx({n: r.ended for n, r in two.items()})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_log_replayed_gives_the_same_story_and_the_same_run_gives_the_same_log(name):
+    random = Random(11)
+    jobs = [job(f"j{n}", random.choice([1, 2, 4]), random.randint(1, 300), submitted=7.0 * n) for n in range(60)]
+    logs = []
+    for _ in range(2):
+        log = []
+        _, state = run(jobs, name, cluster="2x4", log=log.append)
+        logs.append(log)
+    assert logs[0] == logs[1]
+    replayed = State(model(1.5), policies.make(name).key)
+    for event in logs[0]:
+        replayed.apply(decode(encode(event)))
+    stories = [{n: (r.ended, r.waited_s, r.ran_s, r.status) for n, r in s.ended.items()} for s in (state, replayed)]
+    assert stories[0] == stories[1]
+    assert all(record.status is Status.FINISHED for record in replayed.ended.values())

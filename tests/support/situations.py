@@ -1,0 +1,214 @@
+"""Random but legal situations for property tests, and a state's facts recounted from scratch."""
+
+from dataclasses import dataclass
+from random import Random
+
+from hypothesis import strategies as st
+
+from carpool.core import events as ev
+from carpool.core.model import Allocation, Decision, Job, Limits, Node, Status, accumulations, sub_batch
+from carpool.core.perf import ConstantInterference, FittedModel, MeasuredPair, TableInterference
+from carpool.core.rules import IllegalPlan, check
+from carpool.core.state import State
+from tests.support.world import GIB, TASKS
+
+MODELS = sorted(TASKS)
+
+
+@dataclass
+class Situation:
+    """A recipe: the same seed always gives the same state, for any order of the queue."""
+
+    seed: int
+    jobs_per_gpu: int
+
+    def state(self, order) -> State:
+        random = Random(self.seed)
+        table = _interference(random)
+        node_gpus = random.choice([1, 2, 4])
+        state = State(FittedModel(TASKS, table, node_gpus), order, self.jobs_per_gpu)
+        memories = random.choice([[16], [16], [8, 16, 24]])
+        for number in range(random.randint(1, 4)):
+            gpus = tuple(range(number * node_gpus, (number + 1) * node_gpus))
+            state.apply(ev.NodeJoined(0.0, Node(f"n{number}", gpus, random.choice(memories) * GIB)))
+        if random.random() < 0.3:
+            state.apply(ev.LimitsChanged(0.0, "eve", Limits(jobs=random.choice([None, 1, 2]), gpus=3)))
+        all_gpus = sorted(state.topology.node_of)
+        now = 0.0
+        for number in range(random.randint(1, 14)):
+            now += random.choice([0.0, 1.0, 7.5])
+            job = random_job(random, f"j{number}", now, len(all_gpus))
+            if state.refusal(job):
+                continue
+            state.apply(ev.Submitted(now, job))
+            if random.random() < 0.6:
+                _place(random, state, job, all_gpus, now)
+        state.advance(now + random.choice([0.0, 3.0, 40.0]))
+        return state
+
+
+def _interference(random: Random):
+    if random.random() < 0.5:
+        return ConstantInterference(random.choice([1.0, 1.2, 1.49, 1.5, 1.51, 2.0, 3.0]))
+    pairs = {}
+    for a in MODELS:
+        for b in MODELS:
+            pairs[a, b] = [MeasuredPair(random.uniform(1.0, 2.5), samples, 16) for samples in (4, 64)]
+    return TableInterference(pairs)
+
+
+def random_job(random: Random, name: str, now: float, most: int) -> Job:
+    return Job(
+        id=name,
+        submitted=now,
+        model=random.choice(MODELS),
+        gpus=random.randint(1, min(most, 6)),
+        batch=random.choice([1, 3, 8, 32, 64]),
+        iterations=random.choice([1, 10, 100, 1000]),
+        user=random.choice(["", "eve", "bob"]),
+        duration_s=random.choice([None, 5.0, 50.0, 500.0, 510.0, 5000.0]),
+        can_shrink=random.random() < 0.7,
+        exclusive=random.random() < 0.1,
+        max_slowdown=random.choice([None, None, None, 1.1, 1.6]),
+        priority=random.choice([0, 0, 0, 1]),
+        elastic=random.random() < 0.5,
+    )
+
+
+def _place(random: Random, state: State, job: Job, all_gpus: list[int], now: float) -> None:
+    for _ in range(4):
+        gpus = tuple(random.sample(all_gpus, job.gpus))
+        decision = Decision(job.id, Allocation(gpus, random.choice(accumulations(job.batch))), "given")
+        try:
+            check(state, [decision])
+        except IllegalPlan:
+            continue
+        state.apply(ev.Planned(now, (decision,)))
+        if random.random() < 0.8:
+            state.apply(ev.Started(now, job.id, 1))
+        return
+
+
+situations = st.builds(Situation, st.integers(0, 10**9), st.sampled_from([1, 2, 2, 3, 4]))
+
+
+def facts(state: State) -> dict:
+    """All that matters of a state, as plain values, to compare two of them."""
+    records = {}
+    for name, r in sorted({**state.jobs, **state.ended}.items()):
+        records[name] = (
+            *(
+                r.status,
+                r.attempt,
+                r.gpus,
+                r.accumulation,
+                r.batch,
+                r.memory,
+                r.done,
+                r.since,
+                r.iteration_s,
+                r.slowdown,
+            ),
+            *(r.pace_valid_until, r.most_gpus),
+            *(r.waited_s, r.served, r.ran_s, r.alone_s, r.ended, r.first_start, r.shares, r.hosted, r.preemptions),
+        )
+    gpus = {g: ([r.job.id for r in state.residents(g)], state.memory_used(g)) for g in sorted(state.topology.node_of)}
+    return {
+        "now": state.now,
+        "jobs": records,
+        "gpus": gpus,
+        "queue": [r.job.id for r in state.queue],
+        "free": (list(state.free.of_node), list(state.free.by_count), state.free.count),
+        "limits": dict(state.limits),
+        "counters": (state.busy_gpu_s, state.shares, state.preemptions),
+        "hosts": hosts_of(state),
+    }
+
+
+def hosts_of(state: State) -> dict:
+    lone = {kind: [(end, order) for end, order, _ in group.entries] for kind, group in state.hosts.lone.items()}
+    others = {order: (host.kind, host.alone_on, _names(host.crowds)) for order, host in state.hosts.others.items()}
+    return {"lone": lone, "others": others}
+
+
+def _names(crowds) -> list:
+    return sorted((tuple(r.job.id for r in members), gpus) for members, gpus in crowds)
+
+
+def validate(state: State) -> None:
+    """Every index equals a brute-force recount, and every rule holds."""
+    holding = {g: [] for g in state.topology.node_of}
+    for record in state.jobs.values():
+        for gpu in record.gpus:
+            holding[gpu].append(record)
+    for record in state.jobs.values():
+        assert set(record.leaving) <= set(state.topology.node_of)
+        assert not record.leaving or record.status in (Status.STOPPING, Status.STARTING, Status.CANCELLING)
+    for gpu, records in holding.items():
+        assert set(state.residents(gpu)) == set(records)
+        assert len(state.residents(gpu)) == len(records) <= state.jobs_per_gpu
+        assert state.memory_used(gpu) == sum(r.memory for r in records)
+        assert state.memory_used(gpu) <= state.topology.nodes[state.topology.node_of[gpu]].memory
+        assert len(records) == 1 or not any(r.job.exclusive for r in records)
+        assert bool(state.gpus_holding(len(records)) >> gpu & 1)
+    for number in range(state.jobs_per_gpu + 1):
+        assert state.gpus_holding(number).bit_count() == sum(len(records) == number for records in holding.values())
+    free = {gpu for gpu, records in holding.items() if not records}
+    assert state.free.count == len(free)
+    for number in state.topology.present.values():
+        gpus = state.topology.nodes[number].gpus
+        bits = sum(1 << index for index, gpu in enumerate(gpus) if gpu in free)
+        assert state.free.of_node[number] == bits
+        assert state.free.by_count[bits.bit_count()] >> number & 1
+    pending = [r for r in state.jobs.values() if r.status is Status.PENDING]
+    by_sort = sorted(pending, key=lambda r: (-r.shape.priority, r.queue_entry[1], r.seq))
+    assert list(state.queue) == by_sort
+    assert len(state.queue) == len(pending)
+    assert [entry[3] for entry in state.queue.in_order] == by_sort
+    assert [record for _, record in state.queue.by_age] == sorted(pending, key=lambda r: r.seq)
+    for record in state.jobs.values():
+        _validate_job(state, record)
+    _validate_hosts(state)
+
+
+def _validate_job(state: State, record) -> None:
+    holds = record.status in (Status.STARTING, Status.RUNNING) or (record.status is Status.CANCELLING and record.gpus)
+    assert bool(record.gpus) == bool(holds)
+    if holds and record.batch is None:
+        assert len(record.gpus) == record.job.gpus
+    elif holds:
+        assert record.job.elastic
+        assert all(state.residents(gpu) == (record,) for gpu in record.gpus), "a scaled job does not share"
+    assert 0.0 <= record.done <= record.job.iterations
+    assert record.accumulation == 1 or record.job.can_shrink or not record.gpus
+    if record.status is Status.RUNNING:
+        worst = 1.0
+        for gpu in record.gpus:
+            mates = [m for m in state.residents(gpu) if m is not record and m.status is Status.RUNNING]
+            if mates:
+                xi = 1.0 + sum(_xi(state, record, mate) - 1.0 for mate in mates)
+                worst = max(worst, xi)
+        assert abs(record.slowdown - worst) < 1e-12
+    elif record.iteration_s:
+        raise AssertionError(f"{record} iterates")
+
+
+def _xi(state: State, record, mate) -> float:
+    mine, its = sub_batch(record.job.batch, record.accumulation), sub_batch(mate.job.batch, mate.accumulation)
+    return state.perf.interference.pair(record.job.model, mine, mate.job.model, its)
+
+
+def _validate_hosts(state: State) -> None:
+    fresh = State(state.perf, state.sort_key, state.jobs_per_gpu)
+    fresh.cluster, fresh._running = state.cluster, state._running
+    listed = hosts_of(state)
+    entries = {r.seq: r.index_entry for r in state.jobs.values()}
+    for record in state.jobs.values():
+        record.index_entry = None
+    counted = hosts_of(fresh)
+    for record in state.jobs.values():
+        record.index_entry = entries[record.seq]
+    assert listed["lone"].keys() == counted["lone"].keys()
+    for kind, group in counted["lone"].items():
+        assert [order for _, order in listed["lone"][kind]] == [order for _, order in group]
+    assert listed["others"] == counted["others"]

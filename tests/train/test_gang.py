@@ -1,0 +1,36 @@
+"""Gangs of two and four processes over gloo: equality, synchronisation, memory, stopping together."""
+
+import pytest
+
+from tests.support import training_gang as gang
+
+
+@pytest.mark.parametrize(("world", "cases"), [(2, 48), (4, 24)])
+def test_weights_equal_the_full_batch_of_the_whole_gang(world, cases, tmp_path):
+    for result in gang.launch(world, gang.equality, tmp_path):
+        assert len(result) == cases
+        late = {name: difference for name, difference in result.items() if difference > 1e-11}
+        assert not late
+
+
+def test_a_gang_of_two(tmp_path):
+    """Several scenarios in one start, because starting processes is what takes the time."""
+    results = gang.launch(2, gang.several, tmp_path)
+    for result in results:
+        assert result["retuned"] == [1, 1, 1, 1, 1, 1, 3, 3, 3]
+        assert result["plain_ddp"] <= 1e-11
+        assert result["synchronisations"] == 3
+        assert result["memory"] == {"difference": pytest.approx(0, abs=1e-12), "accumulation": 4}
+        assert result["late"]["difference"] <= 1e-12
+        stop = result["stop_and_resume"]
+        assert stop["stopped"] == stop["started"] >= 5
+        assert stop["difference"] == 0.0
+    assert "start the gang again with accumulation" in results[1]["late"]["words"]
+    assert len({result["stop_and_resume"]["stopped"] for result in results}) == 1
+
+
+def test_the_adapters_in_a_gang(tmp_path):
+    for name in ("lightning", "accelerate", "transformers"):
+        pytest.importorskip(name, reason=f"{name} is not installed: pip install 'carpool[adapters]'")
+    for result in gang.launch(2, gang.adapters, tmp_path):
+        assert result == {name: pytest.approx(0, abs=1e-12) for name in ("lightning", "trainer", "accelerated")}
