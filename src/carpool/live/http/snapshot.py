@@ -19,6 +19,7 @@ from typing import IO
 from uuid import uuid4
 
 from carpool.errors import InputError
+from carpool.live.http.unpack import unpack
 
 LEFT_OUT = frozenset(
     {
@@ -143,7 +144,7 @@ class Uploads:
         name = uuid4().hex
         target = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=self.path))
         try:
-            _unpack(packed, target / "files")
+            unpack(packed, target / "files", most_bytes=MOST_BYTES, most_files=MOST_FILES)
             (target / "user").write_text(user)
             target.rename(self.path / name)
         except BaseException:
@@ -171,26 +172,3 @@ class Uploads:
                     shutil.rmtree(entry, ignore_errors=True)
             except OSError:
                 continue
-
-
-def _unpack(packed: IO[bytes], target: Path) -> None:
-    """Only plain files, directories and links that stay inside (Python's `data` filter sees to it), within limits."""
-    size = files = 0
-    target.mkdir(mode=0o700)
-
-    def counted(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
-        nonlocal size, files
-        size, files = size + member.size, files + 1
-        if size > MOST_BYTES or files > MOST_FILES:
-            raise InputError(f"snapshot: holds more than {MOST_BYTES >> 20} MiB or {MOST_FILES} files")
-        return tarfile.data_filter(member, path)
-
-    try:
-        with tarfile.open(fileobj=packed, mode="r:gz") as archive:
-            archive.extractall(target, filter=counted)
-    except (tarfile.TarError, EOFError, OSError, ValueError, UnicodeError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(
-            "snapshot: is not an archive that can be unpacked safely; make it with `carpool submit`"
-        ) from None
