@@ -43,14 +43,14 @@ JOB = Job(
     batch=24,
     iterations=1000,
     user="eve",
-    alone_s=77.0,
+    duration_s=77.0,
     can_shrink=False,
     exclusive=True,
     max_slowdown=1.5,
     priority=2,
     after=("3",),
     retries=1,
-    least_accum=2,
+    min_accumulation=2,
     elastic=True,
     can_checkpoint=False,
 )
@@ -62,8 +62,8 @@ EVERY_EVENT = (
     ev.Started(12.0, "7", 2, 30.0),
     ev.Progressed(13.0, "7", 1, 4.0),
     ev.Observed(14.0, "7", 1, 5.0, 0.25),
-    ev.Retuned(15.0, "7", 1, accum=8),
-    ev.Retuned(15.5, "7", 1, accum=16, batch=12, unasked=True),
+    ev.Retuned(15.0, "7", 1, accumulation=8),
+    ev.Retuned(15.5, "7", 1, accumulation=16, batch=12, unasked=True),
     ev.Checkpointed(16.0, "7", 1, 6.0),
     ev.Stopped(17.0, "7", 1, 6.5),
     ev.Requeued(18.0, "7", 1),
@@ -72,10 +72,10 @@ EVERY_EVENT = (
     ev.Cancelled(21.0, "7"),
     ev.Held(22.0, "7"),
     ev.Released(23.0, "7"),
-    ev.Revised(24.0, "7", can_shrink=True, least_accum=4, exclusive=True),
-    ev.Revised(24.5, "7"),
-    ev.Rekeyed(25.0, "7", -3),
-    ev.Rekeyed(25.5, "7"),
+    ev.ConstraintsChanged(24.0, "7", can_shrink=True, min_accumulation=4, exclusive=True),
+    ev.ConstraintsChanged(24.5, "7"),
+    ev.PriorityChanged(25.0, "7", -3),
+    ev.PriorityChanged(25.5, "7"),
     ev.LimitsChanged(26.0, "eve", Limits(3, None)),
     ev.MemoryTaken(27.0, 2, 1 << 30),
     ev.NodeLost(28.0, "node0"),
@@ -130,7 +130,7 @@ def test_a_snapshot_is_the_state_that_its_events_lead_to(name, policy, setup):
 def test_a_snapshot_keeps_shared_gpus_accumulation_limits_and_belief():
     state, _ = restored("learned", "sjf-ffs", LEARNED)
     jobs = state.jobs
-    assert {name: jobs[name].accum for name in ("ncf-22", "ncf-23", "ncf-24")} == {
+    assert {name: jobs[name].accumulation for name in ("ncf-22", "ncf-23", "ncf-24")} == {
         "ncf-22": 32,
         "ncf-23": 1,
         "ncf-24": 32,
@@ -138,10 +138,10 @@ def test_a_snapshot_keeps_shared_gpus_accumulation_limits_and_belief():
     assert [record.job.id for record in state.residents(0)] == ["yolov3-1", "ncf-22"]
     assert [record.job.id for record in state.residents(5)] == ["cifar10-2", "cifar10-6"]
     assert state.limits == {"user1": Limits(20, 40), "user2": Limits(21, None), "": Limits(22, None)}
-    assert jobs["yolov3-1"].held_since == 13.0
-    assert jobs["yolov3-1"].job.alone_s == 15013.500055167238
-    assert (jobs["cifar10-2"].order, jobs["cifar10-2"].pace) == (1, 8)
-    assert (state.now, state.stirred, state.belief_version) == (609.9775969969651, True, 21)
+    assert jobs["yolov3-1"].gpus_since == 13.0
+    assert jobs["yolov3-1"].job.duration_s == 15013.500055167238
+    assert (jobs["cifar10-2"].seq, jobs["cifar10-2"].pace_version) == (1, 8)
+    assert (state.now, state.needs_decision, state.belief_version) == (609.9775969969651, True, 21)
     assert state.perf.version == 21
     assert len(state.perf.episodes) == 14
 
@@ -161,9 +161,9 @@ def test_a_snapshot_keeps_priorities_holds_and_dependencies():
 def test_a_snapshot_keeps_what_was_chosen_for_elastic_jobs():
     state, _ = restored("elastic", "pollux", ELASTIC)
     jobs = state.jobs
-    assert (jobs["ncf-10"].status, jobs["ncf-10"].accum, jobs["ncf-10"].batch) == (Status.STARTING, 2, 32768)
+    assert (jobs["ncf-10"].status, jobs["ncf-10"].accumulation, jobs["ncf-10"].batch) == (Status.STARTING, 2, 32768)
     assert (jobs["yolov3-1"].gpus, jobs["yolov3-1"].batch, jobs["yolov3-1"].attempt) == ((0, 2), 8, 2)
-    assert jobs["yolov3-1"].border == 589.7253708082492
+    assert jobs["yolov3-1"].pace_valid_until == 589.7253708082492
 
 
 # ---- workloads ------------------------------------------------------------------------------------------------------
@@ -175,22 +175,22 @@ def test_a_workload_with_every_column():
 
     assert read(DATA / "workloads/own.csv").jobs == (
         job("plain", 0.0),
-        job("timed", 1.5, "generic", batch=1, iterations=60, alone_s=60.25, user="alice"),
+        job("timed", 1.5, "generic", batch=1, iterations=60, duration_s=60.25, user="alice"),
         job("whole", 2.0, "yolov3", gpus=2, batch=8, can_shrink=False, exclusive=True, priority=3, user="bob"),
         job("picky", 3.0, "imagenet", gpus=4, batch=64, max_slowdown=1.25, priority=-2, retries=2, elastic=True),
-        job("last", 4.0, "ncf", batch=32768, after=("plain", "timed"), can_checkpoint=False, alone_s=12.0),
+        job("last", 4.0, "ncf", batch=32768, after=("plain", "timed"), can_checkpoint=False, duration_s=12.0),
     )
     assert read(DATA / "workloads/own-least.csv").jobs == (job("a", 0.0), job("b", 5.0, gpus=2))
 
 
 def test_workloads_in_the_columns_of_pollux_and_philly():
     assert read(DATA / "workloads/pollux.csv", {"n": "2", "seed": "1"}).jobs == (
-        Job("ds2", 110.0, "deepspeech2", 6, 54, 2264, alone_s=3396.0, elastic=True),
-        Job("ncf", 200.0, "ncf", 1, 32768, 1548, alone_s=46.44, elastic=True),
+        Job("ds2", 110.0, "deepspeech2", 6, 54, 2264, duration_s=3396.0, elastic=True),
+        Job("ncf", 200.0, "ncf", 1, 32768, 1548, duration_s=46.44, elastic=True),
     )
     assert read(DATA / "workloads/philly.csv").jobs == (
-        Job("philly-2", 0.0, "generic", 1, 1, 66, alone_s=66.0),
-        Job("philly-3", 120.0, "generic", 4, 1, 2952, alone_s=2951.5),
+        Job("philly-2", 0.0, "generic", 1, 1, 66, duration_s=66.0),
+        Job("philly-3", 120.0, "generic", 4, 1, 2952, duration_s=2951.5),
     )
 
 
@@ -217,7 +217,7 @@ def test_a_profile_of_schema_2():
     assert (len(profile.pairs), pair.mechanism, pair.xi_a, pair.xi_b) == (20, "mps", 0.972, 0.997)
     assert [job.task for job in profile.groups[0].jobs] == ["cifar10", "deepspeech2", "yolov3"]
     assert profile.kappa["mps"].kappa == 0.364
-    assert {setting.accum for done in profile.raw for setting in done.wish.settings} == {1, 2, 4}
+    assert {setting.accumulation for done in profile.raw for setting in done.wish.settings} == {1, 2, 4}
     setup = Setup(cluster="1x2", profile=str(path), truth=f"{path}:mps")
     assert simulate(read(DATA / "workloads/own-least.csv"), "sjf-bsbf", setup).summary.jobs == 2
 

@@ -102,7 +102,7 @@ def test_the_journal_leads_to_the_state_at_the_kill(home, with_snapshot):
         "14": "held",
         "15": "blocked",
     }
-    assert {name: (jobs[name].accum, jobs[name].gpus) for name in ("9", "10", "11")} == {
+    assert {name: (jobs[name].accumulation, jobs[name].gpus) for name in ("9", "10", "11")} == {
         "9": (1, (0,)),
         "10": (1, (1,)),
         "11": (2, (0,)),
@@ -111,7 +111,7 @@ def test_the_journal_leads_to_the_state_at_the_kill(home, with_snapshot):
     assert jobs["9"].job.can_shrink  # its training library certified that
     assert jobs["9"].checkpoint == 1150.0
     assert jobs["15"].waits_for == ("9", "13")
-    assert jobs["15"].job.alone_s == 7.5
+    assert jobs["15"].job.duration_s == 7.5
     assert [record.job.id for record in state.queue] == ["13", "17", "16"]  # priorities 4, 0, -3
     assert state.limits == {"bob": Limits(3, 2), "": Limits(8, None)}
 
