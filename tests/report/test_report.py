@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from carpool.core import events as ev
 from carpool.core.model import Allocation, Decision, Job
 from carpool.errors import InputError
+from carpool.files import results_in, whole_file, write_csv, write_json
+from carpool.interrupts import uninterrupted
 from carpool.report import plots
 from carpool.report.folders import write_comparison, write_run
-from carpool.report.output import results_in, uninterrupted, whole_file, write_csv, write_json
 from carpool.report.tables import HOURS, comparison_json, comparison_tables, run_tables
 from carpool.report.timeline import Segment, segments
 from carpool.sim import Setup, simulate

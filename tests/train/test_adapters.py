@@ -265,7 +265,7 @@ def test_accelerate_with_its_own_accumulation_is_refused_in_words(accelerate):
 
 def test_without_torch_the_import_works_and_use_says_what_is_missing(tmp_path):
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
-    code = "import carpool.train, carpool.train.commands, carpool.channel; carpool.train.Training"
+    code = "import carpool.train, carpool.commands.check, carpool.channel; carpool.train.Training"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": str(tmp_path)}, check=False
     )

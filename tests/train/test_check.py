@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional
 
 from carpool.channel import Shrinking
+from carpool.commands.check import check as command
 from carpool.train import Verdict, check, examine
-from carpool.train.commands import check as command
 from tests.support.training_models import mlp, sentences, token_loss, tokens, transformer, vector_loss, vectors, weights
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from carpool.core.elastic import Phase, Scaling
 from carpool.core.perf import AllReduce
 from carpool.errors import nearest
+from carpool.files import whole_file
 from carpool.profile.fields import Fields, ProfileError
 from carpool.profile.measure.raw import MECHANISMS, measurement, plain
 from carpool.profile.values import (
@@ -33,7 +34,6 @@ from carpool.profile.values import (
     Profile,
     TaskProfile,
 )
-from carpool.report.output import whole_file
 
 __all__ = ["SCHEMA", "Profile", "ProfileError", "dumps", "load", "loads", "save", "shipped"]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from carpool.core import events as ev
 from carpool.core.codec import encode
 from carpool.core.record import JobRecord
+from carpool.files import write_csv, write_json
 from carpool.report import plots
-from carpool.report.output import write_csv, write_json
 from carpool.report.tables import Bounds, by_case, comparison_json
 from carpool.report.timeline import segments
 from carpool.sim.metrics import Summary, jct

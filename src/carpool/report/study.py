@@ -11,9 +11,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from carpool.files import write_csv
 from carpool.report import plots
 from carpool.report.console import new_console
-from carpool.report.output import write_csv
 from carpool.report.tables import new_table
 from carpool.sim.study import OURS, REFERENCE, REPAIR, Run
 from carpool.sim.sweep import mean

@@ -13,7 +13,7 @@ from traceback import format_exc
 from typing import Any
 
 from carpool.errors import InputError
-from carpool.report.output import uninterrupted
+from carpool.interrupts import uninterrupted
 from carpool.sim.metrics import Summary, jct
 from carpool.sim.run import Setup, simulate
 from carpool.sim.workload import Workload

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from carpool.core.perf import AllReduce, Placement, Task
 from carpool.errors import InputError
-from carpool.profile import draw
 from carpool.profile.fit import LOG_ERROR_SCALE, fit_task
 from carpool.profile.measure.conclude import OWN_NOTES, Naming, conclude, held_out_errors, hold_out, solo_runs
 from carpool.profile.measure.noise import Noise
@@ -20,6 +19,7 @@ from carpool.profile.measure.raw import Machine, Setting
 from carpool.profile.rows import Run
 from carpool.profile.schema import dumps, load, loads
 from carpool.profile.values import Busy, Pair
+from carpool.report import profile_plots
 from tests.support.command_line import call
 from tests.support.measurements import MACHINE, measured
 
@@ -408,9 +408,9 @@ def test_a_small_matrix_keeps_its_title(session, tmp_path, monkeypatch, batches)
     text = pytest.importorskip("matplotlib.text")
     profile = conclude(MACHINE, session, Naming("p"))
     one = replace(profile, pairs=tuple(p for p in profile.pairs if p.a == p.b == "a" and p.batch_a in batches))
-    drawn, make = [], draw._figure
-    monkeypatch.setattr(draw, "_figure", lambda *size: drawn.append(make(*size)) or drawn[-1])
-    draw.slowdowns(tmp_path / "p.png", one)
+    drawn, make = [], profile_plots._figure
+    monkeypatch.setattr(profile_plots, "_figure", lambda *size: drawn.append(make(*size)) or drawn[-1])
+    profile_plots.slowdowns(tmp_path / "p.png", one)
     ((figure, _),) = drawn
     (first, second) = (
         title.get_window_extent() for title in figure.findobj(text.Text) if title.get_text().startswith("ξ under")
@@ -422,7 +422,7 @@ def test_a_small_matrix_keeps_its_title(session, tmp_path, monkeypatch, batches)
 
 def test_the_picture_of_a_fit_shows_the_points_it_was_made_of():
     shipped = load("h200")
-    points = draw.solo_points(shipped)
+    points = profile_plots.solo_points(shipped)
     for name in shipped.tasks:
         runs = [run for run in solo_runs(shipped.raw, "mps") if run.task == name]
         assert {(batch, accumulation) for batch, accumulation, _ in points[name]} == {

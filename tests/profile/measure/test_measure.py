@@ -15,8 +15,9 @@ from types import SimpleNamespace
 import pytest
 
 from carpool import channel
+from carpool.commands import profile as commands
 from carpool.gpu import mps, nvml
-from carpool.profile.measure import commands, pool, session, timing, worker
+from carpool.profile.measure import pool, session, timing, worker
 from carpool.profile.measure.raw import Machine, RawFile, Setting, read
 from carpool.profile.schema import load
 from tests.support import SUPPORT

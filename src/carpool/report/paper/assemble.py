@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import carpool
-from carpool.report.output import write_csv
+from carpool.files import write_csv
 from carpool.report.paper import figures, figures_model, plan, schedules, tables
 from carpool.report.paper import measured as experiment
 from carpool.report.paper.cells import Sheet

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import carpool
-from carpool.report.output import whole_file
+from carpool.files import whole_file
 from carpool.report.paper.config import Config
 from carpool.report.paper.jobs import workload_of
 from carpool.report.paper.plan import Run

@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from carpool import policies
+from carpool.commands.world import progress_bar
 from carpool.errors import InputError
-from carpool.report.output import results_in
-from carpool.sim.commands import progress_bar
+from carpool.files import results_in
 from carpool.sim.sources import parse_seeds
 from carpool.sim.study import Cache, Cell, cells, plan, run_study, steps
 

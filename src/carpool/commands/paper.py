@@ -12,8 +12,8 @@ from time import monotonic
 import click
 
 from carpool.errors import InputError
+from carpool.files import results_in, write_json
 from carpool.report import plots
-from carpool.report.output import results_in, write_json
 from carpool.report.paper import config as configuration
 from carpool.report.paper.assemble import PAGE, assemble
 from carpool.report.paper.claim import Claim

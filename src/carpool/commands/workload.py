@@ -10,8 +10,8 @@ import click
 
 from carpool.core.perf import Placement
 from carpool.errors import InputError, nearest
+from carpool.files import whole_file
 from carpool.profile.schema import load as load_profile
-from carpool.report.output import whole_file
 from carpool.sim import generate
 from carpool.sim.metrics import percentile
 from carpool.sim.sources import LOADS, MOST_JOBS, expand_selection, generated, load_workload, number

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from carpool.commands.fit import fit
+from carpool.commands.profiles import profiles
 from carpool.errors import InputError
-from carpool.profile.commands import fit, profiles
 from carpool.profile.matrix import matrix
 from carpool.profile.measure.conclude import Naming, conclude
 from carpool.profile.measure.raw import Machine, Measurement, Sample, Setting, Wish
@@ -258,7 +259,7 @@ def test_what_does_not_belong_together_is_not_merged(tmp_path, names, message):
 
 def test_importing_the_commands_loads_nothing_heavy():
     code = (
-        "import sys, carpool.profile.commands, carpool.profile.interference\n"
+        "import sys, carpool.commands.profiles, carpool.profile.interference\n"
         "print([m for m in ('numpy', 'scipy', 'rich') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -278,8 +279,8 @@ def documented() -> list[list[str]]:
 @pytest.mark.parametrize(("which", "left"), [(0, 0), (1, 2), (2, 2), (3, 0)])
 def test_the_documented_commands_are_those_that_measured_h200(monkeypatch, which, left):
     """What they plan is what the raw points are, but for repetitions that two of them had no time for."""
+    from carpool.commands import profile as commands
     from carpool.gpu import nvml
-    from carpool.profile.measure import commands
     from carpool.profile.measure.plan import plan
     from carpool.profile.measure.session import Gpu
 

@@ -4,15 +4,14 @@ import csv
 import json
 import os
 import shutil
-import signal
 import tempfile
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from carpool.errors import InputError
+from carpool.interrupts import uninterrupted
 
 
 @contextmanager
@@ -95,25 +94,6 @@ def whole_file(path: str | Path) -> Iterator[Any]:
 
 def _unwritable(path: str | Path, error: OSError) -> InputError:
     return InputError(f"{path}: cannot write there: {error.strerror}; choose another place")
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Lets Ctrl-C wait until the end of a few short steps; child processes started meanwhile never hear it."""
-    heard: list[int] = []
-    masks = hasattr(signal, "pthread_sigmask")  # what children inherit; here other threads may still take the signal
-    main = threading.current_thread() is threading.main_thread()
-    handler = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number)) if main else None
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if masks else set()
-    try:
-        yield
-    finally:
-        if masks:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if main:
-            signal.signal(signal.SIGINT, handler)
-        if heard:
-            signal.raise_signal(signal.SIGINT)
 
 
 def _umask() -> int:

@@ -113,7 +113,7 @@ def profile(as_json: bool, **told: Any) -> None:
     if as_json:
         click.echo(dumps(found), nl=False)
         return
-    from carpool.profile.commands import show
+    from carpool.commands.profiles import show
 
     show(found)
     left = f"; {outcome.left} left for the next call" if outcome.left > 0 else ""

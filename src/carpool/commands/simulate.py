@@ -1,0 +1,75 @@
+"""`carpool simulate`: one workload under one policy."""
+
+import json
+import sys
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+import click
+
+from carpool import policies
+from carpool.commands.world import jobs_option, make_setup, workload_option, world_options
+from carpool.core import events as ev
+from carpool.errors import InputError
+from carpool.files import results_in
+from carpool.sim.run import no_garbage_collection
+from carpool.sim.run import simulate as run_simulation
+from carpool.sim.sources import LOADS, expand_selection, load_workload, number
+
+
+@click.command()
+@click.option("--policy", default="sjf-bsbf", show_default=True, help="See `carpool policies`.")
+@workload_option
+@click.option("--select", help="Rows of a file that holds many workloads, such as n=240,seed=3.")
+@jobs_option
+@click.option("--load", type=number(*LOADS), default=1.0, show_default=True, help="Arrive so many times as fast.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Of all that is random.")
+@world_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for per-job CSV, event log and pictures.")
+def simulate(
+    policy: str,
+    source: str,
+    select: str | None,
+    jobs: int | None,
+    load: float,
+    seed: int,
+    as_json: bool,
+    out: Path | None,
+    **world: Any,
+) -> None:
+    """Run one workload under one policy and show what comes of it."""
+    setup = make_setup(seed, world)
+    policies.make(policy)
+    selection = expand_selection(select)
+    if len(selection) > 1:
+        raise InputError(f"--select {select}: names several workloads; `carpool compare` takes them all")
+    with no_garbage_collection(), results_in(out) if out else nullcontext() as folder:
+        workload = load_workload(source, selection[0], jobs, load, seed, setup.profile)
+        events: list[ev.Event] = []
+        with _waiting(f"simulating {len(workload.jobs)} jobs", len(workload.jobs) > 5000 and not as_json):
+            result = run_simulation(workload, policy, setup, log=events.append if folder else None)
+        if folder:
+            from carpool.report.folders import write_run
+
+            write_run(folder, result, events)
+    if as_json:
+        # the whole command so far, imports and reading included
+        click.echo(json.dumps({**asdict(result.summary), "cpu_s": process_time()}))
+        return
+    from carpool.report.tables import run_tables
+
+    run_tables(result.summary, setup)
+    if out:
+        click.echo(f"written to {out}/")
+
+
+def _waiting(what: str, show: bool) -> Any:
+    if not show or not sys.stderr.isatty():
+        return nullcontext()
+    from rich.console import Console
+
+    return Console(stderr=True).status(f"{what} …")

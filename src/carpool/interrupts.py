@@ -1,0 +1,28 @@
+"""Delaying Ctrl-C while a few short steps must not be cut in half.
+
+`files.py` moves finished results in place under it; the sweep starts its worker processes under it.
+"""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Lets Ctrl-C wait until the end of a few short steps; child processes started meanwhile never hear it."""
+    heard: list[int] = []
+    masks = hasattr(signal, "pthread_sigmask")  # what children inherit; here other threads may still take the signal
+    main = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number)) if main else None
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if masks else set()
+    try:
+        yield
+    finally:
+        if masks:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if main:
+            signal.signal(signal.SIGINT, handler)
+        if heard:
+            signal.raise_signal(signal.SIGINT)
