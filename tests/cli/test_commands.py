@@ -488,7 +488,7 @@ def packages(monkeypatch):
         FakePoint("number", 3),
         FakePoint("sjf", Shorter),
     ]
-    monkeypatch.setattr(policies, "entry_points", lambda group: points if group == "carpool.policies" else [])
+    monkeypatch.setattr(policies.registry, "entry_points", lambda group: points if group == "carpool.policies" else [])
 
 
 @pytest.mark.usefixtures("packages")
