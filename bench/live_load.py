@@ -85,7 +85,7 @@ async def submits(service: Service, jobs: int, clients: int) -> float:
 
     async def client() -> None:
         for number in left:
-            await service.submit([spec(number)], f"user{number % 5}")
+            await service.requests.submit([spec(number)], f"user{number % 5}")
 
     began = time.perf_counter()
     await asyncio.gather(*(client() for _ in range(clients)))
@@ -110,9 +110,9 @@ async def queue(home: Home, jobs: int) -> dict[str, float]:
     told = {
         "submits_per_s_one_client": one,
         "submits_per_s_16_clients": many,
-        "jobs_ms": best(lambda: service.jobs()),
-        "jobs_json_ms": best(lambda: json.dumps(service.jobs())),
-        "jobs_all_1000_ms": best(lambda: service.jobs(all=True, limit=1000)),
+        "jobs_ms": best(lambda: service.queries.jobs()),
+        "jobs_json_ms": best(lambda: json.dumps(service.queries.jobs())),
+        "jobs_all_1000_ms": best(lambda: service.queries.jobs(all=True, limit=1000)),
         "resident_before_mb": before,
         "resident_mb": resident(),
     }
@@ -123,7 +123,7 @@ async def queue(home: Home, jobs: int) -> dict[str, float]:
     began = time.perf_counter()
     service, _, running = await serve(home)
     told["restart_s"] = time.perf_counter() - began
-    assert len(service.jobs()) == jobs
+    assert len(service.queries.jobs()) == jobs
     await service.stop()
     await running
     return told
@@ -135,7 +135,7 @@ async def history(home: Home, jobs: int) -> dict[str, float]:
     began = time.perf_counter()
     submitted = 0
     while submitted < jobs:
-        await service.submit([spec(number) for number in range(submitted, submitted + 500)], "eve")
+        await service.requests.submit([spec(number) for number in range(submitted, submitted + 500)], "eve")
         submitted += 500
         while len(service.specs) > 200:
             for key in list(executor.gangs):
@@ -153,7 +153,7 @@ async def history(home: Home, jobs: int) -> dict[str, float]:
     began = time.perf_counter()
     service, _, running = await serve(home)
     told["restart_after_history_s"] = time.perf_counter() - began
-    told["history_page_ms"] = best(lambda: service.history(limit=100))
+    told["history_page_ms"] = best(lambda: service.queries.history(limit=100))
     told["journal_mb"] = home.journal.stat().st_size / 1e6
     await service.stop()
     await running

@@ -129,17 +129,17 @@ async def _submit_all(service: Service, jobs: Sequence[Work], options: argparse.
     began, ids = time.monotonic(), []
     for job in jobs:
         await asyncio.sleep(max(0.0, began + job.submitted - time.monotonic()))
-        ids += await service.submit([_spec(job, options)], "bench")
+        ids += await service.requests.submit([_spec(job, options)], "bench")
     for name in ids:
-        await service.wait(name)
-    return [service.show(name) for name in ids]
+        await service.queries.wait(name)
+    return [service.queries.show(name) for name in ids]
 
 
 async def _end(service: Service) -> None:
     """Nothing of ours runs on when a case is given up."""
-    for row in service.jobs():
-        await service.cancel(row["job"])
-        await service.wait(row["job"])
+    for row in service.queries.jobs():
+        await service.requests.cancel(row["job"])
+        await service.queries.wait(row["job"])
     await service.stop()
 
 

@@ -71,11 +71,11 @@ async def a_fault_among_jobs(service):
     await service.start()
     running = asyncio.create_task(service.run())
     try:
-        mate, culprit = await service.submit([job("worker", 12), job("culprit", 5)], "eve")
-        states = [await asyncio.wait_for(service.wait(name), 60) for name in (mate, culprit)]
-        (later,) = await service.submit([job("worker", 1)], "eve")
-        states.append(await asyncio.wait_for(service.wait(later), 60))
-        attempts = [service.show(name)["attempt"] for name in (mate, culprit, later)]
+        mate, culprit = await service.requests.submit([job("worker", 12), job("culprit", 5)], "eve")
+        states = [await asyncio.wait_for(service.queries.wait(name), 60) for name in (mate, culprit)]
+        (later,) = await service.requests.submit([job("worker", 1)], "eve")
+        states.append(await asyncio.wait_for(service.queries.wait(later), 60))
+        attempts = [service.queries.show(name)["attempt"] for name in (mate, culprit, later)]
     finally:
         await service.stop()
         await running

@@ -25,7 +25,7 @@ def test_nobody_else_can_read_what_is_kept(home):
     async def play():
         async with serving(home) as service:
             job = await one(service, shell("echo secret", env={"TOKEN": "x"}))
-            await service.wait(job)
+            await service.queries.wait(job)
             return job
 
     job = asyncio.run(play())
@@ -81,8 +81,8 @@ def test_a_smaller_machine_stops_what_it_cannot_hold_and_runs_it_again(home, tmp
         async with serving(home, "fifo", gpus=1, jobs_per_gpu=1) as service:
             assert any("the GPUs have changed" in text for text in notes(service))
             for job in jobs:
-                assert await service.wait(job) == "finished"
-            assert len(service.gpus()["nodes"][0]["gpus"]) == 1
+                assert await service.queries.wait(job) == "finished"
+            assert len(service.queries.gpus()["nodes"][0]["gpus"]) == 1
         ran = (tmp_path / "ran").read_text().split()
         assert (sorted(ran[:2]), ran[2:]) == (["node0:0", "node0:1"], ["node0:0", "node0:0"])
 

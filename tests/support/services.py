@@ -40,7 +40,7 @@ async def until(condition, seconds: float = 20.0):
 
 
 async def one(service: Service, spec: Spec, user: str = "eve") -> str:
-    (job,) = await service.submit([spec], user)
+    (job,) = await service.requests.submit([spec], user)
     return job
 
 
@@ -49,11 +49,11 @@ async def started(service: Service, job: str) -> None:
 
 
 def state(service: Service, job: str) -> str:
-    return service.show(job)["state"]
+    return service.queries.show(job)["state"]
 
 
 def output(service: Service, job: str, rank: int = 0, stream: str = "stdout", attempt: int | None = None) -> str:
-    path: Path = service.log_file(job, rank, stream, attempt)
+    path: Path = service.queries.log_file(job, rank, stream, attempt)
     return path.read_text() if path.exists() else ""
 
 

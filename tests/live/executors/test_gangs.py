@@ -57,11 +57,15 @@ def test_a_gang_that_is_requeued_saves_and_goes_on_where_it_was(home):
             wishes = {"gpus": 2, "batch": 8, "iterations": 60, "time_s": 10, "env": HERE, "grace_s": 20}
             job = await one(service, python(TRAIN, **wishes))
             await started(service, job)
-            await until(lambda: service.show(job)["measured"], 60)  # until then, progress is that of the time given
-            await until(lambda: service.show(job)["progress"] > 0.3, 60)
-            await service.requeue(job)
-            assert await asyncio.wait_for(service.wait(job), 90) == "finished", output(service, job, stream="stderr")
-            assert service.show(job)["attempt"] == 2
+            await until(
+                lambda: service.queries.show(job)["measured"], 60
+            )  # until then, progress is that of the time given
+            await until(lambda: service.queries.show(job)["progress"] > 0.3, 60)
+            await service.requests.requeue(job)
+            assert await asyncio.wait_for(service.queries.wait(job), 90) == "finished", output(
+                service, job, stream="stderr"
+            )
+            assert service.queries.show(job)["attempt"] == 2
             (stopped,) = told(service, "Stopped")
             assert 18 <= stopped["done"] < 60
             for rank in (0, 1):

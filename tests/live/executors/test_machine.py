@@ -136,7 +136,7 @@ def test_mps_is_for_jobs_of_one_user(control, tmp_path, monkeypatch, me, uid, me
     async def play():
         service = Service(home)
         await service.start()
-        told = service.gpus()
+        told = service.queries.gpus()
         await service.stop()
         return told["mechanism"], told["why"]
 

@@ -53,9 +53,9 @@ def test_a_home_of_the_first_release_is_upgraded_and_its_jobs_go_on(home):
 
     async def play():
         async with serving(home) as live:
-            assert await live.wait("7") == "finished"
-            assert live.show("7")["name"] == "old"
-            assert live.users() == {"eve": {"token_hash": "x"}}
+            assert await live.queries.wait("7") == "finished"
+            assert live.queries.show("7")["name"] == "old"
+            assert live.queries.users() == {"eve": {"token_hash": "x"}}
             assert await one(live, shell("true")) == "8"
             assert live._store.meta()["version"] == str(schema.VERSION)
 
@@ -118,7 +118,7 @@ def test_a_restart_from_a_snapshot_gives_the_state_that_a_whole_replay_gives(qui
 
     async def play():
         async with serving(quick_home, gpus=4, executor=executor, clock=clock) as live:
-            await live.set_limits("bob", Limits(jobs=1))
+            await live.requests.set_limits("bob", Limits(jobs=1))
             for _ in range(80):
                 clock.time += drawn.choice([0.0, 1.0, 20.0])
                 after = drawn.sample(sorted(live.specs), min(2, len(live.specs))) if drawn.random() < 0.2 else []
@@ -147,7 +147,7 @@ def test_a_restart_from_a_snapshot_gives_the_state_that_a_whole_replay_gives(qui
 
     async def again():
         async with serving(quick_home, gpus=4, executor=executor, clock=clock) as live:
-            ended = [row for row in live.jobs(all=True) if row["state"] == "finished"]
+            ended = [row for row in live.queries.jobs(all=True) if row["state"] == "finished"]
             return snapshot.encode(live._state), len(ended)
 
     with_snapshot, ended = asyncio.run(again())
@@ -175,7 +175,7 @@ def test_a_damaged_snapshot_is_replaced_by_the_one_before(quick_home):
 
     async def again():
         async with serving(quick_home, **options) as live:
-            assert len(live.jobs()) == 3
+            assert len(live.queries.jobs()) == 3
             assert any("an older one is used" in text for text in notes(live))
 
     asyncio.run(again())

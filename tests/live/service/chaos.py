@@ -133,24 +133,26 @@ async def live(world: World, drawn: random.Random, down: int) -> None:
     os.close(down)
     running = asyncio.create_task(service.run())
     while not running.done():
-        rows = service.jobs()
+        rows = service.queries.jobs()
         known, held = [row["job"] for row in rows], [row["job"] for row in rows if row["held"]]
         busy = len(rows) - len(held)
         with contextlib.suppress(InputError):  # the job may have ended meanwhile
             action = drawn.random()
             if busy < 12 and action < 0.6:
-                for job in await service.submit([world.spec(drawn) for _ in range(drawn.randint(1, 5))], "chaos"):
+                for job in await service.requests.submit(
+                    [world.spec(drawn) for _ in range(drawn.randint(1, 5))], "chaos"
+                ):
                     note(world.accepted, job)
             elif known and 0.6 < action < 0.65:
                 job = drawn.choice(known)
                 note(world.touched, "cancel", job)
-                await service.cancel(job)
+                await service.requests.cancel(job)
             elif known and 0.65 < action < 0.75:
-                await service.requeue(drawn.choice(known))
+                await service.requests.requeue(drawn.choice(known))
             elif known and 0.75 < action < 0.78:
-                await service.hold(drawn.choice(known))
+                await service.requests.hold(drawn.choice(known))
             elif held and action > 0.85:
-                await service.release(drawn.choice(held))
+                await service.requests.release(drawn.choice(held))
         await asyncio.sleep(drawn.choice([0.0, 0.01, 0.03]))
     await running
 
@@ -160,13 +162,13 @@ async def drain(world: World) -> list[dict]:
     service = world.service(POLICIES[0])
     await service.start()
     running = asyncio.create_task(service.run())
-    for row in service.jobs():
+    for row in service.queries.jobs():
         if row["held"]:
-            await service.release(row["job"])
+            await service.requests.release(row["job"])
     async with asyncio.timeout(120):
-        while service.jobs():
+        while service.queries.jobs():
             await asyncio.sleep(0.05)
-    rows = service.jobs(all=True)
+    rows = service.queries.jobs(all=True)
     await service.stop()
     await running
     return rows

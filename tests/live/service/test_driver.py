@@ -25,7 +25,7 @@ def test_nobody_is_launched_where_somebody_is_still_leaving(quick_home):
             await settle(service)
             assert executor.stopped == [((first, 1), How.SAVE)]
             assert [launch.job for launch in executor.launched] == [first]
-            assert service.show(second)["state"] == "starting"
+            assert service.queries.show(second)["state"] == "starting"
             del executor.gangs[first, 1]
             executor.listener.gang_ended(Ended(first, 1, Outcome.STOPPED, done=40.0))
             await settle(service)
@@ -44,9 +44,9 @@ def test_a_job_that_is_cancelled_before_its_launch_never_runs(quick_home):
             executor.gangs["99", 1] = (0,)  # somebody from another life is on the GPU
             job = await one(service, shell("true"))
             await settle(service)
-            assert service.show(job)["state"] == "starting"
-            await service.cancel(job)
-            assert await asyncio.wait_for(service.wait(job), 5) == "cancelled"
+            assert service.queries.show(job)["state"] == "starting"
+            await service.requests.cancel(job)
+            assert await asyncio.wait_for(service.queries.wait(job), 5) == "cancelled"
             assert executor.launched == []
 
     asyncio.run(play())
@@ -74,7 +74,7 @@ def test_reports_are_thinned_and_tell_what_matters(quick_home):
             assert {event["iteration_s"] for event in observed} == {0.5}
             assert [event["done"] for event in told(service, "Checkpointed")] == [1.0]
             assert [event["can_shrink"] for event in told(service, "ConstraintsChanged")] == [True]
-            assert service.show(job)["progress"] == 118 / 10_000
+            assert service.queries.show(job)["progress"] == 118 / 10_000
             assert service._state.jobs[job].iteration_s == 0.5
             # memory ran out, and the library split the batch by itself
             clock.time += 1.0
@@ -119,7 +119,7 @@ def test_a_job_whose_iterations_nobody_counted_keeps_its_estimate(quick_home):
             assert service._state.jobs[job].alone_left(51.0) == 50.0
             del executor.gangs[job, 1]
             service._driver.tell(ev.Finished(60.0, job, 1))
-            assert await service.wait(job) == "finished"
+            assert await service.queries.wait(job) == "finished"
 
     asyncio.run(play())
 

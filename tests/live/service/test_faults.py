@@ -52,17 +52,17 @@ class TestJournal:
                 await started(service, job)
                 await asyncio.get_running_loop().run_in_executor(service._store._writer, fill_the_disk, service)
                 with pytest.raises(Unavailable, match=r"disk is full.*running jobs go on"):
-                    await service.submit([shell("true", name="x" * 200)] * 100, "eve")
+                    await service.requests.submit([shell("true", name="x" * 200)] * 100, "eve")
                 with pytest.raises(Unavailable):
-                    await service.cancel(waiting)
+                    await service.requests.cancel(waiting)
                 await asyncio.sleep(0.8)
                 assert output(service, job) == "through\n"
                 assert not home.attempt(waiting, 1).exists(), "nothing is started that is not on disk"
                 await asyncio.get_running_loop().run_in_executor(service._store._writer, make_room, service)
-                assert await service.wait(job) == "finished"
-                assert await service.wait(waiting) == "finished"
-                assert await service.wait(await one(service, shell("true"))) == "finished"
-                assert len(service.jobs(all=True)) == 3, "what was refused is not there"
+                assert await service.queries.wait(job) == "finished"
+                assert await service.queries.wait(waiting) == "finished"
+                assert await service.queries.wait(await one(service, shell("true"))) == "finished"
+                assert len(service.queries.jobs(all=True)) == 3, "what was refused is not there"
                 assert any("can be written again" in text for text in notes(service))
 
         asyncio.run(play())
@@ -80,7 +80,7 @@ class TestJournal:
                     other.execute("COMMIT")
                 other.close()
                 await until(lambda: not service._driver.trouble_now)
-                assert await service.wait(await one(service, shell("true"))) == "finished"
+                assert await service.queries.wait(await one(service, shell("true"))) == "finished"
 
         asyncio.run(play())
 
@@ -94,10 +94,10 @@ class TestJournal:
 
         async def after(first, second):
             async with serving(home, gpus=1, jobs_per_gpu=1) as service:
-                assert await service.wait(second) == "finished"
-                assert await service.wait(first) == "finished"
+                assert await service.queries.wait(second) == "finished"
+                assert await service.queries.wait(first) == "finished"
                 assert any("set aside" in text for text in notes(service))
-                return service.show(first)["attempt"]
+                return service.queries.show(first)["attempt"]
 
         first, second = asyncio.run(before())
         with sqlite3.connect(home.journal) as book:  # the plan of the first job and all after it become unreadable
@@ -125,8 +125,8 @@ class TestJournal:
         async def after():
             async with serving(home, gpus=1, jobs_per_gpu=1) as service:
                 assert any("the journal lost it" in text for text in notes(service))
-                await asyncio.gather(*(service.wait(job) for job in jobs))
-                assert [service.show(job)["name"] for job in jobs] == [f"n{n}" for n in range(6)]
+                await asyncio.gather(*(service.queries.wait(job) for job in jobs))
+                assert [service.queries.show(job)["name"] for job in jobs] == [f"n{n}" for n in range(6)]
 
         asyncio.run(after())
 
@@ -135,10 +135,10 @@ class TestJournal:
         async def before():
             async with serving(home, gpus=1, jobs_per_gpu=1) as service:
                 done = await one(service, shell(f"echo once >> {tmp_path}/ran"))
-                assert await service.wait(done) == "finished"
+                assert await service.queries.wait(done) == "finished"
                 gone = await one(service, shell("true", gpus=1))
-                await service.hold(gone)
-                await service.cancel(gone)
+                await service.requests.hold(gone)
+                await service.requests.cancel(gone)
                 running = await one(service, shell("sleep 1; echo through"))
                 waiting = [await one(service, shell("true", name=f"n{n}" + "x" * 190)) for n in range(25)]
                 await started(service, running)
@@ -157,9 +157,9 @@ class TestJournal:
             async with serving(home, "sjf-ffs", gpus=1, jobs_per_gpu=8) as service:
                 assert any("damaged" in text for text in notes(service))
                 for job in (running, *waiting):
-                    assert await service.wait(job) == "finished"
-                assert service.show(done)["state"] == "finished"
-                assert service.show(gone)["state"] == "cancelled"
+                    assert await service.queries.wait(job) == "finished"
+                assert service.queries.show(done)["state"] == "finished"
+                assert service.queries.show(gone)["state"] == "cancelled"
                 assert await one(service, shell("true")) == str(int(waiting[-1]) + 1)
 
         asyncio.run(after())
@@ -176,10 +176,10 @@ class TestProcesses:
                 for job in (alone, again):
                     await started(service, job)
                     os.kill(await until(lambda job=job: pid_of(service, job)), signal.SIGKILL)
-                assert await service.wait(alone) == "failed"
-                assert service.show(alone)["reason"] == "worker 0 was killed by SIGKILL"
-                assert service.show(alone)["exit_code"] == 137
-                assert await service.wait(again) == "finished"
+                assert await service.queries.wait(alone) == "failed"
+                assert service.queries.show(alone)["reason"] == "worker 0 was killed by SIGKILL"
+                assert service.queries.show(alone)["exit_code"] == 137
+                assert await service.queries.wait(again) == "finished"
 
         asyncio.run(play())
 
@@ -191,9 +191,9 @@ class TestProcesses:
                 worker = await until(lambda: pid_of(service, job))
                 record = json.loads((home.rank(job, 1, 0) / "process.json").read_text())
                 os.kill(record["pid"], signal.SIGKILL)
-                assert await service.wait(job) == "failed"
-                assert service.show(job)["reason"] == "worker 0: its wrapper was killed"
-                assert service.show(job)["exit_code"] == 137  # the kernel killed the worker
+                assert await service.queries.wait(job) == "failed"
+                assert service.queries.show(job)["reason"] == "worker 0: its wrapper was killed"
+                assert service.queries.show(job)["exit_code"] == 137  # the kernel killed the worker
                 assert start_ticks(worker) is None
                 assert start_ticks(child) is None
 
@@ -213,8 +213,8 @@ class TestProcesses:
                 book.execute("UPDATE meta SET value = 'an earlier one' WHERE key = 'boot'")
             book.close()
             async with serving(home) as service:
-                assert await service.wait(job) == "finished"
-                assert service.show(job)["attempt"] == 2
+                assert await service.queries.wait(job) == "finished"
+                assert service.queries.show(job)["attempt"] == 2
                 assert told(service, "Failed")[0]["reason"] == "the machine restarted"
                 assert start_ticks(worker) is not None, "a process of that number is another one after a reboot"
             wrapper.signal(signal.SIGKILL)
@@ -242,9 +242,9 @@ class TestProcesses:
                 runs = await one(service, shell("sleep 0.3"))
                 await started(service, runs)
                 bad = await one(service, shell("true", gpus=2))
-                assert await service.wait(runs) == "finished"
-                await service.cancel(bad)
-                assert await service.wait(await one(service, shell("true"))) == "finished"
+                assert await service.queries.wait(runs) == "finished"
+                await service.requests.cancel(bad)
+                assert await service.queries.wait(await one(service, shell("true"))) == "finished"
                 assert any("the policy failed (RuntimeError: oops)" in text for text in notes(service))
 
         asyncio.run(play())
@@ -260,15 +260,15 @@ class TestMemory:
                 await started(service, mate)
                 hopeless = shell(self.CRY.format(last=9), can_shrink=True, batch=8, time_s=2000, iterations=10)
                 job = await one(service, hopeless)
-                await until(lambda: service.show(job)["attempt"] == 2)
+                await until(lambda: service.queries.show(job)["attempt"] == 2)
                 await until(lambda: len(told(service, "ConstraintsChanged")) == 2)
                 assert [r["min_accumulation"] or r["exclusive"] for r in told(service, "ConstraintsChanged")] == [
                     2,
                     True,
                 ]
                 assert state(service, job) == "pending", "alone means that it waits for its mate to go"
-                await service.cancel(mate)
-                assert await service.wait(job) == "failed"
+                await service.requests.cancel(mate)
+                assert await service.queries.wait(job) == "failed"
                 reasons = [event["reason"] for event in told(service, "Failed")]
                 assert [reason.partition(";")[2].split(" with")[0] for reason in reasons[:2]] == [
                     " it comes back",
@@ -284,9 +284,13 @@ class TestMemory:
                 mate = await one(service, shell("sleep 0.6", time_s=1000))
                 await started(service, mate)
                 job = await one(service, shell(self.CRY.format(last=2), time_s=2000))
-                assert await service.wait(job) == "finished"
+                assert await service.queries.wait(job) == "finished"
                 assert [r["exclusive"] for r in told(service, "ConstraintsChanged")] == [True]
-                assert service.show(job)["started"] < service.show(mate)["finished"] < service.show(job)["finished"]
+                assert (
+                    service.queries.show(job)["started"]
+                    < service.queries.show(mate)["finished"]
+                    < service.queries.show(job)["finished"]
+                )
 
         asyncio.run(play())
 
@@ -315,5 +319,5 @@ class TestClock:
 
 
 def pid_of(service, job: str) -> int | None:
-    attempts = service.show(job)["attempts"]
+    attempts = service.queries.show(job)["attempts"]
     return attempts[-1]["ranks"][0]["pid"] if attempts and attempts[-1]["ranks"] else None

@@ -82,7 +82,7 @@ class World:
         return self.service._state.jobs[job]
 
     def status(self, job):
-        return self.service.show(job)["state"]
+        return self.service.queries.show(job)["state"]
 
 
 @asynccontextmanager
@@ -155,8 +155,8 @@ def test_who_had_nothing_to_do_with_the_server_is_not_pardoned(play, gpus, later
         world.clock.time += later
         world.end(other)
         await world.look()
-        assert world.service.show(other)["state"] == "failed"
-        assert world.service.show(other)["reason"] == BAD
+        assert world.service.queries.show(other)["state"] == "failed"
+        assert world.service.queries.show(other)["reason"] == BAD
 
     play(story, gpus=gpus)
 
@@ -181,8 +181,8 @@ def test_an_ordinary_failure_under_mps_is_one(play):
         (job,) = await world.run("a")
         world.end(job)
         await world.look()
-        assert world.service.show(job)["state"] == "failed"
-        assert world.service.show(job)["reason"] == BAD
+        assert world.service.queries.show(job)["state"] == "failed"
+        assert world.service.queries.show(job)["reason"] == BAD
 
     play(story)
 
@@ -252,14 +252,14 @@ def test_a_cancel_between_the_fault_and_the_verdict_stops_nobody_from_hearing(pl
 
         world.machine.faults = faults_now
         await until(lambda: looks)
-        await world.service.cancel(cancelled)
+        await world.service.requests.cancel(cancelled)
         await until(lambda: world.record(mate).attempt == 2)
         assert world.status(cancelled) == "cancelled"
         world.clock.time += 60.0
         world.end(later)
         await until(lambda: len(looks) > 3)
         world.clock.time += 60.0
-        assert await world.service.wait(later) == "failed"
+        assert await world.service.queries.wait(later) == "failed"
 
     play(story, jobs_per_gpu=3)
 
@@ -269,7 +269,7 @@ def test_a_mate_of_one_that_is_cancelled_after_it_failed_is_pardoned_too(play):
         cancelled, mate = await world.run("a", "b")
         world.end(cancelled)
         await world.look()
-        await world.service.cancel(cancelled)
+        await world.service.requests.cancel(cancelled)
         await world.settle()
         assert world.status(cancelled) == "cancelled"
         world.end(mate)
@@ -290,7 +290,7 @@ def test_a_look_that_breaks_off_is_not_the_last(play, monkeypatch):
         breaks = iter([True, True, False])
         world.service._faults._find_together = lambda: 1 / 0 if next(breaks, False) else whole()
         world.end(job)
-        assert await world.service.wait(job) == "failed"
+        assert await world.service.queries.wait(job) == "failed"
 
     play(story)
 
@@ -326,7 +326,7 @@ def test_an_end_that_no_look_could_judge_is_told_all_the_same(play):
         world.machine.faults = lambda: 1 / 0
         world.end(job)
         await world.look()
-        assert world.service.show(job)["state"] == "failed"
+        assert world.service.queries.show(job)["state"] == "failed"
 
     play(story)
 
@@ -354,7 +354,7 @@ def test_one_that_faults_reach_again_and_again_comes_back_alone_outside_mps(play
         world.fault()
         world.end(job)
         await world.look()
-        assert world.service.show(job)["state"] == "failed", "outside MPS no fault of others reaches it"
+        assert world.service.queries.show(job)["state"] == "failed", "outside MPS no fault of others reaches it"
 
     play(story)
 
@@ -385,7 +385,7 @@ def test_the_service_looks_by_itself_and_nobody_is_forgotten_when_mps_is_given_u
             return [ServerFault(frozenset({(mate, 1)}), "the daemon is gone")]
 
         world.machine.faults = gives_up
-        assert await world.service.wait(job) == "failed"
+        assert await world.service.queries.wait(job) == "failed"
         await world.settle()
         assert world.status(mate) == "stopping"
         world.end(mate)
@@ -456,14 +456,14 @@ def test_real_processes_start_again_when_their_server_goes(home, tmp_path, monke
             servers.write_text(json.dumps({"6": {"clients": pids[2:]}}))
             os.kill(pids[0], signal.SIGKILL)
             os.kill(pids[2], signal.SIGKILL)
-            assert [await service.wait(job) for job in (*first, own)] == ["finished", "finished", "failed"]
-            assert [service.show(job)["attempt"] for job in (*first, own)] == [2, 2, 1]
-            assert service.show(own)["reason"] == "worker 0 was killed by SIGKILL"
+            assert [await service.queries.wait(job) for job in (*first, own)] == ["finished", "finished", "failed"]
+            assert [service.queries.show(job)["attempt"] for job in (*first, own)] == [2, 2, 1]
+            assert service.queries.show(own)["reason"] == "worker 0 was killed by SIGKILL"
 
     asyncio.run(play())
     assert not (home.mps / "daemon.json").exists(), "the daemon went with the service"
 
 
 def pid_of(service, job):
-    attempts = service.show(job)["attempts"]
+    attempts = service.queries.show(job)["attempts"]
     return attempts[-1]["ranks"][0]["pid"] if attempts and attempts[-1]["ranks"] else None

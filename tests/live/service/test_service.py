@@ -23,7 +23,7 @@ def test_a_gang_finds_its_place_and_nothing_of_the_services_environment(home, mo
     async def play():
         async with serving(home, gpus=4) as service:
             job = await one(service, shell("env; pwd", gpus=3, env={"COLOUR": "blue"}, directory="/usr"))
-            assert await service.wait(job) == "finished"
+            assert await service.queries.wait(job) == "finished"
             for rank in range(3):
                 said = dict(line.split("=", 1) for line in output(service, job, rank).splitlines() if "=" in line)
                 assert said["RANK"] == said["LOCAL_RANK"] == str(rank)
@@ -37,7 +37,7 @@ def test_a_gang_finds_its_place_and_nothing_of_the_services_environment(home, mo
                 assert output(service, job, rank).splitlines()[-1] == "/usr"
                 assert "CARPOOL_TOKEN" not in said
                 assert "secret" not in output(service, job, rank)
-            row = service.show(job)
+            row = service.queries.show(job)
             assert row["exit_code"] == 0
             assert [rank["exit_code"] for rank in row["attempts"][0]["ranks"]] == [0, 0, 0]
             assert row["submitted"] <= row["started"] <= row["finished"]
@@ -53,9 +53,9 @@ def test_torchrun_gets_one_process_for_the_whole_gang(home, tmp_path):
     async def play():
         async with serving(home) as service:
             job = await one(service, shell("", gpus=2, command=[str(program), "train.py"]))
-            assert await service.wait(job) == "finished"
+            assert await service.queries.wait(job) == "finished"
             assert output(service, job) == "node0:0,node0:1 1\n"
-            assert len(service.show(job)["attempts"][0]["ranks"]) == 1
+            assert len(service.queries.show(job)["attempts"][0]["ranks"]) == 1
 
     asyncio.run(play())
 
@@ -64,17 +64,17 @@ def test_the_death_of_one_worker_ends_its_gang_and_is_told(home):
     async def play():
         async with serving(home) as service:
             script = "if [ $RANK = 1 ]; then exit 7; fi; sleep 60"
-            job, other = await service.submit([shell(script, gpus=2), shell("nosuchprogram")], "eve")
-            assert await service.wait(job) == "failed"
-            assert (service.show(job)["exit_code"], service.show(job)["reason"]) == (
+            job, other = await service.requests.submit([shell(script, gpus=2), shell("nosuchprogram")], "eve")
+            assert await service.queries.wait(job) == "failed"
+            assert (service.queries.show(job)["exit_code"], service.queries.show(job)["reason"]) == (
                 7,
                 "worker 1 ended with exit code 7",
             )
-            assert await service.wait(other) == "failed"
+            assert await service.queries.wait(other) == "failed"
             assert "not found" in output(service, other, stream="stderr")
             missing = await one(service, shell("", command=["/no/such/program"]))
-            assert await service.wait(missing) == "failed"
-            assert service.show(missing)["exit_code"] == 127
+            assert await service.queries.wait(missing) == "failed"
+            assert service.queries.show(missing)["exit_code"] == 127
             assert "cannot run /no/such/program" in output(service, missing, stream="stderr")
 
     asyncio.run(play())
@@ -84,11 +84,11 @@ def test_a_retry_runs_again_and_the_last_failure_is_final(home, tmp_path):
     async def play():
         async with serving(home) as service:
             lucky = f"echo x >> {tmp_path}/tries; test $(wc -l < {tmp_path}/tries) -ge 3"
-            first, second = await service.submit([shell(lucky, retries=2), shell("exit 1", retries=1)], "eve")
-            assert await service.wait(first) == "finished"
-            assert service.show(first)["attempt"] == 3
-            assert await service.wait(second) == "failed"
-            assert service.show(second)["attempt"] == 2
+            first, second = await service.requests.submit([shell(lucky, retries=2), shell("exit 1", retries=1)], "eve")
+            assert await service.queries.wait(first) == "finished"
+            assert service.queries.show(first)["attempt"] == 3
+            assert await service.queries.wait(second) == "failed"
+            assert service.queries.show(second)["attempt"] == 2
 
     asyncio.run(play())
 
@@ -96,15 +96,15 @@ def test_a_retry_runs_again_and_the_last_failure_is_final(home, tmp_path):
 def test_who_waits_for_a_job_starts_after_it_or_is_cancelled_with_it(home):
     async def play():
         async with serving(home) as service:
-            good, bad = await service.submit([shell("sleep 0.2"), shell("sleep 0.2; exit 1")], "eve")
+            good, bad = await service.requests.submit([shell("sleep 0.2"), shell("sleep 0.2; exit 1")], "eve")
             later = await one(service, shell("true", after=[good]))
             never = await one(service, shell("true", after=[bad, good]))
-            assert service.show(later)["reason"] == f"waits for job {good}"
-            assert await service.wait(later) == "finished"
-            assert await service.wait(never) == "cancelled"
-            assert service.show(later)["started"] >= service.show(good)["finished"]
-            assert "which it waits for, failed" in service.show(never)["reason"]
-            assert await service.wait(await one(service, shell("true", after=[good]))) == "finished"
+            assert service.queries.show(later)["reason"] == f"waits for job {good}"
+            assert await service.queries.wait(later) == "finished"
+            assert await service.queries.wait(never) == "cancelled"
+            assert service.queries.show(later)["started"] >= service.queries.show(good)["finished"]
+            assert "which it waits for, failed" in service.queries.show(never)["reason"]
+            assert await service.queries.wait(await one(service, shell("true", after=[good]))) == "finished"
             with pytest.raises(InputError, match="failed, so this one would never start"):
                 await one(service, shell("true", after=[bad]))
             with pytest.raises(InputError, match="there is no job"):
@@ -116,26 +116,33 @@ def test_who_waits_for_a_job_starts_after_it_or_is_cancelled_with_it(home):
 def test_hold_release_requeue_priority_and_cancel(home):
     async def play():
         async with serving(home, "fifo", gpus=1, jobs_per_gpu=1) as service:
-            running, held, last = await service.submit([shell("sleep 30"), shell("true"), shell("true")], "eve")
+            running, held, last = await service.requests.submit(
+                [shell("sleep 30"), shell("true"), shell("true")], "eve"
+            )
             await started(service, running)
-            await service.hold(held)
-            await service.set_priority(last, 5)
-            assert (service.show(held)["state"], service.show(held)["held"]) == ("pending", True)
-            await service.requeue(running)
-            await until(lambda: service.show(running)["attempt"] == 2, 10)
-            assert service.show(last)["finished"], "the job of high priority went first"
-            assert service.show(held)["started"] is None, "what is on hold does not start"
-            await service.cancel(running)
-            assert await service.wait(running) == "cancelled"
-            await service.release(held)
-            assert await service.wait(held) == "finished"
-            for change in (service.cancel, service.hold, service.release, service.requeue):
+            await service.requests.hold(held)
+            await service.requests.set_priority(last, 5)
+            assert (service.queries.show(held)["state"], service.queries.show(held)["held"]) == ("pending", True)
+            await service.requests.requeue(running)
+            await until(lambda: service.queries.show(running)["attempt"] == 2, 10)
+            assert service.queries.show(last)["finished"], "the job of high priority went first"
+            assert service.queries.show(held)["started"] is None, "what is on hold does not start"
+            await service.requests.cancel(running)
+            assert await service.queries.wait(running) == "cancelled"
+            await service.requests.release(held)
+            assert await service.queries.wait(held) == "finished"
+            for change in (
+                service.requests.cancel,
+                service.requests.hold,
+                service.requests.release,
+                service.requests.requeue,
+            ):
                 with pytest.raises(WrongState):
                     await change(held)
                 with pytest.raises(NoSuchJob):
                     await change("4711")
-            assert [row["job"] for row in service.jobs(all=True)] == [running, held, last]
-            assert service.jobs() == []
+            assert [row["job"] for row in service.queries.jobs(all=True)] == [running, held, last]
+            assert service.queries.jobs() == []
 
     asyncio.run(play())
 
@@ -146,9 +153,9 @@ def test_a_worker_that_ignores_sigterm_is_killed_with_all_its_children(home, tmp
             deaf = f"trap '' TERM; (setsid sleep 61 & echo $! > {tmp_path}/child; wait) & sleep 60; sleep 60"
             job = await one(service, shell(deaf))
             child = int(await until(lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text()))
-            await service.cancel(job)
-            assert await service.wait(job) == "cancelled"
-            assert service.show(job)["exit_code"] == 137
+            await service.requests.cancel(job)
+            assert await service.queries.wait(job) == "cancelled"
+            assert service.queries.show(job)["exit_code"] == 137
             assert start_ticks(child) is None, "a child that opened a session of its own is alive"
 
     asyncio.run(play())
@@ -158,12 +165,12 @@ def test_what_could_never_run_is_refused_whole(home):
     async def play():
         async with serving(home) as service:
             with pytest.raises(InputError, match="asks for 3 GPUs and the cluster has 2"):
-                await service.submit([shell("true"), shell("true", gpus=3)], "eve")
-            assert service.jobs(all=True) == []
-            await service.set_limits("eve", Limits(gpus=1))
+                await service.requests.submit([shell("true"), shell("true", gpus=3)], "eve")
+            assert service.queries.jobs(all=True) == []
+            await service.requests.set_limits("eve", Limits(gpus=1))
             with pytest.raises(InputError, match="may hold 1"):
                 await one(service, shell("true", gpus=2))
-            assert await service.wait(await one(service, shell("true", gpus=2), "bob")) == "finished"
+            assert await service.queries.wait(await one(service, shell("true", gpus=2), "bob")) == "finished"
 
     asyncio.run(play())
 
@@ -175,16 +182,16 @@ def test_a_profile_that_is_given_is_believed_and_may_be_another_at_the_next_star
 
     async def play():
         async with serving(home) as service:
-            assert "nothing known of it" in service.dry_run(spec, "eve")["run"]["source"]
+            assert "nothing known of it" in service.queries.dry_run(spec, "eve")["run"]["source"]
         async with serving(home, profile=str(tmp_path / "mine.json")) as service:
             alone_s = 10 * known.core().iteration(8, 1, Placement(1, 1))
-            assert service.dry_run(spec, "eve")["run"]["value"] == pytest.approx(alone_s)
+            assert service.queries.dry_run(spec, "eve")["run"]["value"] == pytest.approx(alone_s)
             job = await one(service, spec)
             await started(service, job)
         async with serving(home) as service:  # which does not know the job's model
             assert state(service, job) == "running"
-            await service.cancel(job)
-            await service.wait(job)
+            await service.requests.cancel(job)
+            await service.queries.wait(job)
 
     asyncio.run(play())
 
@@ -195,11 +202,11 @@ def test_a_snapshot_keeps_the_directory_as_it_was(home, tmp_path):
 
     async def play():
         async with serving(home) as service:
-            await service.submit([shell("sleep 0.3", gpus=2, exclusive=True)], "eve")
+            await service.requests.submit([shell("sleep 0.3", gpus=2, exclusive=True)], "eve")
             spec = shell("cat word", directory=str(tmp_path / "code"), snapshot=True, exclusive=True)
             job = await one(service, spec)
             (tmp_path / "code" / "word").write_text("after")
-            assert await service.wait(job) == "finished"
+            assert await service.queries.wait(job) == "finished"
             assert output(service, job) == "before"
 
     asyncio.run(play())
@@ -210,22 +217,24 @@ def test_the_service_comes_back_to_running_jobs_and_to_those_that_ended_meanwhil
 
     async def play():
         async with serving(home) as service:
-            long, short = await service.submit([shell("sleep 2; echo done"), shell("sleep 0.3; exit 5")], "eve")
+            long, short = await service.requests.submit(
+                [shell("sleep 2; echo done"), shell("sleep 0.3; exit 5")], "eve"
+            )
             await started(service, long)
             await started(service, short)
-            pid = service.show(long)["attempts"][0]["ranks"][0]["pid"]
+            pid = service.queries.show(long)["attempts"][0]["ranks"][0]["pid"]
             with pytest.raises(HomeInUse, match="another service"):
                 async with serving(home):
                     pass
         await asyncio.sleep(0.6)
         async with serving(home) as service:
-            assert await service.wait(short) == "failed"
-            assert service.show(short)["exit_code"] == 5
+            assert await service.queries.wait(short) == "failed"
+            assert service.queries.show(short)["exit_code"] == 5
             assert state(service, long) == "running"
-            assert service.show(long)["attempts"][0]["ranks"][0]["pid"] == pid
-            assert await service.wait(long) == "finished"
+            assert service.queries.show(long)["attempts"][0]["ranks"][0]["pid"] == pid
+            assert await service.queries.wait(long) == "finished"
             assert output(service, long) == "done\n"
-            assert service.show(long)["attempt"] == 1
+            assert service.queries.show(long)["attempt"] == 1
 
     asyncio.run(play())
 
@@ -245,7 +254,7 @@ except MemoryError:
         async with serving(home) as service:
             bound = await one(service, python(code, cpus=1, memory="200MiB"))
             free = await one(service, python(code))
-            assert await service.wait(bound) == await service.wait(free) == "finished"
+            assert await service.queries.wait(bound) == await service.queries.wait(free) == "finished"
             assert output(service, bound).split() == ["1", "no"]
             assert output(service, free).split() == [str(len(os.sched_getaffinity(0))), "fits"]
 
@@ -261,7 +270,7 @@ def test_as_root_each_job_runs_as_its_own_user(home, tmp_path):
 
     async def play():
         async with serving(home) as service:
-            await service.put_user("nobody", {"uid": 65534})
+            await service.requests.put_user("nobody", {"uid": 65534})
             script = """
                 id -u; touch $CARPOOL_CHECKPOINT_DIR/mine
                 cat $CARPOOL_WORKER_DIR/control.json > /dev/null && echo read
@@ -269,7 +278,7 @@ def test_as_root_each_job_runs_as_its_own_user(home, tmp_path):
                 cat $CARPOOL_WORKER_DIR/../../../../journal.db
             """
             job = await one(service, shell(script), "nobody")
-            assert await service.wait(job) == "failed", "it cannot read the journal"
+            assert await service.queries.wait(job) == "failed", "it cannot read the journal"
             assert output(service, job).split() == ["65534", "read", "kept"]
             assert "Permission denied" in output(service, job, stream="stderr")
 

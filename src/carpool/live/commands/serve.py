@@ -97,7 +97,7 @@ async def _serve(place: Home, listening: socket.socket, names: tuple[str, ...], 
     await service.start()
     try:
         token = admin_token(place.admin_token)
-        known = {name: row["token_hash"] for name, row in service.users().items() if row.get("token_hash")}
+        known = {name: row["token_hash"] for name, row in service.queries.users().items() if row.get("token_hash")}
         server = _server(service, place, Keyring(digest(token), known), listening, names, options)
         url = _url(listening)
         listening.listen(128)  # who reads the address may call at once, and is answered a moment later
@@ -147,7 +147,7 @@ def _server(service: Any, place: Home, keyring: Any, listening: Any, names: tupl
 def _greet(url: str, place: Home, service: Any, options: dict[str, Any]) -> None:
     from carpool.live.commands.tables import gpus_of
 
-    gpus = service.gpus()
+    gpus = service.queries.gpus()
     number, mechanism = len(gpus_of(gpus)), gpus.get("mechanism")
     kind = "logical GPUs" if options["gpus"] else "GPUs"
     click.echo(f"carpool serves {number} {kind} ({mechanism}) under {options['policy']} at {url}", err=True)

@@ -58,7 +58,7 @@ async def status(inside: Inside, who: Me) -> Json:
 @router.get("/gpus", tags=["service"], responses=answers(model=dict[str, Any]))
 async def gpus(inside: Inside, who: Me) -> Json:
     """Nodes, GPUs and who is on them; and by what mechanism jobs share."""
-    return Json(inside.service.gpus())
+    return Json(inside.service.queries.gpus())
 
 
 @router.get("/history", tags=["service"], responses=answers(422, model=messages.History))
@@ -66,7 +66,7 @@ async def history(
     inside: Inside, who: Me, limit: Annotated[int, Query(ge=1, le=10_000)] = 100, before: Before = None
 ) -> Json:
     """Ended jobs, the latest first, with what sharing gained or cost them."""
-    rows = inside.service.history(limit=limit + 1, before=before)
+    rows = inside.service.queries.history(limit=limit + 1, before=before)
     page = rows[:limit]
     return Json({"jobs": page, "next": page[-1]["job"] if len(page) < len(rows) else None})
 
@@ -74,13 +74,13 @@ async def history(
 @router.get("/accuracy", tags=["service"], responses=answers(model=dict[str, Any]))
 async def accuracy(inside: Inside, who: Me) -> Json:
     """How right the service's estimates were."""
-    return Json(inside.service.accuracy())
+    return Json(inside.service.queries.accuracy())
 
 
 @router.get("/workload", tags=["service"], responses=answers(model=messages.Workload))
 async def workload(inside: Inside, who: Me) -> Json:
     """The history as the simulator reads it."""
-    return Json({"jobs": inside.service.workload()})
+    return Json({"jobs": inside.service.queries.workload()})
 
 
 @router.post(
@@ -118,7 +118,7 @@ def _shown(name: str, row: dict[str, Any]) -> dict[str, Any]:
 async def users(inside: Inside, who: Me) -> Json:
     """Everybody who has or had a token."""
     _admin_only(who)
-    return Json({"users": [_shown(name, row) for name, row in sorted(inside.service.users().items())]})
+    return Json({"users": [_shown(name, row) for name, row in sorted(inside.service.queries.users().items())]})
 
 
 @router.post(
@@ -128,7 +128,7 @@ async def add_user(request: messages.UserRequest, inside: Inside, who: Me) -> Js
     """Let somebody in. The answer holds their token, which is not kept and cannot be asked for again."""
     _admin_only(who)
     name = request.name
-    known = inside.service.users().get(name)
+    known = inside.service.queries.users().get(name)
     if name == ADMIN or (known and not known.get("revoked")):
         raise WrongState(f"user {name} exists already; revoke them first to give them a new token")
     token = new_token()
@@ -139,8 +139,8 @@ async def add_user(request: messages.UserRequest, inside: Inside, who: Me) -> Js
         "revoked": False,
         **request.model_dump(include={"max_jobs", "max_gpus", "max_priority"}),
     }
-    await inside.service.put_user(name, row)
-    await inside.service.set_limits(name, Limits(request.max_jobs, request.max_gpus))
+    await inside.service.requests.put_user(name, row)
+    await inside.service.requests.set_limits(name, Limits(request.max_jobs, request.max_gpus))
     inside.keyring.add(name, row["token_hash"])
     return Json({**_shown(name, row), "token": token}, 201)
 
@@ -153,7 +153,7 @@ def _uid(inside: Box, name: str, uid: int | None) -> int | None:
         return None
     if uid is not None:
         return uid
-    users = inside.service.users()
+    users = inside.service.queries.users()
     found = uid_for(name, (row.get("uid") for row in users.values()), users.get(name, {}).get("uid"))
     if found == 0:
         raise InputError(f"uid: the login name {name} is root's; give another name, or --uid")
@@ -165,7 +165,7 @@ async def revoke(name: Name, inside: Inside, who: Me) -> Json:
     """Shut somebody out. Their jobs go on; cancel them where that is not wanted."""
     _admin_only(who)
     row = {**_known(inside, name), "token_hash": "", "revoked": True}
-    await inside.service.put_user(name, row)
+    await inside.service.requests.put_user(name, row)
     inside.keyring.revoke(name)
     return Json(_shown(name, row))
 
@@ -175,13 +175,13 @@ async def limit(name: Name, request: messages.LimitsRequest, inside: Inside, who
     """What somebody may hold at a time; what is left out has no limit."""
     _admin_only(who)
     row = {**_known(inside, name), **request.model_dump()}
-    await inside.service.put_user(name, row)
-    await inside.service.set_limits(name, Limits(request.max_jobs, request.max_gpus))
+    await inside.service.requests.put_user(name, row)
+    await inside.service.requests.set_limits(name, Limits(request.max_jobs, request.max_gpus))
     return Json(_shown(name, row))
 
 
 def _known(inside: Box, name: str) -> dict[str, Any]:
-    row = inside.service.users().get(name)
+    row = inside.service.queries.users().get(name)
     if row is None:
         raise NoSuchUser(name)
     return dict(row)

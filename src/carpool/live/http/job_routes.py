@@ -28,13 +28,13 @@ PRIVATE = ("spec", "env", "command", "directory", "attempts", "note")
 
 
 def _own(inside: Box, who: Principal, job: str) -> None:
-    owner = inside.service.owner(job)
+    owner = inside.service.queries.owner(job)
     if not who.may_change(owner):
         raise Forbidden(f"job {job} belongs to {owner}; only they and the administrator may do this")
 
 
 def _check_priority(inside: Box, who: Principal, priority: int) -> None:
-    most = None if who.admin else inside.service.users().get(who.name, {}).get("max_priority")
+    most = None if who.admin else inside.service.queries.users().get(who.name, {}).get("max_priority")
     if most is not None and priority > most:
         raise Forbidden(
             f"priority: {priority} is above {most}, the highest that the administrator lets {who.name} have"
@@ -53,18 +53,18 @@ async def submit(request: messages.JobRequest, inside: Inside, who: Me) -> Json:
     _check_priority(inside, who, request.priority)
     specs = _specs(request)
     if request.snapshot is None:
-        jobs = await inside.service.submit(specs, who.name)
+        jobs = await inside.service.requests.submit(specs, who.name)
     else:
         with inside.uploads.taken(request.snapshot, who.name) as directory:
             specs = [replace(one, directory=str(directory), snapshot=True) for one in specs]
-            jobs = await inside.service.submit(specs, who.name)
+            jobs = await inside.service.requests.submit(specs, who.name)
     return Json({"job": jobs[0], "jobs": jobs}, 201)
 
 
 @router.post("/jobs/dry-run", responses=answers(422, model=dict[str, Any]))
 async def dry_run(request: messages.JobRequest, inside: Inside, who: Me) -> Json:
     """What would happen to a job, without queueing it."""
-    return Json(inside.service.dry_run(_specs(request)[0], who.name))
+    return Json(inside.service.queries.dry_run(_specs(request)[0], who.name))
 
 
 @router.get("/jobs", responses=answers(422, model=messages.Jobs))
@@ -76,7 +76,7 @@ async def jobs(
     before: Annotated[str | None, Query(pattern=r"^[0-9]{1,18}$", max_length=18)] = None,
 ) -> Json:
     """The queue and what runs, in order of submission; the latest `limit` of them, or of those before a job."""
-    rows = inside.service.jobs(all, limit=limit + 1, before=before)
+    rows = inside.service.queries.jobs(all, limit=limit + 1, before=before)
     page = rows[-limit:]
     return Json({"jobs": page, "next": page[0]["job"] if len(page) < len(rows) else None})
 
@@ -84,7 +84,7 @@ async def jobs(
 @router.get("/jobs/{job}", responses=answers(404, 422, model=messages.JobRow))
 async def show(job: Job, inside: Inside, who: Me) -> Json:
     """All that is known of a job; of another user's, what the queue shows, and its receipt."""
-    row = inside.service.show(job)
+    row = inside.service.queries.show(job)
     if not who.may_change(row["user"]):
         row = {key: value for key, value in row.items() if key not in PRIVATE}
     return Json(row)
@@ -93,7 +93,7 @@ async def show(job: Job, inside: Inside, who: Me) -> Json:
 @router.get("/jobs/{job}/explain", responses=answers(404, 422, model=messages.Explanation))
 async def explain(job: Job, inside: Inside, who: Me) -> Json:
     """Why it waits or shares, with whom, and when it starts and ends."""
-    return Json(inside.service.explain(job))
+    return Json(inside.service.queries.explain(job))
 
 
 @router.get("/jobs/{job}/wait", responses=answers(404, 422, model=messages.JobState))
@@ -101,10 +101,10 @@ async def wait(
     job: Job, inside: Inside, who: Me, timeout_s: Annotated[float, Query(ge=0, le=60, allow_inf_nan=False)] = 5.0
 ) -> Json:
     """The job's row once it has ended, or as it is after the timeout."""
-    inside.service.owner(job)
+    inside.service.queries.owner(job)
     with suppress(TimeoutError):
-        await asyncio.wait_for(inside.service.wait(job), timeout_s)
-    row = inside.service.show(job)
+        await asyncio.wait_for(inside.service.queries.wait(job), timeout_s)
+    row = inside.service.queries.show(job)
     return Json({key: row.get(key) for key in ("job", "state", "exit_code", "reason")})
 
 
@@ -136,10 +136,10 @@ async def read_log(
 ) -> Response:
     """A worker's output from an offset on; to follow it, ask again from `Carpool-Next`, for the same attempt."""
     _own(inside, who, job)
-    last = inside.service.last_attempt(job)
+    last = inside.service.queries.last_attempt(job)
     number = attempt or max(1, last)
-    over = inside.service.is_over(job, number)  # asked first: what was written before its end is then read
-    path = inside.service.log_file(job, rank, stream, number)
+    over = inside.service.queries.is_over(job, number)  # asked first: what was written before its end is then read
+    path = inside.service.queries.log_file(job, rank, stream, number)
     part = await asyncio.to_thread(logs.read, path, offset, limit, tail)
     headers = {"Carpool-Next": str(part.next), "Carpool-Ended": str(int(over and part.last))}
     headers |= {"Carpool-Attempt": str(number), "Carpool-Last-Attempt": str(last)}
@@ -147,7 +147,7 @@ async def read_log(
 
 
 async def _changed(inside: Box, job: str) -> Json:
-    row = inside.service.show(job)
+    row = inside.service.queries.show(job)
     return Json({key: row[key] for key in ("job", "state", "held")})
 
 
@@ -158,7 +158,7 @@ CHANGE = answers(403, 404, 409, 422, 503, model=messages.JobState)
 async def cancel(job: Job, inside: Inside, who: Me) -> Json:
     """Stop the whole gang for good."""
     _own(inside, who, job)
-    await inside.service.cancel(job)
+    await inside.service.requests.cancel(job)
     return await _changed(inside, job)
 
 
@@ -166,7 +166,7 @@ async def cancel(job: Job, inside: Inside, who: Me) -> Json:
 async def hold(job: Job, inside: Inside, who: Me) -> Json:
     """Keep a waiting job from starting."""
     _own(inside, who, job)
-    await inside.service.hold(job)
+    await inside.service.requests.hold(job)
     return await _changed(inside, job)
 
 
@@ -174,7 +174,7 @@ async def hold(job: Job, inside: Inside, who: Me) -> Json:
 async def release(job: Job, inside: Inside, who: Me) -> Json:
     """Let a held job start again."""
     _own(inside, who, job)
-    await inside.service.release(job)
+    await inside.service.requests.release(job)
     return await _changed(inside, job)
 
 
@@ -182,7 +182,7 @@ async def release(job: Job, inside: Inside, who: Me) -> Json:
 async def requeue(job: Job, inside: Inside, who: Me) -> Json:
     """Stop a running job (it saves first) and put it back into the queue."""
     _own(inside, who, job)
-    await inside.service.requeue(job)
+    await inside.service.requests.requeue(job)
     return await _changed(inside, job)
 
 
@@ -191,5 +191,5 @@ async def set_priority(job: Job, request: messages.PriorityRequest, inside: Insi
     """Change a job's place in the queue: higher goes first."""
     _own(inside, who, job)
     _check_priority(inside, who, request.priority)
-    await inside.service.set_priority(job, request.priority)
+    await inside.service.requests.set_priority(job, request.priority)
     return await _changed(inside, job)

@@ -34,6 +34,7 @@ from carpool.live.service.faults import Faults
 from carpool.live.service.inside import new_row
 from carpool.live.service.knowledge import Knowledge
 from carpool.live.service.reading import Reading
+from carpool.live.service.requests import Requests
 from carpool.live.service.watch import EVERY_S
 from carpool.live.spec import ARRAY_VARIABLE, from_json
 
@@ -53,6 +54,16 @@ class Service(Reading):
     _snapshot_at = 0
     _snapshotting: asyncio.Task[None] | None = None
     _tasks: Sequence[asyncio.Task[None]] = ()
+
+    @property
+    def requests(self) -> Requests:
+        """What users may change."""
+        return self
+
+    @property
+    def queries(self) -> Reading:
+        """What users may look at."""
+        return self
 
     # ---- life ------------------------------------------------------------------------------------------------------
 
