@@ -32,6 +32,7 @@ THIRD_PARTY = (
     "ignore:.*pin_memory.*:UserWarning:torch.utils.data",
     "ignore:Starting from v1.9.0, `tensorboardX`.*:UserWarning",
     "ignore:.*treespec, LeafSpec.*:FutureWarning",
+    "ignore:The `srun` command is available on your system but is not used:UserWarning",
 )
 
 
@@ -44,9 +45,9 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch):
-    """No test sees another's seed or environment."""
+    """No test sees another's seed, a setting of the user or the Slurm job that it may run in."""
     for name in list(os.environ):
-        if name.startswith("CARPOOL_"):
+        if name.startswith(("CARPOOL_", "SLURM_")):
             monkeypatch.delenv(name)
     torch.manual_seed(0)
 

@@ -1,5 +1,6 @@
 """The adapters with the real libraries: the same weights as without Carpool, whatever the scheduler chooses."""
 
+import os
 import subprocess
 import sys
 
@@ -102,6 +103,18 @@ def test_lightning_leaves_the_module_as_it_was(lightning, tmp_path):
     model, trainer = frameworks.lightning_fit(tmp_path, [Carpool(accumulation=2)])
     assert "optimizer_zero_grad" not in model.__dict__
     assert "training_step" not in trainer.strategy.__dict__
+
+
+def test_lightning_trains_where_slurm_is_installed(lightning, tmp_path, monkeypatch):
+    """Lightning warns where it finds `srun` although nothing started it so."""
+    from carpool.train.lightning import Carpool
+
+    srun = tmp_path / "bin" / "srun"
+    srun.parent.mkdir()
+    srun.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(srun.parent), prepend=os.pathsep)
+    _, trainer = frameworks.lightning_fit(tmp_path, [Carpool(accumulation=2)])
+    assert trainer.global_step > 0
 
 
 def test_lightning_manual_optimization_is_refused_in_words(lightning, tmp_path):
