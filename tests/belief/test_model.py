@@ -1,4 +1,4 @@
-"""The belief as a performance model that learns: what it is told, what it answers, and that the state keeps up."""
+"""The belief as a performance model that learns: its observations, its answers, and how the state follows."""
 
 import json
 from math import log
@@ -10,7 +10,7 @@ from hypothesis import settings
 from carpool import policies
 from carpool.belief import estimate
 from carpool.belief.model import Belief
-from carpool.belief.pairs import kind_of
+from carpool.belief.pairs import job_class
 from carpool.belief.prior import believe, busy_of, kappa_of
 from carpool.core import events as ev
 from carpool.core import snapshot
@@ -68,7 +68,7 @@ class TestPairs:
         assert often.dump()["pairs"] == once.dump()["pairs"]
         assert (once.version, often.version) == (1, 1)
 
-    def test_its_mean_counts(self):
+    def test_the_mean_of_an_episode_counts(self):
         steady, shaky = belief(), belief()
         steady.learn(sighting("a", [("b", "thin")], 1.5))
         for seconds in (1.2, 1.9, 1.4):
@@ -205,7 +205,7 @@ class TestSpeeds:
         assert model.iteration_time(job("x", duration_s=50.0, **named), 1, ONE) == pytest.approx(0.25)
         assert model.memory(job("x", **named), 1) == 0
 
-    def test_small_changes_wait(self):
+    def test_small_changes_take_effect_later(self):
         model = belief()
         seconds = [1.0, 1.001, 0.999, 1.002]
         lessons = [model.learn(sighting(f"j{n}", (), s, duration_s=None)) for n, s in enumerate(seconds)]
@@ -213,7 +213,7 @@ class TestSpeeds:
 
 
 class TestEstimates:
-    def test_every_source(self):
+    def test_estimates_name_their_source(self):
         model = belief()
         unknown = {"model": "name:sweep", "iterations": 100}
         asked = [
@@ -260,7 +260,7 @@ class TestEstimates:
         strangers = Belief(fitted(), busy={}, kappa=1.0)
         assert estimate.slowdown(strangers, *pair).kind == "default"
 
-    def test_names(self):
+    def test_the_model_name_comes_from_the_model_or_the_job_name(self):
         assert estimate.model_name("bert", "mine") == "bert"
         assert estimate.model_name(None, "mine[7]") == estimate.model_name(None, "mine[8]") == "name:mine"
         assert estimate.model_name(None, "") == "generic"
@@ -298,7 +298,7 @@ def test_a_pending_jobs_choice_changes_after_an_observation():
     assert planned.decisions[0].allocation.gpus == (1,)
 
 
-def test_believed_paces_of_running_jobs_follow_and_measured_ones_stay():
+def test_beliefs_update_predicted_iteration_times_and_keep_measured_ones():
     state = State(belief(), lambda record, now: (0.0,))
     told(state, ev.NodeJoined(0.0, Node("n", (0, 1, 2), 16 * GIB)))
     for name, gpu in zip("abcdef", (0, 0, 1, 1, 2, 2), strict=True):
@@ -318,7 +318,7 @@ def test_believed_paces_of_running_jobs_follow_and_measured_ones_stay():
     assert {record.job.id for record in state.pace_changes} == {"b", "d", "e", "f"}
 
 
-def test_nobody_is_blamed_while_a_mate_comes_up():
+def test_no_slowdown_is_learned_while_a_mate_starts():
     state = State(belief(), lambda record, now: (0.0,))
     told(state, ev.NodeJoined(0.0, Node("n", (0,), 16 * GIB)))
     told(state, ev.Submitted(0.0, job("a")), placed("a", 0), ev.Started(0.0, "a", 1))
@@ -328,7 +328,7 @@ def test_nobody_is_blamed_while_a_mate_comes_up():
     assert state.perf.version == 1
 
 
-def test_what_was_measured_alone_holds_for_that_launch_only():
+def test_a_time_measured_alone_holds_for_its_attempt_only():
     state = State(belief(), lambda record, now: (0.0,))
     told(state, ev.NodeJoined(0.0, Node("n", (0, 1), 16 * GIB)))
     told(
@@ -352,7 +352,7 @@ def test_new_speeds_reorder_the_queue_and_reshape_it():
     assert state.jobs["b"].alone_left(60.0) == pytest.approx(100.0)
 
 
-def test_new_speeds_reach_running_jobs_that_did_not_report_and_the_costs_of_cutting_a_batch():
+def test_new_speeds_reach_running_jobs_that_did_not_report_and_the_cost_of_splitting_a_batch():
     state = State(belief(), lambda record, now: (record.alone_left(now),))
     wide = {"duration_s": None, "batch": 64, "iterations": 1000}
     told(state, ev.NodeJoined(0.0, Node("n", (0, 1, 2), 16 * GIB)))
@@ -486,7 +486,7 @@ def test_beliefs_close_in_on_the_truth():
     errors = [abs(xi(model, a, b) / true - 1.0) for (a, b), true in cells.items()]
     assert max(errors) < 0.12
     assert sum(errors) / len(errors) < 0.04
-    assert model.pairs.has_seen((kind_of("plain", 8), kind_of("thin", 8)))
+    assert model.pairs.has_seen((job_class("plain", 8), job_class("thin", 8)))
 
 
 class LearningLife(Life):

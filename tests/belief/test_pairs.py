@@ -1,4 +1,4 @@
-"""What is believed of pairs: the process against plain Gaussian conditioning, and what it must never say."""
+"""The belief about pairs against plain Gaussian conditioning, and its limits."""
 
 from itertools import permutations
 from math import exp, log, sqrt
@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.belief import pairs as module
-from carpool.belief.pairs import EPISODE_SD, TOTAL, Kind, PairBelief, kind_of
+from carpool.belief.pairs import EPISODE_SD, TOTAL, JobClass, PairBelief, job_class
 from carpool.policies.sharing.pair import apart, together
 from carpool.profile.interference import read_interference
 
 EPISODE = 1.0 / EPISODE_SD**2
-kinds = st.builds(Kind, st.sampled_from(["bert", "ncf", "yolov3"]), st.integers(2, 4))
+kinds = st.builds(JobClass, st.sampled_from(["bert", "ncf", "yolov3"]), st.integers(2, 4))
 cells = st.tuples(kinds, kinds)
 logs = st.floats(-0.3, 2.5)
 
@@ -72,7 +72,7 @@ def conditioned(observations, asked, prior):
 
 @settings(max_examples=150)
 @given(st.lists(st.tuples(cells, logs), min_size=1, max_size=14), cells)
-def test_it_is_gaussian_conditioning(observations, asked):
+def test_the_update_is_gaussian_conditioning(observations, asked):
     seen = {}
     observations = [o for o in observations if seen.setdefault(o[0], []).append(1) or len(seen[o[0]]) <= 4]
 
@@ -86,7 +86,7 @@ def test_it_is_gaussian_conditioning(observations, asked):
 
 
 def test_one_pair_follows_the_scalar_update():
-    cell = (Kind("a", 3), Kind("b", 3))
+    cell = (JobClass("a", 3), JobClass("b", 3))
     random, m, v = Random(3), log(2.0), TOTAL
     belief = PairBelief(two)
     for _ in range(4):
@@ -102,12 +102,12 @@ def test_one_pair_follows_the_scalar_update():
 
 def test_the_order_of_observations_does_not_matter():
     observations = [
-        ((Kind("a", 3), Kind("b", 3)), 0.9),
-        ((Kind("b", 3), Kind("a", 3)), 0.1),
-        ((Kind("a", 4), Kind("b", 3)), 0.7),
-        ((Kind("a", 3), Kind("b", 3)), 1.1),
+        ((JobClass("a", 3), JobClass("b", 3)), 0.9),
+        ((JobClass("b", 3), JobClass("a", 3)), 0.1),
+        ((JobClass("a", 4), JobClass("b", 3)), 0.7),
+        ((JobClass("a", 3), JobClass("b", 3)), 1.1),
     ]
-    asked = (Kind("a", 5), Kind("b", 4))
+    asked = (JobClass("a", 5), JobClass("b", 4))
     for prior in (two, nothing):
         means = [after(order, prior).mean(asked) for order in permutations(observations)]
         assert max(means) - min(means) < 1e-12
@@ -115,22 +115,22 @@ def test_the_order_of_observations_does_not_matter():
 
 @settings(max_examples=60)
 @given(st.lists(st.tuples(cells, logs), max_size=12), cells, st.sampled_from([two, nothing, lambda cell: 0.0]))
-def test_never_below_one(observations, asked, prior):
+def test_a_slowdown_is_never_below_one(observations, asked, prior):
     assert after(observations, prior).xi(asked) >= 1.0
 
 
 class TestNothingKnown:
-    def test_a_stranger_beside_a_stranger(self):
-        assert 1.75 <= PairBelief(nothing).xi((Kind("a", 3), Kind("b", 3))) <= 2.0
+    def test_two_unknown_families_get_the_default(self):
+        assert 1.75 <= PairBelief(nothing).xi((JobClass("a", 3), JobClass("b", 3))) <= 2.0
 
-    def test_happy_pairs_do_not_make_it_an_optimist(self):
+    def test_good_pairs_do_not_lower_the_default_below_its_limit(self):
         """Only pairs that were believed to be good get seen, so their mean says too little about the others."""
-        observations = [((Kind(f"a{n}", 3), Kind(f"b{n}", 3)), 0.0) for n in range(40)]
+        observations = [((JobClass(f"a{n}", 3), JobClass(f"b{n}", 3)), 0.0) for n in range(40)]
         belief = after(observations, nothing)
-        assert belief.xi((Kind("x", 3), Kind("y", 3))) >= 1.5
+        assert belief.xi((JobClass("x", 3), JobClass("y", 3))) >= 1.5
 
     def test_a_family_never_seen_counts_as_worse_until_it_is_seen(self):
-        cell, other = (Kind("a", 3), Kind("b", 3)), (Kind("a", 3), Kind("new", 3))
+        cell, other = (JobClass("a", 3), JobClass("b", 3)), (JobClass("a", 3), JobClass("new", 3))
         belief = after([(cell, log(2.0))])
         assert belief.xi(cell) == pytest.approx(2.0)
         assert belief.xi(other) == pytest.approx(2.2)
@@ -138,41 +138,41 @@ class TestNothingKnown:
 
 
 class TestRelatives:
-    seen = (Kind("bert", 3), Kind("ncf", 10))
+    seen = (JobClass("bert", 3), JobClass("ncf", 10))
 
     def moved(self, *cell):
         return after([(self.seen, log(4.0))]).mean(cell) - log(2.0)
 
-    def test_the_nearer_the_more(self):
+    def test_closer_relatives_learn_more(self):
         itself = self.moved(*self.seen)
-        other_size = self.moved(Kind("bert", 4), Kind("ncf", 10))
-        same_families = self.moved(Kind("bert", 4), Kind("ncf", 12))
-        same_mate = self.moved(Kind("yolov3", 3), Kind("ncf", 10))
-        same_self = self.moved(Kind("bert", 3), Kind("yolov3", 3))
+        other_size = self.moved(JobClass("bert", 4), JobClass("ncf", 10))
+        same_families = self.moved(JobClass("bert", 4), JobClass("ncf", 12))
+        same_mate = self.moved(JobClass("yolov3", 3), JobClass("ncf", 10))
+        same_self = self.moved(JobClass("bert", 3), JobClass("yolov3", 3))
         assert log(2.0) > itself > other_size > same_families > same_mate > same_self > 0.0
 
-    def test_strangers_learn_nothing(self):
-        assert self.moved(Kind("yolov3", 3), Kind("imagenet", 7)) == 0.0
+    def test_unrelated_cells_learn_nothing(self):
+        assert self.moved(JobClass("yolov3", 3), JobClass("imagenet", 7)) == 0.0
 
-    def test_what_a_mate_does_and_what_it_suffers_are_apart(self):
-        assert self.moved(Kind("ncf", 10), Kind("bert", 3)) == 0.0
+    def test_slowing_others_and_being_slowed_are_separate(self):
+        assert self.moved(JobClass("ncf", 10), JobClass("bert", 3)) == 0.0
 
 
-def test_kinds_are_models_at_about_one_sub_batch():
-    assert kind_of("bert", 12) == kind_of("bert", 16) != kind_of("bert", 24)
-    assert kind_of("bert", 0) == Kind("bert", 0)
+def test_job_classes_are_models_at_about_one_sub_batch():
+    assert job_class("bert", 12) == job_class("bert", 16) != job_class("bert", 24)
+    assert job_class("bert", 0) == JobClass("bert", 0)
 
 
 def test_old_episodes_fade():
-    cell = (Kind("a", 3), Kind("b", 3))
+    cell = (JobClass("a", 3), JobClass("b", 3))
     belief = after([(cell, 0.1)] * 50 + [(cell, 1.0)] * 12)
     assert belief.mean(cell) == pytest.approx(1.0, abs=0.1)
 
 
-def test_cells_beyond_the_most_learn_for_themselves(monkeypatch):
+def test_cells_beyond_the_limit_learn_from_their_own_episodes_only(monkeypatch):
     monkeypatch.setattr(module, "MOST_CELLS", 2)
-    first = [((Kind("a", 3), Kind("b", 3)), 1.0), ((Kind("b", 3), Kind("a", 3)), 1.0)]
-    late = (Kind("a", 3), Kind("b", 9))
+    first = [((JobClass("a", 3), JobClass("b", 3)), 1.0), ((JobClass("b", 3), JobClass("a", 3)), 1.0)]
+    late = (JobClass("a", 3), JobClass("b", 9))
     before = after(first)
     m, v = before.mean(late), before.variance(late)
     belief = after([*first, (late, 0.2)])
@@ -180,7 +180,9 @@ def test_cells_beyond_the_most_learn_for_themselves(monkeypatch):
     assert belief._scale == before._scale
     assert belief.mean(late) == pytest.approx(m + v / (v + 0.01) * (0.2 - m))
     assert belief.variance(late) == pytest.approx(v * (1 - v / (v + 0.01)))
-    assert belief.mean((Kind("a", 4), Kind("b", 9))) == pytest.approx(before.mean((Kind("a", 4), Kind("b", 9))))
+    assert belief.mean((JobClass("a", 4), JobClass("b", 9))) == pytest.approx(
+        before.mean((JobClass("a", 4), JobClass("b", 9)))
+    )
 
 
 def right_decisions(episodes, noise):
@@ -191,7 +193,7 @@ def right_decisions(episodes, noise):
             true = [table.pair(host, 1, guest, 1), table.pair(guest, 1, host, 1)]
             believed = []
             for (a, b), xi in zip(((host, guest), (guest, host)), true, strict=True):
-                cell = (Kind(a, 3), Kind(b, 3))
+                cell = (JobClass(a, 3), JobClass(b, 3))
                 ys = [log(xi) + random.gauss(0.0, noise) for _ in range(episodes)]
                 believed.append(max(1.0, exp(after([(cell, y) for y in ys]).mean(cell))))
             length = exp(random.uniform(-2.0, 2.0))

@@ -1,5 +1,5 @@
-"""What is believed about speeds and slow-downs: a prior from profiles, learned from what jobs report.
+"""Beliefs about speeds and slow-downs: a prior from profiles, updated by what jobs report.
 
-`believe` makes a belief from a profile; `Belief` is the performance model that learns; `estimate` gives its answers
-ranges and sources.
+`believe` makes a belief from a profile. `Belief` is the performance model that learns. `estimate` adds a range and a
+source to its answers.
 """

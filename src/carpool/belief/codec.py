@@ -1,15 +1,15 @@
-"""What was learned as plain data and back, so that a belief need not be rebuilt from the journal's beginning.
+"""Converts what a belief has learned to plain data and back, so that recovery need not replay the whole journal.
 
-The state's snapshot carries it. A belief restored from it gives the very same answers as the one that was dumped: what
-is not written down, such as the process's factor, follows from what is.
+The state's snapshot carries this data. A restored belief gives exactly the answers of the one that was dumped. Derived
+values, such as the Gaussian process's factor, are recomputed instead of stored.
 """
 
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from carpool.belief.pairs import Cell, Kind, PairBelief, Seen
-from carpool.belief.speeds import Place, Speeds, Times
+from carpool.belief.pairs import Cell, Evidence, JobClass, PairBelief
+from carpool.belief.speeds import LogTimes, SpeedKey, Speeds
 
 if TYPE_CHECKING:
     from carpool.belief.model import Belief, Episode
@@ -34,14 +34,15 @@ def restore(belief: "Belief", data: dict[str, Any]) -> None:
     from carpool.belief.model import Episode
 
     belief.version = data["version"]
-    rows = [(_cell(row[:4]), Seen(row[4], row[5]), Seen(row[6], row[7])) for row in data["pairs"]]
-    told = {cell for cell, _, _ in rows}
-    since = [row for row in belief.pairs.rows.values() if row.cell not in told]  # by a profile that has more by now
-    rows += [(row.cell, row.known, row.used) for row in since]
+    rows = [(_cell(row[:4]), Evidence(row[4], row[5]), Evidence(row[6], row[7])) for row in data["pairs"]]
+    stored = {cell for cell, _, _ in rows}
+    # The profile may contain pairs now that it did not contain when the data was dumped.
+    added = [row for row in belief.pairs.rows.values() if row.cell not in stored]
+    rows += [(row.cell, row.known, row.used) for row in added]
     belief.pairs = belief.interference.pairs = PairBelief.remembering(belief.pairs.prior, rows)
     belief.speeds = Speeds(
-        {Place(*row[:5]): Times(*row[5:]) for row in data["times"]},
-        {row[0]: Times(*row[1:]) for row in data["ratios"]},
+        {SpeedKey(*row[:5]): LogTimes(*row[5:]) for row in data["times"]},
+        {row[0]: LogTimes(*row[1:]) for row in data["ratios"]},
         *data["checked"],
     )
     belief.episodes = {
@@ -60,9 +61,9 @@ def _plain_cell(cell: Cell) -> list[Any]:
 
 def _cell(values: Iterable[Any]) -> Cell:
     family, size, mate_family, mate_size = values
-    return Kind(family, size), Kind(mate_family, mate_size)
+    return JobClass(family, size), JobClass(mate_family, mate_size)
 
 
 def _tuples(value: Any) -> Any:
-    """JSON has no tuples."""
+    """Turn lists into tuples, recursively: JSON has no tuples."""
     return tuple(_tuples(item) for item in value) if isinstance(value, list | tuple) else value

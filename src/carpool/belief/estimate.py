@@ -1,7 +1,7 @@
-"""Numbers with a range and a source: how long a job takes alone, and how much a mate slows it down.
+"""Estimates with a range and a source: how long a job takes alone, and how much a mate slows it down.
 
-The live service shows them (`explain`, `submit --dry-run`). A range is meant to hold four times out of five; it comes
-from what was observed as soon as there is something, and from a stated factor before.
+The live service shows them in `explain` and `submit --dry-run`. A range should contain the true value four times out
+of five. It is derived from observations once there are any, and from a fixed factor before that.
 """
 
 import re
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from math import exp, sqrt
 from typing import TYPE_CHECKING
 
-from carpool.belief.pairs import kind_of
-from carpool.belief.speeds import Place
+from carpool.belief.pairs import job_class
+from carpool.belief.speeds import SpeedKey
 from carpool.core.model import Job, sub_batch
 from carpool.core.perf import GENERIC, Placement
 
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from carpool.belief.model import Belief
 
 FOUR_IN_FIVE = 1.2816
-"""Standard deviations either side within which four out of five normal values lie."""
+"""Number of standard deviations around the mean that contain four out of five normally distributed values."""
 GIVEN_SPREAD = 2.0
+"""Factor, both ways, by which a duration that a user gave may be wrong."""
 DEFAULT_SPREAD = 10.0
-"""How far off, as a factor both ways, a duration may be that a person gave or that nobody knows."""
+"""Factor, both ways, by which the default duration may be wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,27 +31,30 @@ class Estimate:
     low: float
     high: float
     source: str
-    """In words."""
+    """Where the value comes from, in words."""
     kind: str
-    """measured, profile, history, time or default; relatives for slow-downs"""
+    """One of measured, profile, history, time, default; for slow-downs also relatives."""
 
 
 def model_name(model: str | None, name: str) -> str:
-    """The model under which jobs are alike to the belief: what the owner said, else the job's name (without its index
-    in an array), marked so that it cannot be mistaken for a profile's model, else generic."""
+    """Return the model under which the belief groups similar jobs.
+
+    This is the model that the user gave. Without one it is the job's name without an array index, prefixed so that it
+    cannot clash with a profile's model. Without either it is `GENERIC`.
+    """
     plain = re.sub(r"\[\d+\]$", "", name)
     return model or (f"name:{plain}" if plain else GENERIC)
 
 
 def run_time(belief: "Belief", job: Job) -> Estimate:
-    """How long the whole job takes alone, uncut, at the most consolidated placement."""
+    """Estimate how long the whole job takes alone, with its whole batch, at the most consolidated placement."""
     placement = Placement(job.gpus, belief.fewest_nodes(job.gpus))
     seconds = job.iterations * belief.iteration_time(job, 1, placement)
     known = job.model in belief.fitted.tasks
     given = job.duration_s is not None
     if job.model == GENERIC or (known and given):
         return _spread(seconds, GIVEN_SPREAD, "the duration that was given", "time") if given else _default(seconds)
-    times = belief.speeds.times.get(Place(job.model, job.batch, 1, *placement))
+    times = belief.speeds.times.get(SpeedKey(job.model, job.batch, 1, *placement))
     if times is not None:
         source = f"{_runs(times.count)} of {job.model} with this batch and this many GPUs"
         return _spread(seconds, exp(FOUR_IN_FIVE * times.sd), source, "measured" if known else "history")
@@ -65,19 +69,19 @@ def run_time(belief: "Belief", job: Job) -> Estimate:
 
 
 def slowdown(belief: "Belief", job: Job, accumulation: int, mate: Job, mate_accumulation: int) -> Estimate:
-    """ξ of a job beside one mate."""
-    own = kind_of(job.model, sub_batch(job.batch, accumulation))
-    cell = (own, kind_of(mate.model, sub_batch(mate.batch, mate_accumulation)))
+    """Estimate ξ of a job beside one mate."""
+    own = job_class(job.model, sub_batch(job.batch, accumulation))
+    cell = (own, job_class(mate.model, sub_batch(mate.batch, mate_accumulation)))
     value = belief.pairs.xi(cell)
     factor = exp(FOUR_IN_FIVE * sqrt(belief.pairs.variance(cell)))
     if cell in belief.pairs.rows:
-        source, kind = "the two seen together", "measured"
+        source, kind = "this pair was observed together", "measured"
     elif belief.pairs.has_seen(cell):
-        source, kind = "their like seen together", "relatives"
+        source, kind = "similar pairs were observed together", "relatives"
     elif belief.pairs.prior(cell) is not None:
-        source, kind = "how busy each keeps a GPU alone", "profile"
+        source, kind = "how busy each job keeps a GPU alone", "profile"
     else:
-        source, kind = "nothing known of the two", "default"
+        source, kind = "no information about this pair", "default"
     return Estimate(value, max(1.0, value / factor), value * factor, source, kind)
 
 
@@ -86,7 +90,7 @@ def _spread(value: float, factor: float, source: str, kind: str) -> Estimate:
 
 
 def _default(seconds: float) -> Estimate:
-    return _spread(seconds, DEFAULT_SPREAD, f"nothing known of it: {seconds:g} s are assumed", "default")
+    return _spread(seconds, DEFAULT_SPREAD, f"no information; {seconds:g} s is assumed", "default")
 
 
 def _runs(count: int) -> str:

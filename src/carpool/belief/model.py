@@ -1,8 +1,8 @@
 """The belief: a performance model that starts from a profile and learns from what jobs report.
 
-It answers like any other `PerformanceModel`, in the simulator (`--belief learned`) and in the live service alike, and
-`State` tells it what was seen while it applies events. Its answers change only in `learn`, and `version` grows when
-they do. Nothing but events enters, so a journal replayed gives the same belief and the same decisions.
+It answers like any other `PerformanceModel`, in the simulator (`--belief learned`) and in the live service. `State`
+passes it observations while it applies events. Its answers change only in `learn`, and `version` grows when they do.
+Events are its only input, so replaying a journal gives the same belief and the same decisions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,8 +11,8 @@ from math import exp, log
 from typing import Any
 
 from carpool.belief import codec
-from carpool.belief.pairs import EPISODE_SD, MEASURED_SD, Cell, Kind, PairBelief, kind_of
-from carpool.belief.speeds import NOTICEABLE, Place, Speeds
+from carpool.belief.pairs import EPISODE_SD, MEASURED_SD, Cell, JobClass, PairBelief, job_class
+from carpool.belief.speeds import NOTICEABLE, SpeedKey, Speeds
 from carpool.core.elastic import Pace, Scaling
 from carpool.core.learning import Lesson, Observation
 from carpool.core.model import Job, sub_batch
@@ -20,30 +20,30 @@ from carpool.core.perf import GENERIC, FittedModel, Mate, PerformanceModel, Plac
 from carpool.profile.values import Busy
 
 DEFAULT_RUN_S = 3600.0
-"""How long a job runs alone of which nothing at all is known."""
+"""Duration assumed for a job about which nothing is known."""
 LEAST_Y, MOST_Y = log(1 / 1.5), log(20.0)
-"""What an episode can say: a job that hangs beside a mate must not teach that all its relatives do."""
+"""Range of log ξ that one episode can contribute, so that a job that hangs beside a mate does not spoil its family."""
 MOST_EPISODES = 10_000
-"""Jobs whose latest episode is remembered."""
+"""Maximum number of jobs whose latest episode is kept."""
 
 
 @dataclass(slots=True)
 class Episode:
-    """A stretch of a job's life at one place beside the same mates."""
+    """A period in which a job ran at one place beside the same mates."""
 
     key: tuple[object, ...]
     reports: int
     mean_s: float
     counted: float = 0.0
-    """The logarithm that was learned from it: of the slow-down, or of the iteration time alone."""
+    """Logarithm learned from the episode so far: of the slow-down, or of the iteration time alone."""
     cells: tuple[Cell, ...] = ()
     precision: float = 0.0
     alone_s: float = 0.0
-    """The iteration time alone, as known or predicted when the episode began."""
+    """Iteration time alone, as known or predicted when the episode began."""
 
 
 class BelievedPairs:
-    """What the core asks of an interference table, answered by the belief about pairs."""
+    """An interference table, as the core wants it, backed by the belief about pairs."""
 
     def __init__(self, pairs: PairBelief, busy: Mapping[str, Busy], demands: Mapping[str, tuple[int, float]]) -> None:
         self.pairs = pairs
@@ -51,11 +51,13 @@ class BelievedPairs:
         self.demands = demands
 
     def pair(self, model: str, samples: int, mate: str, mate_samples: int) -> float:
-        return self.pairs.xi((kind_of(model, samples), kind_of(mate, mate_samples)))
+        return self.pairs.xi((job_class(model, samples), job_class(mate, mate_samples)))
 
     def demand(self, model: str, samples: int) -> float:
-        """The share of a GPU that a job asks for, which bounds groups of three and more from below; 0.0: unknown. It
-        is known at one batch, and goes with the busy share below that."""
+        """Return the share of a GPU that a job needs, or 0.0 if unknown. It bounds groups of three or more from below.
+
+        It is known at one batch; below that batch it scales with the busy share.
+        """
         if model not in self.demands:
             return 0.0
         batch, demand = self.demands[model]
@@ -74,9 +76,12 @@ class Belief:
         probe: float | None = None,
         demands: Mapping[str, tuple[int, float]] | None = None,
     ) -> None:
-        """`fitted` predicts speeds; its interference table is replaced by what is believed. `times` may misjudge
-        speeds on purpose. A family that nobody has seen share counts as at most `probe`, where given. `demands`: by
-        model, a batch that saturates a GPU and the share of it that the model asks for then."""
+        """Start from the fitted model, whose interference table is replaced by the belief about pairs.
+
+        `times` replaces the fitted speeds where an experiment wants wrong ones. `probe` caps the slow-down believed of
+        families that were never observed sharing. `demands` holds, by model, a batch that saturates a GPU and the share
+        of the GPU that the model needs at that batch.
+        """
         self.fitted = fitted
         self.times: PerformanceModel = times or fitted
         self.busy = dict(busy)
@@ -90,11 +95,11 @@ class Belief:
         fitted.forget_pairs()
 
     def _prior(self, cell: Cell) -> float | None:
-        """log ξ by how busy both keep the GPU, where that is known."""
+        """Return log ξ from how busy both jobs keep the GPU, or None if that is unknown."""
         own, mate = self._share(cell[0]), self._share(cell[1])
         return None if own is None or mate is None else log(1.0 + self.kappa * own * mate)
 
-    def _share(self, kind: Kind) -> float | None:
+    def _share(self, kind: JobClass) -> float | None:
         busy = self.busy.get(kind.family)
         return None if busy is None else busy.share(2**kind.size)
 
@@ -109,9 +114,9 @@ class Belief:
     def iteration_time(self, job: Job, accumulation: int, placement: Placement) -> float:
         known = job.model in self.fitted.tasks
         if known and (job.duration_s is not None or job.model == GENERIC):
-            return self.times.iteration_time(job, accumulation, placement)  # this very job's duration was given
+            return self.times.iteration_time(job, accumulation, placement)  # the user gave this job's duration
         predicted = self.times.iteration_time(job, accumulation, placement) if known else 1.0
-        measured = self.speeds.seconds(Place(job.model, job.batch, accumulation, *placement), predicted)
+        measured = self.speeds.seconds(SpeedKey(job.model, job.batch, accumulation, *placement), predicted)
         if measured is not None:
             return measured
         if known:
@@ -124,8 +129,8 @@ class Belief:
             return believed
         mate, mate_accumulation = mates[0]
         if job.max_slowdown is not None or mate.max_slowdown is not None:
-            return believed  # nobody is probed at the cost of a promise
-        cell = (_kind(job, accumulation), _kind(mate, mate_accumulation))
+            return believed  # probing must not break a promised max_slowdown
+        cell = (_class_of(job, accumulation), _class_of(mate, mate_accumulation))
         return believed if self.pairs.has_seen(cell) else self.probe
 
     def scaling(self, job: Job) -> Scaling | None:
@@ -147,8 +152,8 @@ class Belief:
         self.fitted.forget_pairs()
 
     def note(self, model: str, samples: int, mate: str, mate_samples: int, xi: float) -> None:
-        """A pair that was measured on purpose; counts from the next `pairs.take_up` on."""
-        cell = (kind_of(model, samples), kind_of(mate, mate_samples))
+        """Record a pair that a profile measured. It takes effect at the next `pairs.take_up`."""
+        cell = (job_class(model, samples), job_class(mate, mate_samples))
         self.pairs.row(cell).known.add(log(max(1.0, xi)), 1.0 / MEASURED_SD**2)
 
     def learn(self, seen: Observation) -> Lesson:
@@ -162,7 +167,7 @@ class Belief:
             episode.mean_s += (seen.iteration_s - episode.mean_s) / episode.reports
         else:
             episode = Episode(key, 1, seen.iteration_s)
-            self.episodes.pop(seen.job.id, None)  # the latest at the end
+            self.episodes.pop(seen.job.id, None)  # keeps the dictionary ordered by age
             self.episodes[seen.job.id] = episode
             if len(self.episodes) > MOST_EPISODES:
                 del self.episodes[next(iter(self.episodes))]
@@ -177,7 +182,7 @@ class Belief:
             episode.precision = 1.0 / (EPISODE_SD**2 + error_sd**2)
         y = min(MOST_Y, max(LEAST_Y, log(episode.mean_s / episode.alone_s)))
         if first:
-            episode.cells = self._told_of(seen, y)
+            episode.cells = self._informed_cells(seen, y)
         rows = [self.pairs.row(cell) for cell in episode.cells]
         if first or abs(y - episode.counted) > NOTICEABLE:
             for row in rows:
@@ -193,12 +198,15 @@ class Belief:
         return Lesson.SLOWDOWNS
 
     def _alone(self, seen: Observation) -> tuple[float, float]:
-        """A job's iteration time alone and how wrong that may be: by its own report, else by those of its like in the
-        same place or, through the profile, in others, else by what the state goes by."""
+        """Return a job's iteration time alone and the standard deviation of its logarithm.
+
+        In this order of preference: its own report, reports of similar jobs at the same place, the profile corrected by
+        reports from other places, and the time that the state uses.
+        """
         if seen.alone_seen:
             return seen.alone_iteration_s, 0.0
         job = seen.job
-        others = self.speeds.times.get(Place(job.model, job.batch, seen.accumulation, *seen.placement))
+        others = self.speeds.times.get(SpeedKey(job.model, job.batch, seen.accumulation, *seen.placement))
         if others is not None:
             return exp(others.mean), others.sd
         ratio = self.speeds.ratios.get(job.model) if job.model in self.fitted.tasks else None
@@ -207,16 +215,20 @@ class Belief:
         return seen.alone_iteration_s, self.speeds.error_sd
 
     def _fitted_s(self, seen: Observation) -> float:
-        """The iteration time by the profile alone, whatever was said about this job."""
+        """Return the iteration time that the profile predicts, ignoring the duration that the user gave."""
         return self.fitted.iteration_time(replace(seen.job, duration_s=None), seen.accumulation, seen.placement)
 
-    def _told_of(self, seen: Observation, y: float) -> tuple[Cell, ...]:
-        """The pairs of which an episode tells. A gang runs at the worst of its pairs, so those believed to be as bad as
-        what was seen are at most that bad; if none is, the worst one must be it. Groups of three tell of no pair."""
+    def _informed_cells(self, seen: Observation, y: float) -> tuple[Cell, ...]:
+        """Return the pairs that an episode gives information about.
+
+        A gang runs at the speed of its slowest pair. Pairs believed to be at least as slow as observed are therefore at
+        most that slow; if there is none, the slowest believed pair must be the cause. Groups of three give no
+        information about pairs.
+        """
         if any(len(cell) > 1 for cell in seen.cells):
             return ()
-        own = _kind(seen.job, seen.accumulation)
-        mates = dict.fromkeys([_kind(*mate) for (mate,) in seen.cells])
+        own = _class_of(seen.job, seen.accumulation)
+        mates = dict.fromkeys([_class_of(*mate) for (mate,) in seen.cells])
         believed = {(own, mate): self.pairs.mean((own, mate)) for mate in mates}
         as_bad = tuple([cell for cell, mean in believed.items() if mean >= y])
         return as_bad or (max(believed, key=lambda cell: believed[cell]),)
@@ -226,8 +238,8 @@ class Belief:
         if first and not seen.alone_seen:
             self.speeds.check(seen.iteration_s, seen.alone_iteration_s)
         if job.model == GENERIC:
-            return Lesson.NOTHING  # its duration is its own, and says nothing about others
-        value, place = log(episode.mean_s), Place(job.model, job.batch, seen.accumulation, *seen.placement)
+            return Lesson.NOTHING  # generic jobs have nothing in common
+        value, place = log(episode.mean_s), SpeedKey(job.model, job.batch, seen.accumulation, *seen.placement)
         if first:
             episode.alone_s = self._fitted_s(seen) if job.model in self.fitted.tasks else 1.0
         elif abs(value - episode.counted) <= NOTICEABLE:
@@ -237,5 +249,5 @@ class Belief:
         return Lesson.SPEEDS if self.speeds.add(place, value, episode.alone_s, instead_of) else Lesson.NOTHING
 
 
-def _kind(job: Job, accumulation: int) -> Kind:
-    return kind_of(job.model, sub_batch(job.batch, accumulation))
+def _class_of(job: Job, accumulation: int) -> JobClass:
+    return job_class(job.model, sub_batch(job.batch, accumulation))

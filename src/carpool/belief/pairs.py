@@ -1,9 +1,10 @@
-"""What is believed about the slow-down of pairs: a small Gaussian process over (own class, mate's class).
+"""The belief about slow-downs of pairs: a small Gaussian process over pairs of job classes.
 
-A *kind* is a model at about one sub-batch (to a power of two); its *family* is the model. log ξ of a cell (own kind,
-mate's kind) is the prior mean plus a residual that is correlated between cells that have a kind or a family in common,
-so one observation teaches about its relatives. Conditioning on a cell with noise variance n is the update
-g = v/(v + n), m += g·(y − m), v ·= 1 − g, carried to all cells at once. Plain Python: the same bits everywhere.
+A *job class* is a model at a sub-batch rounded to a power of two; its *family* is the model. A *cell* is a pair (own
+class, mate's class). log ξ of a cell is a prior mean plus a residual. Residuals of cells that share a class or a family
+are correlated, so one observation also informs related cells. Conditioning on a cell with noise variance n is the
+update g = v/(v + n), m += g·(y − m), v ·= 1 − g, applied to all cells at once. The code is plain Python so that results
+are bit-identical everywhere.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,58 +17,61 @@ from typing import NamedTuple
 from carpool.belief.speeds import NOTICEABLE
 
 EPISODE_SD = 0.10
-"""Of log ξ from one episode of two jobs on a GPU."""
+"""Standard deviation of log ξ from one episode of two jobs on a GPU."""
 MEASURED_SD = 0.06
-"""Of log ξ of a pair that was measured on purpose, as profiles hold them."""
+"""Standard deviation of log ξ of a pair in a profile."""
 TOTAL = 0.27
-"""The covariance of a cell with itself, before scaling: the sum of its eight parts."""
+"""Variance of a cell's residual before scaling: the sum of its eight parts."""
 PRIOR_CELLS = 4
-"""The residuals' variance starts at `TOTAL` with the weight of so many cells."""
+"""Weight, in cells, of `TOTAL` as the prior of the residuals' variance."""
 UNKNOWN_XI = 1.75
+"""Prior ξ of a pair about which nothing is known."""
 LEAST_UNKNOWN_XI = 1.5
-"""Where nothing is known of a pair: below 1.5 Theorem 1 always shares, and an optimist's constant is a disaster."""
+"""Lower limit of that ξ when it is re-estimated. Below 1.5 Theorem 1 always shares, which is costly when wrong."""
 UNKNOWN_WEIGHT = 2
+"""Weight, in cells, of `UNKNOWN_XI` when it is re-estimated."""
 NEW_FAMILY = 1.1
+"""Factor on ξ of a family that was never observed sharing."""
 MOST_PRECISION = 4 / EPISODE_SD**2
-"""Beyond four episodes old ones fade, so that a belief can follow a change."""
+"""Maximum precision of a cell, that of four episodes. Older episodes fade, so that a belief can follow a change."""
 MOST_CELLS = 256
-"""So many cells teach their relatives. Those that come later learn from their own episodes only."""
+"""Maximum number of cells that inform related cells. Later cells learn from their own episodes only."""
 
 
-class Kind(NamedTuple):
-    """What a job is to its mates."""
+class JobClass(NamedTuple):
+    """A family at a sub-batch size: what a job looks like to its mates."""
 
     family: str
     size: int
-    """log2 of the sub-batch, rounded."""
+    """Rounded log2 of the sub-batch."""
 
 
-Cell = tuple[Kind, Kind]
+Cell = tuple[JobClass, JobClass]
 
 
 @lru_cache(maxsize=4096)
-def kind_of(model: str, samples: int) -> Kind:
-    return Kind(model, round(log2(max(1, samples))))
+def job_class(model: str, samples: int) -> JobClass:
+    return JobClass(model, round(log2(max(1, samples))))
 
 
 PARTS = (0.02, 0.04, 0.03, 0.07, 0.04, 0.02, 0.03, 0.02)
-"""How much of the residuals' variance two cells have in common for each of the `traits` that they share."""
+"""Covariance that two cells have for each of the `traits` that they share."""
 
 
 def traits(cell: Cell) -> tuple[object, ...]:
-    """Own kind and family, the mate's kind and family, and their combinations."""
+    """Return the own class and family, the mate's class and family, and their combinations."""
     a, b = cell
     return (a, a.family, b, b.family, (a.family, b.family), (a, b.family), (a.family, b), cell)
 
 
 def covariance(one: tuple[object, ...], two: tuple[object, ...]) -> float:
-    """Of the residuals of two cells with these traits, before scaling."""
+    """Return the covariance of the residuals of two cells with these traits, before scaling."""
     return sum([part for part, mine, its in zip(PARTS, one, two, strict=True) if mine == its])
 
 
 @dataclass(slots=True)
-class Seen:
-    """All episodes of one cell in one: the mean of log ξ, and its precision (the inverse of its variance)."""
+class Evidence:
+    """All episodes of one cell combined: the mean of log ξ and its precision (1 ÷ variance)."""
 
     mean: float = 0.0
     precision: float = 0.0
@@ -82,51 +86,51 @@ class Seen:
         return 1.0 / self.precision
 
     def revise(self, change: float, precision: float) -> None:
-        """The y of an episode that was added turned out to be so much more."""
+        """Correct the mean after an episode's log ξ changed by `change`."""
         self.mean += change * min(1.0, precision / self.precision)
 
 
 @dataclass(slots=True)
-class Row:
-    """A cell that was observed: what is known of it, and what of that is in use."""
+class CellEvidence:
+    """The evidence on one cell: all of it, and the part that answers are based on."""
 
     cell: Cell
     traits: tuple[object, ...]
-    known: Seen
-    used: Seen
+    known: Evidence
+    used: Evidence
 
     @property
     def is_news(self) -> bool:
-        """Is more known than is in use, enough to matter?"""
+        """Whether the evidence differs enough from what is in use to matter."""
         more = self.known.precision > 1.9 * self.used.precision
         return more or abs(self.known.mean - self.used.mean) > NOTICEABLE
 
 
 class PairBelief:
-    """log ξ of any cell. Answers depend on what is in use only, and that changes in `take_up` alone."""
+    """The belief about log ξ of any cell. Answers change only in `take_up`."""
 
     def __init__(self, prior: Callable[[Cell], float | None]) -> None:
         self.prior = prior
-        """log ξ from what is known of both jobs alone; None: nothing is."""
+        """log ξ from what is known of both jobs alone, or None."""
         self._priors: dict[Cell, float | None] = {}
-        self.rows: dict[Cell, Row] = {}
+        self.rows: dict[Cell, CellEvidence] = {}
         self._families: set[str] = set()
-        self._teachers: list[Row] = []
+        self._teachers: list[CellEvidence] = []
         self._late: set[Cell] = set()
         self._unknown = log(UNKNOWN_XI)
         self._scale = 1.0
         self._factor: list[list[float]] = []  # Cholesky factor of the teachers' covariance, noise included, by rows
         self._weights: list[dict[object, float]] = [{} for _ in PARTS]
-        """What each trait adds to log ξ, for each of the parts."""
+        """Contribution of each trait to log ξ, for each of the parts."""
 
     @classmethod
     def remembering(
-        cls, prior: Callable[[Cell], float | None], rows: Iterable[tuple[Cell, Seen, Seen]]
+        cls, prior: Callable[[Cell], float | None], rows: Iterable[tuple[Cell, Evidence, Evidence]]
     ) -> "PairBelief":
-        """A belief that knows these cells: what is known of each, and what of that is in use."""
+        """Make a belief with the given evidence: for each cell all of it, and the part in use."""
         belief = cls(prior)
         for cell, known, used in rows:
-            belief.rows[cell] = Row(cell, traits(cell), known, used)
+            belief.rows[cell] = CellEvidence(cell, traits(cell), known, used)
             belief._enlist(belief.rows[cell])
         belief._calibrate()
         belief._factorise(0)
@@ -136,14 +140,14 @@ class PairBelief:
     # ---- answers -----------------------------------------------------------------------------------------------------
 
     def xi(self, cell: Cell) -> float:
-        """The believed slow-down: a family that nobody has seen share counts as somewhat worse."""
+        """Return the believed slow-down, increased a little for families never observed sharing."""
         xi = exp(self.mean(cell))
         if not self.has_seen(cell):
             xi *= NEW_FAMILY
         return max(1.0, xi)
 
     def has_seen(self, cell: Cell) -> bool:
-        """Have both families been seen to share?"""
+        """Return whether both families were observed sharing."""
         return cell[0].family in self._families and cell[1].family in self._families
 
     def mean(self, cell: Cell) -> float:
@@ -167,7 +171,7 @@ class PairBelief:
         return self._scale * TOTAL - explained
 
     def _solve(self, cell_traits: tuple[object, ...], teachers: int) -> list[float]:
-        """The factor's inverse times a cell's covariance with the first so many teachers."""
+        """Return the factor's inverse times a cell's covariance with the first `teachers` teachers."""
         solved: list[float] = []
         for number in range(teachers):
             known = self._factor[number]
@@ -175,8 +179,8 @@ class PairBelief:
             solved.append((shared - sum(map(mul, known, solved))) / known[-1])
         return solved
 
-    def _own(self, cell: Cell) -> Seen | None:
-        """What a cell knows for itself that came too late to teach others."""
+    def _own(self, cell: Cell) -> Evidence | None:
+        """Return the evidence of a cell that is not a teacher, if it has any."""
         return self.rows[cell].used if cell in self._late else None
 
     def _prior(self, cell: Cell) -> float:
@@ -187,27 +191,27 @@ class PairBelief:
 
     # ---- learning ----------------------------------------------------------------------------------------------------
 
-    def row(self, cell: Cell) -> Row:
-        """The notes on a cell, to be added to; they count from the next `take_up` on."""
+    def row(self, cell: Cell) -> CellEvidence:
+        """Return the evidence on a cell, to add to. It takes effect at the next `take_up`."""
         row = self.rows.get(cell)
         if row is None:
-            row = self.rows[cell] = Row(cell, traits(cell), Seen(), Seen())
+            row = self.rows[cell] = CellEvidence(cell, traits(cell), Evidence(), Evidence())
         return row
 
     def take_up(self) -> None:
-        """Let all that is known count."""
+        """Base answers on all evidence."""
         changed = [n for n, row in enumerate(self._teachers) if row.used.precision != row.known.precision]
         first = changed[0] if changed else len(self._teachers)
         for row in self.rows.values():
             if row.used.precision == 0.0:
                 self._enlist(row)
-            row.used = Seen(row.known.mean, row.known.precision)
+            row.used = Evidence(row.known.mean, row.known.precision)
         if self._calibrate():
             first = 0
         self._factorise(first)
         self._weigh()
 
-    def _enlist(self, row: Row) -> None:
+    def _enlist(self, row: CellEvidence) -> None:
         self._families.update((row.cell[0].family, row.cell[1].family))
         if len(self._teachers) < MOST_CELLS:
             self._teachers.append(row)
@@ -215,22 +219,22 @@ class PairBelief:
             self._late.add(row.cell)
 
     def _calibrate(self) -> bool:
-        """Set what cells without a prior count as, and the size of residuals; tell whether the latter changed."""
+        """Re-estimate the prior of unknown cells and the scale of residuals. Return whether the scale changed."""
         rows = [row for row in self.rows.values() if row.used.precision > 0.0]
-        weights = [TOTAL / (TOTAL + row.used.variance) for row in rows]  # what is hardly known says little here
+        weights = [TOTAL / (TOTAL + row.used.variance) for row in rows]  # uncertain cells count little
         means: float = sum(map(mul, weights, [row.used.mean for row in rows]))
         mean = (UNKNOWN_WEIGHT * log(UNKNOWN_XI) + means) / (UNKNOWN_WEIGHT + sum(weights))
         self._unknown = max(mean, log(LEAST_UNKNOWN_XI))
         residuals = [(row.used.mean - self._prior(row.cell)) ** 2 - row.used.variance for row in rows]
         squares: float = sum(map(mul, weights, [max(0.0, square) for square in residuals]))
         variance = (PRIOR_CELLS * TOTAL + squares) / (PRIOR_CELLS + sum(weights))
-        scale = exp2(round(2.0 * log2(variance / TOTAL)) / 2.0)  # in steps, as every change costs a new factor
+        scale = exp2(round(2.0 * log2(variance / TOTAL)) / 2.0)  # in steps, because every change requires a new factor
         changed = scale != self._scale
         self._scale = scale
         return changed
 
     def _factorise(self, first: int) -> None:
-        """Compute the rows of the Cholesky factor from `first` on."""
+        """Compute the rows of the Cholesky factor from row `first`."""
         del self._factor[first:]
         for number in range(first, len(self._teachers)):
             row = self._teachers[number]

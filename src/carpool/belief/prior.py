@@ -1,8 +1,8 @@
-"""What is believed of two jobs that nobody has seen together: the prior, from profiles.
+"""The prior belief about two jobs that were never observed together, made from profiles.
 
-How busy a job keeps its GPU says most: ξ = 1 + κ·u_a·u_b, with the busy share u of each at its sub-batch and κ of the
-GPU model and sharing mechanism. Both come from a profile where it has them. The live service and the simulator call
-`believe` to make a belief from a profile.
+The best predictor is how busy each job keeps its GPU: ξ = 1 + κ·u_a·u_b, where u is a job's busy share at its sub-batch
+and κ belongs to the GPU model and the sharing mechanism. Both come from the profile if it contains them. The live
+service and the simulator call `believe` to make a belief from a profile.
 """
 
 from carpool.belief.model import Belief
@@ -10,8 +10,10 @@ from carpool.core.perf import FittedModel, PerformanceModel
 from carpool.profile.values import Busy, Profile
 
 KAPPA = {"time-slicing": 1.15, "mps": 0.46, "unknown": 1.0}
-"""Where a profile has none of its own: fitted to pairs on one H200. With an unknown mechanism two jobs that keep the
-GPU busy count as taking turns: ξ = 2."""
+"""κ by mechanism for profiles without their own, fitted to pairs on one H200.
+
+With an unknown mechanism two jobs that keep the GPU busy are assumed to take turns: ξ = 2.
+"""
 
 
 def believe(
@@ -23,8 +25,11 @@ def believe(
     with_pairs: bool = True,
     probe: float | None = None,
 ) -> Belief:
-    """A belief that knows a profile. `fitted` predicts speeds from its tasks, and `times` may misjudge them on purpose;
-    without `with_pairs` what the profile measured of jobs that share is kept from it."""
+    """Make a belief from a profile.
+
+    `fitted` predicts speeds from the profile's tasks; `times` replaces it where an experiment wants wrong speeds.
+    With `with_pairs=False` the belief does not see the profile's measurements of jobs that share.
+    """
     belief = Belief(
         fitted,
         busy=busy_of(profile),
@@ -43,8 +48,11 @@ def believe(
 
 
 def busy_of(profile: Profile) -> dict[str, Busy]:
-    """From the sweep over batches that the profile was fitted to; without one, from the straight line of eq. 3, which
-    is a rough stand-in: it puts the knee too low where a GPU idles at small batches."""
+    """Return each task's busy share.
+
+    It comes from the profile's sweep over batches. Without a sweep it comes from the straight line of eq. 3, a rough
+    substitute that puts the knee too low where a GPU idles at small batches.
+    """
     return {
         name: task.busy or Busy(task.alpha_s, task.beta_s)
         for name, task in profile.tasks.items()
@@ -53,12 +61,13 @@ def busy_of(profile: Profile) -> dict[str, Busy]:
 
 
 def kappa_of(profile: Profile, mechanism: str) -> float:
+    """Return the profile's κ for the mechanism, or the default one."""
     fitted = profile.kappa.get(mechanism)
     return fitted.kappa if fitted is not None else KAPPA.get(mechanism, KAPPA["unknown"])
 
 
 def demands_of(profile: Profile, mechanism: str) -> dict[str, tuple[int, float]]:
-    """By task: the largest batch at which its demand is known, and that demand."""
+    """Return, by task, the largest batch at which its demand is known, and that demand."""
     found = {}
     for name, task in profile.tasks.items():
         known = [(demand.batch, demand.demand) for demand in task.demands if demand.mechanism == mechanism]

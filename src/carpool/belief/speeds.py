@@ -1,8 +1,8 @@
-"""How long an iteration takes alone: measured times by model, batch, accumulation and placement.
+"""Measured iteration times of jobs alone, by model, batch, accumulation and placement.
 
-A measured place answers for itself. Other places of the same model take what was predicted for them, times how wrong
-the predictions of its measured places were. The belief feeds this from jobs that report while alone, and from those
-that end without ever having reported.
+A configuration that was measured has its own time. For other configurations of the same model, the predicted time is
+corrected by the average error of the predictions that were checked. The belief adds times from jobs that report while
+they run alone, and from jobs that end without a report.
 """
 
 from dataclasses import dataclass, field
@@ -10,15 +10,15 @@ from math import exp, log, sqrt
 from typing import NamedTuple
 
 ALONE_SD = 0.10
-"""Of the logarithm of a prediction, before anybody has checked one."""
+"""Prior standard deviation of the logarithm of a predicted time."""
 CHECKS = 5
-"""The weight of that, in checked predictions."""
+"""Weight of that prior, as a number of checked predictions."""
 NOTICEABLE = 0.01
-"""A change of a logarithm below this is kept for later: it is not worth a new look at everything."""
+"""Smallest change of a logarithm that takes effect at once: a smaller one is not worth recomputing all answers."""
 
 
-class Place(NamedTuple):
-    """What an iteration time belongs to."""
+class SpeedKey(NamedTuple):
+    """The configuration that an iteration time belongs to."""
 
     model: str
     batch: int
@@ -28,14 +28,14 @@ class Place(NamedTuple):
 
 
 @dataclass(slots=True)
-class Times:
-    """Logarithms of times, one for each launch, as count, mean and sum of squared deviations."""
+class LogTimes:
+    """Logarithms of times, one per attempt, as count, mean and sum of squared deviations."""
 
     count: int = 0
     mean: float = 0.0
     squares: float = 0.0
     used: float | None = None
-    """The mean that answers go by: small changes are kept for later."""
+    """The mean that answers are based on. It lags behind `mean` by small changes."""
 
     def add(self, value: float) -> None:
         self.count += 1
@@ -44,7 +44,7 @@ class Times:
         self.squares += before * (value - self.mean)
 
     def take_back(self, value: float) -> None:
-        """Undo `add`: the launch that it came from says something better now."""
+        """Undo `add`, because the attempt that it came from has a better value now."""
         self.count -= 1
         if not self.count:
             self.mean = self.squares = 0.0
@@ -54,7 +54,7 @@ class Times:
         self.squares = max(0.0, self.squares - after * (value - self.mean))
 
     def take_up(self) -> bool:
-        """Let the mean count if it moved enough; tell whether it did."""
+        """Use the current mean if it moved enough. Return whether it did."""
         if self.used is not None and abs(self.mean - self.used) <= NOTICEABLE:
             return False
         self.used = self.mean
@@ -62,7 +62,7 @@ class Times:
 
     @property
     def sd(self) -> float:
-        """Of one more of them; the prior's weight keeps it from vanishing after two that agree."""
+        """Standard deviation of one more time. The prior keeps it from vanishing after two equal times."""
         return sqrt((CHECKS * ALONE_SD**2 + self.squares) / (CHECKS + max(0, self.count - 1)))
 
 
@@ -70,36 +70,36 @@ class Times:
 class Speeds:
     """Measured iteration times, and how wrong predictions were."""
 
-    times: dict[Place, Times] = field(default_factory=dict)
-    ratios: dict[str, Times] = field(default_factory=dict)
-    """By model: measured over predicted."""
+    times: dict[SpeedKey, LogTimes] = field(default_factory=dict)
+    ratios: dict[str, LogTimes] = field(default_factory=dict)
+    """Measured ÷ predicted time, by model."""
     checked: int = 0
     squared_error: float = 0.0
 
     @property
     def error_sd(self) -> float:
-        """How wrong a prediction is, typically: of the logarithm of the iteration time alone."""
+        """Typical error of a prediction: standard deviation of the logarithm of the iteration time alone."""
         return sqrt((CHECKS * ALONE_SD**2 + self.squared_error) / (CHECKS + self.checked))
 
     def check(self, measured_s: float, predicted_s: float) -> None:
-        """A job whose speed was predicted has been measured for the first time."""
+        """Record the first measurement of a job whose time was predicted."""
         self.checked += 1
         self.squared_error += log(measured_s / predicted_s) ** 2
 
-    def seconds(self, place: Place, predicted_s: float) -> float | None:
-        """From what was measured; None: nothing of this model was."""
+    def seconds(self, place: SpeedKey, predicted_s: float) -> float | None:
+        """Return the iteration time derived from measurements, or None if this model was never measured."""
         measured = self.times.get(place)
         if measured is not None and measured.used is not None:
             return exp(measured.used)
         ratio = self.ratios.get(place.model)
         return None if ratio is None or ratio.used is None else predicted_s * exp(ratio.used)
 
-    def add(self, place: Place, log_s: float, predicted_s: float, instead_of: float | None = None) -> bool:
-        """A launch took this long for an iteration, `instead_of` what it seemed to take before. Did answers change?"""
+    def add(self, place: SpeedKey, log_s: float, predicted_s: float, instead_of: float | None = None) -> bool:
+        """Add an attempt's time, replacing its earlier value `instead_of`. Return whether answers changed."""
         changed = False
         for times, shift in (
-            (self.times.setdefault(place, Times()), 0.0),
-            (self.ratios.setdefault(place.model, Times()), log(predicted_s)),
+            (self.times.setdefault(place, LogTimes()), 0.0),
+            (self.ratios.setdefault(place.model, LogTimes()), log(predicted_s)),
         ):
             if instead_of is not None:
                 times.take_back(instead_of - shift)

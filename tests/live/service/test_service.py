@@ -182,7 +182,7 @@ def test_a_profile_that_is_given_is_believed_and_may_be_another_at_the_next_star
 
     async def play():
         async with serving(home) as service:
-            assert "nothing known of it" in service.queries.dry_run(spec, "eve")["run"]["source"]
+            assert "no information" in service.queries.dry_run(spec, "eve")["run"]["source"]
         async with serving(home, profile=str(tmp_path / "mine.json")) as service:
             alone_s = 10 * known.core().iteration(8, 1, Placement(1, 1))
             assert service.queries.dry_run(spec, "eve")["run"]["value"] == pytest.approx(alone_s)

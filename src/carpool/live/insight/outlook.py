@@ -83,7 +83,7 @@ class Outlook:
             if found is not None and found.kind not in ("time", "default"):
                 return Estimate(found.value, found.low, found.high, found.source, found.kind)
             source = self._source(job.id)
-            kind, detail = source.get("kind", "default"), source.get("detail", "nothing known of it")
+            kind, detail = source.get("kind", "default"), source.get("detail", "no information")
             value = alone_s(state.perf, job)
         low, high = self._spread(kind)
         return Estimate(value, value * low, value * high, detail, kind)

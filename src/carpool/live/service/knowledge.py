@@ -89,5 +89,5 @@ class Knowledge:
             return Source("time", "a model that was given")
         found = run_time(perf, job)
         if found.kind == "time" and spec.time_s is None:
-            return Source("default", f"nothing known of it: {found.value:g} s are assumed")
+            return Source("default", f"no information; {found.value:g} s is assumed")
         return Source(found.kind, found.source)
