@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from carpool import policies
-from carpool.commands.world import (
+from carpool.commands.options import (
     bounds_of,
     jobs_option,
     make_cases,

@@ -11,13 +11,13 @@ from typing import Any
 import click
 
 from carpool import policies
-from carpool.commands.world import jobs_option, make_setup, workload_option, world_options
+from carpool.commands.options import jobs_option, make_setup, number, workload_option, world_options
 from carpool.core import events as ev
 from carpool.errors import InputError
 from carpool.files import results_in
 from carpool.sim.run import no_garbage_collection
 from carpool.sim.run import simulate as run_simulation
-from carpool.sim.sources import LOADS, expand_selection, load_workload, number
+from carpool.sim.sources import LOADS, expand_selection, load_workload
 
 
 @click.command()

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from carpool import policies
-from carpool.commands.world import progress_bar
+from carpool.commands.options import progress_bar
 from carpool.errors import InputError
 from carpool.files import results_in
 from carpool.sim.sources import parse_seeds

@@ -8,13 +8,14 @@ from typing import Any
 
 import click
 
+from carpool.commands.options import number
 from carpool.core.perf import Placement
 from carpool.errors import InputError, nearest
 from carpool.files import whole_file
 from carpool.profile.schema import load as load_profile
 from carpool.sim import generate
 from carpool.sim.metrics import percentile
-from carpool.sim.sources import LOADS, MOST_JOBS, expand_selection, generated, load_workload, number
+from carpool.sim.sources import LOADS, MOST_JOBS, expand_selection, generated, load_workload
 from carpool.sim.workload import Workload, write
 
 

@@ -1,11 +1,9 @@
 """From what a person types to workloads: the generator's name or a file, a selection of rows, numbers and lists."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import product
 from math import prod
-
-import click
 
 from carpool.errors import InputError, nearest
 from carpool.profile.schema import load as load_profile
@@ -16,22 +14,6 @@ MOST_VALUES = 1000
 MOST_JOBS = 10_000_000
 LOADS = (1e-6, 1e6)
 """The least and the most."""
-
-
-def number(least: float = 0.0, most: float = 1e9) -> Callable[[str], float]:
-    """The type of an option that takes a number from `least` to `most`."""
-
-    def convert(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            raise click.BadParameter(f"{text!r} is not a number") from None
-        if not least <= value <= most:
-            raise click.BadParameter(f"{text!r} must be a number from {least:g} to {most:g}")
-        return value
-
-    convert.__name__ = "number"  # what the help shows
-    return convert
 
 
 def load_workload(

@@ -16,7 +16,7 @@ from carpool.errors import InputError
 from carpool.sim import generate
 from carpool.sim.engine import Costs
 from carpool.sim.run import Setup
-from carpool.sim.sources import MOST_JOBS, expand_selection, load_workload, number
+from carpool.sim.sources import MOST_JOBS, expand_selection, load_workload
 from carpool.sim.sweep import Case
 from carpool.units import parse_bytes
 
@@ -32,6 +32,22 @@ workload_option = click.option(
     help="A CSV file (ours, Pollux's or Philly's columns), or a generator: " + ", ".join(generate.GENERATORS) + ".",
 )
 jobs_option = click.option("--jobs", type=click.IntRange(1, MOST_JOBS), help="Jobs to generate.  [default: 240]")
+
+
+def number(least: float = 0.0, most: float = 1e9) -> Callable[[str], float]:
+    """The type of an option that takes a number from `least` to `most`."""
+
+    def convert(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise click.BadParameter(f"{text!r} is not a number") from None
+        if not least <= value <= most:
+            raise click.BadParameter(f"{text!r} must be a number from {least:g} to {most:g}")
+        return value
+
+    convert.__name__ = "number"  # what the help shows
+    return convert
 
 
 def world_options(command: Command) -> Command:
