@@ -135,8 +135,8 @@ def test_a_snapshot_keeps_shared_gpus_accumulation_limits_and_belief():
         "ncf-23": 1,
         "ncf-24": 32,
     }
-    assert [record.job.id for record in state.residents(0)] == ["yolov3-1", "ncf-22"]
-    assert [record.job.id for record in state.residents(5)] == ["cifar10-2", "cifar10-6"]
+    assert [record.job.id for record in state.jobs_on(0)] == ["yolov3-1", "ncf-22"]
+    assert [record.job.id for record in state.jobs_on(5)] == ["cifar10-2", "cifar10-6"]
     assert state.limits == {"user1": Limits(20, 40), "user2": Limits(21, None), "": Limits(22, None)}
     assert jobs["yolov3-1"].gpus_since == 13.0
     assert jobs["yolov3-1"].job.duration_s == 15013.500055167238

@@ -107,7 +107,7 @@ def test_the_journal_leads_to_the_state_at_the_kill(home, with_snapshot):
         "10": (1, (1,)),
         "11": (2, (0,)),
     }
-    assert [record.job.id for record in state.residents(0)] == ["9", "11"]
+    assert [record.job.id for record in state.jobs_on(0)] == ["9", "11"]
     assert jobs["9"].job.can_shrink  # its training library certified that
     assert jobs["9"].checkpoint == 1150.0
     assert jobs["15"].waits_for == ("9", "13")

@@ -13,9 +13,10 @@ from carpool.core import events as ev
 from carpool.core.free import FreeGpus, Topology
 from carpool.core.model import Allocation, Decision, Limits, Node
 from carpool.core.queue import Queue
-from carpool.core.record import JobRecord, Shape
+from carpool.core.record import JobRecord
 from carpool.core.rules import IllegalPlan, check
 from carpool.core.scheduler import Scheduler
+from carpool.core.shapes import Shape
 from tests.support.world import cluster, job, model, nodes, pending, running
 from tests.support.world import given as situation
 

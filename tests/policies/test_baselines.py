@@ -269,7 +269,7 @@ def test_lodgings_are_the_jobs_that_a_search_over_all_gpus_finds():
         wanted = []
         for record in state.jobs.values():
             gpus = draft.gpus_of(record)
-            if gpus and not record.shape.exclusive and all(len(draft.members(gpu)) == 1 for gpu in gpus):
+            if gpus and not record.shape.exclusive and all(len(draft.residents(gpu)) == 1 for gpu in gpus):
                 wanted.append(record.seq)
         assert sorted(found) == sorted(wanted), f"seed {seed}"
         found_some += len(found) > 1

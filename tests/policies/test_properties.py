@@ -43,7 +43,7 @@ def assert_legal(state, plan, moves):
     assert len({decision.job for decision in plan}) == len(plan)
     gone = {d.job for d in plan}
     on = {
-        g: [(r.job, r.accumulation) for r in state.residents(g) if r.job.id not in gone] for g in state.topology.node_of
+        g: [(r.job, r.accumulation) for r in state.jobs_on(g) if r.job.id not in gone] for g in state.topology.node_of
     }
     for decision in plan:
         record = state.jobs[decision.job]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core import events as ev
-from carpool.core.end_times import Availability, finish
+from carpool.core.availability import Availability, finish
 from carpool.core.model import Status
 from carpool.policies.joint.policy import Carpool
 from carpool.policies.joint.queue_estimate import line_up

@@ -8,7 +8,7 @@ from carpool.core.perf import Placement
 
 def naive_bsbf(state) -> dict[str, tuple[frozenset[int], int]]:
     """Who starts, on which GPUs, with which accumulation."""
-    on = {gpu: [(r, r.accumulation) for r in state.residents(gpu)] for gpu in sorted(state.topology.node_of)}
+    on = {gpu: [(r, r.accumulation) for r in state.jobs_on(gpu)] for gpu in sorted(state.topology.node_of)}
     plan = {}
     waiting = [r for r in state.jobs.values() if r.status is Status.PENDING]
     for guest in sorted(waiting, key=lambda r: (-r.shape.priority, left(state, r), r.seq)):

@@ -112,7 +112,7 @@ def facts(state: State) -> dict:
             *(r.pace_valid_until, r.most_gpus),
             *(r.waited_s, r.served, r.ran_s, r.alone_s, r.ended, r.first_start, r.shares, r.hosted, r.preemptions),
         )
-    gpus = {g: ([r.job.id for r in state.residents(g)], state.memory_used(g)) for g in sorted(state.topology.node_of)}
+    gpus = {g: ([r.job.id for r in state.jobs_on(g)], state.memory_used(g)) for g in sorted(state.topology.node_of)}
     return {
         "now": state.now,
         "jobs": records,
@@ -127,7 +127,8 @@ def facts(state: State) -> dict:
 
 def hosts_of(state: State) -> dict:
     lone = {kind: [(end, order) for end, order, _ in group.entries] for kind, group in state.hosts.lone.items()}
-    others = {order: (host.kind, host.alone_on, _names(host.crowds)) for order, host in state.hosts.others.items()}
+    hosts = state.hosts.others.items()
+    others = {seq: (host.kind, host.alone_on, _names(host.shared_cells)) for seq, host in hosts}
     return {"lone": lone, "others": others}
 
 
@@ -145,8 +146,8 @@ def validate(state: State) -> None:
         assert set(record.leaving) <= set(state.topology.node_of)
         assert not record.leaving or record.status in (Status.STOPPING, Status.STARTING, Status.CANCELLING)
     for gpu, records in holding.items():
-        assert set(state.residents(gpu)) == set(records)
-        assert len(state.residents(gpu)) == len(records) <= state.jobs_per_gpu
+        assert set(state.jobs_on(gpu)) == set(records)
+        assert len(state.jobs_on(gpu)) == len(records) <= state.jobs_per_gpu
         assert state.memory_used(gpu) == sum(r.memory for r in records)
         assert state.memory_used(gpu) <= state.topology.nodes[state.topology.node_of[gpu]].memory
         assert len(records) == 1 or not any(r.job.exclusive for r in records)
@@ -178,13 +179,13 @@ def _validate_job(state: State, record) -> None:
         assert len(record.gpus) == record.job.gpus
     elif holds:
         assert record.job.elastic
-        assert all(state.residents(gpu) == (record,) for gpu in record.gpus), "a scaled job does not share"
+        assert all(state.jobs_on(gpu) == (record,) for gpu in record.gpus), "a scaled job does not share"
     assert 0.0 <= record.done <= record.job.iterations
     assert record.accumulation == 1 or record.job.can_shrink or not record.gpus
     if record.status is Status.RUNNING:
         worst = 1.0
         for gpu in record.gpus:
-            mates = [m for m in state.residents(gpu) if m is not record and m.status is Status.RUNNING]
+            mates = [m for m in state.jobs_on(gpu) if m is not record and m.status is Status.RUNNING]
             if mates:
                 xi = 1.0 + sum(_xi(state, record, mate) - 1.0 for mate in mates)
                 worst = max(worst, xi)

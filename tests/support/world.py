@@ -138,7 +138,7 @@ def describe(state: State, decisions: Sequence[Decision]) -> dict[str, str]:
             continue
         mates = set()
         for gpu in decision.allocation.gpus:
-            mates |= {r.job.id for r in state.residents(gpu)} | set(on[gpu][: on[gpu].index(decision.job)])
+            mates |= {r.job.id for r in state.jobs_on(gpu)} | set(on[gpu][: on[gpu].index(decision.job)])
         mates -= stopped
         cut = f" in {decision.allocation.accumulation}" if decision.allocation.accumulation > 1 else ""
         words[decision.job] = (f"shares {' '.join(sorted(mates))}" if mates else "starts") + cut

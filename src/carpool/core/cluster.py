@@ -8,6 +8,7 @@ from collections.abc import Collection
 from carpool.core.free import FreeGpus, Topology
 from carpool.core.model import GpuId, Node
 from carpool.core.record import JobRecord
+from carpool.core.view import JobView
 
 
 class Cluster:
@@ -82,7 +83,7 @@ class Cluster:
         found = {mate.seq: mate for gpu in record.gpus for mate in residents[gpu] if mate is not record}
         return list(found.values())
 
-    def shared_cells(self, record: JobRecord) -> Collection[tuple[JobRecord, ...]]:
+    def shared_cells(self, record: JobView) -> Collection[tuple[JobRecord, ...]]:
         """The different sets of jobs, itself included, with which a job shares GPUs."""
         residents = self.residents
         if len(record.gpus) == 1:

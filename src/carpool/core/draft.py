@@ -9,10 +9,9 @@ from collections.abc import Collection, Sequence, Set
 
 from carpool.core.free import FreeGpus
 from carpool.core.model import Allocation, Decision, GpuId, JobId
-from carpool.core.queue import Scan
-from carpool.core.record import JobRecord, Size
 from carpool.core.rules import Resident, cohabitation
-from carpool.core.view import View
+from carpool.core.shapes import Size
+from carpool.core.view import FreeGpusView, JobView, ScanView, View
 
 
 class Draft:
@@ -22,7 +21,7 @@ class Draft:
         self.free_count = view.free.count
         """How many GPUs are free in the draft."""
         self._placed: dict[JobId, tuple[GpuId, ...]] = {}
-        self._free = view.free
+        self._free: FreeGpus | None = None  # a copy of the view's free GPUs, once the draft changes them
         self._just_taken: list[GpuId] = []
         self._arrived: dict[GpuId, list[Resident]] = {}
         self._stopped: set[int] = set()
@@ -32,7 +31,7 @@ class Draft:
 
     # ---- what policies look at -------------------------------------------------------------------------------------
 
-    def pending(self, largest: int | None = None) -> Scan:
+    def pending(self, largest: int | None = None) -> ScanView:
         """Pending jobs in the policy's order, without gangs of more than `largest` GPUs."""
         return self.view.queue.scan(largest)
 
@@ -46,27 +45,25 @@ class Draft:
                 self._note_room(gpu)
         return self._shareable
 
-    def members(self, gpu: GpuId) -> list[Resident]:
+    def residents(self, gpu: GpuId) -> list[Resident]:
         """Who is on a GPU, in the draft."""
         staying = [
-            Resident(r, r.accumulation, r.memory, r.batch)
-            for r in self.view.residents(gpu)
-            if r.seq not in self._stopped
+            Resident(r, r.accumulation, r.memory, r.batch) for r in self.view.jobs_on(gpu) if r.seq not in self._stopped
         ]
         return staying + self._arrived.get(gpu, [])
 
-    def residents(self, gpu: GpuId) -> Sequence[JobRecord]:
+    def jobs_on(self, gpu: GpuId) -> Sequence[JobView]:
         """The same, where it does not matter how they run."""
         if self._stopped or gpu in self._arrived:
-            return tuple([member.record for member in self.members(gpu)])
-        return self.view.residents(gpu)
+            return tuple([member.record for member in self.residents(gpu)])
+        return self.view.jobs_on(gpu)
 
-    def accepts(self, gpu: GpuId, record: JobRecord, size: Size) -> bool:
+    def accepts(self, gpu: GpuId, record: JobView, size: Size) -> bool:
         """May this job join, at this size, those who are on the GPU?"""
         view = self.view
         newcomer = Resident(record, size.accumulation, size.memory)
         memory = view.topology.memory_of(gpu)
-        return cohabitation([*self.members(gpu), newcomer], view.jobs_per_gpu, memory, view.perf) is None
+        return cohabitation([*self.residents(gpu), newcomer], view.jobs_per_gpu, memory, view.perf) is None
 
     @property
     def entered(self) -> Collection[GpuId]:
@@ -78,7 +75,7 @@ class Draft:
         """The jobs that this draft stopped, by order of submission."""
         return self._stopped
 
-    def gpus_of(self, record: JobRecord) -> tuple[GpuId, ...]:
+    def gpus_of(self, record: JobView) -> tuple[GpuId, ...]:
         """Where a job is, in the draft."""
         return self._placed.get(record.job.id, record.gpus)
 
@@ -90,7 +87,7 @@ class Draft:
                 return gpus
         return ()
 
-    def may_start(self, record: JobRecord) -> bool:
+    def may_start(self, record: JobView) -> bool:
         """Do the limits of its user allow one more job?"""
         user = record.shape.user
         if user is None:
@@ -99,7 +96,7 @@ class Draft:
         within_jobs = limits.jobs is None or held[0] < limits.jobs
         return within_jobs and (limits.gpus is None or held[1] + record.shape.gpus <= limits.gpus)
 
-    def place_alone(self, record: JobRecord) -> tuple[tuple[GpuId, ...], Size] | None:
+    def place_alone(self, record: JobView) -> tuple[tuple[GpuId, ...], Size] | None:
         """The most consolidated free GPUs, and the largest sub-batch that fits; None where a job cannot start alone."""
         shape = record.shape
         if shape.gpus > self.free_count or not self.may_start(record):
@@ -112,7 +109,7 @@ class Draft:
 
     # ---- what policies do ------------------------------------------------------------------------------------------
 
-    def start(self, record: JobRecord, why: str) -> bool:
+    def start(self, record: JobView, why: str) -> bool:
         """Start a job alone on the most consolidated free GPUs, at the largest sub-batch that fits, if that can be."""
         place = self.place_alone(record)
         if place is None:
@@ -122,27 +119,27 @@ class Draft:
         self._enter(record, Allocation(gpus, size.accumulation), size.memory, why)
         return True
 
-    def assign(self, record: JobRecord, gpus: Sequence[GpuId], size: Size, why: str) -> None:
+    def assign(self, record: JobView, gpus: Sequence[GpuId], size: Size, why: str) -> None:
         """Place a job on GPUs that the policy chose, beside whoever is there."""
-        self._take([gpu for gpu in gpus if not self.residents(gpu)])
+        self._take([gpu for gpu in gpus if not self.jobs_on(gpu)])
         self._enter(record, Allocation(tuple(gpus), size.accumulation), size.memory, why)
 
     def hold(self, gpus: Sequence[GpuId]) -> None:
         """Give free GPUs to nobody in this draft: somebody waits for more of them."""
         self._take(gpus)
 
-    def stop(self, record: JobRecord, why: str) -> None:
+    def stop(self, record: JobView, why: str) -> None:
         """Preempt a running job; its GPUs can be given away in the same draft."""
         self._stopped.add(record.seq)
         for gpu in record.gpus:
             self._note_room(gpu)
-        emptied = [gpu for gpu in record.gpus if not self.residents(gpu)]
+        emptied = [gpu for gpu in record.gpus if not self.jobs_on(gpu)]
         self._own_free_gpus().give(emptied)
         self.free_count += len(emptied)
         self._count_for_user(record, -1)
         self.decisions.append(Decision(record.job.id, None, why))
 
-    def _enter(self, record: JobRecord, allocation: Allocation, memory: int, why: str) -> None:
+    def _enter(self, record: JobView, allocation: Allocation, memory: int, why: str) -> None:
         member = Resident(record, allocation.accumulation, memory)
         for gpu in allocation.gpus:
             self._arrived.setdefault(gpu, []).append(member)
@@ -156,7 +153,7 @@ class Draft:
             self._changed.append(gpu)
             return
         bit = 1 << gpu
-        room = 0 < len(self.residents(gpu)) < self.view.jobs_per_gpu
+        room = 0 < len(self.jobs_on(gpu)) < self.view.jobs_per_gpu
         self._shareable = self._shareable | bit if room else self._shareable & ~bit
 
     def _take(self, gpus: Sequence[GpuId]) -> None:
@@ -167,19 +164,20 @@ class Draft:
         """The most consolidated free GPUs on which the size fits, or None where there are not enough."""
         topology, free = self.view.topology, self._free_gpus()
         if topology.taken:
-            free = free.copy()
-            free.take(gpu for gpu in topology.tight(size.memory))
+            rest = free.copy()
+            rest.take(topology.tight(size.memory))
+            free = rest
         return free.pick(count, topology.with_memory(size.memory))
 
-    def _free_gpus(self) -> FreeGpus:
+    def _free_gpus(self) -> FreeGpusView:
         """The free GPUs in the draft. Most plans pick once, so nothing is copied before the second time."""
         if self._just_taken:
-            self._own_free_gpus()
-        return self._free
+            return self._own_free_gpus()
+        return self.view.free if self._free is None else self._free
 
     def _own_free_gpus(self) -> FreeGpus:
-        if self._free is self.view.free:
-            self._free = self._free.copy()
+        if self._free is None:
+            self._free = self.view.free.copy()
         self._free.take(self._just_taken)
         self._just_taken.clear()
         return self._free
@@ -190,7 +188,7 @@ class Draft:
             held = self._held[user] = list(self.view.held_by(user))
         return held
 
-    def _count_for_user(self, record: JobRecord, sign: int) -> None:
+    def _count_for_user(self, record: JobView, sign: int) -> None:
         if record.shape.user is not None:
             held = self._held_by(record.shape.user)
             held[0] += sign

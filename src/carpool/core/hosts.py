@@ -12,17 +12,7 @@ from typing import NamedTuple
 from carpool.core.cluster import Cluster
 from carpool.core.model import GpuId, Job, Status
 from carpool.core.record import JobRecord
-
-
-class HostKind(NamedTuple):
-    """What matters of a lone host to a guest, besides the time it has left."""
-
-    model: str
-    batch: int
-    accumulation: int
-    max_slowdown: float | None
-    memory_left: int
-    """On the smallest of its GPUs."""
+from carpool.core.view import HostKind, OtherHost
 
 
 class LoneHosts:
@@ -48,18 +38,6 @@ class LonePlace(NamedTuple):
     entry: tuple[float, int, JobRecord]
 
 
-class OtherHost(NamedTuple):
-    """A job with room on some of its GPUs that is not a lone host."""
-
-    record: JobRecord
-    kind: HostKind
-    alone_on: tuple[GpuId, ...]
-    """Its GPUs that hold nobody else."""
-    crowds: tuple[tuple[tuple[JobRecord, ...], tuple[GpuId, ...]], ...]
-    """Its GPUs that hold several jobs and have room for more, by who is there; each such set is listed under the
-    first job in it only."""
-
-
 class Hosts:
     def __init__(self, cluster: Cluster, jobs_per_gpu: int) -> None:
         self.cluster = cluster
@@ -76,24 +54,24 @@ class Hosts:
             return
         topology, residents, job = self.cluster.topology, self.cluster.residents, record.job
         alone_on = tuple([gpu for gpu in record.gpus if len(residents[gpu]) == 1])
-        crowds = self._crowds(record) if self.jobs_per_gpu > 2 and len(alone_on) < len(record.gpus) else ()
-        if not alone_on and not crowds:
+        shared = self._shared_cells(record) if self.jobs_per_gpu > 2 and len(alone_on) < len(record.gpus) else ()
+        if not alone_on and not shared:
             return
         memory = min([topology.memory_of(gpu) for gpu in alone_on or record.gpus])
         kind = HostKind(job.model, job.batch, record.accumulation, job.max_slowdown, memory - record.memory)
         if len(alone_on) == len(record.gpus) and record.status is Status.RUNNING:
             self._add_lone(record, kind)
         else:
-            host = self.others[record.seq] = OtherHost(record, kind, alone_on, crowds)
+            host = self.others[record.seq] = OtherHost(record, kind, alone_on, shared)
             record.index_entry = host
 
-    def _crowds(self, record: JobRecord) -> tuple[tuple[tuple[JobRecord, ...], tuple[GpuId, ...]], ...]:
-        crowds: dict[tuple[JobRecord, ...], list[GpuId]] = {}
+    def _shared_cells(self, record: JobRecord) -> tuple[tuple[tuple[JobRecord, ...], tuple[GpuId, ...]], ...]:
+        shared: dict[tuple[JobRecord, ...], list[GpuId]] = {}
         for gpu in record.gpus:
             there = self.cluster.residents[gpu]
             if there[0] is record and 1 < len(there) < self.jobs_per_gpu:
-                crowds.setdefault(there, []).append(gpu)
-        return tuple([(members, tuple(gpus)) for members, gpus in crowds.items()])
+                shared.setdefault(there, []).append(gpu)
+        return tuple([(members, tuple(gpus)) for members, gpus in shared.items()])
 
     def _add_lone(self, record: JobRecord, kind: HostKind) -> None:
         group = self.lone.get(kind)

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heapreplace
 from itertools import chain
 
-from carpool.core.record import JobRecord, Shape
+from carpool.core.record import JobRecord
+from carpool.core.shapes import Shape
 
 Entry = tuple[int, tuple[float, ...], int, JobRecord]  # −priority, the policy's key, order of submission, the job
 

@@ -4,70 +4,8 @@
 Progress is lazy: iterations done at `since`, plus what the pace gives until now.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
-
 from carpool.core.model import GpuId, Job, JobId, Status
-from carpool.core.perf import Placement
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """One way to cut a job's batch: the accumulation, its memory on each GPU, and its iteration time
-    relative to the uncut batch (at the most consolidated placement)."""
-
-    accumulation: int
-    memory: int
-    relative_time: float
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Shape:
-    """What decides where a job can go, whatever its length. Jobs of one shape share one object:
-    a policy that finds no place for one of them need not try the longer ones."""
-
-    gpus: int
-    priority: int
-    exclusive: bool
-    max_slowdown: float | None
-    user: str | None
-    """The user, where limits apply to that user."""
-    sizes: tuple[Size, ...]
-    """From the whole batch down to what the job allows."""
-    placement: Placement
-    """The most consolidated one."""
-
-
-class JobView(Protocol):
-    """A job as a policy sees it."""
-
-    @property
-    def job(self) -> Job: ...
-    @property
-    def shape(self) -> Shape: ...
-    @property
-    def status(self) -> Status: ...
-    @property
-    def seq(self) -> int: ...
-    @property
-    def gpus(self) -> tuple[GpuId, ...]: ...
-    @property
-    def accumulation(self) -> int: ...
-    @property
-    def batch(self) -> int | None: ...
-    @property
-    def most_gpus(self) -> int: ...
-    @property
-    def attempt(self) -> int: ...
-    @property
-    def slowdown(self) -> float: ...
-    @property
-    def pending_since(self) -> float: ...
-    def iterations_left(self, now: float) -> float: ...
-    def alone_left(self, now: float) -> float: ...
-    def whole_left(self, now: float) -> float: ...
-    def service(self, now: float) -> float: ...
+from carpool.core.shapes import Shape
 
 
 class JobRecord:
@@ -193,7 +131,3 @@ class JobRecord:
     def end(self) -> float:
         """When the job will be done at its present pace, or come to where that pace changes."""
         return self.since + (self.pace_valid_until - self.done) * self.iteration_s
-
-
-SortKey = Callable[[JobView, float], tuple[float, ...]]
-"""A policy's sort key for the queue; it stays as it is while a job waits, until a `PriorityChanged` event."""

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from carpool.core.model import Allocation, Decision, GpuId, Job, Status, as_scaled, sub_batch
 from carpool.core.perf import PerformanceModel
-from carpool.core.record import JobRecord
-from carpool.core.state import State
+from carpool.core.view import JobView, View
 
 
 class IllegalPlan(ValueError):
@@ -20,7 +19,7 @@ class IllegalPlan(ValueError):
 class Resident(NamedTuple):
     """A job on a GPU, or about to be."""
 
-    record: JobRecord
+    record: JobView
     accumulation: int
     memory: int
     batch: int | None = None
@@ -50,9 +49,9 @@ def cohabitation(members: Sequence[Resident], jobs_per_gpu: int, memory: int, pe
     return None
 
 
-def check(state: State, decisions: Sequence[Decision]) -> None:
+def check(state: View, decisions: Sequence[Decision]) -> None:
     """Raise `IllegalPlan` where the plan breaks a rule."""
-    named: dict[str, JobRecord] = {}
+    named: dict[str, JobView] = {}
     for decision in decisions:
         record = state.jobs.get(decision.job)
         if record is None:
@@ -67,7 +66,7 @@ def check(state: State, decisions: Sequence[Decision]) -> None:
     _check_users(state, named, decisions)
 
 
-def _check_gang(state: State, record: JobRecord, decision: Decision) -> None:
+def _check_gang(state: View, record: JobView, decision: Decision) -> None:
     job, allocation = record.job, decision.allocation
     if record.status not in (Status.PENDING, Status.STARTING, Status.RUNNING):
         raise IllegalPlan(f"job {job.id} is {record.status}")
@@ -100,7 +99,7 @@ def _check_cut(job: Job, allocation: Allocation) -> None:
         raise IllegalPlan(f"the sub-batch of job {job.id} may not shrink")
 
 
-def _check_scale(state: State, record: JobRecord, allocation: Allocation) -> None:
+def _check_scale(state: View, record: JobView, allocation: Allocation) -> None:
     """An elastic job may have other GPUs and another batch, within the limits of its task; its own always."""
     job, gpus, batch = record.job, len(allocation.gpus), allocation.batch
     assert batch is not None
@@ -118,7 +117,7 @@ def _check_scale(state: State, record: JobRecord, allocation: Allocation) -> Non
         raise IllegalPlan(f"job {job.id} got {samples} samples per GPU, its task takes {scaling.max_sub_batch}")
 
 
-def _check_gpus(state: State, named: dict[str, JobRecord], decisions: Iterable[Decision]) -> None:
+def _check_gpus(state: View, named: dict[str, JobView], decisions: Iterable[Decision]) -> None:
     """Look at every GPU that gets a job as it will be once the whole plan is applied."""
     arriving: dict[GpuId, list[Resident]] = {}
     for decision in decisions:
@@ -134,7 +133,7 @@ def _check_gpus(state: State, named: dict[str, JobRecord], decisions: Iterable[D
                 arriving.setdefault(gpu, []).append(member)
     topology = state.topology
     for gpu, members in arriving.items():
-        for resident in state.residents(gpu):
+        for resident in state.jobs_on(gpu):
             if resident.job.id not in named:
                 members.append(Resident(resident, resident.accumulation, resident.memory, resident.batch))
         broken = cohabitation(members, state.jobs_per_gpu, topology.memory_of(gpu), state.perf)
@@ -142,7 +141,7 @@ def _check_gpus(state: State, named: dict[str, JobRecord], decisions: Iterable[D
             raise IllegalPlan(f"GPU {gpu}: {broken}")
 
 
-def _check_users(state: State, named: dict[str, JobRecord], decisions: Iterable[Decision]) -> None:
+def _check_users(state: View, named: dict[str, JobView], decisions: Iterable[Decision]) -> None:
     if not state.limits:
         return
     change: dict[str, list[int]] = {}

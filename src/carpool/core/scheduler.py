@@ -10,10 +10,9 @@ from typing import Protocol
 from carpool.core.events import Event, Planned
 from carpool.core.model import Decision
 from carpool.core.perf import PerformanceModel
-from carpool.core.record import JobView
 from carpool.core.rules import IllegalPlan, check
 from carpool.core.state import State
-from carpool.core.view import View
+from carpool.core.view import JobView, View
 
 
 class Policy(Protocol):

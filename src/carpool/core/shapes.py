@@ -1,8 +1,36 @@
 """Makes the shapes by which jobs are alike, one object for each; the performance model says what their sizes cost."""
 
+from dataclasses import dataclass
+
 from carpool.core.model import Job, allowed_accumulations
 from carpool.core.perf import PerformanceModel, Placement
-from carpool.core.record import Shape, Size
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """One way to cut a job's batch: the accumulation, its memory on each GPU, and its iteration time
+    relative to the uncut batch (at the most consolidated placement)."""
+
+    accumulation: int
+    memory: int
+    relative_time: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shape:
+    """What decides where a job can go, whatever its length. Jobs of one shape share one object:
+    a policy that finds no place for one of them need not try the longer ones."""
+
+    gpus: int
+    priority: int
+    exclusive: bool
+    max_slowdown: float | None
+    user: str | None
+    """The user, where limits apply to that user."""
+    sizes: tuple[Size, ...]
+    """From the whole batch down to what the job allows."""
+    placement: Placement
+    """The most consolidated one."""
 
 
 class Shapes:

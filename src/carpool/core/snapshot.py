@@ -12,9 +12,10 @@ from carpool.core.codec import decode_job, plain
 from carpool.core.learning import LearningModel
 from carpool.core.model import Limits, Node, Status
 from carpool.core.perf import PerformanceModel
-from carpool.core.record import JobRecord, SortKey
+from carpool.core.record import JobRecord
 from carpool.core.renames import renamed
 from carpool.core.state import State
+from carpool.core.view import SortKey
 
 _OTHERWISE = {"job", "seq", "status", "shape", "gpus", "leaving", "waits_for", "queue_entry", "index_entry", "ended"}
 _KEPT = tuple(name for name in JobRecord.__slots__ if name not in _OTHERWISE)

@@ -4,7 +4,7 @@ The scheduler applies what drivers report and what it plans itself; policies rea
 free GPUs, hosts) are kept up to date event by event, and only jobs whose neighbours changed get a new pace.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +16,9 @@ from carpool.core.learning import LearningModel, Lesson, Observation, life, sigh
 from carpool.core.model import Allocation, GpuId, Job, JobId, Limits, Status, allowed_accumulations, as_scaled
 from carpool.core.perf import PerformanceModel, Placement
 from carpool.core.queue import Queue
-from carpool.core.record import JobRecord, Shape, SortKey
-from carpool.core.shapes import Shapes
+from carpool.core.record import JobRecord
+from carpool.core.shapes import Shape, Shapes
+from carpool.core.view import SortKey
 
 UNLIMITED = Limits()
 HOLDING = (Status.STARTING, Status.RUNNING, Status.CANCELLING)
@@ -66,7 +67,7 @@ class State:
     # ---- reading -------------------------------------------------------------------------------------------------
 
     @property
-    def running(self) -> Iterable[JobRecord]:
+    def running(self) -> Collection[JobRecord]:
         """The jobs that hold GPUs, started or starting."""
         return self._running.values()
 
@@ -94,7 +95,11 @@ class State:
         """Of the jobs that have finished so far; 0 before the first."""
         return self._completed_jct_s / self._completed if self._completed else 0.0
 
-    def residents(self, gpu: GpuId) -> tuple[JobRecord, ...]:
+    def newest_first(self) -> Iterator[JobRecord]:
+        """Return the jobs that have not ended, last submitted first."""
+        return reversed(self.jobs.values())
+
+    def jobs_on(self, gpu: GpuId) -> tuple[JobRecord, ...]:
         return self.cluster.residents[gpu]
 
     def memory_used(self, gpu: GpuId) -> int:
@@ -377,7 +382,7 @@ class State:
             self.topology.taken[event.gpu] = event.memory
         else:
             self.topology.taken.pop(event.gpu, None)
-        for record in self.residents(event.gpu):
+        for record in self.jobs_on(event.gpu):
             self._index_host(record)
         self._capacity_changed()
 

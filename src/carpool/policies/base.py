@@ -6,8 +6,7 @@ from math import floor
 from typing import Any, ClassVar
 
 from carpool.core.model import Decision
-from carpool.core.record import JobView
-from carpool.core.view import View
+from carpool.core.view import JobView, View
 
 
 def option(default: Any, help: str) -> Any:

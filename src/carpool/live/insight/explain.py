@@ -117,7 +117,7 @@ def position(state: State, record: JobRecord) -> int | None:
 
 
 def _mates(state: State, record: JobRecord) -> list[JobRecord]:
-    mates = {other.job.id: other for gpu in record.gpus for other in state.residents(gpu) if other is not record}
+    mates = {other.job.id: other for gpu in record.gpus for other in state.jobs_on(gpu) if other is not record}
     return list(mates.values())
 
 
@@ -145,7 +145,7 @@ def _predicted(state: State, record: JobRecord) -> float:
     """ξ as believed now, beside all who are on its GPUs; a gang waits for its slowest worker."""
     worst = 1.0
     for gpu in record.gpus:
-        mates: list[Mate] = [(other.job, other.accumulation) for other in state.residents(gpu) if other is not record]
+        mates: list[Mate] = [(other.job, other.accumulation) for other in state.jobs_on(gpu) if other is not record]
         if mates:
             worst = max(worst, state.perf.slowdown(record.job, record.accumulation, mates))
     return worst
@@ -232,7 +232,7 @@ def _best_host(state: State, record: JobRecord) -> tuple[JobRecord, float, float
     best, found = inf, None
     guest_left = record.alone_left(state.now)
     for host, _ in zip(state.running, range(HOSTS_LOOKED_AT), strict=False):
-        crowd = max(len(state.residents(gpu)) for gpu in host.gpus)
+        crowd = max(len(state.jobs_on(gpu)) for gpu in host.gpus)
         if host.status is not Status.RUNNING or host.job.exclusive or crowd >= state.jobs_per_gpu:
             continue
         room = min(state.topology.memory_of(gpu) - state.memory_used(gpu) for gpu in host.gpus)

@@ -97,7 +97,7 @@ def gpu_rows(state: State, slots: Sequence[Slot], names: Mapping[int, str], spec
             continue
         residents = [
             {"job": r.job.id, "name": specs[r.job.id].name, "user": r.job.user, "state": shown_state(r.status)}
-            for r in state.residents(slot.id)
+            for r in state.jobs_on(slot.id)
             if r.job.id in specs
         ]
         total = state.topology.nodes[state.topology.node_of[slot.id]].memory

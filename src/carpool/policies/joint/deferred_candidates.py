@@ -10,7 +10,8 @@ from itertools import islice, takewhile
 
 from carpool.core.draft import Draft
 from carpool.core.model import GpuId, Status
-from carpool.core.record import JobRecord, Size
+from carpool.core.shapes import Size
+from carpool.core.view import JobView
 from carpool.policies.joint.objective import Move, Objective
 
 CHOICES = 3
@@ -24,12 +25,12 @@ class DeferredCandidates:
         self.draft = draft
         self.objective = objective
         self.topology = draft.view.topology
-        self._lone: dict[int, list[JobRecord]] | None = None  # as the pass began
+        self._lone: dict[int, list[JobView]] | None = None  # as the pass began
 
-    def later(self, guest: JobRecord, bar: float) -> list[Move]:
+    def later(self, guest: JobView, bar: float) -> list[Move]:
         """GPUs to wait for: those of the lone hosts that end soonest, as far as that may gain more than the bar."""
         objective, need = self.objective, guest.shape.gpus
-        soonest: list[JobRecord] = []
+        soonest: list[JobView] = []
         for group in self.draft.view.hosts.lone.values():
             large = (entry[2] for entry in islice(group.entries, PER_KIND) if len(entry[2].gpus) >= need)
             soonest += islice((host for host in large if host.seq not in objective.moved), CHOICES)
@@ -44,18 +45,18 @@ class DeferredCandidates:
 
     # ---- for a job that starves ------------------------------------------------------------------------------------
 
-    def reservation(self, guest: JobRecord) -> Move | None:
+    def reservation(self, guest: JobView) -> Move | None:
         """The GPUs that will be free soonest."""
         objective, need = self.objective, guest.shape.gpus
         size = self._size_alone(guest)
         gpus: list[GpuId] = list(self.draft.some_free(need, size))
-        hosts: dict[int, JobRecord] = {}
+        hosts: dict[int, JobView] = {}
         moment = objective.now
         for end, gpu in self._next_gpus(size):
             if len(gpus) == need:
                 break
             gpus.append(gpu)
-            hosts.update((member.record.seq, member.record) for member in self.draft.members(gpu))
+            hosts.update((member.record.seq, member.record) for member in self.draft.residents(gpu))
             moment = max(moment, end)
         if len(gpus) < need:
             return None
@@ -70,18 +71,18 @@ class DeferredCandidates:
         while ends:
             end, seq, job = heappop(ends)
             for gpu in job.gpus:
-                last = max((objective.end(m.record), m.record.seq) for m in self.draft.members(gpu))
+                last = max((objective.end(m.record), m.record.seq) for m in self.draft.residents(gpu))
                 if last == (end, seq) and memory_of(gpu) >= size.memory:
                     yield end, gpu
 
-    def _size_alone(self, guest: JobRecord) -> Size:
+    def _size_alone(self, guest: JobView) -> Size:
         """The largest sub-batch that fits a GPU of the cluster."""
         sizes, largest = guest.shape.sizes, self.topology.largest_memory
         return next((size for size in sizes if size.memory <= largest), sizes[-1])
 
     # ---- suspension ------------------------------------------------------------------------------------------------
 
-    def suspensions(self, guest: JobRecord) -> list[Move]:
+    def suspensions(self, guest: JobView) -> list[Move]:
         """Running jobs to suspend so that the guest can start alone: few GPUs, and much more time left than it has."""
         objective = self.objective
         size = self._size_alone(guest)
@@ -91,7 +92,7 @@ class DeferredCandidates:
         left = guest.whole_left(objective.now) * size.relative_time
         victims = sorted(self._victims(guest, size, left + objective.restart_s), key=self._victim_rank)
         sets = [[job] for job in victims if len(job.gpus) >= short][:CHOICES]
-        several: list[JobRecord] = []
+        several: list[JobView] = []
         for job in victims:
             if short > 0:
                 several.append(job)
@@ -102,10 +103,10 @@ class DeferredCandidates:
         gpus = (0,) * guest.shape.gpus  # the draft chooses, once the victims are gone
         return [Move(guest, gpus, size, ends, left, victims=tuple(chosen)) for chosen in sets]
 
-    def _victim_rank(self, job: JobRecord) -> tuple[int, float, int]:
+    def _victim_rank(self, job: JobView) -> tuple[int, float, int]:
         return len(job.gpus), -self.objective.end(job), job.seq
 
-    def _victims(self, guest: JobRecord, size: Size, least: float) -> Iterator[JobRecord]:
+    def _victims(self, guest: JobView, size: Size, least: float) -> Iterator[JobView]:
         """Lone jobs that can checkpoint and have more than so much time left; of each gang size those with the most."""
         if self._lone is None:
             self._lone = self._lone_by_gang()
@@ -113,19 +114,19 @@ class DeferredCandidates:
             long = takewhile(lambda job: self.objective.left(job) > least, jobs)
             yield from islice((job for job in long if self._may_stop(job, guest, size)), PER_KIND)
 
-    def _lone_by_gang(self) -> dict[int, list[JobRecord]]:
+    def _lone_by_gang(self) -> dict[int, list[JobView]]:
         """The running jobs that share with nobody, may they or not, by their number of GPUs; the last to end first."""
         view, objective = self.draft.view, self.objective
-        found: dict[int, list[JobRecord]] = {}
+        found: dict[int, list[JobView]] = {}
         for job in view.running:
             own_batch = job.batch is None
-            if job.status is Status.RUNNING and own_batch and all(len(view.residents(gpu)) == 1 for gpu in job.gpus):
+            if job.status is Status.RUNNING and own_batch and all(len(view.jobs_on(gpu)) == 1 for gpu in job.gpus):
                 found.setdefault(len(job.gpus), []).append(job)
         for jobs in found.values():
             jobs.sort(key=lambda job: (objective.end(job), job.seq), reverse=True)
         return found
 
-    def _may_stop(self, job: JobRecord, guest: JobRecord, size: Size) -> bool:
+    def _may_stop(self, job: JobView, guest: JobView, size: Size) -> bool:
         """For this guest, in this pass."""
         return (
             job.job.can_checkpoint

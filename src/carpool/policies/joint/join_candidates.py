@@ -9,12 +9,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from operator import attrgetter
 
+from carpool.core.availability import Until, corrected
 from carpool.core.draft import Draft
-from carpool.core.end_times import Until, corrected
 from carpool.core.model import GpuId
 from carpool.core.perf import Mate, Placement
-from carpool.core.record import JobRecord, Size
 from carpool.core.rules import Resident
+from carpool.core.shapes import Size
+from carpool.core.view import JobView
 from carpool.policies.joint.objective import Move, Objective
 from carpool.policies.joint.simulate_ends import Participant, pair_ends, simulate_ends
 from carpool.policies.sharing.candidates import Candidate, Candidates
@@ -41,7 +42,7 @@ class JoinCandidates:
         self.perf = draft.view.perf
         self.topology = draft.view.topology
 
-    def now(self, guest: JobRecord) -> list[Move]:
+    def now(self, guest: JobView) -> list[Move]:
         """Ways to join running jobs at once."""
         jobs_per_gpu = self.draft.view.jobs_per_gpu
         if guest.shape.exclusive or jobs_per_gpu == 1:
@@ -58,7 +59,7 @@ class JoinCandidates:
         moves = [self._join(guest, union) for union in unions]
         return [move for move in moves if move is not None]
 
-    def _unions(self, guest: JobRecord, cells: Sequence[Candidate]) -> list[list[Candidate]]:
+    def _unions(self, guest: JobView, cells: Sequence[Candidate]) -> list[list[Candidate]]:
         """Several cells, and free GPUs where they do not suffice: by Theorem 1's rank, and by what a GPU costs."""
         if sum([len(cell.gpus) for cell in cells]) + self.draft.free_count < guest.shape.gpus:
             return []
@@ -84,7 +85,7 @@ class JoinCandidates:
 
     # ---- cells -----------------------------------------------------------------------------------------------------
 
-    def _single(self, guest: JobRecord) -> list[Candidate]:
+    def _single(self, guest: JobView) -> list[Candidate]:
         """The hosts with which, by Theorem 1, sharing beats waiting, and which cost less than the budget.
 
         Few of each kind: the sooner a host of a kind ends, the less it costs, so where the first is too dear all are.
@@ -105,12 +106,12 @@ class JoinCandidates:
         fast = [cell for cell in found if cell.option.total_speed >= GOOD_SPEED]
         return fast or found
 
-    def _open(self, cells: Iterable[Candidate], guest: JobRecord) -> Iterator[Candidate]:
+    def _open(self, cells: Iterable[Candidate], guest: JobView) -> Iterator[Candidate]:
         for cell in cells:
             if self._may_join(guest, cell.members):
                 yield cell
 
-    def _may_join(self, guest: JobRecord, members: Sequence[Resident]) -> bool:
+    def _may_join(self, guest: JobView, members: Sequence[Resident]) -> bool:
         """Not where a job of this pass waits for their GPUs, and nobody of a higher priority."""
         claimed, priority = self.objective.claimed, guest.shape.priority
         for member in members:
@@ -119,7 +120,7 @@ class JoinCandidates:
                 return False
         return True
 
-    def _crowded(self, guest: JobRecord) -> list[Candidate]:
+    def _crowded(self, guest: JobView) -> list[Candidate]:
         """The cells of several jobs that it pays to join now."""
         found = []
         for members, gpus in self.candidates.crowded():
@@ -134,7 +135,7 @@ class JoinCandidates:
         return found
 
     def _crowd(
-        self, guest: JobRecord, size: Size, members: Sequence[Resident], gpus: tuple[GpuId, ...]
+        self, guest: JobView, size: Size, members: Sequence[Resident], gpus: tuple[GpuId, ...]
     ) -> Candidate | None:
         """A cell of several: to be joined where total speed rises, and not better when the first of them leaves."""
         there = [(member.record.job, member.accumulation) for member in members]
@@ -174,7 +175,7 @@ class JoinCandidates:
 
     # ---- joining them ----------------------------------------------------------------------------------------------
 
-    def _join(self, guest: JobRecord, cells: Sequence[Candidate]) -> Move | None:
+    def _join(self, guest: JobView, cells: Sequence[Candidate]) -> Move | None:
         """The move that takes the cells' GPUs, cut to the gang's size or filled up with free ones, if it is allowed."""
         size = max((cell.option.size for cell in cells), key=lambda size: size.accumulation)
         gpus: list[GpuId] = []
@@ -204,7 +205,7 @@ class JoinCandidates:
         shared = [[0, *(number[member.record.seq] for member in crowd)] for crowd in crowds]
         return self._move(guest, gpus, size, hosts, simulate_ends(participants, shared, self.perf))
 
-    def _left_on(self, guest: JobRecord, size: Size, gpus: Sequence[GpuId]) -> float:
+    def _left_on(self, guest: JobView, size: Size, gpus: Sequence[GpuId]) -> float:
         """The guest's time left alone on these GPUs."""
         nodes = self.topology.nodes_spanned(gpus)
         if nodes == guest.shape.placement.nodes:
@@ -216,7 +217,7 @@ class JoinCandidates:
 
     def _move(
         self,
-        guest: JobRecord,
+        guest: JobView,
         gpus: Sequence[GpuId],
         size: Size,
         hosts: Sequence[Resident],
@@ -250,10 +251,10 @@ class JoinCandidates:
         if len(gpus) == 1:
             return []
         played = {tuple([member.record for member in crowd]) for crowd in crowds}
-        cells = {there: gpu for gpu in gpus if len(there := draft.residents(gpu)) > 1 and there not in played}
+        cells = {there: gpu for gpu in gpus if len(there := draft.jobs_on(gpu)) > 1 and there not in played}
         steps: list[Until] = []
         for gpu in cells.values():
-            mates = [mate for mate in draft.members(gpu) if mate.record is not record]
+            mates = [mate for mate in draft.residents(gpu) if mate.record is not record]
             mates.sort(key=lambda mate: (objective.end(mate.record), mate.record.seq))
             for index, mate in enumerate(mates):
                 beside = [(m.record.job, m.accumulation) for m in mates[index:]]

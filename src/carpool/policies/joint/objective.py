@@ -4,13 +4,14 @@ A `Objective` is a scheduling pass as the rule sees it: when the running jobs wi
 and who waits. It prices a `Move` before it is made, and takes note of it afterwards.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from carpool.core.availability import Availability
 from carpool.core.draft import Draft
-from carpool.core.end_times import Availability
 from carpool.core.model import GpuId
-from carpool.core.record import JobRecord, Size
+from carpool.core.shapes import Size
+from carpool.core.view import JobView
 from carpool.policies.joint.queue_estimate import LEFT, ORDER, PRIORITY, QueueEstimate, Waiting, line_up
 
 FREE = 0.0
@@ -23,7 +24,7 @@ CLOSE = 1e-6
 class Move:
     """Something that could be done for a waiting job."""
 
-    guest: JobRecord
+    guest: JobView
     gpus: tuple[GpuId, ...]
     size: Size | None
     """None: claim these GPUs and wait."""
@@ -31,8 +32,8 @@ class Move:
     """The end of the guest and the new ends of its hosts, by order of submission."""
     cost: float
     """The guest's completion time, counted from now, and what its hosts lose."""
-    hosts: tuple[JobRecord, ...] = ()
-    victims: tuple[JobRecord, ...] = ()
+    hosts: tuple[JobView, ...] = ()
+    victims: tuple[JobView, ...] = ()
     lone: bool = False
     """Its only host has all of its GPUs to itself."""
     gain: float = 0.0
@@ -47,7 +48,7 @@ completion times of all if nothing is done for it now, and those of the others i
 
 
 class Objective:
-    def __init__(self, draft: Draft, look_ahead: int, restart_s: float, first: Sequence[JobRecord] = ()) -> None:
+    def __init__(self, draft: Draft, look_ahead: int, restart_s: float, first: Sequence[JobView] = ()) -> None:
         """`first` are jobs that go before all others of their priority."""
         self.draft = draft
         self.now = draft.view.now
@@ -58,7 +59,7 @@ class Objective:
         """All jobs that a move of this pass concerned, likewise."""
         self._look_ahead = look_ahead
         self._first = first
-        self._ends: dict[int, float] | None = None  # not asked for before it is needed
+        self._ends: Mapping[int, float] | None = None  # not asked for before it is needed
         self._new_ends: dict[int, float] = {}
         self._made: list[Move] = []  # before anything had to be weighed: many passes end without
         self._available: Availability | None = None
@@ -69,7 +70,7 @@ class Objective:
 
     # ---- when jobs end, and who waits ------------------------------------------------------------------------------
 
-    def end(self, record: JobRecord) -> float:
+    def end(self, record: JobView) -> float:
         """The predicted end of a job that runs or was placed in this pass."""
         end = self._new_ends.get(record.seq)
         if end is None:
@@ -78,7 +79,7 @@ class Objective:
             end = self._ends[record.seq]
         return end
 
-    def left(self, record: JobRecord) -> float:
+    def left(self, record: JobView) -> float:
         """Seconds until the predicted end."""
         return max(0.0, self.end(record) - self.now)
 
@@ -121,10 +122,10 @@ class Objective:
             line.sort(key=lambda job: -job[PRIORITY])
         return line
 
-    def _entry(self, job: JobRecord) -> Waiting:
+    def _entry(self, job: JobView) -> Waiting:
         return job.shape.gpus, job.alone_left(self.now), job.seq, job.shape.priority
 
-    def _suspended(self, victim: JobRecord) -> Waiting:
+    def _suspended(self, victim: JobView) -> Waiting:
         left = victim.alone_left(self.now) + self.restart_s
         return victim.shape.gpus, left, victim.seq, victim.shape.priority
 
@@ -149,7 +150,7 @@ class Objective:
         move.gain = present + lost - move.cost - line_up(after, others, self.now)
         return move.gain
 
-    def budget(self, guest: JobRecord) -> float:
+    def budget(self, guest: JobView) -> float:
         """The most that a move may cost: what the guest takes itself, and what it takes from those behind it.
 
         No move makes GPUs free sooner, unless it suspends somebody; so those who wait gain nothing beyond that.
@@ -157,13 +158,13 @@ class Objective:
         _, present, without = self._prospect(guest)
         return present - without
 
-    def _prospect(self, guest: JobRecord) -> Prospect:
+    def _prospect(self, guest: JobView) -> Prospect:
         known = self._prospects.get(guest.seq)
         if known is None:
             known = self._prospects[guest.seq] = self._foresee(guest)
         return known
 
-    def _foresee(self, guest: JobRecord) -> Prospect:
+    def _foresee(self, guest: JobView) -> Prospect:
         waiting, priority = self._waiting, guest.shape.priority
         number = len(waiting)
         while number and waiting[number - 1][PRIORITY] < priority:
@@ -210,9 +211,9 @@ class Objective:
         """Cell by cell: hosts may have other mates."""
         draft, ends = self.draft, move.ends
         joined = set(move.gpus)
-        cells: dict[tuple[bool, Sequence[JobRecord]], int] = {}
+        cells: dict[tuple[bool, Sequence[JobView]], int] = {}
         for gpu in joined.union(*(draft.gpus_of(host) for host in move.hosts)):
-            cell = (gpu in joined, draft.residents(gpu))
+            cell = (gpu in joined, draft.jobs_on(gpu))
             cells[cell] = cells.get(cell, 0) + 1
         for (is_joined, records), gpus in cells.items():
             before = max([self.end(record) for record in records], default=FREE)
@@ -250,6 +251,6 @@ def _sorted(line: Sequence[Waiting]) -> list[Waiting]:
     return sorted(line, key=lambda job: (-job[PRIORITY], job[LEFT], job[ORDER]))
 
 
-def names(records: Sequence[JobRecord]) -> str:
+def names(records: Sequence[JobView]) -> str:
     shown = ", ".join(record.job.id for record in records[:3])
     return shown + (f" and {len(records) - 3} more" if len(records) > 3 else "")

@@ -11,9 +11,8 @@ from itertools import takewhile
 
 from carpool.core.draft import Draft
 from carpool.core.model import Decision, Status
-from carpool.core.queue import Scan
-from carpool.core.record import JobRecord, JobView, Size
-from carpool.core.view import View
+from carpool.core.shapes import Size
+from carpool.core.view import JobView, ScanView, View
 from carpool.policies.base import BasePolicy, option, shortest_first
 from carpool.policies.joint.deferred_candidates import DeferredCandidates
 from carpool.policies.joint.join_candidates import JoinCandidates
@@ -80,7 +79,7 @@ class Pass:
                 break
         return draft.decisions
 
-    def _in_order(self, pending: Scan) -> Iterator[tuple[JobRecord, bool]]:
+    def _in_order(self, pending: ScanView) -> Iterator[tuple[JobView, bool]]:
         """The waiting jobs, and whether the scan handed them out; who starves comes before others of its priority.
 
         Where too few GPUs are free for anybody and none was given back just now, only new jobs are tried: the others
@@ -98,16 +97,16 @@ class Pass:
             if job not in self.starved:
                 yield job, True
 
-    def _new(self) -> list[JobRecord]:
+    def _new(self) -> list[JobView]:
         """The jobs that were submitted just now, in the queue's order."""
         now = self.view.now
-        new = takewhile(lambda job: job.pending_since == now, reversed(self.view.jobs.values()))
+        new = takewhile(lambda job: job.pending_since == now, self.view.newest_first())
         waiting = [job for job in new if job.status is Status.PENDING]
         return sorted(waiting, key=lambda job: (-job.shape.priority, self.policy.key(job, now), job.seq))
 
     # ---- the choice ------------------------------------------------------------------------------------------------
 
-    def _start_alone(self, job: JobRecord) -> bool:
+    def _start_alone(self, job: JobView) -> bool:
         """Nobody before it waits, so nobody can lose."""
         move = self._alone(job)
         if move is None:
@@ -117,7 +116,7 @@ class Pass:
         self.draft.assign(job, move.gpus, move.size, "its GPUs are free, and it keeps nobody before it waiting")
         return True
 
-    def _place(self, job: JobRecord) -> bool:
+    def _place(self, job: JobView) -> bool:
         """Make the best move for a job, if there is one; for a job that starves, keep GPUs for it otherwise."""
         within = job.shape.gpus <= self.draft.free_count + self.draft.shareable().bit_count()
         move = self._choose(job) if within or self.policy.suspend else None
@@ -128,7 +127,7 @@ class Pass:
         self._make(move)
         return True
 
-    def _choose(self, job: JobRecord) -> Move | None:
+    def _choose(self, job: JobView) -> Move | None:
         alone = self._alone(job)
         if alone is not None:
             gain = self.objective.price(alone)
@@ -153,7 +152,7 @@ class Pass:
                 best = move
         return best
 
-    def _alone(self, job: JobRecord) -> Move | None:
+    def _alone(self, job: JobView) -> Move | None:
         place = self.draft.place_alone(job)
         if place is None:
             return None
@@ -166,7 +165,7 @@ class Pass:
         draft, guest, size = self.draft, move.guest, move.size
         self.objective.note(move)
         if size is None:
-            draft.hold([gpu for gpu in move.gpus if not draft.residents(gpu)])
+            draft.hold([gpu for gpu in move.gpus if not draft.jobs_on(gpu)])
             return
         if move.victims:
             for victim in move.victims:
@@ -188,7 +187,7 @@ class Pass:
         return f"{shares}, yet saves {move.gain:.0f} s in sum over it, them and the queue"
 
 
-def _starved(view: View, patience: float) -> list[JobRecord]:
+def _starved(view: View, patience: float) -> list[JobView]:
     """Jobs that have waited more than `patience` times their length and the mean JCT so far, longest wait first."""
     now, least = view.now, patience * view.mean_jct_s
     found = []

@@ -7,7 +7,7 @@ their own predicted end.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from carpool.core.end_times import Until
+from carpool.core.availability import Until
 from carpool.core.model import Job
 from carpool.core.perf import PerformanceModel
 

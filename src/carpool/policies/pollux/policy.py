@@ -12,8 +12,8 @@ from math import log
 from carpool.core.elastic import Scaling
 from carpool.core.model import Allocation, Decision, GpuId, Job, Status
 from carpool.core.perf import Placement
-from carpool.core.record import JobRecord, JobView, Size
-from carpool.core.view import View
+from carpool.core.shapes import Size
+from carpool.core.view import JobView, View
 from carpool.errors import InputError
 from carpool.policies.base import BasePolicy, next_round, option
 from carpool.policies.pollux.goodput import NOTHING, Choice, Goodputs, Kind
@@ -85,14 +85,14 @@ class Round:
         self.scaled: dict[int, Scaled] = {}  # by order of submission
         self.contenders = [found for job in asking if (found := self._contender(job)) is not None]
 
-    def _may_move(self, job: JobRecord) -> bool:
+    def _may_move(self, job: JobView) -> bool:
         """Who is just starting, is being cancelled, shares GPUs or cannot be suspended is left alone."""
-        alone = all(len(self.view.residents(gpu)) == 1 for gpu in job.gpus)
+        alone = all(len(self.view.jobs_on(gpu)) == 1 for gpu in job.gpus)
         return job.status is Status.RUNNING and job.job.can_checkpoint and alone
 
     # ---- what GPUs are worth to a job ------------------------------------------------------------------------------
 
-    def _contender(self, record: JobRecord) -> Contender | None:
+    def _contender(self, record: JobView) -> Contender | None:
         """None: no open GPUs suffice for the job."""
         now, spanned = self.view.now, self.view.topology.nodes_spanned
         scaled = Scaled.of(record, self.view, self.goodputs)
@@ -132,14 +132,14 @@ class Round:
         value = speedup * self.node_share + LEAST
         return -log(value) if self.policy.fairness == 0.0 else value**-self.policy.fairness
 
-    def _sizes(self, scaled: "Scaled", record: JobRecord) -> tuple[int, ...]:
+    def _sizes(self, scaled: "Scaled", record: JobView) -> tuple[int, ...]:
         """At most twice the GPUs that the job ever had; half nodes beyond the first."""
         most = min(scaled.most, max(1, 2 * record.most_gpus), self.gpus)
         half = max(1, self.node_gpus // 2)
         sizes = {*range(1, min(most, self.node_gpus) + 1), *range(self.node_gpus, most + 1, half), len(record.gpus)}
         return tuple(size for size in sorted(sizes) if size and scaled.goodput(size, size > self.node_gpus) > 0.0)
 
-    def _cut(self, record: JobRecord) -> Size | None:
+    def _cut(self, record: JobView) -> Size | None:
         """The size at which a job that is not elastic may start: the largest sub-batch that enough GPUs hold."""
         topology = self.view.topology
         for size in record.shape.sizes:
@@ -178,7 +178,7 @@ class Round:
                 starts.append(Decision(record.job.id, allocation, _why(record, allocation)))
         return stops + starts
 
-    def _allocation(self, record: JobRecord, gpus: tuple[GpuId, ...]) -> Allocation:
+    def _allocation(self, record: JobView, gpus: tuple[GpuId, ...]) -> Allocation:
         scaled = self.scaled.get(record.seq)
         choice = scaled.choice(len(gpus), self.view.topology.nodes_spanned(gpus) > 1) if scaled else NOTHING
         if choice.batch:
@@ -205,7 +205,7 @@ class Scaled:
     fewest_nodes: Callable[[int], int]
 
     @classmethod
-    def of(cls, record: JobRecord, view: View, goodputs: Goodputs) -> "Scaled | None":
+    def of(cls, record: JobView, view: View, goodputs: Goodputs) -> "Scaled | None":
         """None: its GPUs and its batch are not to be changed, or its smallest micro-step fits nowhere."""
         job, topology = record.job, view.topology
         scaling = view.perf.scaling(job)
@@ -230,7 +230,7 @@ class Scaled:
         return self.choice(gpus, several).goodput
 
 
-def _why(record: JobRecord, allocation: Allocation) -> str:
+def _why(record: JobView, allocation: Allocation) -> str:
     gpus = f"{len(allocation.gpus)} GPU{'s' * (len(allocation.gpus) > 1)}"
     batch = "" if allocation.batch is None else f", batch {allocation.batch * len(allocation.gpus)} in all"
     if not record.gpus:

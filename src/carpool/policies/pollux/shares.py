@@ -9,10 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from carpool.core.free import Topology
 from carpool.core.model import GpuId
-from carpool.core.record import JobRecord
-from carpool.core.view import View
+from carpool.core.view import JobView, TopologyView, View
 
 Cost = Callable[[int, bool], float]
 """What so many GPUs, on several nodes or on one, cost the objective if the job must be (re)started for them."""
@@ -24,7 +22,7 @@ JoinCandidates = dict[int, tuple[GpuId, ...]]
 class Contender:
     """A job that asks for GPUs in this round."""
 
-    record: JobRecord
+    record: JobView
     rank: tuple[float, ...]
     """Who comes first among equals, smallest first."""
     sizes: tuple[int, ...]
@@ -120,7 +118,7 @@ class Placer:
     GPUs of a smaller job that could stay are taken only if `displace` says so; it must then move.
     """
 
-    def __init__(self, topology: Topology, closed: Mapping[GpuId, bool], displace: bool) -> None:
+    def __init__(self, topology: TopologyView, closed: Mapping[GpuId, bool], displace: bool) -> None:
         """`closed` GPUs are not to be had; true: somebody there spans several nodes."""
         self.topology = topology
         self.displace = displace

@@ -6,22 +6,22 @@ from heapq import merge
 
 from carpool.core.draft import Draft
 from carpool.core.model import Decision, Status
-from carpool.core.record import JobRecord, Shape
-from carpool.core.view import View
+from carpool.core.shapes import Shape
+from carpool.core.view import JobView, View
 
 Rank = tuple[float, tuple[float, ...], float]
 """−priority, the policy's key, and the order of submission, so that no two are equal."""
-Ranked = tuple[Rank, JobRecord]
+Ranked = tuple[Rank, JobView]
 RESTART_S = 30.0
 """What a restart costs by default: as long as Pollux's authors charge."""
 
 
-def by_key(key: Callable[[JobRecord, float], tuple[float, ...]], now: float) -> Callable[[JobRecord], Rank]:
+def by_key(key: Callable[[JobView, float], tuple[float, ...]], now: float) -> Callable[[JobView], Rank]:
     """The order of the queue, extended to running jobs; of two with the same key, the one submitted first."""
     return lambda job: (-job.shape.priority, key(job, now), job.seq)
 
 
-def first_in_order(view: View, rank: Callable[[JobRecord], Rank], stops: str, starts: str) -> list[Decision]:
+def first_in_order(view: View, rank: Callable[[JobView], Rank], stops: str, starts: str) -> list[Decision]:
     """Give the GPUs to the first jobs in order, running or not, each alone; stop who runs and is not among them.
 
     `stops` and `starts` are the reasons that users read.
@@ -51,11 +51,11 @@ def first_in_order(view: View, rank: Callable[[JobRecord], Rank], stops: str, st
 
 
 def _choose(
-    view: View, running: list[Ranked], rank: Callable[[JobRecord], Rank], left: int, hopeless: set[Shape]
-) -> tuple[set[int], list[JobRecord]]:
+    view: View, running: list[Ranked], rank: Callable[[JobView], Rank], left: int, hopeless: set[Shape]
+) -> tuple[set[int], list[JobView]]:
     """Who keeps running (by order) and who starts, as far as `left` GPUs go; what does not fit is skipped."""
     keep: set[int] = set()
-    start: list[JobRecord] = []
+    start: list[JobView] = []
     for _, job in merge(running, ((rank(job), job) for job in view.queue.scan(left))):
         if left == 0:
             break

@@ -8,8 +8,7 @@ what is left is passed over instead of being waited for.
 from dataclasses import dataclass
 
 from carpool.core.model import Decision
-from carpool.core.record import JobView
-from carpool.core.view import View
+from carpool.core.view import JobView, View
 from carpool.policies.base import BasePolicy, option
 from carpool.policies.preemptive.preemption import RESTART_S, by_key, first_in_order
 

@@ -6,8 +6,7 @@ from enum import Enum, auto
 
 from carpool.core.draft import Draft
 from carpool.core.model import Decision, GpuId
-from carpool.core.record import JobRecord, JobView
-from carpool.core.view import View
+from carpool.core.view import JobView, View
 from carpool.policies.base import BasePolicy, option, shortest_first
 from carpool.policies.sharing.candidates import Candidate, Candidates, OptionCache
 
@@ -47,7 +46,7 @@ class SjfBsbf(BasePolicy):
                 pending.skip_alike()
         return draft.decisions
 
-    def _join(self, draft: Draft, job: JobRecord, candidates: Candidates) -> Outcome:
+    def _join(self, draft: Draft, job: JobView, candidates: Candidates) -> Outcome:
         """Share with the hosts that make the best pairs (Alg. 1, l. 9–17), or wait."""
         shape = job.shape
         if shape.exclusive or not draft.may_start(job):
@@ -70,7 +69,7 @@ class SjfBsbf(BasePolicy):
             return Outcome.JOINED
 
     def _gather(
-        self, draft: Draft, job: JobRecord, candidates: Candidates, at_least: int
+        self, draft: Draft, job: JobView, candidates: Candidates, at_least: int
     ) -> tuple[list[GpuId], list[Candidate]]:
         """The best hosts' GPUs until the gang is whole, or as many as there are."""
         gpus: list[GpuId] = []

@@ -12,12 +12,11 @@ from math import inf
 from typing import NamedTuple
 
 from carpool.core.draft import Draft
-from carpool.core.hosts import HostKind
 from carpool.core.model import GpuId, Job
 from carpool.core.perf import PerformanceModel
-from carpool.core.record import JobRecord, Shape
 from carpool.core.rules import Resident
-from carpool.core.view import View
+from carpool.core.shapes import Shape
+from carpool.core.view import HostKind, JobView, View
 from carpool.policies.sharing.pair import Option, Verdict, best, option_at, options
 
 SLACK = 1.0 - 1e-9
@@ -77,7 +76,7 @@ class OptionCache:
         self._memory = 0
         self._known: dict[tuple[Shape, int], dict[HostKind, Choices]] = {}
 
-    def beside(self, view: View, guest: JobRecord, at_least: int) -> dict[HostKind, Choices]:
+    def beside(self, view: View, guest: JobView, at_least: int) -> dict[HostKind, Choices]:
         """What is known for guests of this shape and an accumulation of at least so much."""
         perf, version, memory = view.perf, view.belief_version, view.topology.largest_memory
         if perf is not self._perf or version != self._version or memory != self._memory:
@@ -100,14 +99,14 @@ class Candidates:
         self._single: dict[HostKind, list[Host]] = {}
         self._crowded: list[tuple[list[Resident], tuple[GpuId, ...]]] = []
 
-    def for_guest(self, guest: JobRecord, at_least: int) -> Iterator[Candidate]:
+    def for_guest(self, guest: JobView, at_least: int) -> Iterator[Candidate]:
         """All places at which sharing beats waiting, best first, with an accumulation of at least `at_least`."""
         streams = self.by_kind(guest, at_least)
         if self._crowded:
             streams.append(self._crowded_candidates(guest, guest.alone_left(self.draft.view.now), at_least))
         return merge(*streams) if len(streams) > 1 else iter(streams[0] if streams else ())
 
-    def by_kind(self, guest: JobRecord, at_least: int) -> list[Iterator[Candidate]]:
+    def by_kind(self, guest: JobView, at_least: int) -> list[Iterator[Candidate]]:
         """The same among cells of one job, for each kind of host by itself: the soonest to end comes first."""
         self._look_again()
         view = self.draft.view
@@ -133,15 +132,13 @@ class Candidates:
         return self._crowded
 
     def _learn(
-        self, known: dict[HostKind, Choices], guest: JobRecord, kind: HostKind, host: Job, at_least: int
+        self, known: dict[HostKind, Choices], guest: JobView, kind: HostKind, host: Job, at_least: int
     ) -> Choices:
         found = options(self.draft.view.perf, guest, host, kind.accumulation, kind.memory_left, at_least)
         choices = known[kind] = Choices(found, min((option.needs for option in found), default=inf))
         return choices
 
-    def _judge_lone(
-        self, records: Iterable[JobRecord], choices: list[Option], guest_left: float
-    ) -> Iterator[Candidate]:
+    def _judge_lone(self, records: Iterable[JobView], choices: list[Option], guest_left: float) -> Iterator[Candidate]:
         now, changed = self.draft.view.now, self._changed
         for record in records:
             if record.seq not in changed:
@@ -161,9 +158,9 @@ class Candidates:
         self._as_of = len(draft.decisions)
         self._single = {}
         self._crowded = []
-        changed: dict[int, JobRecord] = {}
+        changed: dict[int, JobView] = {}
         for gpu in draft.entered:
-            changed.update((record.seq, record) for record in draft.residents(gpu))
+            changed.update((record.seq, record) for record in draft.jobs_on(gpu))
         self._changed = changed.keys() | draft.stopped
         now = draft.view.now
         for seq, (record, kind, alone_on, crowds) in draft.view.hosts.others.items():
@@ -179,12 +176,12 @@ class Candidates:
         for hosts in self._single.values():
             hosts.sort()
 
-    def _add_changed(self, changed: dict[int, JobRecord]) -> None:
+    def _add_changed(self, changed: dict[int, JobView]) -> None:
         """The same for jobs that this draft placed, and for those beside whom it placed somebody."""
         draft = self.draft
         cells: dict[tuple[int, ...], tuple[list[Resident], list[GpuId]]] = {}
         for gpu in sorted({gpu for record in changed.values() for gpu in draft.gpus_of(record)}):
-            members = draft.members(gpu)
+            members = draft.residents(gpu)
             if 0 < len(members) < draft.view.jobs_per_gpu and not any(m.record.shape.exclusive for m in members):
                 cells.setdefault(tuple([m.record.seq for m in members]), (members, []))[1].append(gpu)
         for members, gpus in cells.values():
@@ -211,7 +208,7 @@ class Candidates:
         )
         return record.whole_left(now) * relative_time
 
-    def _crowded_candidates(self, guest: JobRecord, guest_left: float, at_least: int) -> Iterator[Candidate]:
+    def _crowded_candidates(self, guest: JobView, guest_left: float, at_least: int) -> Iterator[Candidate]:
         """Cells of several jobs: Theorem 1 must hold against each of them, and the worst pair ranks the cell."""
         draft, perf = self.draft, self.draft.view.perf
         found = []

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from carpool.core.draft import Draft
 from carpool.core.free import lowest
 from carpool.core.model import Decision, GpuId
-from carpool.core.record import JobRecord, JobView, Size
-from carpool.core.view import View
+from carpool.core.shapes import Size
+from carpool.core.view import JobView, View
 from carpool.policies.base import BasePolicy, shortest_first
 
 
@@ -27,7 +27,7 @@ class SjfFfs(BasePolicy):
                 pending.skip_alike()
         return draft.decisions
 
-    def _join_first_fit(self, draft: Draft, job: JobRecord) -> bool:
+    def _join_first_fit(self, draft: Draft, job: JobView) -> bool:
         shape = job.shape
         if shape.exclusive or not draft.may_start(job):
             return False
@@ -42,7 +42,7 @@ class SjfFfs(BasePolicy):
                 return True
         return False
 
-    def _first_fit(self, draft: Draft, job: JobRecord, size: Size, lent: int) -> list[GpuId]:
+    def _first_fit(self, draft: Draft, job: JobView, size: Size, lent: int) -> list[GpuId]:
         gpus: list[GpuId] = []
         while lent and len(gpus) < job.shape.gpus:
             gpu = lowest(lent)

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from carpool.core.draft import Draft
 from carpool.core.model import Decision
-from carpool.core.record import JobRecord, JobView
-from carpool.core.view import View
+from carpool.core.view import JobView, View
 from carpool.policies.base import BasePolicy, option
 from carpool.policies.sharing.whole_gang_hosts import WholeGangHosts
 
@@ -39,7 +38,7 @@ class Lucid(BasePolicy):
                 lodgings = WholeGangHosts(draft)
         return draft.decisions
 
-    def _join(self, draft: Draft, guest: JobRecord, lodgings: WholeGangHosts) -> bool:
+    def _join(self, draft: Draft, guest: JobView, lodgings: WholeGangHosts) -> bool:
         """Share with the host that suits best."""
         if guest.shape.exclusive or draft.view.jobs_per_gpu == 1 or not draft.may_start(guest):
             return False

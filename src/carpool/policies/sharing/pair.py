@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from carpool.core.model import Job
 from carpool.core.perf import PerformanceModel
-from carpool.core.record import JobRecord, Size
+from carpool.core.shapes import Size
+from carpool.core.view import JobView
 
 TIE = 1.0 - 1e-9
 
@@ -64,7 +65,7 @@ def host_needs(host_xi: float, guest_xi: float, relative_time: float) -> float:
     return relative_time * guest_xi * (2.0 - 1.0 / host_xi) - 1.0
 
 
-def option_at(perf: PerformanceModel, guest: JobRecord, size: Size, host: Job, host_accumulation: int) -> Option:
+def option_at(perf: PerformanceModel, guest: JobView, size: Size, host: Job, host_accumulation: int) -> Option:
     guest_xi = perf.slowdown(guest.job, size.accumulation, [(host, host_accumulation)])
     host_xi = perf.slowdown(host, host_accumulation, [(guest.job, size.accumulation)])
     relative_time = size.relative_time * guest.whole_iteration_s / guest.alone_iteration_s
@@ -72,7 +73,7 @@ def option_at(perf: PerformanceModel, guest: JobRecord, size: Size, host: Job, h
 
 
 def options(
-    perf: PerformanceModel, guest: JobRecord, host: Job, host_accumulation: int, memory_left: int, at_least: int = 1
+    perf: PerformanceModel, guest: JobView, host: Job, host_accumulation: int, memory_left: int, at_least: int = 1
 ) -> list[Option]:
     """The sub-batches (accumulation `at_least`) at which a guest fits beside a host within both jobs' limits.
 

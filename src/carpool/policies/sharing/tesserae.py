@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from math import inf
 
 from carpool.core.draft import Draft
-from carpool.core.hosts import HostKind
 from carpool.core.model import Decision
-from carpool.core.record import JobRecord, JobView, Shape
-from carpool.core.view import View
+from carpool.core.shapes import Shape
+from carpool.core.view import HostKind, JobView, View
 from carpool.policies.base import BasePolicy, option, shortest_first
 from carpool.policies.sharing.whole_gang_hosts import Fit, WholeGangHosts
 
@@ -33,7 +32,7 @@ class Tesserae(BasePolicy):
 
     def decide(self, view: View) -> list[Decision]:
         draft = Draft(view)
-        waiting: dict[int, list[JobRecord]] = {}
+        waiting: dict[int, list[JobView]] = {}
         seen = 0
         for job in draft.pending():
             if draft.start(job, "shortest in the queue that fits"):
@@ -49,7 +48,7 @@ class Tesserae(BasePolicy):
                     guests = [guest for guest in guests if not draft.gpus_of(guest) and draft.may_start(guest)]
         return draft.decisions
 
-    def _match(self, draft: Draft, gpus: int, guests: list[JobRecord]) -> bool:
+    def _match(self, draft: Draft, gpus: int, guests: list[JobView]) -> bool:
         """Let guests join hosts; tells whether anybody did."""
         lodgings = WholeGangHosts(draft)
         hosts = [(kind, sample, h) for kind, sample in lodgings.kinds() for h in lodgings.hosts(kind, gpus)]

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from carpool.core.draft import Draft
-from carpool.core.hosts import HostKind
 from carpool.core.model import GpuId, Job
-from carpool.core.record import JobRecord, Size
 from carpool.core.rules import Resident
+from carpool.core.shapes import Size
+from carpool.core.view import HostKind, JobView
 
 
 class Fit(NamedTuple):
@@ -32,7 +32,7 @@ class WholeGangHosts:
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
-        self._changed = {member.record.seq for gpu in draft.entered for member in draft.members(gpu)}
+        self._changed = {member.record.seq for gpu in draft.entered for member in draft.residents(gpu)}
         self._apart: dict[HostKind, list[Resident]] = {}  # hosts that the index of lone ones does not know
         for seq, (record, kind, alone_on, _) in draft.view.hosts.others.items():
             if seq not in self._changed and len(alone_on) == len(record.gpus):
@@ -44,13 +44,13 @@ class WholeGangHosts:
         draft, topology = self.draft, self.draft.view.topology
         seen: set[int] = set()
         for gpu in draft.entered:
-            members = draft.members(gpu)
+            members = draft.residents(gpu)
             host = members[0]
             gpus = draft.gpus_of(host.record)
             if len(members) > 1 or host.record.seq in seen or host.record.shape.exclusive:
                 continue
             seen.add(host.record.seq)
-            if all(len(draft.members(other)) == 1 for other in gpus):
+            if all(len(draft.residents(other)) == 1 for other in gpus):
                 memory = min(topology.memory_of(other) for other in gpus)
                 job = host.record.job
                 kind = HostKind(job.model, job.batch, host.accumulation, job.max_slowdown, memory - host.memory)
@@ -75,12 +75,12 @@ class WholeGangHosts:
             if member.record.shape.gpus == gpus:
                 yield member
 
-    def admits(self, guest: JobRecord, size: Size, host: Resident) -> tuple[GpuId, ...] | None:
+    def admits(self, guest: JobView, size: Size, host: Resident) -> tuple[GpuId, ...] | None:
         """The host's GPUs, if the rules let the guest in on all of them."""
         gpus = self.draft.gpus_of(host.record)
         return gpus if all(self.draft.accepts(gpu, guest, size) for gpu in gpus) else None
 
-    def fit(self, guest: JobRecord, kind: HostKind, host: Job, cap: float) -> Fit | None:
+    def fit(self, guest: JobView, kind: HostKind, host: Job, cap: float) -> Fit | None:
         """The largest sub-batch with which neither slows down by more than the cap, if there is one."""
         perf = self.draft.view.perf
         for size in guest.shape.sizes:

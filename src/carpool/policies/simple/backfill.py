@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from carpool.core.draft import Draft
 from carpool.core.model import Decision, GpuId
 from carpool.core.perf import Placement
-from carpool.core.record import JobRecord, JobView, Size
-from carpool.core.view import View
+from carpool.core.shapes import Size
+from carpool.core.view import JobView, View
 from carpool.policies.base import BasePolicy
 
 
@@ -51,7 +51,7 @@ class Backfill(BasePolicy):
         return draft.decisions
 
 
-def _end(view: View, job: JobRecord, gpus: tuple[GpuId, ...], size: Size) -> float:
+def _end(view: View, job: JobView, gpus: tuple[GpuId, ...], size: Size) -> float:
     """When the job would end if it started there now."""
     placement = Placement(len(gpus), view.topology.nodes_spanned(gpus))
     return view.now + job.iterations_left(view.now) * view.perf.iteration_time(job.job, size.accumulation, placement)
@@ -65,7 +65,7 @@ class Promise:
     spare: int
 
     @classmethod
-    def to(cls, head: JobRecord, now: float, free: int, ends: list[tuple[float, int]]) -> "Promise":
+    def to(cls, head: JobView, now: float, free: int, ends: list[tuple[float, int]]) -> "Promise":
         """`ends` tells when jobs end and how many GPUs each gives back."""
         start = now
         for end, gpus in sorted(ends):
@@ -75,7 +75,7 @@ class Promise:
             start = max(start, end)
         return cls(start, free - head.shape.gpus)
 
-    def allows(self, job: JobRecord, end: float) -> bool:
+    def allows(self, job: JobView, end: float) -> bool:
         """May a job that would end then go first? If so it is counted as gone."""
         if end <= self.start:
             return True

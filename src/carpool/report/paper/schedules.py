@@ -10,8 +10,7 @@ from carpool.core import events as ev
 from carpool.core.draft import Draft
 from carpool.core.model import Decision, Job
 from carpool.core.perf import GENERIC
-from carpool.core.record import JobView
-from carpool.core.view import View
+from carpool.core.view import JobView, View
 from carpool.policies.base import BasePolicy, option
 from carpool.report.paper.config import Config
 from carpool.report.paper.drawing import GRID, picture
