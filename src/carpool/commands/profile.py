@@ -288,8 +288,9 @@ def _telling_what_is_kept(raw: RawFile) -> Iterator[None]:
         raise
     except BaseException as stop:
         interrupted = isinstance(stop, KeyboardInterrupt)
-        kept = f"{len(raw.measurements)} measurements are kept in {raw.path}, and the same call goes on from there"
-        what = kept if raw.measurements else "nothing was measured"
+        kept = len(read(raw.path).measurements)  # the stop may have come between writing one and counting it
+        goes_on = f"{kept} measurements are kept in {raw.path}, and the same call goes on from there"
+        what = goes_on if kept else "nothing was measured"
         click.echo(f"{'interrupted' if interrupted else 'terminated'}; no profile was written; {what}", err=True)
         raise click.exceptions.Exit(130 if interrupted else 143) from None
 

@@ -17,7 +17,7 @@ import pytest
 from carpool import channel
 from carpool.commands import profile as commands
 from carpool.gpu import mps, nvml
-from carpool.profile.measure import pool, session, timing, worker
+from carpool.profile.measure import pool, raw, session, timing, worker
 from carpool.profile.measure.raw import Machine, RawFile, Setting, read
 from carpool.profile.schema import load
 from tests.support import SUPPORT
@@ -220,15 +220,28 @@ def test_a_script_with_its_own_accumulation_is_told_to_leave_it_out():
 
 
 @pytest.mark.parametrize(("number", "code", "word"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")])
-def test_who_is_stopped_says_what_is_kept(number, code, word):
+def test_a_stopped_profile_says_how_many_measurements_it_keeps(number, code, word):
     with running() as process:
         until(lambda: measurements_in("mine") >= 1)
         process.send_signal(getattr(signal, number))
-        _, said = process.communicate(timeout=20)
+        _, said = process.communicate(timeout=60)
     assert process.returncode == code
     kept = measurements_in("mine")
     assert f"{word}; no profile was written; {kept} measurements are kept in mine.raw.jsonl" in said
     assert "nothing" not in said
+    assert not left_over()
+
+
+def test_an_interrupt_while_a_measurement_is_written_counts_that_measurement(monkeypatch):
+    """On a slow disk a measurement can be read before the write returns."""
+
+    def interrupt(descriptor):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(raw.os, "fsync", interrupt)
+    said = profile("--task", "mine", "--solo", *training())
+    assert said.code == 130
+    assert "interrupted; no profile was written; 1 measurements are kept in mine.raw.jsonl" in said.err
     assert not left_over()
 
 
@@ -254,7 +267,7 @@ def measurements_in(name):
     return raw.read_text().count('"mechanism"') if raw.exists() else 0
 
 
-def until(true, seconds=20.0):
+def until(true, seconds=60.0):
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end
