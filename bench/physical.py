@@ -2,7 +2,7 @@
 
     python bench/physical.py --out out/physical                 (a machine with a GPU; again: goes on where it stopped)
     python bench/physical.py --gpus 1 --profile mine.json …     (logical slots, where there is none)
-    python bench/physical.py --report docs/experiments/h200.md …        (what was run, as a page)
+    python bench/physical.py --report docs/experiments/h200-tables.md … (what was run, as a page)
 
 Thirty jobs of the paper's six tasks, each for one GPU, run under every policy and both sharing mechanisms: real
 processes, started, stopped, resumed and ended by the service. Every case leaves a JSON file with each job's story, the
