@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pip
 NEXT := printf '\n%s\n' 'carpool is installed in $(VENV). To use it in this shell: . $(BIN)/activate'
 
-.PHONY: install demo demo-sim quick test chaos lint types bench study dist clean
+.PHONY: install demo demo-sim quick test chaos lint types bench study docs dist clean
 
 install: $(VENV)/.installed
 	@$(NEXT)
@@ -58,6 +58,11 @@ bench: $(VENV)/.installed
 
 study: $(VENV)/.installed
 	$(BIN)/carpool study --out docs/experiments --cache out/study.jsonl
+
+# The documentation site in out/site. Warnings such as a broken link fail the build.
+docs: $(VENV)/.installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "The site is in out/site; to read it: $(BIN)/mkdocs serve"
 
 # A source archive and a wheel in dist/. Leftovers of earlier builds would end up in them.
 dist: $(VENV)/.installed-dev

@@ -43,7 +43,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def _commands() -> Iterator[str]:
-    root = click.Context(cli, info_name="carpool")
+    root = click.Context(cli, info_name="carpool", **cli.context_settings)
     for title, names in SECTIONS.items():
         yield f"## {title}\n"
         for name in names:
@@ -58,7 +58,8 @@ def _command(command: click.Command, context: click.Context, level: int) -> Iter
     usage = command.get_usage(context).removeprefix("Usage: ")
     yield f"```text\n{usage}\n```\n"
     yield from _prose(command.help or "")
-    rows = [record for parameter in command.get_params(context) if (record := parameter.get_help_record(context))]
+    records = [parameter.get_help_record(context) for parameter in command.get_params(context)]
+    rows = [record for record in records if record and record[1]]
     if rows:
         yield "| option | meaning |\n| --- | --- |"
         yield from (f"| `{names}` | {_escaped(text)} |" for names, text in rows)
@@ -106,5 +107,8 @@ def _table(path: Path) -> Iterator[str]:
 
 def _escaped(text: str) -> str:
     """Plain text for Markdown: `code` stays code; angle brackets and asterisks are shown, not interpreted."""
-    parts = re.split(r"(`[^`]*`)", text)
-    return "".join(part if part.startswith("`") else re.sub(r"([*_<>|\[\]])", r"\\\1", part) for part in parts)
+
+    def plain(part: str) -> str:
+        return re.sub(r"([*_|\[\]])", r"\\\1", part.replace("<", "&lt;").replace(">", "&gt;"))
+
+    return "".join(part if part.startswith("`") else plain(part) for part in re.split(r"(`[^`]*`)", text))

@@ -267,10 +267,10 @@ def test_importing_the_commands_loads_nothing_heavy():
 
 
 def documented() -> list[list[str]]:
-    """The commands of docs/explanation/interference.md that write shipped files, or what they are made of."""
+    """The commands of docs/reference/shipped-profiles.md that write shipped files, or what they are made of."""
     import shlex
 
-    text = (ROOT / "docs" / "explanation" / "interference.md").read_text().replace("\\\n", " ")
+    text = (ROOT / "docs" / "reference" / "shipped-profiles.md").read_text().replace("\\\n", "")
     text = text.split("## How the shipped files were made")[1].split("\n## ")[0]
     lines = [line for block in text.split("```sh\n")[1:] for line in block.split("```")[0].splitlines()]
     return [shlex.split(line.replace("$CARPOOL_DATA", DATA or "")) for line in lines if "--out" in line]
@@ -322,7 +322,7 @@ FITTED = ("alpha_s", "beta_s", "knee", "error", "busy", "demands")
 
 @pytest.mark.skipif(not DATA, reason="CARPOOL_DATA is not set: the measurements are not part of the project")
 def test_the_documented_commands_make_the_shipped_files(tmp_path):
-    """Reads the commands from docs/explanation/interference.md, so that neither they nor the files can drift."""
+    """Reads the commands from docs/reference/shipped-profiles.md, so that neither they nor the files can drift."""
     root = ROOT
     commands = [words for words in documented() if words[1] == "fit"]
     assert len(commands) == 2

@@ -386,7 +386,7 @@ def test_the_papers_numbers_contradict_each_other():
 
 def test_every_test_that_the_document_names_exists():
     root = ROOT
-    named = set(re.findall(r"`(test_\w+)`", (root / "docs" / "paper.md").read_text("utf-8")))
+    named = set(re.findall(r"`(test_\w+)`", (root / "docs" / "explanation" / "paper.md").read_text("utf-8")))
     there = {
         name for file in root.glob("tests/**/test_*.py") for name in re.findall(r"def (test_\w+)", file.read_text())
     }
