@@ -1,4 +1,4 @@
-"""The generated parts of the documentation: commands, policies, and tables read from CSV files.
+"""The generated parts of the documentation: commands, policies, decisions, and tables read from CSV files.
 
 MkDocs calls `on_page_markdown` for every page. A line such as `<!-- generated: commands -->` is replaced by what the
 code says, so that no option or policy is written down twice. An unknown marker is a warning, which fails the build.
@@ -22,6 +22,15 @@ MARKER = re.compile(r"^( *)<!-- generated: ([\w-]+)(?: ([\w./-]+))? -->$", re.MU
 log = logging.getLogger("mkdocs.hooks.generate")
 
 
+def on_config(config: Any) -> Any:
+    """Put every decision into the navigation, so that a new one needs no line in mkdocs.yml."""
+    folder = Path(config["docs_dir"]) / "decisions"
+    for section in config["nav"]:
+        if "Decisions" in section:
+            section["Decisions"] += [f"decisions/{page.name}" for page in _decision_pages(folder)]
+    return config
+
+
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Replace every marker of a page."""
     folder = Path(page.file.abs_src_path).parent
@@ -32,6 +41,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             lines = _commands()
         elif kind == "policies":
             lines = _policies()
+        elif kind == "decisions":
+            lines = _decisions(folder)
         elif kind == "table":
             lines = _table(folder / argument)
         else:
@@ -40,6 +51,17 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return textwrap.indent("\n".join(lines), indent)
 
     return MARKER.sub(replaced, markdown)
+
+
+def _decision_pages(folder: Path) -> list[Path]:
+    return sorted(folder.glob("[0-9]*.md"))
+
+
+def _decisions(folder: Path) -> Iterator[str]:
+    yield "| number | decision |\n| --- | --- |"
+    for page in _decision_pages(folder):
+        number, _, title = page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ").partition(". ")
+        yield f"| {number} | [{title}]({page.name}) |"
 
 
 def _commands() -> Iterator[str]:
