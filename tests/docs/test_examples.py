@@ -3,6 +3,10 @@
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+
+import click
+import pytest
 
 from tests.support import ROOT
 
@@ -30,8 +34,33 @@ def test_the_policy_in_the_document_is_the_example():
     assert code in (ROOT / "docs" / "how-to" / "write-a-policy.md").read_text()
 
 
-def test_every_command_in_the_readme_exists():
-    from carpool.cli import COMMANDS
+def command_lines(text: str) -> Iterator[list[str]]:
+    """Every call of carpool in a document, in code blocks and in code spans, as words without what follows `--`."""
+    text = text.replace("\\\n", " ")
+    blocks = re.findall(r"^```(?:sh|console)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    spans = re.findall(r"`(carpool [^`]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
+    for line in [line for block in blocks for line in block.splitlines()] + spans:
+        for part in re.split(r"[;&]|\s#", line):
+            words = re.sub(r"^\s*(\$ )?([A-Z_]+=\S+ )*", "", part).partition(" -- ")[0].split()
+            if words[:1] == ["carpool"] and len(words) > 1:
+                yield words
 
-    named = set(re.findall(r"carpool (\w+)", (ROOT / "README.md").read_text()))
-    assert named <= set(COMMANDS), named - set(COMMANDS)
+
+@pytest.mark.parametrize(
+    "document",
+    ["README.md", "CONTRIBUTING.md", *sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("docs/**/*.md"))],
+)
+def test_every_command_and_option_in_a_document_exists(document: str):
+    from carpool.cli import cli
+
+    for words in command_lines((ROOT / document).read_text(encoding="utf-8")):
+        command: click.Command = cli
+        context = click.Context(cli, info_name="carpool", **cli.context_settings)
+        rest = words[1:]
+        while rest and isinstance(command, click.Group) and re.fullmatch(r"[a-z]+", rest[0].strip("…,")):
+            command = command.get_command(context, rest.pop(0).strip("…,"))
+            assert command is not None, f"{document}: {' '.join(words)}"
+            context = click.Context(command, parent=context, info_name=command.name)
+        known = {name for one in command.get_params(context) for name in (*one.opts, *one.secondary_opts)}
+        given = {word.partition("=")[0].rstrip(",") for word in rest if re.match(r"--?[a-z]", word)}
+        assert given <= known, f"{document}: {' '.join(words)}: {given - known}"
