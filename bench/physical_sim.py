@@ -18,7 +18,7 @@ from carpool.core.record import JobRecord
 from carpool.profile.measure.plan import MPS, TIME_SLICING
 from carpool.profile.measure.raw import Setting
 from carpool.profile.schema import Profile
-from carpool.report.paper.measured import WORLDS, Compared
+from carpool.report.paper.measured import WORLDS, FigureComparison
 from carpool.sim.engine import Engine
 from carpool.sim.metrics import summarise
 
@@ -247,9 +247,9 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return {key: [row[key] for row in rows] for key in rows[0]}
 
 
-def compared(row: Mapping[str, Any], key: str, run: int | None = None) -> Compared:
+def compared(row: Mapping[str, Any], key: str, run: int | None = None) -> FigureComparison:
     """One figure of a case: means over its draws, and over its runs where none is named."""
     chosen = slice(None) if run is None else slice(run, run + 1)
     measured, simulated, predicted = (row[world][key][chosen] for world in WORLDS)
     spread = sqrt(fmean(map(variance, simulated)))  # of the same run; runs differ by more
-    return Compared(fmean(measured), fmean(map(fmean, simulated)), fmean(map(fmean, predicted)), spread)
+    return FigureComparison(fmean(measured), fmean(map(fmean, simulated)), fmean(map(fmean, predicted)), spread)

@@ -23,7 +23,7 @@ from carpool.profile.schema import load
 from carpool.sim import Costs, Setup, read, simulate
 from carpool.sim.run import _models as models
 from carpool.sim.run import cluster_nodes
-from carpool.sim.study import Cache
+from carpool.sim.study import RunCache
 
 DATA = Path(__file__).parent / "data" / "v0.1"
 ONE_GPU = Placement(1, 1)
@@ -304,5 +304,5 @@ def test_the_cache_of_a_study_opens():
     """Its runs are made again, because they depend on the code; the file is neither refused nor rewritten."""
     path = DATA / "study-cache.jsonl"
     before = path.read_bytes()
-    assert Cache(path).find("d5866a64836d18e38dfa1825")["mean_jct_s"] == 11080.893227107792
+    assert RunCache(path).find("d5866a64836d18e38dfa1825")["mean_jct_s"] == 11080.893227107792
     assert path.read_bytes() == before

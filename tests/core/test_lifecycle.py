@@ -10,7 +10,7 @@ from carpool.core.perf import MeasuredPair, TableInterference
 from carpool.core.rules import IllegalPlan, check
 from carpool.core.scheduler import Scheduler
 from carpool.policies.preemptive.tiresias import Tiresias
-from carpool.sim.engine import Costs, Engine, Impossible
+from carpool.sim.engine import CannotFinish, Costs, Engine
 from tests.support.world import GIB, cluster, job, model, nodes, pending, running
 from tests.support.world import given as situation
 
@@ -277,7 +277,7 @@ class TestAsking:
             def wake(self, view):
                 return time
 
-        with pytest.raises(Impossible, match="must name a later time"):
+        with pytest.raises(CannotFinish, match="must name a later time"):
             Engine([job("a")], nodes("1x1"), Confused(), belief=model()).run()
 
     def test_a_policy_that_is_woken_in_vain_is_given_up(self, monkeypatch):
@@ -289,7 +289,7 @@ class TestAsking:
                 return view.now + 1.0
 
         monkeypatch.setattr("carpool.sim.engine.MOST_IDLE_CALLS", 50)
-        with pytest.raises(Impossible, match="waiting for ever"):
+        with pytest.raises(CannotFinish, match="waiting for ever"):
             Engine([job("a")], nodes("1x1"), Sleepy(), belief=model()).run()
 
     def test_one_bad_decision_does_not_starve_the_others(self):

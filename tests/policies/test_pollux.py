@@ -26,8 +26,8 @@ from carpool.policies.pollux.shares import Allowance, Contender, share_out
 from carpool.profile.schema import load
 from carpool.sim import Setup, read, simulate
 from carpool.sim.engine import Engine
+from carpool.sim.estimation_error import MisestimatedTimes
 from carpool.sim.generate import philly_like
-from carpool.sim.noise import Misjudged
 from tests.support.world import TASKS, cluster, given, model, nodes, pending, running, starting
 from tests.support.world import job as world_job
 
@@ -262,7 +262,7 @@ def test_a_given_run_time_sets_the_pace_at_the_jobs_own_configuration():
 def test_a_wrong_belief_about_speed_is_wrong_for_scaled_jobs_too():
     perf = FittedModel(T4, ConstantInterference(1.5), 4)
     job = Job("a", 0.0, "bert", 1, 12, 100, elastic=True)
-    belief = Misjudged(perf, 0.5, 1)
+    belief = MisestimatedTimes(perf, 0.5, 1)
     factor = belief.iteration_time(job, 1, Placement(1, 1)) / perf.iteration_time(job, 1, Placement(1, 1))
     for done in (0.0, 99.0):
         true, believed = (m.scaled_pace(job, 12, 1, Placement(2, 1), done) for m in (perf, belief))

@@ -23,7 +23,7 @@ from carpool.report.folders import write_comparison, write_run
 from carpool.report.tables import HOURS, comparison_json, comparison_tables, run_tables
 from carpool.report.timeline import Segment, segments
 from carpool.sim import Setup, simulate
-from carpool.sim.sweep import Case, run_all
+from carpool.sim.sweep import SweepCase, run_all
 from carpool.sim.workload import Workload
 from tests.support.command_line import everything_in
 
@@ -407,7 +407,7 @@ def outcomes(policies=("fifo", "sjf")):
             jobs = tuple(
                 Job(f"j{n}", 1.0 * seed, "generic", 1, 1, 50, duration_s=10.0 * (n + seed)) for n in range(count)
             )
-            cases.append(Case(label, str(seed), Workload(jobs)))
+            cases.append(SweepCase(label, str(seed), Workload(jobs)))
     return run_all(policies, cases, Setup(cluster="1x1", memory_limit=False), workers=1)
 
 

@@ -10,7 +10,7 @@ from carpool.core.codec import decode, encode
 from carpool.core.model import Status
 from carpool.core.perf import MeasuredPair, TableInterference
 from carpool.core.state import State
-from carpool.sim.engine import Costs, Engine, Impossible
+from carpool.sim.engine import CannotFinish, Costs, Engine
 from tests.support.stepper import step_through
 from tests.support.world import job, model, nodes
 
@@ -103,7 +103,7 @@ class TestByHand:
         assert ended["a"].ended == pytest.approx(100.0 * (2 * 0.1 + 1.28) / (0.1 + 1.28))
 
     def test_an_impossible_job_is_named(self):
-        with pytest.raises(Impossible, match="asks for 5 GPUs") as error:
+        with pytest.raises(CannotFinish, match="asks for 5 GPUs") as error:
             run([job("a"), job("b", gpus=5)])
         assert error.value.job == "b"
 
@@ -120,7 +120,7 @@ class TestByHand:
             def wake(self, view):
                 return None
 
-        with pytest.raises(Impossible, match="waiting for ever"):
+        with pytest.raises(CannotFinish, match="waiting for ever"):
             run([job("a")], Lazy())
 
 

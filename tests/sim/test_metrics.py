@@ -13,9 +13,9 @@ from carpool.core.perf import AllReduce, ConstantInterference, FittedModel, Task
 from carpool.core.state import State
 from carpool.errors import InputError
 from carpool.sim import Costs, Setup, simulate
+from carpool.sim.estimation_error import MisestimatedTimes
 from carpool.sim.metrics import group, percentile, summarise
-from carpool.sim.noise import Misjudged
-from carpool.sim.sweep import Case, mean, run_all
+from carpool.sim.sweep import SweepCase, mean, run_all
 from carpool.sim.workload import Workload
 
 ONE = Setup(cluster="1x1", truth="1.5", memory_limit=False)
@@ -247,11 +247,11 @@ def test_a_misjudged_model_errs_by_a_factor_per_job_that_the_seed_draws():
     right = FittedModel({"m": task}, ConstantInterference(1.5), 4)
     jobs = [Job(str(n), 0.0, "m", 1, 4, 10) for n in range(2000)]
     place = right.fewest_nodes(1)
-    wrong = Misjudged(right, 0.5, seed=3)
+    wrong = MisestimatedTimes(right, 0.5, seed=3)
     factors = [wrong.iteration_time(j, 1, (1, place)) / 2.0 for j in jobs]
-    backwards = Misjudged(right, 0.5, seed=3)
+    backwards = MisestimatedTimes(right, 0.5, seed=3)
     assert [backwards.iteration_time(j, 1, (1, place)) / 2.0 for j in reversed(jobs)] == factors[::-1]
-    assert [Misjudged(right, 0.5, seed=4).iteration_time(jobs[0], 1, (1, 1)) / 2.0] != factors[:1]
+    assert [MisestimatedTimes(right, 0.5, seed=4).iteration_time(jobs[0], 1, (1, 1)) / 2.0] != factors[:1]
     logs = np.log(factors)
     assert abs(logs.mean()) < 4.5 * 0.5 / np.sqrt(len(jobs))
     assert logs.std() == pytest.approx(0.5, rel=0.08)
@@ -281,7 +281,7 @@ def test_a_mean_and_its_standard_error():
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_sweep_runs_every_policy_on_every_case_in_order(workers):
-    cases = [Case(f"case{n}", "1", Workload((job("a", 0, 1, 10 * n), job("b", 0, 1, 5)))) for n in (1, 2)]
+    cases = [SweepCase(f"case{n}", "1", Workload((job("a", 0, 1, 10 * n), job("b", 0, 1, 5)))) for n in (1, 2)]
     steps = []
     outcomes = run_all(["fifo", "sjf"], cases, ONE, workers=workers, progress=lambda: steps.append(1))
     assert [(o.case, o.policy) for o in outcomes] == [(c, p) for c in ("case1", "case2") for p in ("fifo", "sjf")]
@@ -293,7 +293,7 @@ def test_a_sweep_runs_every_policy_on_every_case_in_order(workers):
 def test_a_case_draws_with_its_own_seed():
     workload = Workload(tuple(job(str(n), 0, 1, 10 + n) for n in range(12)))
     setup = Setup(cluster="1x1", memory_limit=False, duration_error=1.0, seed=1)
-    drawn = run_all(["sjf"], [Case("c", str(s), workload, s) for s in (1, 2)], setup, workers=1)
+    drawn = run_all(["sjf"], [SweepCase("c", str(s), workload, s) for s in (1, 2)], setup, workers=1)
     alone = [
         simulate(workload, "sjf", Setup(cluster="1x1", memory_limit=False, duration_error=1.0, seed=s)) for s in (1, 2)
     ]

@@ -13,8 +13,8 @@ from carpool.profile.interference import read_interference
 from carpool.report import plots
 from carpool.report.study import digest, group_rows, jobs_per_gpu_rows, picture, verdict
 from carpool.sim import Setup, philly_like, simulate, study
-from carpool.sim.noise import MisjudgedPairs
-from carpool.sim.study import OURS, REFERENCE, Cache, Run, cells, plan, run_study
+from carpool.sim.estimation_error import MisestimatedSlowdowns
+from carpool.sim.study import OURS, REFERENCE, RunCache, StudyRun, cells, plan, run_study
 from tests.support.command_line import call, everything_in
 
 
@@ -27,8 +27,8 @@ def small(monkeypatch):
     study._workload.cache_clear()
 
 
-def run(policy: str, seed: int, hours: float, **more: object) -> Run:
-    plain = Run("a cell", "a group", 1.0, policy, seed, hours * 3600, 2.0, 3.0, 4.0, 5.0, 1.5, 0.25)
+def run(policy: str, seed: int, hours: float, **more: object) -> StudyRun:
+    plain = StudyRun("a cell", "a group", 1.0, policy, seed, hours * 3600, 2.0, 3.0, 4.0, 5.0, 1.5, 0.25)
     return replace(plain, **more)
 
 
@@ -112,7 +112,7 @@ class TestStatistics:
 class TestCache:
     def test_what_was_run_is_not_run_again(self, small, tmp_path, monkeypatch):
         jobs = plan([cell for cell in cells() if cell.name == "base"][:1], [1], ["sjf"])
-        first = run_study(jobs, Cache(tmp_path / "runs.jsonl"), workers=1)
+        first = run_study(jobs, RunCache(tmp_path / "runs.jsonl"), workers=1)
         assert [one.policy for one in first] == [REFERENCE, "sjf"]
         assert first[0].bound_s <= first[0].mean_jct_s
 
@@ -121,18 +121,18 @@ class TestCache:
             yield from ()
 
         monkeypatch.setattr(study, "run_each", refuse)
-        assert run_study(jobs, Cache(tmp_path / "runs.jsonl"), workers=1) == first
+        assert run_study(jobs, RunCache(tmp_path / "runs.jsonl"), workers=1) == first
         monkeypatch.setattr(study, "code_digest", lambda: "other code")
         with pytest.raises(AssertionError):
-            run_study(jobs, Cache(tmp_path / "runs.jsonl"), workers=1)
+            run_study(jobs, RunCache(tmp_path / "runs.jsonl"), workers=1)
 
     def test_it_goes_on_after_an_interruption(self, small, tmp_path):
         path = tmp_path / "runs.jsonl"
         jobs = plan([cell for cell in cells() if cell.name == "C = 1"][:1], [1], ["sjf"])
-        whole = run_study(jobs, Cache(path), workers=1)
+        whole = run_study(jobs, RunCache(path), workers=1)
         text = path.read_text()
         path.write_text(text[:-20])
-        assert run_study(jobs, Cache(path), workers=1) == whole
+        assert run_study(jobs, RunCache(path), workers=1) == whole
         assert len(path.read_text().splitlines()) == len(text.splitlines())
 
     def test_another_file_is_not_taken_for_a_cache(self, tmp_path):
@@ -184,18 +184,22 @@ class TestCommand:
 class TestMisjudgedPairs:
     def test_errors_are_of_the_seed_and_of_the_pair(self):
         table = ConstantInterference(2.0)
-        one, same, other = MisjudgedPairs(table, 0.3, 1), MisjudgedPairs(table, 0.3, 1), MisjudgedPairs(table, 0.3, 2)
+        one, same, other = (
+            MisestimatedSlowdowns(table, 0.3, 1),
+            MisestimatedSlowdowns(table, 0.3, 1),
+            MisestimatedSlowdowns(table, 0.3, 2),
+        )
         assert one.pair("a", 1, "b", 1) == same.pair("a", 9, "b", 9)
         assert len({one.pair("a", 1, "b", 1), one.pair("b", 1, "a", 1), other.pair("a", 1, "b", 1)}) == 3
 
     def test_they_have_the_spread_that_was_asked_for(self):
-        table = MisjudgedPairs(ConstantInterference(50.0), 0.3, 1)
+        table = MisestimatedSlowdowns(ConstantInterference(50.0), 0.3, 1)
         errors = [log(table.pair(f"m{n}", 1, "b", 1) / 50.0) for n in range(400)]
         assert sum(errors) / 400 == pytest.approx(0.0, abs=0.05)
         assert sqrt(sum(e * e for e in errors) / 400) == pytest.approx(0.3, rel=0.1)
 
     def test_nobody_is_believed_to_run_faster_beside_others(self):
-        table = MisjudgedPairs(ConstantInterference(1.0), 0.5, 1)
+        table = MisestimatedSlowdowns(ConstantInterference(1.0), 0.5, 1)
         assert min(table.pair(f"m{n}", 1, "b", 1) for n in range(50)) == 1.0
 
     def test_the_policy_is_misled_and_the_world_is_not(self):

@@ -17,7 +17,7 @@ from carpool.sim import generate
 from carpool.sim.engine import Costs
 from carpool.sim.run import Setup
 from carpool.sim.sources import MOST_JOBS, expand_selection, load_workload
-from carpool.sim.sweep import Case
+from carpool.sim.sweep import SweepCase
 from carpool.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -130,14 +130,14 @@ def make_setup(seed: int, world: dict[str, Any]) -> Setup:
 
 def make_cases(
     source: str, select: str | None, jobs: int | None, loads: list[float], seeds: list[int], profile: str
-) -> list[Case]:
+) -> list[SweepCase]:
     selections = expand_selection(select)
     if source in generate.GENERATORS:
         cases = []
         for load in loads:
             for seed in seeds:
                 workload = load_workload(source, selections[0], jobs, load, seed, profile)
-                cases.append(Case(f"{len(workload.jobs)} jobs, load {load:g}", str(seed), workload, seed))
+                cases.append(SweepCase(f"{len(workload.jobs)} jobs, load {load:g}", str(seed), workload, seed))
         return cases
     if len(seeds) > 1:
         raise InputError(f"--seeds belongs to the generator; choose workloads of {source} with --select, as seed=1-8")
@@ -148,11 +148,11 @@ def make_cases(
         for selection, workload in workloads:
             label = ", ".join(f"{key} {value}" for key, value in selection.items() if key != "seed")
             label = f"{label or Path(source).name}, load {load:g}"
-            cases.append(Case(label, selection.get("seed", "1"), workload.at_load(load), seeds[0]))
+            cases.append(SweepCase(label, selection.get("seed", "1"), workload.at_load(load), seeds[0]))
     return cases
 
 
-def bounds_of(cases: Sequence[Case], setup: Setup, progress: Callable[[], None]) -> dict[tuple[str, str], "Bound"]:
+def bounds_of(cases: Sequence[SweepCase], setup: Setup, progress: Callable[[], None]) -> dict[tuple[str, str], "Bound"]:
     """The lower bounds of all cases, by label and seed."""
     from carpool.sim.bound import lower_bound
 

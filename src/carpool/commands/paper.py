@@ -17,17 +17,17 @@ from carpool.report import plots
 from carpool.report.paper import config as configuration
 from carpool.report.paper.assemble import PAGE, assemble
 from carpool.report.paper.claim import Claim
-from carpool.report.paper.config import Config
+from carpool.report.paper.config import PaperConfig
 from carpool.report.paper.measured import read_measured
-from carpool.report.paper.plan import Run, data_folder, plan
+from carpool.report.paper.plan import PlannedRun, data_folder, plan
 from carpool.report.paper.results import Results
-from carpool.report.paper.runs import SIMULATES, Standing, code_digest, execute, named_files
-from carpool.report.paper.verdicts import Verdict
-from carpool.sim.sweep import Outcome
+from carpool.report.paper.runs import SIMULATES, RunProgress, code_digest, execute, named_files
+from carpool.report.paper.verdicts import ClaimVerdict
+from carpool.sim.sweep import CaseResult
 
 CACHE = "cache"
 STAMP = "complete.json"
-Advance = Callable[[Standing], None]
+Advance = Callable[[RunProgress], None]
 
 
 @click.command()
@@ -70,10 +70,12 @@ def paper(quick: bool, out: Path, path: Path | None, workers: int | None, as_jso
     _tell(found, out, len(runs), monotonic() - began)
 
 
-def _run(config: Config, runs: Sequence[Run], cache: Path, workers: int | None, quiet: bool) -> dict[Run, Outcome]:
+def _run(
+    config: PaperConfig, runs: Sequence[PlannedRun], cache: Path, workers: int | None, quiet: bool
+) -> dict[PlannedRun, CaseResult]:
     kept = 0
 
-    def note(standing: Standing) -> None:
+    def note(standing: RunProgress) -> None:
         nonlocal kept
         kept = standing.runs
         advance(standing)
@@ -91,7 +93,7 @@ def _run(config: Config, runs: Sequence[Run], cache: Path, workers: int | None, 
         raise
 
 
-def _stamp(config: Config, quick: bool) -> str:
+def _stamp(config: PaperConfig, quick: bool) -> str:
     """Changes with everything on which the report depends."""
     digest = sha256(f"{config.text}\0{quick}\0{code_digest(*SIMULATES, 'report')}".encode())
     texts = [*(row.spec for row in config.policies), config.setup.profile, config.setup.truth]
@@ -114,7 +116,7 @@ def _complete(out: Path, stamp: str) -> list[Claim] | None:
         value = json.loads((out / STAMP).read_text("utf-8"))
         if value["stamp"] != stamp or not all((out / name).is_file() for name in value["files"]):
             return None
-        return [Claim(**{**row, "verdict": Verdict(row["verdict"])}) for row in value["claims"]]
+        return [Claim(**{**row, "verdict": ClaimVerdict(row["verdict"])}) for row in value["claims"]]
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
@@ -125,7 +127,7 @@ def _plain(claims: Sequence[Claim]) -> list[dict[str, str]]:
 
 def _tell(claims: Sequence[Claim], out: Path, runs: int, seconds: float) -> None:
     counts = Counter(claim.verdict for claim in claims)
-    verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
+    verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ClaimVerdict if counts[verdict])
     click.echo(f"{len(claims)} claims: {verdicts}")
     click.echo(f"{runs} runs, {seconds:.0f} s; open {out / PAGE}")
 
@@ -143,7 +145,7 @@ def _bar(quiet: bool) -> Iterator[Advance]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=None)
 
-        def show(standing: Standing) -> None:
+        def show(standing: RunProgress) -> None:
             text = f"{standing.runs} of {standing.of_runs} runs,"
             progress.update(task, description=text, completed=standing.jobs, total=max(1, standing.of_jobs))
 

@@ -11,7 +11,7 @@ from carpool.commands.options import progress_bar
 from carpool.errors import InputError
 from carpool.files import results_in
 from carpool.sim.sources import parse_seeds
-from carpool.sim.study import Cache, Cell, cells, plan, run_study, steps
+from carpool.sim.study import RunCache, Scenario, cells, plan, run_study, steps
 
 SEEDS, QUICK_SEEDS = "101-116", "101-104"
 """Nothing was tuned on them."""
@@ -53,7 +53,7 @@ def study(
     with results_in(out) if out else nullcontext() as folder:
         try:
             with progress_bar("studying", steps(jobs), quiet=as_json) as advance:
-                runs = run_study(jobs, Cache(cache), workers=workers, progress=advance)
+                runs = run_study(jobs, RunCache(cache), workers=workers, progress=advance)
         except KeyboardInterrupt:
             if not cache:
                 raise
@@ -73,5 +73,5 @@ def study(
         click.echo(f"written to {out}/")
 
 
-def _speaks_of(cell: Cell, text: str) -> bool:
+def _speaks_of(cell: Scenario, text: str) -> bool:
     return text.lower() in cell.group.lower() or text.lower() in cell.name.lower()

@@ -15,7 +15,7 @@ from carpool.report.tables import Bounds, by_case, comparison_json
 from carpool.report.timeline import segments
 from carpool.sim.metrics import Summary, jct
 from carpool.sim.run import Result
-from carpool.sim.sweep import Outcome, mean
+from carpool.sim.sweep import CaseResult, mean
 
 JOB_COLUMNS = (
     *("job", "model", "user", "gpus", "batch", "accumulation"),
@@ -61,7 +61,7 @@ def _job_row(record: JobRecord) -> list[object]:
     ]
 
 
-def write_comparison(folder: Path, outcomes: Sequence[Outcome], bounds: Bounds | None = None) -> None:
+def write_comparison(folder: Path, outcomes: Sequence[CaseResult], bounds: Bounds | None = None) -> None:
     """A comparison: every run and the means over seeds as CSV, and three pictures."""
     write_json(folder / "comparison.json", comparison_json(outcomes, bounds))
     flat = [field.name for field in fields(Summary) if field.name not in ("policy", "large", "small", "models")]
@@ -82,7 +82,7 @@ def write_comparison(folder: Path, outcomes: Sequence[Outcome], bounds: Bounds |
     plots.mean_jct(folder / "mean_jct.png", bars)
 
 
-def _run_row(outcome: Outcome, flat: Sequence[str]) -> list[object]:
+def _run_row(outcome: CaseResult, flat: Sequence[str]) -> list[object]:
     row: list[object] = [outcome.policy, outcome.case, outcome.seed]
     row += [getattr(outcome.summary, name) for name in flat]
     for part in (outcome.summary.large, outcome.summary.small):

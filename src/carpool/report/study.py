@@ -15,7 +15,7 @@ from carpool.files import write_csv
 from carpool.report import plots
 from carpool.report.console import new_console
 from carpool.report.tables import new_table
-from carpool.sim.study import OURS, REFERENCE, REPAIR, Run
+from carpool.sim.study import OURS, REFERENCE, REPAIR, StudyRun
 from carpool.sim.sweep import mean
 
 TOLERANCE = 1.02
@@ -25,7 +25,7 @@ SHOWN = {REPAIR: "repair", "carpool:suspend=true": "carpool, suspends"}
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class StudyRow:
     """One policy in one cell, over all seeds. Times in hours."""
 
     group: str
@@ -55,9 +55,9 @@ class Row:
         return {**asdict(self), "worse": self.worse}
 
 
-def digest(runs: Sequence[Run]) -> list[Row]:
+def digest(runs: Sequence[StudyRun]) -> list[StudyRow]:
     """The runs, over seeds; cells and policies in the order in which they came."""
-    cells: dict[tuple[str, str, float], dict[str, dict[int, Run]]] = {}
+    cells: dict[tuple[str, str, float], dict[str, dict[int, StudyRun]]] = {}
     for run in runs:
         cells.setdefault((run.group, run.cell, run.load), {}).setdefault(run.policy, {})[run.seed] = run
     rows = []
@@ -68,12 +68,12 @@ def digest(runs: Sequence[Run]) -> list[Row]:
     return rows
 
 
-def _row(where: tuple[str, str, float, str], runs: Sequence[Run], reference: dict[int, Run]) -> Row:
+def _row(where: tuple[str, str, float, str], runs: Sequence[StudyRun], reference: dict[int, StudyRun]) -> StudyRow:
     jct = mean([run.mean_jct_s / 3600 for run in runs])
     ratio = mean([log(run.mean_jct_s / reference[run.seed].mean_jct_s) for run in runs])
     bounds = [run.bound_s for run in runs if run.bound_s]
     group, cell, load, policy = where
-    return Row(
+    return StudyRow(
         group=group,
         cell=cell,
         load=load,
@@ -94,9 +94,9 @@ def _row(where: tuple[str, str, float, str], runs: Sequence[Run], reference: dic
     )
 
 
-def by_cell(rows: Sequence[Row]) -> dict[str, dict[tuple[str, float], list[Row]]]:
+def by_cell(rows: Sequence[StudyRow]) -> dict[str, dict[tuple[str, float], list[StudyRow]]]:
     """Rows by group, then by cell and load."""
-    groups: dict[str, dict[tuple[str, float], list[Row]]] = {}
+    groups: dict[str, dict[tuple[str, float], list[StudyRow]]] = {}
     for row in rows:
         groups.setdefault(row.group, {}).setdefault((row.cell, row.load), []).append(row)
     return groups
@@ -106,7 +106,7 @@ def _name(policy: str) -> str:
     return SHOWN.get(policy, policy)
 
 
-def _ratio(row: Row) -> str:
+def _ratio(row: StudyRow) -> str:
     if row.policy == REFERENCE:
         error = "" if row.mean_jct_error_h is None else f" ± {row.mean_jct_error_h:.2f}"
         return f"{row.mean_jct_h:.2f}{error} h"
@@ -114,13 +114,13 @@ def _ratio(row: Row) -> str:
     return f"{row.ratio:.3f}{interval}"
 
 
-def verdict(rows: Sequence[Row]) -> str:
+def verdict(rows: Sequence[StudyRow]) -> str:
     """Which of our own policies is worse than the reference in this cell."""
     worse = [_name(row.policy) for row in rows if row.policy in OURS and row.worse]
     return ", ".join(worse) or "none"
 
 
-def study_tables(rows: Sequence[Row]) -> None:
+def study_tables(rows: Sequence[StudyRow]) -> None:
     """For the terminal: one line a cell, one column a policy."""
     console = new_console()
     for group, of_cell in by_cell(rows).items():
@@ -137,20 +137,20 @@ def study_tables(rows: Sequence[Row]) -> None:
     console.print(f"worse than {REFERENCE} by more than {TOLERANCE - 1:.0%}: {'; '.join(worse) or 'nowhere'}")
 
 
-def _ours_worse(row: Row) -> bool:
+def _ours_worse(row: StudyRow) -> bool:
     return row.policy in OURS and row.worse
 
 
 # ---- files ----------------------------------------------------------------------------------------------------------
 
 
-def write_study(folder: Path, rows: Sequence[Row]) -> None:
+def write_study(folder: Path, rows: Sequence[StudyRow]) -> None:
     """Write the rows, two summaries of them and, if matplotlib is installed, a picture into `folder`.
 
     `robustness.csv` holds every row, `robustness_groups.csv` one line per group of cells, and
     `robustness_jobs_per_gpu.csv` what more jobs per GPU change. The documentation reads its tables from these files.
     """
-    names = [field.name for field in fields(Row)]
+    names = [field.name for field in fields(StudyRow)]
     write_csv(folder / "robustness.csv", [*names, "worse"], ([*asdict(row).values(), row.worse] for row in rows))
     write_csv(folder / "robustness_groups.csv", GROUP_COLUMNS, group_rows(rows))
     write_csv(folder / "robustness_jobs_per_gpu.csv", JOBS_PER_GPU_COLUMNS, jobs_per_gpu_rows(rows))
@@ -162,7 +162,7 @@ GROUP_COLUMNS = ("group", "policy", "cells", "ratio", "largest ratio", "cell of 
 JOBS_PER_GPU_COLUMNS = ("interference", "load", "policy", "jobs per GPU", "mean JCT over that with two")
 
 
-def group_rows(rows: Sequence[Row]) -> list[list[str]]:
+def group_rows(rows: Sequence[StudyRow]) -> list[list[str]]:
     """Summarise each of our policies by group of cells, and over all cells.
 
     The ratio of a group is the geometric mean of the ratios of its cells.
@@ -183,7 +183,7 @@ def group_rows(rows: Sequence[Row]) -> list[list[str]]:
     return lines
 
 
-def jobs_per_gpu_rows(rows: Sequence[Row]) -> list[list[str]]:
+def jobs_per_gpu_rows(rows: Sequence[StudyRow]) -> list[list[str]]:
     """Compare each policy's mean completion time at C jobs per GPU with its own at C = 2."""
     base = {("gavel" if row.cell == "base" else row.cell, row.load, row.policy): row for row in rows}
     lines = []
@@ -198,7 +198,7 @@ def jobs_per_gpu_rows(rows: Sequence[Row]) -> list[list[str]]:
     return lines
 
 
-def picture(path: Path, rows: Sequence[Row]) -> None:
+def picture(path: Path, rows: Sequence[StudyRow]) -> None:
     """Every cell as a dot with its interval, one panel a load, one colour a policy."""
     loads = [load for load in (1.0, 2.0) if any(row.load == load for row in rows)] or [rows[0].load]
     policies = [p for p in (REPAIR, *OURS) if any(row.policy == p for row in rows)]

@@ -5,9 +5,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from carpool.report.console import new_console
-from carpool.sim.metrics import Group, Summary
+from carpool.sim.metrics import SubsetSummary, Summary
 from carpool.sim.run import Setup
-from carpool.sim.sweep import Mean, Outcome, mean
+from carpool.sim.sweep import CaseResult, Mean, mean
 
 if TYPE_CHECKING:
     from carpool.sim.bound import Bound
@@ -19,7 +19,7 @@ NARROW = 126
 """Below this width a comparison leaves out its less important columns."""
 
 
-class Unit(NamedTuple):
+class TimeUnit(NamedTuple):
     """What times are shown in."""
 
     name: str
@@ -30,10 +30,10 @@ class Unit(NamedTuple):
         return f"{value:.2f}" if value < 100 else f"{value:.0f}"
 
 
-HOURS, SECONDS = Unit("hours", 3600.0), Unit("seconds", 1.0)
+HOURS, SECONDS = TimeUnit("hours", 3600.0), TimeUnit("seconds", 1.0)
 
 
-def unit_for(mean_s: float) -> Unit:
+def unit_for(mean_s: float) -> TimeUnit:
     """The unit in which such a time reads well."""
     return SECONDS if mean_s < 360.0 else HOURS
 
@@ -73,7 +73,7 @@ def run_tables(summary: Summary, setup: Setup) -> None:
     """One simulation."""
     unit = unit_for(summary.mean_jct_s)
     table = new_table(unit.name, "jobs", "mean JCT", "p50", "p95", "p99", "queue", "makespan")
-    parts: list[tuple[str, Summary | Group]] = [
+    parts: list[tuple[str, Summary | SubsetSummary]] = [
         ("all", summary),
         (f"large (> {setup.large_above} GPUs)", summary.large),
         ("small", summary.small),
@@ -93,15 +93,15 @@ def run_tables(summary: Summary, setup: Setup) -> None:
     )
 
 
-def by_case(outcomes: Sequence[Outcome]) -> dict[str, dict[str, list[Outcome]]]:
+def by_case(outcomes: Sequence[CaseResult]) -> dict[str, dict[str, list[CaseResult]]]:
     """Outcomes by case and policy; the seeds are what remains."""
-    cases: dict[str, dict[str, list[Outcome]]] = {}
+    cases: dict[str, dict[str, list[CaseResult]]] = {}
     for outcome in outcomes:
         cases.setdefault(outcome.case, {}).setdefault(outcome.policy, []).append(outcome)
     return cases
 
 
-def comparison_tables(outcomes: Sequence[Outcome], setup: Setup, bounds: Bounds | None = None) -> None:
+def comparison_tables(outcomes: Sequence[CaseResult], setup: Setup, bounds: Bounds | None = None) -> None:
     """Policies side by side, one table per case; with lower bounds, each as a multiple of them."""
     console = new_console()
     columns = [column for column in COLUMNS if column.important or console.width >= NARROW]
@@ -161,7 +161,7 @@ COLUMNS = (
 )
 
 
-def _jct_cells(jct: Mean, best: float, unit: Unit) -> list[Any]:
+def _jct_cells(jct: Mean, best: float, unit: TimeUnit) -> list[Any]:
     from rich.text import Text
 
     spread = "" if jct.error is None else f" ± {unit.show(jct.error)}"
@@ -170,7 +170,7 @@ def _jct_cells(jct: Mean, best: float, unit: Unit) -> list[Any]:
     return [Text(shown, "bold" if jct.value == best else ""), ratio]
 
 
-def comparison_json(outcomes: Sequence[Outcome], bounds: Bounds | None = None) -> dict[str, Any]:
+def comparison_json(outcomes: Sequence[CaseResult], bounds: Bounds | None = None) -> dict[str, Any]:
     """Every run, and the means over seeds, where known with the lower bound."""
     means = []
     for case, of_policy in by_case(outcomes).items():

@@ -19,7 +19,7 @@ class Segment:
 
 def segments(events: Iterable[ev.Event]) -> list[Segment]:
     """All stretches of time in which a GPU held somebody."""
-    account = _Account()
+    account = _Occupancy()
     for event in events:
         if isinstance(event, ev.Planned):
             account.move(event.at, {d.job: d.allocation.gpus if d.allocation else () for d in event.decisions})
@@ -34,7 +34,7 @@ def segments(events: Iterable[ev.Event]) -> list[Segment]:
     return sorted(account.found, key=lambda segment: (segment.start, segment.gpu))
 
 
-class _Account:
+class _Occupancy:
     """Who is where now, and the stretches that are over."""
 
     def __init__(self) -> None:

@@ -49,7 +49,7 @@ class Bound:
 
 
 @dataclass(frozen=True)
-class Problem:
+class BoundProblem:
     """Jobs in numbers. Times count from the first moment at which a job can run."""
 
     release: Array
@@ -81,11 +81,11 @@ def lower_bound(workload: Workload, setup: Setup) -> Bound:
     return Bound(sharing + delay, exclusive + delay, least + delay, len(workload.jobs), setup.jobs_per_gpu)
 
 
-def _best_bound(problem: Problem) -> float:
+def _best_bound(problem: BoundProblem) -> float:
     return max(bound_at(problem, _good_prices(problem)), one_machine(problem), float(problem.need.mean()))
 
 
-def _problem(workload: Workload, setup: Setup) -> Problem:
+def _problem(workload: Workload, setup: Setup) -> BoundProblem:
     nodes = cluster_nodes(setup)
     cluster = sum(len(node.gpus) for node in nodes)
     mixes = find_mixes(workload.jobs, true_model(workload, setup), nodes, setup.jobs_per_gpu)
@@ -97,7 +97,7 @@ def _problem(workload: Workload, setup: Setup) -> Problem:
         raise InputError(f"{workload.where(name)}: gpus: job {name} does not fit on {cluster} GPUs; enlarge --cluster")
     release = release - release.min()
     edges = _grid(release, need, gpus, cluster)
-    return Problem(release, need, gpus, np.array(mixes.class_of), cluster, mixes, edges)
+    return BoundProblem(release, need, gpus, np.array(mixes.class_of), cluster, mixes, edges)
 
 
 def _grid(release: Array, need: Array, gpus: Array, cluster: int) -> Array:
@@ -116,7 +116,7 @@ def _grid(release: Array, need: Array, gpus: Array, cluster: int) -> Array:
     return np.concatenate([np.linspace(0.0, last, even + 1), last + rest * max(1.0, tail / rest[-1])])
 
 
-def one_machine(problem: Problem) -> float:
+def one_machine(problem: BoundProblem) -> float:
     """The mean completion time if the cluster were one machine that gives all its speed to the job with the least work
     left: the best that such a machine can do, and no cluster does better. Exact on one GPU without sharing."""
     speed = problem.cluster * float(_speeds(problem.mixes).sum(axis=1).max())
@@ -138,7 +138,7 @@ def one_machine(problem: Problem) -> float:
 # ---- good prices: the linear program --------------------------------------------------------------------------------
 
 
-def _good_prices(problem: Problem) -> Array:
+def _good_prices(problem: BoundProblem) -> Array:
     """A price of work for each class and interval: the duals of a program in which work is a fluid and a job's end is
     its mean busy time plus half its length. Mixes join the program while its prices say that they would earn more."""
     classes, number = problem.mixes.classes, len(problem.lengths)
@@ -168,7 +168,7 @@ def _speeds(mixes: Mixes) -> Array:
     return speeds
 
 
-def _program(problem: Problem, speeds: Array, chosen: np.ndarray[Any, np.dtype[np.bool_]]) -> tuple[Array, Array]:
+def _program(problem: BoundProblem, speeds: Array, chosen: np.ndarray[Any, np.dtype[np.bool_]]) -> tuple[Array, Array]:
     """The prices of work by class and interval, and the rent of a GPU by interval."""
     edges, lengths = problem.edges, problem.lengths
     number, classes = len(lengths), speeds.shape[1]
@@ -215,7 +215,7 @@ class Tariff:
     price: Array
 
 
-def bound_at(problem: Problem, prices: Array) -> float:
+def bound_at(problem: BoundProblem, prices: Array) -> float:
     """The lower bound that follows from these prices of work, whatever they are, as long as none is negative."""
     seats, rent = seat_prices(problem.mixes, prices)
     earned = problem.cluster * float((problem.lengths * rent).sum())

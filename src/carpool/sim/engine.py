@@ -35,7 +35,7 @@ class Costs:
         return self.launch_s
 
 
-class Impossible(ValueError):
+class CannotFinish(ValueError):
     """A job that could never run on the cluster, or that a policy never lets run."""
 
     def __init__(self, job: JobId | None, problem: str) -> None:
@@ -97,12 +97,12 @@ class Engine:
                 break
         if self.world.jobs:
             names = ", ".join(list(self.world.jobs)[:5])
-            raise Impossible(None, f"the policy left {len(self.world.jobs)} jobs waiting for ever ({names}, …)")
+            raise CannotFinish(None, f"the policy left {len(self.world.jobs)} jobs waiting for ever ({names}, …)")
         return self.world
 
     def _refuse_the_impossible(self) -> None:
         if self._arrivals and self._arrivals[0].submitted < 0.0:
-            raise Impossible(self._arrivals[0].id, "submitted: lies before time 0")
+            raise CannotFinish(self._arrivals[0].id, "submitted: lies before time 0")
         looked_at = set()
         for job in self._arrivals:
             alike = (job.gpus, job.model, job.batch, job.can_shrink, job.user)
@@ -110,7 +110,7 @@ class Engine:
                 looked_at.add(alike)
                 refusal = self.belief.refusal(job) or self.world.refusal(job)
                 if refusal:
-                    raise Impossible(job.id, refusal)
+                    raise CannotFinish(job.id, refusal)
 
     def _pop(self, now: float, batch: list[ev.Event]) -> bool:
         """Take all that happens at this instant from the heap; tell whether the policy asked to be woken now."""
@@ -146,7 +146,7 @@ class Engine:
             pace_changes.clear()
         again = scheduler.policy.wake(scheduler.state)
         if again is not None and not now < again < inf:
-            raise Impossible(
+            raise CannotFinish(
                 None, f"the policy asks at {now} s to be woken at {again} s: wake() must name a later time"
             )
         if again != self._wake_at:

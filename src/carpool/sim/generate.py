@@ -26,7 +26,7 @@ DAY_S = 8 * 3600.0
 SPREAD = 0.25
 """Sigma of the lognormal factor on the run times of `philly-like`; Pollux's jobs of one kind all take equally long."""
 STRETCH = 1.41
-"""By how much the calibrated jobs run longer than Pollux's (see `Kind.calibrated`)."""
+"""By how much the calibrated jobs run longer than Pollux's (see `JobTemplate.calibrated`)."""
 USERS = 12
 NODE_GPUS = 4
 FITTING_BATCHES = {"ncf": 32768, "cifar10": 512, "bert": 24, "deepspeech2": 40, "yolov3": 16, "imagenet": 100}
@@ -34,7 +34,7 @@ FITTING_BATCHES = {"ncf": 32768, "cifar10": 512, "bert": 24, "deepspeech2": 40, 
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class JobTemplate:
     """Jobs of one model on one gang size; `batch` is that of the whole gang, `run_s` the time alone."""
 
     model: str
@@ -43,14 +43,14 @@ class Kind:
     iterations: int
     run_s: float
 
-    def calibrated(self) -> "Kind":
+    def calibrated(self) -> "JobTemplate":
         """What the paper's tables imply: the largest power of two up to half the gang, run times 1.41 as long."""
         gpus = 1 << max(self.gpus // 2, 1).bit_length() - 1
-        return Kind(self.model, gpus, self.batch, self.iterations, self.run_s * STRETCH)
+        return JobTemplate(self.model, gpus, self.batch, self.iterations, self.run_s * STRETCH)
 
 
 @dataclass(frozen=True, slots=True)
-class Length:
+class LengthClass:
     """Jobs of about one length: their share, and how their arrivals spread over the eight hours (mean 1).
 
     Each model of the length is as likely as the others, and so is each gang size of a model.
@@ -58,53 +58,53 @@ class Length:
 
     share: float
     hours: tuple[float, ...]
-    models: tuple[tuple[Kind, ...], ...]
+    models: tuple[tuple[JobTemplate, ...], ...]
 
 
 LENGTHS = (
-    Length(  # up to a quarter of an hour
+    LengthClass(  # up to a quarter of an hour
         0.784,
         (0.98, 0.90, 0.61, 0.92, 1.27, 1.74, 0.85, 0.74),
         (
-            (Kind("ncf", 1, 32768, 1548, 45.8),),
+            (JobTemplate("ncf", 1, 32768, 1548, 45.8),),
             (
-                Kind("cifar10", 6, 2048, 3178, 854.2),
-                Kind("cifar10", 8, 2048, 3178, 826.1),
-                Kind("cifar10", 12, 4096, 2011, 573.2),
-                Kind("cifar10", 16, 4096, 2011, 449.4),
+                JobTemplate("cifar10", 6, 2048, 3178, 854.2),
+                JobTemplate("cifar10", 8, 2048, 3178, 826.1),
+                JobTemplate("cifar10", 12, 4096, 2011, 573.2),
+                JobTemplate("cifar10", 16, 4096, 2011, 449.4),
             ),
         ),
     ),
-    Length(  # up to an hour or so
+    LengthClass(  # up to an hour or so
         0.153,
         (0.75, 0.40, 0.33, 0.67, 1.74, 2.22, 1.02, 0.87),
         (
             (
-                Kind("bert", 6, 384, 480, 3055.7),
-                Kind("bert", 8, 384, 480, 2480.3),
-                Kind("bert", 12, 384, 480, 1589.2),
-                Kind("bert", 16, 384, 480, 1334.9),
+                JobTemplate("bert", 6, 384, 480, 3055.7),
+                JobTemplate("bert", 8, 384, 480, 2480.3),
+                JobTemplate("bert", 12, 384, 480, 1589.2),
+                JobTemplate("bert", 16, 384, 480, 1334.9),
             ),
             (
-                Kind("deepspeech2", 6, 320, 2264, 4153.2),
-                Kind("deepspeech2", 8, 320, 2264, 3500.8),
-                Kind("deepspeech2", 12, 640, 1423, 2572.7),
+                JobTemplate("deepspeech2", 6, 320, 2264, 4153.2),
+                JobTemplate("deepspeech2", 8, 320, 2264, 3500.8),
+                JobTemplate("deepspeech2", 12, 640, 1423, 2572.7),
             ),
         ),
     ),
-    Length(  # a few hours
+    LengthClass(  # a few hours
         0.044,
         (0.67, 0.90, 1.10, 1.10, 1.38, 1.00, 1.00, 0.85),
-        ((Kind("yolov3", 4, 64, 14577, 12869.9),),),
+        ((JobTemplate("yolov3", 4, 64, 14577, 12869.9),),),
     ),
-    Length(  # most of the day
+    LengthClass(  # most of the day
         0.019,
         (1.62, 0.97, 0.43, 0.97, 0.86, 0.76, 0.98, 1.41),
         (
             (
-                Kind("imagenet", 24, 3200, 42123, 31395.6),
-                Kind("imagenet", 32, 6400, 23972, 26207.4),
-                Kind("imagenet", 48, 6400, 23972, 18879.6),
+                JobTemplate("imagenet", 24, 3200, 42123, 31395.6),
+                JobTemplate("imagenet", 32, 6400, 23972, 26207.4),
+                JobTemplate("imagenet", 48, 6400, 23972, 18879.6),
             ),
         ),
     ),
@@ -112,11 +112,11 @@ LENGTHS = (
 MODELS = sorted({kinds[0].model for length in LENGTHS for kinds in length.models})
 
 
-class Drawn(NamedTuple):
+class DrawnJob(NamedTuple):
     """One job as it was drawn, before a generator makes it its own; `factor` is a lognormal one of mean 1."""
 
     submitted: float
-    kind: Kind
+    kind: JobTemplate
     factor: float
     user: str
 
@@ -129,7 +129,7 @@ def philly_like(
     Another load is the same jobs arriving so many times as fast, busy hours and all, so that loads can be compared.
     """
 
-    def make(name: str, at: float, drawn: Drawn) -> Job:
+    def make(name: str, at: float, drawn: DrawnJob) -> Job:
         kind = drawn.kind.calibrated()
         batch, run_s = FITTING_BATCHES[kind.model], kind.run_s * drawn.factor
         iteration_s = tasks[kind.model].iteration(batch, 1, Placement(kind.gpus, -(-kind.gpus // NODE_GPUS)))
@@ -145,7 +145,7 @@ def pollux_like(
 ) -> Workload:
     """The same jobs with Pollux's gangs, batches and run times, or with the calibrated gangs and run times."""
 
-    def make(name: str, at: float, drawn: Drawn) -> Job:
+    def make(name: str, at: float, drawn: DrawnJob) -> Job:
         kind = drawn.kind.calibrated() if calibrated else drawn.kind
         batch = -(-kind.batch // kind.gpus)
         return Job(name, at, kind.model, kind.gpus, batch, kind.iterations, drawn.user, kind.run_s, elastic=True)
@@ -163,7 +163,7 @@ def by_name(
 
 
 def _workload(
-    name: str, make: Callable[[str, float, Drawn], Job], drawn: list[Drawn], load: float, seed: int
+    name: str, make: Callable[[str, float, DrawnJob], Job], drawn: list[DrawnJob], load: float, seed: int
 ) -> Workload:
     made = [
         make(f"{one.kind.model}-{number}", float(round(one.submitted / load)), one)
@@ -172,14 +172,14 @@ def _workload(
     return Workload(tuple(made), f"{name} (jobs={len(made)}, load={load:g}, seed={seed})")
 
 
-def _draw(jobs: int, seed: int, hours: float | None) -> list[Drawn]:
+def _draw(jobs: int, seed: int, hours: float | None) -> list[DrawnJob]:
     """In the order of submission. Fewer jobs over the same hours are some of the more."""
     random = Random(f"{NAME} {seed}")
     span = 3600.0 * (jobs / JOBS_PER_HOUR if hours is None else hours)
     return sorted(_jobs(random, span, jobs), key=lambda drawn: drawn.submitted)
 
 
-def _jobs(random: Random, span: float, jobs: int) -> Iterator[Drawn]:
+def _jobs(random: Random, span: float, jobs: int) -> Iterator[DrawnJob]:
     shares = [length.share for length in LENGTHS]
     for _ in range(jobs):
         (length,) = random.choices(LENGTHS, shares)
@@ -187,7 +187,7 @@ def _jobs(random: Random, span: float, jobs: int) -> Iterator[Drawn]:
         submitted = float(round(_moment(random, span, length.hours)))
         factor = exp(random.gauss(0.0, SPREAD) - SPREAD**2 / 2)
         user = f"user{1 + int(USERS * random.random() ** 2)}"  # a few users submit most
-        yield Drawn(submitted, kind, factor, user)
+        yield DrawnJob(submitted, kind, factor, user)
 
 
 def _moment(random: Random, span: float, hours: tuple[float, ...]) -> float:

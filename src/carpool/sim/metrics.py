@@ -14,7 +14,7 @@ from carpool.core.state import State
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class SubsetSummary:
     """A set of jobs: all large ones, say, or all of one model. Means of no jobs are 0."""
 
     jobs: int
@@ -53,9 +53,9 @@ class Summary:
     decision_mean_s: float
     decision_p99_s: float
     cpu_s: float
-    large: Group
-    small: Group
-    models: dict[str, Group]
+    large: SubsetSummary
+    small: SubsetSummary
+    models: dict[str, SubsetSummary]
 
 
 def jct(record: JobRecord) -> float:
@@ -81,12 +81,12 @@ def times_of(record: JobRecord) -> Times:
     return ended - submitted, record.waited_s, submitted, ended
 
 
-def group(jobs: Sequence[Times]) -> Group:
+def group(jobs: Sequence[Times]) -> SubsetSummary:
     if not jobs:
-        return Group(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        return SubsetSummary(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     jcts, waited, submitted, ended = zip(*jobs, strict=True)
     ordered = sorted(jcts)
-    return Group(
+    return SubsetSummary(
         jobs=len(jobs),
         mean_jct_s=fmean(ordered),
         p50_jct_s=percentile(ordered, 0.50),

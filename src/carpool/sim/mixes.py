@@ -41,7 +41,7 @@ class Mixes:
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class SubBatchVariant:
     """Sub-batches of a job with the same slow-downs in pairs, taken together: the speed of the fastest of them, the
     memory of the smallest, and the accumulation of the one that crowds a GPU the least."""
 
@@ -58,7 +58,7 @@ def find_mixes(jobs: Sequence[Job], perf: PerformanceModel, nodes: Sequence[Node
     sizes = {look: _sizes(job, perf, memory) for look, job in looks.items()}
     variants = _variants(looks, sizes, perf, jobs_per_gpu)
     classes: dict[tuple[object, ...], int] = {}
-    members: list[list[Variant]] = []
+    members: list[list[SubBatchVariant]] = []
     class_of_look = {}
     for look in looks:
         signature = (look[3], *((name, v.speed, v.memory, *_crowding(v, jobs_per_gpu)) for name, v in variants[look]))
@@ -106,7 +106,7 @@ Look = tuple[str, int, bool, bool]
 
 def _variants(
     looks: dict[Look, Job], sizes: dict[Look, list[tuple[int, float, int]]], perf: PerformanceModel, jobs_per_gpu: int
-) -> dict[Look, list[tuple[object, Variant]]]:
+) -> dict[Look, list[tuple[object, SubBatchVariant]]]:
     """For every kind of job its variants, each with a name that variants with the same slow-downs have in common."""
     items: dict[tuple[str, int], Mate] = {}  # one of each model and sub-batch: all that slow-downs depend on
     for look, job in looks.items():
@@ -118,7 +118,7 @@ def _variants(
             there = [perf.slowdown(job, accumulation, [mate]) for mate in items.values()]
             back = [perf.slowdown(mate, its_accum, [(job, accumulation)]) for mate, its_accum in items.values()]
             rows[item] = (job.model, *there, *back)
-    found: dict[Look, list[tuple[object, Variant]]] = {}
+    found: dict[Look, list[tuple[object, SubBatchVariant]]] = {}
     for look, job in looks.items():
         by_name: dict[object, list[tuple[int, float, int]]] = {}
         for size in sizes[look]:
@@ -135,17 +135,17 @@ def _variants(
                 )
             else:
                 least = accumulations[0]
-            found[look].append((name, Variant(job, least, max(speeds), min(memories))))
+            found[look].append((name, SubBatchVariant(job, least, max(speeds), min(memories))))
     return found
 
 
-def _crowding(variant: Variant, jobs_per_gpu: int) -> tuple[int, ...]:
+def _crowding(variant: SubBatchVariant, jobs_per_gpu: int) -> tuple[int, ...]:
     """What else distinguishes variants where three or more may meet."""
     return (sub_batch(variant.job.batch, variant.accumulation),) if jobs_per_gpu > 2 else ()
 
 
 def _shared(
-    variants: Sequence[tuple[int, Variant]], perf: PerformanceModel, memory: int, jobs_per_gpu: int
+    variants: Sequence[tuple[int, SubBatchVariant]], perf: PerformanceModel, memory: int, jobs_per_gpu: int
 ) -> list[tuple[Seat, ...]]:
     """All mixes of two and more. What together is no faster than one job alone is left out: taking turns is as good."""
     number = sum(comb(len(variants) + size - 1, size) for size in range(2, jobs_per_gpu + 1))

@@ -32,9 +32,9 @@ from carpool.core.state import State
 from carpool.errors import InputError, nearest
 from carpool.profile.interference import read_interference
 from carpool.profile.schema import Profile, load
-from carpool.sim.engine import Costs, Engine, Impossible
+from carpool.sim.engine import CannotFinish, Costs, Engine
+from carpool.sim.estimation_error import MisestimatedSlowdowns, MisestimatedTimes
 from carpool.sim.metrics import Summary, finished, summarise
-from carpool.sim.noise import Misjudged, MisjudgedPairs
 from carpool.sim.workload import Workload, check_dependencies, check_ids
 
 NO_COSTS = Costs()
@@ -123,7 +123,7 @@ def simulate(
                 log=log,
             )
             state = engine.run()
-        except Impossible as impossible:
+        except CannotFinish as impossible:
             where = workload.where(impossible.job) if impossible.job else workload.source
             field = str(impossible).partition(":")[0]
             raise InputError(f"{where}: {impossible}{REMEDIES.get(field, '')}") from None
@@ -178,7 +178,7 @@ def _models(setup: Setup, node_gpus: int, workload: Workload) -> tuple[Performan
         table = _table(interference, setup, workload)
         return FittedModel(
             tasks,
-            MisjudgedPairs(table, error, setup.seed) if error else table,
+            MisestimatedSlowdowns(table, error, setup.seed) if error else table,
             node_gpus,
             ignore_placement=setup.ignore_placement,
             ignore_memory=not setup.memory_limit,
@@ -192,7 +192,7 @@ def _models(setup: Setup, node_gpus: int, workload: Workload) -> tuple[Performan
     same = name == setup.truth and not setup.report_error and not setup.interference_error
     belief: PerformanceModel = truth if same else model(name, setup.interference_error)
     if setup.duration_error:
-        belief = Misjudged(belief, setup.duration_error, setup.seed)
+        belief = MisestimatedTimes(belief, setup.duration_error, setup.seed)
     return belief, truth
 
 
@@ -208,7 +208,7 @@ def _learner(setup: Setup, fitted: FittedModel) -> Belief:
             )
         probe = float(value)
     mechanism = next((part for part in setup.truth.split(":") if part in KAPPA), "unknown")
-    times = Misjudged(fitted, setup.duration_error, setup.seed) if setup.duration_error else None
+    times = MisestimatedTimes(fitted, setup.duration_error, setup.seed) if setup.duration_error else None
     return believe(_profile(setup.profile), fitted, mechanism, times=times, with_pairs=False, probe=probe)
 
 

@@ -21,7 +21,7 @@ from carpool.sim import generate
 from carpool.sim.metrics import Summary
 from carpool.sim.run import Setup
 from carpool.sim.sources import load_workload
-from carpool.sim.sweep import Case, run_each
+from carpool.sim.sweep import SweepCase, run_each
 from carpool.sim.workload import Workload
 
 REFERENCE = "sjf-bsbf"
@@ -37,7 +37,7 @@ LOADS = (1.0, 2.0)
 
 
 @dataclass(frozen=True)
-class Cell:
+class Scenario:
     """A world of the study."""
 
     group: str
@@ -54,7 +54,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class StudyRun:
     """One policy on one workload in one cell: what the study keeps of it. Times in seconds."""
 
     cell: str
@@ -74,7 +74,7 @@ class Run:
     """The lower bound on the mean, where it was asked for."""
 
 
-def cells() -> list[Cell]:
+def cells() -> list[Scenario]:
     """The whole design."""
     found = [_cell("base", "base", load, policies=EVERYBODY, bound=True) for load in LOADS]
     found += [_cell("load", f"load {load:g}", load, bound=True) for load in (0.5, 1.5)]
@@ -98,7 +98,7 @@ def cells() -> list[Cell]:
     return [*found, *_crossed()]
 
 
-def _crossed() -> Iterator[Cell]:
+def _crossed() -> Iterator[Scenario]:
     """Where one factor may change what another does."""
     for load in LOADS:
         for table in ("h200:mps", "h200:mps:small", "h200:mps:large"):
@@ -114,11 +114,11 @@ def _crossed() -> Iterator[Cell]:
 
 def _cell(
     group: str, name: str, load: float, *, policies: tuple[str, ...] = CORE, bound: bool = False, **change: Any
-) -> Cell:
-    return Cell(group, name, load, replace(BASE, **change), policies, bound)
+) -> Scenario:
+    return Scenario(group, name, load, replace(BASE, **change), policies, bound)
 
 
-class Cache:
+class RunCache:
     """Runs that were made before, one line of JSON each, by a digest of all that they depend on."""
 
     def __init__(self, path: Path | None) -> None:
@@ -164,16 +164,16 @@ def code_digest() -> str:
     return digest.hexdigest()
 
 
-def _key(what: str, cell: Cell, seed: int) -> str:
+def _key(what: str, cell: Scenario, seed: int) -> str:
     facts = [what, asdict(cell.setup), cell.load, JOBS, seed, code_digest()]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
 
 
-Job = tuple[Cell, str, int]
+Job = tuple[Scenario, str, int]
 """A cell, a policy and a seed."""
 
 
-def plan(chosen: Iterable[Cell], seeds: Sequence[int], policies: Sequence[str] | None) -> list[Job]:
+def plan(chosen: Iterable[Scenario], seeds: Sequence[int], policies: Sequence[str] | None) -> list[Job]:
     """All runs. The reference is always among the policies."""
     jobs: list[Job] = []
     for cell in chosen:
@@ -187,13 +187,13 @@ def steps(jobs: Sequence[Job]) -> int:
     return len(jobs) + len(_bounded(jobs))
 
 
-def _bounded(jobs: Sequence[Job]) -> list[tuple[Cell, int]]:
+def _bounded(jobs: Sequence[Job]) -> list[tuple[Scenario, int]]:
     return list({(id(cell), seed): (cell, seed) for cell, _, seed in jobs if cell.bound}.values())
 
 
 def run_study(
-    jobs: Sequence[Job], cache: Cache, *, workers: int | None = None, progress: Callable[[], None] = lambda: None
-) -> list[Run]:
+    jobs: Sequence[Job], cache: RunCache, *, workers: int | None = None, progress: Callable[[], None] = lambda: None
+) -> list[StudyRun]:
     """Make the runs that the cache does not hold, and return all. `progress` is called `steps(jobs)` times."""
     missing = [job for job in jobs if cache.find(_key(job[1], job[0], job[2])) is None]
     for _ in range(len(jobs) - len(missing)):
@@ -213,7 +213,7 @@ def run_study(
         values = cache.find(_key(policy, cell, seed))
         assert values is not None
         bound = bounds.get((id(cell), seed))
-        runs.append(Run(cell.name, cell.group, cell.load, policy, seed, **values, bound_s=bound))
+        runs.append(StudyRun(cell.name, cell.group, cell.load, policy, seed, **values, bound_s=bound))
     return runs
 
 
@@ -222,8 +222,8 @@ def _workload(load: float, seed: int) -> Workload:
     return load_workload(generate.NAME, {}, round(JOBS * load), load, seed, BASE.profile)
 
 
-def _case(cell: Cell, seed: int) -> Case:
-    return Case(cell.name, str(seed), _workload(cell.load, seed), seed)
+def _case(cell: Scenario, seed: int) -> SweepCase:
+    return SweepCase(cell.name, str(seed), _workload(cell.load, seed), seed)
 
 
 def _kept(summary: Summary) -> dict[str, float]:
@@ -238,7 +238,7 @@ def _kept(summary: Summary) -> dict[str, float]:
     }
 
 
-def _bound(cell: Cell, seed: int, cache: Cache) -> float:
+def _bound(cell: Scenario, seed: int, cache: RunCache) -> float:
     from carpool.sim.bound import lower_bound
 
     key = _key("lower bound", cell, seed)

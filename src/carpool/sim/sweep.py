@@ -20,7 +20,7 @@ from carpool.sim.workload import Workload
 
 
 @dataclass(frozen=True)
-class Case:
+class SweepCase:
     """One workload of a sweep; the cases that differ only in their seed are averaged."""
 
     label: str
@@ -31,7 +31,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CaseResult:
     policy: str
     case: str
     seed: str
@@ -50,15 +50,15 @@ class Mean:
 
 def run_all(
     policies: Sequence[str],
-    cases: Sequence[Case],
+    cases: Sequence[SweepCase],
     setup: Setup,
     *,
     workers: int | None = None,
     progress: Callable[[], None] = lambda: None,
-) -> list[Outcome]:
+) -> list[CaseResult]:
     """Every policy on every case, in that order. One process per core; an interrupt ends them all."""
     tasks = [(policy, case, setup) for case in cases for policy in policies]
-    done: dict[int, Outcome] = {}
+    done: dict[int, CaseResult] = {}
     with closing(run_each(tasks, workers)) as results:
         for number, outcome in results:
             done[number] = outcome
@@ -66,10 +66,10 @@ def run_all(
     return [done[number] for number in range(len(tasks))]
 
 
-Task = tuple[str, Case, Setup]
+SweepTask = tuple[str, SweepCase, Setup]
 
 
-def run_each(tasks: Sequence[Task], workers: int | None = None) -> Generator[tuple[int, Outcome], None, None]:
+def run_each(tasks: Sequence[SweepTask], workers: int | None = None) -> Generator[tuple[int, CaseResult], None, None]:
     """The number and the outcome of each task, as they get done; close it, so that no process is left."""
     workers = min(workers or os.cpu_count() or 1, len(tasks))
     if workers <= 1:
@@ -80,7 +80,7 @@ def run_each(tasks: Sequence[Task], workers: int | None = None) -> Generator[tup
         yield from results
 
 
-def _in_parallel(tasks: Sequence[Task], workers: int) -> Generator[tuple[int, Outcome], None, None]:
+def _in_parallel(tasks: Sequence[SweepTask], workers: int) -> Generator[tuple[int, CaseResult], None, None]:
     """`run_each` with several processes.
 
     Each worker has a pipe of its own. Unlike an executor's queues it cannot block us when we end a worker in the
@@ -149,11 +149,11 @@ def _work(pipe: Any) -> None:
             pipe.send(outcome)
 
 
-def _run(policy: str, case: Case, setup: Setup) -> Outcome:
+def _run(policy: str, case: SweepCase, setup: Setup) -> CaseResult:
     if case.draw is not None:
         setup = replace(setup, seed=case.draw)
     result = simulate(case.workload, policy, setup)
-    return Outcome(policy, case.label, case.seed, result.summary, tuple(sorted(jct(job) for job in result.jobs)))
+    return CaseResult(policy, case.label, case.seed, result.summary, tuple(sorted(jct(job) for job in result.jobs)))
 
 
 def mean(values: Sequence[float]) -> Mean:

@@ -14,7 +14,7 @@ from carpool.report.paper import assemble, measured
 from carpool.report.paper import config as configuration
 from carpool.report.paper.claims_physical import _beside, fidelity
 from carpool.report.paper.measured import COLUMNS, read_measured
-from carpool.report.paper.verdicts import Verdict
+from carpool.report.paper.verdicts import ClaimVerdict
 from tests.support import ROOT
 from tests.support.command_line import call
 
@@ -194,17 +194,17 @@ def test_the_page_says_where_it_was_measured_and_where_the_raw_data_are(tmp_path
     [
         (
             [off(4.9, -4.9), off(-1, 2, policy="sjf", **ALONE)],
-            Verdict.REPRODUCED,
+            ClaimVerdict.REPRODUCED,
             "within it in 2 of 2 cases: makespan in 2 (−1.0 % to +4.9 %), mean JCT in 2 (−4.9 % to +2.0 %)",
         ),
         (
             [off(4, 4), off(4, -12, policy="sjf", **ALONE)],  # one of both means is not enough
-            Verdict.PARTLY,
+            ClaimVerdict.PARTLY,
             "within it in 1 of 2 cases: makespan in 2 (+4.0 % to +4.0 %), mean JCT in 1 (−12.0 % to +4.0 %)",
         ),
         (
             [off(4, 6), off(-7, 1, policy="sjf", **ALONE)],
-            Verdict.NOT,
+            ClaimVerdict.NOT,
             "within it in 0 of 2 cases: makespan in 1 (−7.0 % to +4.0 %), mean JCT in 1 (+1.0 % to +6.0 %)",
         ),
     ],
@@ -223,7 +223,7 @@ def test_what_ran_once_or_never_is_said(tmp_path):
         in fidelity(configuration.load(), read(tmp_path, {}, {"policy": "sjf", "runs": "1", **ALONE})).reason
     )
     claim = fidelity(configuration.load(), None)
-    assert claim.verdict is Verdict.UNTESTED
+    assert claim.verdict is ClaimVerdict.UNTESTED
     assert claim.ours == "–"
     assert "[physical] measured" in claim.reason
 

@@ -26,7 +26,7 @@ from carpool.report.paper.measured import read_measured
 from carpool.report.paper.results import Results, jct_h, model_queue_s, ratio_lower
 from carpool.report.paper.runs import execute, key
 from carpool.report.paper.schedules import FIRST, SECOND, schedules
-from carpool.report.paper.verdicts import Verdict, combined, equal, every, less
+from carpool.report.paper.verdicts import ClaimVerdict, combined, equal, every, less
 from carpool.report.plots import POLICY_COLOURS
 from carpool.sim.generate import pollux_like
 from carpool.sim.sweep import Mean
@@ -156,7 +156,7 @@ def test_every_claim_has_a_verdict_and_its_numbers(quick):
     found = rows(quick, "claims")
     assert len(found) >= 20
     for claim in found:
-        assert claim["verdict"] in list(Verdict)
+        assert claim["verdict"] in list(ClaimVerdict)
         assert all(claim[name] for name in ("where", "claim", "paper", "ours", "reason"))
     tiresias = [claim for claim in found if "Tiresias" in claim["claim"] and "jobs" in claim["claim"]]
     assert tiresias
@@ -227,7 +227,7 @@ def test_a_file_that_the_configuration_names_is_part_of_the_name(tmp_path):
     matrix = tmp_path / "xi.csv"
     config = configuration.load(quick=True)
     setup = replace(config.setup, truth=str(matrix))
-    run = planning.Run(planning.Setting("calibrated", planning.GENERATED, 5, setup), "sjf-bsbf", 1)
+    run = planning.PlannedRun(planning.RunSetting("calibrated", planning.GENERATED, 5, setup), "sjf-bsbf", 1)
     names = []
     for text in ("1.2", "1.9"):
         matrix.write_text(text, "utf-8")
@@ -263,7 +263,7 @@ def test_the_thirty_jobs_are_those_of_the_paper(seed):
 
 def test_only_models_with_batchnorm_lose_the_right_to_shrink():
     config = configuration.load(quick=True)
-    run = planning.Run(planning.batchnorm(config, 240, False), "sjf-bsbf", 1)
+    run = planning.PlannedRun(planning.batchnorm(config, 240, False), "sjf-bsbf", 1)
     may = {job.model: job.can_shrink for job in workload_of(config, run).jobs}
     assert {model for model, can in may.items() if not can} == {"cifar10", "imagenet", "deepspeech2", "yolov3"}
 
@@ -324,26 +324,26 @@ def test_a_seed_without_such_jobs_does_not_count(results):
 @pytest.mark.parametrize(
     ("value", "error", "printed", "verdict"),
     [
-        (17.0, 2.0, 17.0, Verdict.REPRODUCED),
-        (25.0, 2.0, 33.0, Verdict.REPRODUCED),  # within ten points
-        (22.0, 2.0, 33.0, Verdict.PARTLY),
-        (4.5, 1.0, 8.0, Verdict.REPRODUCED),  # within half of it
-        (12.5, 1.0, 8.0, Verdict.PARTLY),  # ten points would be too kind to a small claim
-        (4.5, 3.0, 8.0, Verdict.NOT),  # near, but within two errors of nothing
-        (6.0, 2.0, 17.0, Verdict.PARTLY),  # less, but not as much
-        (40.0, 2.0, 17.0, Verdict.PARTLY),  # more than claimed
-        (3.0, 2.0, 17.0, Verdict.NOT),  # less, but it may be luck
-        (-5.0, 2.0, 3.0, Verdict.NOT),  # near, but in the wrong direction
-        (1.0, 2.0, 3.0, Verdict.NOT),  # near, but not beyond its error
+        (17.0, 2.0, 17.0, ClaimVerdict.REPRODUCED),
+        (25.0, 2.0, 33.0, ClaimVerdict.REPRODUCED),  # within ten points
+        (22.0, 2.0, 33.0, ClaimVerdict.PARTLY),
+        (4.5, 1.0, 8.0, ClaimVerdict.REPRODUCED),  # within half of it
+        (12.5, 1.0, 8.0, ClaimVerdict.PARTLY),  # ten points would be too kind to a small claim
+        (4.5, 3.0, 8.0, ClaimVerdict.NOT),  # near, but within two errors of nothing
+        (6.0, 2.0, 17.0, ClaimVerdict.PARTLY),  # less, but not as much
+        (40.0, 2.0, 17.0, ClaimVerdict.PARTLY),  # more than claimed
+        (3.0, 2.0, 17.0, ClaimVerdict.NOT),  # less, but it may be luck
+        (-5.0, 2.0, 3.0, ClaimVerdict.NOT),  # near, but in the wrong direction
+        (1.0, 2.0, 3.0, ClaimVerdict.NOT),  # near, but not beyond its error
     ],
 )
 def test_the_rule_for_less(value, error, printed, verdict):
     assert less(Mean(value, error), printed, 10.0) is verdict
-    assert less(None, printed, 10.0) is Verdict.UNTESTED
+    assert less(None, printed, 10.0) is ClaimVerdict.UNTESTED
 
 
 def test_the_rules_for_equal_for_every_and_for_several_readings():
-    yes, partly, no, unknown = Verdict.REPRODUCED, Verdict.PARTLY, Verdict.NOT, Verdict.UNTESTED
+    yes, partly, no, unknown = ClaimVerdict.REPRODUCED, ClaimVerdict.PARTLY, ClaimVerdict.NOT, ClaimVerdict.UNTESTED
     assert [equal(Mean(value, 1.0), 40.0, 10.0) for value in (31.0, 59.0, 61.0)] == [yes, partly, no]
     assert every([True, True]) is yes
     assert every([True, False]) is partly

@@ -18,7 +18,7 @@ from carpool.live.commands.tables import gpus_of
 from carpool.profile.schema import load
 from carpool.report.tables import comparison_json, comparison_tables
 from carpool.sim.run import Setup
-from carpool.sim.sweep import Case, Outcome, run_all
+from carpool.sim.sweep import CaseResult, SweepCase, run_all
 from carpool.sim.workload import Workload
 
 POLICIES = ("fifo", "sjf", "sjf-ffs", "sjf-bsbf")
@@ -81,14 +81,14 @@ def cluster_of(gpus: Row) -> str:
     return f"{len(sizes)}x{max(sizes)}"
 
 
-def run(rows: Sequence[Row], setup: Setup, names: Sequence[str]) -> list[Outcome]:
+def run(rows: Sequence[Row], setup: Setup, names: Sequence[str]) -> list[CaseResult]:
     """The finished jobs of a history under each policy."""
     known = set(load(setup.profile).core_tasks())
     jobs = jobs_of(rows, known)
     if not jobs:
         raise InputError("no job has finished here yet; there is nothing to replay")
     workload = Workload(tuple(jobs), "my history")
-    return run_all(list(names), [Case(f"{len(jobs)} jobs of my history", "1", workload)], setup, workers=1)
+    return run_all(list(names), [SweepCase(f"{len(jobs)} jobs of my history", "1", workload)], setup, workers=1)
 
 
 def jobs_of(rows: Sequence[Row], known: set[str]) -> list[Job]:

@@ -18,7 +18,7 @@ from carpool.core.model import GpuId, Job, JobId, Status
 from carpool.core.perf import Mate, PerformanceModel, Placement
 from carpool.core.scheduler import Policy, Scheduler
 from carpool.core.state import State
-from carpool.sim.engine import Engine, Impossible
+from carpool.sim.engine import CannotFinish, Engine
 
 MOST_WAITING = 200
 """Jobs further back in the queue than this are not played, but estimated from the work before them."""
@@ -182,7 +182,7 @@ def _play(
     try:
         future.begin()
         future.run()
-    except Impossible:
+    except CannotFinish:
         pass  # some wait for ever: for a limit to be raised, or a held forerunner
     times = {}
     for record in (*world.ended.values(), *world.jobs.values()):

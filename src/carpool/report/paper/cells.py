@@ -15,7 +15,7 @@ PAPER = "paper"
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class TableCell:
     """A text with a smaller line below it, and a class that says what it is."""
 
     text: str
@@ -24,13 +24,13 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Sheet:
+class ReportTable:
     """One table: grouped columns for the reader, long rows for the CSV file."""
 
     name: str
     title: str
     header: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[TableCell, ...], ...]
     csv_header: tuple[str, ...]
     csv_rows: tuple[tuple[Any, ...], ...]
     groups: tuple[tuple[str, int], ...] = ()
@@ -38,20 +38,20 @@ class Sheet:
     note: str = ""
 
 
-def plain(text: object, kind: str = "") -> Cell:
-    return Cell(str(text), kind=kind)
+def plain(text: object, kind: str = "") -> TableCell:
+    return TableCell(str(text), kind=kind)
 
 
-def missing() -> Cell:
-    return Cell("–", kind="missing")
+def missing() -> TableCell:
+    return TableCell("–", kind="missing")
 
 
-def paper(value: float | None, digits: int = 2) -> Cell:
+def paper(value: float | None, digits: int = 2) -> TableCell:
     """A number that the paper prints."""
-    return missing() if value is None else Cell(show(value, digits), kind=PAPER)
+    return missing() if value is None else TableCell(show(value, digits), kind=PAPER)
 
 
-def ours(found: Mean | None, digits: int = 2, printed: float | None = None) -> Cell:
+def ours(found: Mean | None, digits: int = 2, printed: float | None = None) -> TableCell:
     """A mean of ours with its standard error and, where the paper prints a number, the deviation from it."""
     if found is None:
         return missing()
@@ -59,10 +59,10 @@ def ours(found: Mean | None, digits: int = 2, printed: float | None = None) -> C
     if found.error is not None:
         text += f" ± {show(found.error, digits)}"
     if printed is None:
-        return Cell(text)
+        return TableCell(text)
     off = deviation(found.value, printed)
     kind = "close" if abs(off) <= CLOSE else "far" if abs(off) > FAR else "off"
-    return Cell(text, signed(off), kind)
+    return TableCell(text, signed(off), kind)
 
 
 def deviation(value: float, printed: float) -> float:

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from carpool.report.paper import plan
 from carpool.report.paper.cells import lower
-from carpool.report.paper.plan import Setting
+from carpool.report.paper.plan import RunSetting
 from carpool.report.paper.results import Results, Value
-from carpool.report.paper.verdicts import Verdict, combined, less
+from carpool.report.paper.verdicts import ClaimVerdict, combined, less
 from carpool.sim.sweep import Mean
 
 OURS = "sjf-bsbf"
@@ -23,17 +23,17 @@ class Claim:
     text: str
     paper: str
     ours: str
-    verdict: Verdict
+    verdict: ClaimVerdict
     reason: str
 
 
 def found_less(
     results: Results,
-    setting: Setting,
+    setting: RunSetting,
     than: Sequence[str],
     value: Value,
     printed: float,
-) -> tuple[str, Verdict]:
+) -> tuple[str, ClaimVerdict]:
     """What we find for "SJF-BSBF is lower by so many per cent", against one policy or several that stand for it."""
     config = results.config
     found = [results.lower(setting, OURS, name, value) for name in than]
@@ -54,7 +54,7 @@ def on_other_workloads(results: Results, jobs: int, than: Sequence[str], value: 
     return " ".join(parts)
 
 
-def headline(results: Results, jobs: int) -> Setting:
+def headline(results: Results, jobs: int) -> RunSetting:
     return plan.main(results.config, results.config.headline.name, jobs)
 
 

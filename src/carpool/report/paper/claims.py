@@ -23,13 +23,13 @@ from carpool.report.paper.claim import (
 )
 from carpool.report.paper.claims_model import accumulation, cost
 from carpool.report.paper.claims_physical import fidelity, physical
-from carpool.report.paper.measured import Measured
+from carpool.report.paper.measured import PhysicalExperiment
 from carpool.report.paper.results import Results, jct_h, model_queue_s, queue_h, share_within, shortest_mean_s
 from carpool.report.paper.verdicts import combined, equal, every, less
 from carpool.sim.sweep import Mean
 
 
-def claims(results: Results, measured: Measured | None) -> list[Claim]:
+def claims(results: Results, measured: PhysicalExperiment | None) -> list[Claim]:
     return [
         *_against_preemptive(results),
         *_against_first_fit(results),

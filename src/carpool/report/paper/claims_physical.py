@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from carpool.report.paper import plan
 from carpool.report.paper.cells import deviation, lower, percent, signed
 from carpool.report.paper.claim import FIRST_FIT, OURS, TIRESIAS, Claim, found_less, hours, ordered
-from carpool.report.paper.config import Config
-from carpool.report.paper.measured import Case, Compared, Measured
-from carpool.report.paper.plan import Setting
+from carpool.report.paper.config import PaperConfig
+from carpool.report.paper.measured import FigureComparison, MeasuredCase, PhysicalExperiment
+from carpool.report.paper.plan import RunSetting
 from carpool.report.paper.results import Results, jct_h, model_queue_s, queue_h, share_within
 from carpool.report.paper.verdicts import every
 from carpool.sim.sweep import Mean
@@ -16,7 +16,7 @@ PAIRS = 2
 """The paper's limit of jobs on a GPU."""
 
 
-def physical(results: Results, measured: Measured | None) -> Iterator[Claim]:
+def physical(results: Results, measured: PhysicalExperiment | None) -> Iterator[Claim]:
     config = results.config
     said = config.paper.claims
     setting = plan.physical(config)
@@ -62,7 +62,7 @@ def physical(results: Results, measured: Measured | None) -> Iterator[Claim]:
     )
 
 
-def _beside(measured: Measured | None, than: str, value: Callable[[Case], Compared]) -> str:
+def _beside(measured: PhysicalExperiment | None, than: str, value: Callable[[MeasuredCase], FigureComparison]) -> str:
     """How SJF-BSBF fared against a policy in the real experiment: said beside a claim on other jobs, not judged."""
     cases = [case for case in measured.cases if case.jobs_per_gpu <= PAIRS] if measured else []
     found = []
@@ -77,7 +77,7 @@ def _beside(measured: Measured | None, than: str, value: Callable[[Case], Compar
     return f" Measured on {measured.where}, other jobs: {'; '.join(found)}." if measured and found else ""
 
 
-def _within(results: Results, setting: Setting) -> Claim:
+def _within(results: Results, setting: RunSetting) -> Claim:
     """The paper's hours exceed its makespan, so the test is on ours: is SJF-BSBF ahead of all others?"""
     config = results.config
     said = config.paper.claims
@@ -96,7 +96,7 @@ def _within(results: Results, setting: Setting) -> Claim:
     )
 
 
-def fidelity(config: Config, measured: Measured | None) -> Claim:
+def fidelity(config: PaperConfig, measured: PhysicalExperiment | None) -> Claim:
     """Judged on the cases of the real experiment, whose jobs the simulator ran as well."""
     limit = config.paper.claims["fidelity"]
     cases = measured.cases if measured else ()
@@ -126,6 +126,6 @@ def _within_bar(offs: Sequence[float], limit: float) -> str:
     return f"{kept} ({signed(min(offs), 1)} to {signed(max(offs), 1)})"
 
 
-def _repeated(cases: Sequence[Case]) -> str:
+def _repeated(cases: Sequence[MeasuredCase]) -> str:
     once = sum(case.runs == 1 for case in cases)
     return f"{once} of {len(cases)} cases ran only once." if once else "Every case ran more than once."

@@ -13,7 +13,7 @@ from pathlib import Path
 from carpool import policies
 from carpool.errors import InputError
 from carpool.profile.interference import read_interference
-from carpool.report.paper.fields import Table
+from carpool.report.paper.fields import TomlTable
 from carpool.sim import generate
 from carpool.sim.run import Setup, cluster_nodes
 from carpool.units import parse_bytes
@@ -23,7 +23,7 @@ TABLES = ("III", "IV")
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyRow:
+class PolicyEntry:
     """One policy of the report; `paper` names its row in the paper's tables."""
 
     name: str
@@ -33,7 +33,7 @@ class PolicyRow:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkloadRow:
+class WorkloadEntry:
     name: str
     title: str
     generator: str
@@ -43,7 +43,7 @@ class WorkloadRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Physical:
+class PhysicalConfig:
     """The 30 jobs of Table II."""
 
     setup: Setup
@@ -58,7 +58,7 @@ class Physical:
 
 
 @dataclass(frozen=True, slots=True)
-class Overhead:
+class OverheadConfig:
     policy: str
     nodes: tuple[int, ...]
     jobs_per_node: int
@@ -66,14 +66,14 @@ class Overhead:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchNorm:
+class BatchNormConfig:
     generator: str
     policy: str
     jobs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class TwoJobs:
+class Figure1Config:
     """Figure 1."""
 
     minutes: tuple[float, ...]
@@ -82,7 +82,7 @@ class TwoJobs:
 
 
 @dataclass(frozen=True, slots=True)
-class Injected:
+class Figure6bConfig:
     """Figure 6b: constant slow-downs and measured tables."""
 
     jobs: tuple[int, ...]
@@ -108,38 +108,38 @@ class PaperNumbers:
 
 
 @dataclass(frozen=True)
-class Config:
+class PaperConfig:
     setup: Setup
     hours: float
     seeds: tuple[int, ...]
     use_files: bool
     """Run the real files too, where they are at hand?"""
-    policies: tuple[PolicyRow, ...]
-    workloads: tuple[WorkloadRow, ...]
-    figure1: TwoJobs
+    policies: tuple[PolicyEntry, ...]
+    workloads: tuple[WorkloadEntry, ...]
+    figure1: Figure1Config
     tables: dict[str, int]
     figure5: int
     figure6a: tuple[int, ...]
-    figure6b: Injected
-    physical: Physical
-    overhead: Overhead
-    batchnorm: BatchNorm
+    figure6b: Figure6bConfig
+    physical: PhysicalConfig
+    overhead: OverheadConfig
+    batchnorm: BatchNormConfig
     points: float
     equal: float
     paper: PaperNumbers
     text: str
     """The file itself, for the report and for the cache."""
 
-    def policy(self, name: str) -> PolicyRow:
+    def policy(self, name: str) -> PolicyEntry:
         return next(row for row in self.policies if row.name == name)
 
     @property
-    def headline(self) -> WorkloadRow:
+    def headline(self) -> WorkloadEntry:
         """The workload on which verdicts are given."""
         return self.workloads[0]
 
 
-def load(path: Path | None = None, quick: bool = False) -> Config:
+def load(path: Path | None = None, quick: bool = False) -> PaperConfig:
     """The shipped configuration or the one at `path`; `quick` keeps the part that [quick] names."""
     file = str(path) if path else SHIPPED
     try:
@@ -153,14 +153,14 @@ def load(path: Path | None = None, quick: bool = False) -> Config:
         raise InputError(f"{file}: is not a text file in UTF-8; give a TOML file") from None
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{file}: is not TOML: {error}; mend it") from None
-    top = Table(values, file)
+    top = TomlTable(values, file)
     config = _config(top, text)
     quick_part = _quick(top.child("quick"), config)
     top.close()
     return quick_part if quick else config
 
 
-def _config(top: Table, text: str) -> Config:
+def _config(top: TomlTable, text: str) -> PaperConfig:
     rows = tuple(_policy(table) for table in top.children("policies"))
     names = [row.name for row in rows]
     for needed in ("tiresias", "tiresias-16", "sjf", "fifo", "pollux", "sjf-ffs", "sjf-bsbf"):
@@ -169,7 +169,7 @@ def _config(top: Table, text: str) -> Config:
     setup, hours = _world(top.child("world"))
     verdict, tables = top.child("verdict"), top.child("tables").child("jobs")
     figure5, figure6a = top.child("figure5"), top.child("figure6a")
-    config = Config(
+    config = PaperConfig(
         setup=setup,
         hours=hours,
         seeds=top.seeds("seeds"),
@@ -194,7 +194,7 @@ def _config(top: Table, text: str) -> Config:
     return config
 
 
-def _quick(table: Table, config: Config) -> Config:
+def _quick(table: TomlTable, config: PaperConfig) -> PaperConfig:
     part = replace(
         config,
         seeds=table.seeds("seeds"),
@@ -206,7 +206,7 @@ def _quick(table: Table, config: Config) -> Config:
     return part
 
 
-def _world(table: Table) -> tuple[Setup, float]:
+def _world(table: TomlTable) -> tuple[Setup, float]:
     setup = Setup(
         cluster=_cluster(table),
         profile=table.text("profile"),
@@ -220,35 +220,35 @@ def _world(table: Table) -> tuple[Setup, float]:
     return setup, hours
 
 
-def _cluster(table: Table) -> str:
+def _cluster(table: TomlTable) -> str:
     return table.text("cluster").replace("×", "x")
 
 
-def _policy(table: Table) -> PolicyRow:
+def _policy(table: TomlTable) -> PolicyEntry:
     table.checked("spec", policies.make)
-    row = PolicyRow(*(table.text(key) for key in ("name", "label", "spec", "paper")))
+    row = PolicyEntry(*(table.text(key) for key in ("name", "label", "spec", "paper")))
     table.close()
     return row
 
 
-def _workload(table: Table) -> WorkloadRow:
+def _workload(table: TomlTable) -> WorkloadEntry:
     name, title, generator, file = (table.text(key) for key in ("name", "title", "generator", "file"))
-    row = WorkloadRow(name, title, generator, file, table.seeds("file_seeds"), table.text("why"))
+    row = WorkloadEntry(name, title, generator, file, table.seeds("file_seeds"), table.text("why"))
     table.among("generator", [row.generator], generate.GENERATORS)
     table.close()
     return row
 
 
-def _two_jobs(table: Table) -> TwoJobs:
-    found = TwoJobs(table.numbers("minutes", 2), table.number("overlap_after", 0), table.number("xi", 1, 100))
+def _two_jobs(table: TomlTable) -> Figure1Config:
+    found = Figure1Config(table.numbers("minutes", 2), table.number("overlap_after", 0), table.number("xi", 1, 100))
     if min(found.minutes) <= 0 or found.overlap_after >= found.minutes[0]:
         table.fail("overlap_after", "the second job must join while the first runs alone; give less than its minutes")
     table.close()
     return found
 
 
-def _injected(table: Table, names: list[str]) -> Injected:
-    found = Injected(
+def _injected(table: TomlTable, names: list[str]) -> Figure6bConfig:
+    found = Figure6bConfig(
         table.counts("jobs"),
         table.numbers("xi"),
         table.texts("tables"),
@@ -265,7 +265,7 @@ def _injected(table: Table, names: list[str]) -> Injected:
     return found
 
 
-def _physical(table: Table, world: Setup, names: list[str]) -> Physical:
+def _physical(table: TomlTable, world: Setup, names: list[str]) -> PhysicalConfig:
     setup = replace(
         world,
         cluster=_cluster(table),
@@ -274,7 +274,7 @@ def _physical(table: Table, world: Setup, names: list[str]) -> Physical:
         memory_limit=True,
         ignore_placement=False,
     )
-    found = Physical(
+    found = PhysicalConfig(
         setup,
         table.count("small_jobs"),
         table.counts("small_gpus"),
@@ -299,8 +299,8 @@ def _measured(name: str) -> Path:
     return shipped if Path(name).name == name and shipped.is_file() else Path(name)
 
 
-def _overhead(table: Table, names: list[str]) -> Overhead:
-    found = Overhead(
+def _overhead(table: TomlTable, names: list[str]) -> OverheadConfig:
+    found = OverheadConfig(
         table.among("policy", [table.text("policy")], names)[0],
         table.counts("nodes", 4, 4096),
         table.count("jobs_per_node", 1, 1000),
@@ -310,8 +310,8 @@ def _overhead(table: Table, names: list[str]) -> Overhead:
     return found
 
 
-def _batchnorm(table: Table, names: list[str]) -> BatchNorm:
-    found = BatchNorm(
+def _batchnorm(table: TomlTable, names: list[str]) -> BatchNormConfig:
+    found = BatchNormConfig(
         table.among("generator", [table.text("generator")], generate.GENERATORS)[0],
         table.among("policy", [table.text("policy")], names)[0],
         table.counts("jobs"),
@@ -320,7 +320,7 @@ def _batchnorm(table: Table, names: list[str]) -> BatchNorm:
     return found
 
 
-def _paper(table: Table, rows: set[str]) -> PaperNumbers:
+def _paper(table: TomlTable, rows: set[str]) -> PaperNumbers:
     def triples(name: str) -> dict[str, dict[str, Triple]]:
         group = table.child(name)
         found = {key: group.rows(key, lambda child, row: child.numbers(row, 3)) for key in TABLES}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from carpool.errors import InputError
-from carpool.report.paper.config import Config
+from carpool.report.paper.config import PaperConfig
 from carpool.report.plots import POLICY_COLOURS, colours
 
 GRID = {"alpha": 0.25, "linewidth": 0.6}
@@ -63,14 +63,14 @@ def short(value: float) -> str:
     return f"{value:g}"
 
 
-def policy_colours(config: Config) -> dict[str, str]:
+def policy_colours(config: PaperConfig) -> dict[str, str]:
     """By the policy's name in the configuration; two settings of one policy share its colour."""
     families = {row.name: row.spec.partition(":")[0] for row in config.policies}
     chosen = colours(list(dict.fromkeys(families.values())), POLICY_COLOURS)
     return {name: chosen[family] for name, family in families.items()}
 
 
-def second_of_family(config: Config) -> set[str]:
+def second_of_family(config: PaperConfig) -> set[str]:
     """The policies that are another setting of one before; they are dashed or hatched."""
     seen: set[str] = set()
     found = set()
@@ -83,7 +83,7 @@ def second_of_family(config: Config) -> set[str]:
 
 
 def grouped_bars(
-    axes: Any, config: Config, names: Sequence[str], groups: Sequence[str], heights: Mapping[str, Sequence[float]]
+    axes: Any, config: PaperConfig, names: Sequence[str], groups: Sequence[str], heights: Mapping[str, Sequence[float]]
 ) -> None:
     """A group of bars for each of `groups`, one bar a policy."""
     palette, hatched = policy_colours(config), second_of_family(config)

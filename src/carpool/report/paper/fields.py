@@ -8,7 +8,7 @@ from carpool.errors import InputError, nearest
 from carpool.sim.sources import parse_seeds
 
 
-class Table:
+class TomlTable:
     """One table of a TOML file. `close` complains about names that nobody asked for."""
 
     def __init__(self, values: Any, file: str, path: str = "") -> None:
@@ -97,13 +97,13 @@ class Table:
         except InputError:
             self.fail(key, f"{self.values[key]!r} will not do; write seeds such as 1-8")
 
-    def child(self, key: str) -> "Table":
+    def child(self, key: str) -> "TomlTable":
         where = f"{self.path}.{key}" if self.path else key
-        return Table(self.value(key, dict, f"a table [{where}]"), self.file, where)
+        return TomlTable(self.value(key, dict, f"a table [{where}]"), self.file, where)
 
-    def children(self, key: str) -> list["Table"]:
+    def children(self, key: str) -> list["TomlTable"]:
         found = self.value(key, list, f"tables [[{key}]]")
-        return [Table(item, self.file, f"{key}[{number}]") for number, item in enumerate(found, start=1)]
+        return [TomlTable(item, self.file, f"{key}[{number}]") for number, item in enumerate(found, start=1)]
 
     def among(self, key: str, found: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
         """`found`, if all of it is known."""
@@ -112,7 +112,7 @@ class Table:
                 self.fail(key, f"unknown name {item!r}: {nearest(item, known)}")
         return tuple(found)
 
-    def rows(self, key: str, read: Callable[["Table", str], Any]) -> dict[str, Any]:
+    def rows(self, key: str, read: Callable[["TomlTable", str], Any]) -> dict[str, Any]:
         """A table of rows that may have any name."""
         child = self.child(key)
         return {name: read(child, name) for name in child.values}

@@ -7,7 +7,7 @@ from typing import Any
 
 from carpool.report.paper import plan
 from carpool.report.paper.cells import signed
-from carpool.report.paper.config import Config
+from carpool.report.paper.config import PaperConfig
 from carpool.report.paper.drawing import (
     GRID,
     PAPER_MARK,
@@ -17,12 +17,14 @@ from carpool.report.paper.drawing import (
     policy_colours,
     second_of_family,
 )
-from carpool.report.paper.plan import Setting
+from carpool.report.paper.plan import RunSetting
 from carpool.report.paper.results import HOUR, Results, jct_h
 from carpool.report.paper.tables import gpus_of
 
 
-def completion_and_queue(folder: Path, name: str, results: Results, setting: Setting, policies: Sequence[str]) -> None:
+def completion_and_queue(
+    folder: Path, name: str, results: Results, setting: RunSetting, policies: Sequence[str]
+) -> None:
     """Figure 4 or 5: the share of jobs done within a time, and the mean queuing time of each model."""
     shown = [policy for policy in policies if results.of(setting, policy)]
     with picture(folder, name, 10.0, 4.2, columns=2) as (figure, (left, right)):
@@ -37,7 +39,7 @@ def completion_and_queue(folder: Path, name: str, results: Results, setting: Set
         figure.legend(handles, labels, frameon=False, ncols=4, loc="outside upper center")
 
 
-def _cdf(axes: Any, results: Results, setting: Setting, policies: Sequence[str]) -> None:
+def _cdf(axes: Any, results: Results, setting: RunSetting, policies: Sequence[str]) -> None:
     palette, dashed = policy_colours(results.config), second_of_family(results.config)
     for policy in policies:
         times = sorted(jct for outcome in results.of(setting, policy).values() for jct in outcome.jcts_s)
@@ -53,7 +55,7 @@ def _cdf(axes: Any, results: Results, setting: Setting, policies: Sequence[str])
     axes.set_title("(a) completion times, all seeds together")
 
 
-def _queue(results: Results, setting: Setting, policy: str, model: str) -> float:
+def _queue(results: Results, setting: RunSetting, policy: str, model: str) -> float:
     """Over all jobs of a model in all seeds, in hours."""
     waited = jobs = 0.0
     for outcome in results.of(setting, policy).values():
@@ -137,7 +139,7 @@ def interference(folder: Path, results: Results) -> None:
         figure.legend(handles, labels, frameon=False, ncols=2, loc="outside upper center")
 
 
-def _label(config: Config, number: int) -> str:
+def _label(config: PaperConfig, number: int) -> str:
     return config.policy(config.figure6b.policies[number]).label
 
 

@@ -12,8 +12,8 @@ from typing import Any
 from carpool.core.perf import Placement
 from carpool.profile.rows import read_throughput
 from carpool.profile.schema import load as load_profile
-from carpool.report.paper.cells import Sheet, ours, plain
-from carpool.report.paper.config import Config
+from carpool.report.paper.cells import ReportTable, ours, plain
+from carpool.report.paper.config import PaperConfig
 from carpool.report.paper.drawing import GRID, log_axis, picture
 from carpool.report.paper.plan import data_folder
 from carpool.report.plots import BLUE, GREEN, ORANGE, PURPLE, RED, SKY
@@ -55,7 +55,7 @@ def measured_points() -> Points | None:
     return found
 
 
-def throughput(folder: Path, config: Config, points: Points | None) -> None:
+def throughput(folder: Path, config: PaperConfig, points: Points | None) -> None:
     """Figure 2."""
     tasks = load_profile(config.setup.profile).core_tasks()
     shown = [name for name in BATCHES if name in tasks]
@@ -81,7 +81,7 @@ def throughput(folder: Path, config: Config, points: Points | None) -> None:
         figure.legend(handles, labels, frameon=False, ncols=6, loc="outside upper center")
 
 
-def fit_errors(config: Config) -> Sheet:
+def fit_errors(config: PaperConfig) -> ReportTable:
     """How well the curves of Figure 2 fit."""
     rows, data = [], []
     for name, task in sorted(load_profile(config.setup.profile).tasks.items()):
@@ -90,7 +90,7 @@ def fit_errors(config: Config) -> Sheet:
             cells = (plain(name), plain(error.points), ours(Mean(100 * error.median, None), 1))
             rows.append((*cells, ours(Mean(100 * error.p90, None), 1)))
             data.append((name, error.points, error.median, error.p90))
-    return Sheet(
+    return ReportTable(
         name="figure2",
         title="Relative error of the fitted iteration time, in per cent",
         header=("task", "measured points", "median", "p90"),
@@ -101,7 +101,7 @@ def fit_errors(config: Config) -> Sheet:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class CifarPair:
     """A task beside cifar10 on one GPU, at one choice of batches."""
 
     task: str
@@ -117,20 +117,20 @@ class Beside:
         return 1 / max(1.0, self.xi) + 1 / max(1.0, self.mate_xi)
 
 
-def beside_cifar10() -> list[Beside]:
+def beside_cifar10() -> list[CifarPair]:
     found = []
     for profile, mechanism, where in TABLES:
         for pair in load_profile(profile).pairs:
             if pair.mechanism != mechanism or MATE not in (pair.a, pair.b):
                 continue
             if pair.a == MATE and pair.b != MATE:
-                found.append(Beside(pair.b, where, pair.batch_b, pair.batch_a, pair.xi_b, pair.xi_a))
+                found.append(CifarPair(pair.b, where, pair.batch_b, pair.batch_a, pair.xi_b, pair.xi_a))
             else:
-                found.append(Beside(pair.a, where, pair.batch_a, pair.batch_b, pair.xi_a, pair.xi_b))
+                found.append(CifarPair(pair.a, where, pair.batch_a, pair.batch_b, pair.xi_a, pair.xi_b))
     return sorted(found, key=lambda one: (one.task, one.batch))
 
 
-def pairs(folder: Path, found: Sequence[Beside]) -> None:
+def pairs(folder: Path, found: Sequence[CifarPair]) -> None:
     """Figure 3: throughput of pairs above, ξ of both below; the batches of a panel are small or saturate the GPU."""
     tasks = sorted({one.task for one in found})
     columns = _columns(found)
@@ -159,7 +159,7 @@ def pairs(folder: Path, found: Sequence[Beside]) -> None:
         figure.legend(handles=handles, frameon=False, ncols=2, loc="outside upper center")
 
 
-def _columns(found: Sequence[Beside]) -> list[tuple[str, list[Beside]]]:
+def _columns(found: Sequence[CifarPair]) -> list[tuple[str, list[CifarPair]]]:
     """One panel a table and batch size; a small batch beside a large one is in the table of numbers only."""
     columns = []
     for _, _, where in TABLES:
@@ -179,7 +179,7 @@ def _columns(found: Sequence[Beside]) -> list[tuple[str, list[Beside]]]:
 Series = tuple[Sequence[str], Sequence[float]]
 
 
-def _speed(by_task: dict[str, Beside], whose: str) -> Series:
+def _speed(by_task: dict[str, CifarPair], whose: str) -> Series:
     tasks = sorted(by_task)
     xis = [by_task[task].xi if whose == "own" else by_task[task].mate_xi for task in tasks]
     return tasks, [1 / max(1.0, xi) for xi in xis]
@@ -199,7 +199,7 @@ def _bars(axes: Any, tasks: Sequence[str], series: Sequence[tuple[Series, str]],
     axes.set_axisbelow(True)
 
 
-def pair_sheet(found: Sequence[Beside]) -> Sheet:
+def pair_sheet(found: Sequence[CifarPair]) -> ReportTable:
     header = ("task", "measured on", "batch", f"{MATE}'s batch", "ξ of the task", f"ξ of {MATE}", "throughput of both")
     rows = [
         (
@@ -213,7 +213,7 @@ def pair_sheet(found: Sequence[Beside]) -> Sheet:
         )
         for one in found
     ]
-    return Sheet(
+    return ReportTable(
         name="figure3",
         title=f"Pairs with {MATE} on one GPU",
         header=header,

@@ -8,15 +8,15 @@ from carpool.core.model import Job
 from carpool.core.perf import Placement
 from carpool.errors import InputError
 from carpool.profile.schema import load as load_profile
-from carpool.report.paper.config import Config
-from carpool.report.paper.plan import FILES, PHYSICAL, Run, data_folder
+from carpool.report.paper.config import PaperConfig
+from carpool.report.paper.plan import FILES, PHYSICAL, PlannedRun, data_folder
 from carpool.sim import generate
 from carpool.sim.run import cluster_nodes
 from carpool.sim.sources import generated
 from carpool.sim.workload import Workload, read
 
 
-def workload_of(config: Config, run: Run) -> Workload:
+def workload_of(config: PaperConfig, run: PlannedRun) -> Workload:
     workload = _drawn(config, run)
     if run.setting.shrink_batchnorm:
         return workload
@@ -25,7 +25,7 @@ def workload_of(config: Config, run: Run) -> Workload:
     return replace(workload, jobs=tuple(kept))
 
 
-def _drawn(config: Config, run: Run) -> Workload:
+def _drawn(config: PaperConfig, run: PlannedRun) -> Workload:
     setting = run.setting
     if setting.workload == PHYSICAL:
         return thirty_jobs(config, run.seed)
@@ -39,7 +39,7 @@ def _drawn(config: Config, run: Run) -> Workload:
     return generated(name, config.setup.profile, jobs=setting.jobs, seed=run.seed, hours=config.hours)
 
 
-def thirty_jobs(config: Config, seed: int) -> Workload:
+def thirty_jobs(config: PaperConfig, seed: int) -> Workload:
     """The physical experiment's jobs as far as the paper tells; what it leaves open is stated under [physical].
 
     They arrive evenly over as long as all of them together would keep all GPUs busy.

@@ -11,8 +11,8 @@ from math import isfinite
 from pathlib import Path
 
 from carpool.errors import InputError, nearest
-from carpool.report.paper.cells import Cell, Sheet, deviation, plain, show, signed
-from carpool.report.paper.config import Config
+from carpool.report.paper.cells import ReportTable, TableCell, deviation, plain, show, signed
+from carpool.report.paper.config import PaperConfig
 
 FIGURES = ("makespan_s", "mean_jct_s", "mean_queue_s")
 WORLDS = ("measured", "simulated", "predicted")
@@ -29,7 +29,7 @@ REMEDY = "give the CSV file that bench/physical.py --rows writes"
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class FigureComparison:
     """One figure in both worlds, in seconds."""
 
     measured: float
@@ -51,16 +51,16 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class MeasuredCase:
     """One policy and one way of sharing: means over its runs."""
 
     policy: str
     mechanism: str
     jobs_per_gpu: int
     runs: int
-    makespan: Compared
-    jct: Compared
-    queue: Compared
+    makespan: FigureComparison
+    jct: FigureComparison
+    queue: FigureComparison
     gpu_busy: float | None
     """The driver's counter; None where nobody counted."""
     simulated_gpu_busy: float
@@ -80,18 +80,18 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Measured:
+class PhysicalExperiment:
     file: str
     shipped: bool
     """With Carpool, and not a user's own?"""
-    cases: tuple[Case, ...]
+    cases: tuple[MeasuredCase, ...]
 
     @property
     def where(self) -> str:
         return "logical slots" if any(case.mechanism == LOGICAL for case in self.cases) else "one GPU"
 
 
-def read_measured(config: Config) -> Measured | None:
+def read_measured(config: PaperConfig) -> PhysicalExperiment | None:
     """None where nothing was measured."""
     path = config.physical.measured
     if path is None:
@@ -108,7 +108,7 @@ def read_measured(config: Config) -> Measured | None:
                 if None in row:
                     last = (rows.fieldnames or [""])[-1]
                     raise InputError(f"{path}:{rows.line_num}: {last}: more cells follow; write numbers with a point")
-                case = _case(_Row(path, rows.line_num, row))
+                case = _case(_MeasuredRow(path, rows.line_num, row))
                 first = lines.setdefault((case.policy, case.mechanism, case.jobs_per_gpu), rows.line_num)
                 if first != rows.line_num:
                     raise InputError(f"{path}:{rows.line_num}: policy: the same case as in line {first}; remove one")
@@ -118,11 +118,11 @@ def read_measured(config: Config) -> Measured | None:
         raise InputError(f"{path}: cannot be read: {problem}; {REMEDY}") from None
     if not cases:
         raise InputError(f"{path}:2: policy: there are no rows; {REMEDY}")
-    return Measured(path.name, path.parent == Path(__file__).parent, tuple(cases))
+    return PhysicalExperiment(path.name, path.parent == Path(__file__).parent, tuple(cases))
 
 
 @dataclass(frozen=True)
-class _Row:
+class _MeasuredRow:
     """One line of the file; a complaint names line and column."""
 
     path: Path
@@ -145,8 +145,8 @@ class _Row:
     def share(self, column: str) -> float:
         return self.value(column, float, lambda part: 0 <= part <= 1, "a share from 0 to 1")
 
-    def compared(self, figure: str) -> Compared:
-        return Compared(*(self.seconds(f"{part}_{figure}") for part in PARTS))
+    def compared(self, figure: str) -> FigureComparison:
+        return FigureComparison(*(self.seconds(f"{part}_{figure}") for part in PARTS))
 
     def seconds(self, column: str) -> float:
         """Nobody may have waited, and nothing may vary; everything else takes some time."""
@@ -155,7 +155,7 @@ class _Row:
         return self.value(column, float, lambda s: s > 0, "a number of seconds above 0")
 
 
-def _case(row: _Row) -> Case:
+def _case(row: _MeasuredRow) -> MeasuredCase:
     policy, mechanism = (row.values[column] or "" for column in ("policy", "mechanism"))
     where = f"{row.path}:{row.line}"
     if policy not in LABELS and not re.fullmatch(r"tiresias-\d+(\.\d+)?", policy):
@@ -167,13 +167,13 @@ def _case(row: _Row) -> Case:
     makespan, jct, queue = (row.compared(figure) for figure in FIGURES)
     counted = row.share("measured_gpu_busy") if row.values["measured_gpu_busy"] else None
     busy = counted, row.share("simulated_gpu_busy")
-    return Case(policy, mechanism, row.count("jobs_per_gpu"), row.count("runs"), makespan, jct, queue, *busy)
+    return MeasuredCase(policy, mechanism, row.count("jobs_per_gpu"), row.count("runs"), makespan, jct, queue, *busy)
 
 
-def sheet(found: Measured, bar: float) -> Sheet:
+def sheet(found: PhysicalExperiment, bar: float) -> ReportTable:
     """All cases; deviations are coloured by `bar`, the paper's own, in per cent."""
     runs = sum(case.runs for case in found.cases)
-    return Sheet(
+    return ReportTable(
         name="measured",
         title=f"Measured on {found.where} against simulated: {len(found.cases)} cases, {runs} runs",
         groups=(("", 3), ("makespan, s", 3), ("mean completion time, s", 3), ("mean queuing time, s", 2), ("", 1)),
@@ -193,7 +193,7 @@ def sheet(found: Measured, bar: float) -> Sheet:
     )
 
 
-def _cells(case: Case, bar: float) -> tuple[Cell, ...]:
+def _cells(case: MeasuredCase, bar: float) -> tuple[TableCell, ...]:
     crowd = f", up to {case.jobs_per_gpu}" if case.jobs_per_gpu > 1 else ""
     cells = [plain(case.label), plain(case.sharing + crowd), plain(case.runs)]
     for figure in (case.makespan, case.jct):
@@ -203,21 +203,21 @@ def _cells(case: Case, bar: float) -> tuple[Cell, ...]:
     return (*cells, plain(f"{counted} / {100 * case.simulated_gpu_busy:.0f} %"))
 
 
-def _simulated(figure: Compared, bar: float) -> Cell:
+def _simulated(figure: FigureComparison, bar: float) -> TableCell:
     return _cell(f"{show(figure.simulated, 1)} ± {show(figure.spread, 1)}", figure.off, bar)
 
 
-def _predicted(figure: Compared, bar: float) -> Cell:
+def _predicted(figure: FigureComparison, bar: float) -> TableCell:
     return _cell(show(figure.predicted, 1), figure.predicted_off, bar)
 
 
-def _cell(text: str, off: float | None, bar: float) -> Cell:
+def _cell(text: str, off: float | None, bar: float) -> TableCell:
     if off is None:
-        return Cell(text)
-    return Cell(text, signed(off, 1), "close" if abs(off) <= bar else "off" if abs(off) <= 2 * bar else "far")
+        return TableCell(text)
+    return TableCell(text, signed(off, 1), "close" if abs(off) <= bar else "off" if abs(off) <= 2 * bar else "far")
 
 
-def _line(case: Case) -> tuple[object, ...]:
+def _line(case: MeasuredCase) -> tuple[object, ...]:
     figures: list[object] = []
     for figure in (case.makespan, case.jct, case.queue):
         figures += [figure.measured, figure.simulated, figure.predicted, figure.spread]

@@ -12,12 +12,17 @@ from html import escape
 from importlib import resources
 from pathlib import Path
 
-from carpool.report.paper.cells import CLOSE, FAR, Cell, Sheet
+from carpool.report.paper.cells import CLOSE, FAR, ReportTable, TableCell
 from carpool.report.paper.claim import Claim
-from carpool.report.paper.verdicts import Verdict
+from carpool.report.paper.verdicts import ClaimVerdict
 
-MARKS = {Verdict.REPRODUCED: "✓", Verdict.PARTLY: "≈", Verdict.NOT: "✗", Verdict.UNTESTED: "–"}
-CLASSES = {Verdict.REPRODUCED: "yes", Verdict.PARTLY: "partly", Verdict.NOT: "no", Verdict.UNTESTED: "untested"}
+MARKS = {ClaimVerdict.REPRODUCED: "✓", ClaimVerdict.PARTLY: "≈", ClaimVerdict.NOT: "✗", ClaimVerdict.UNTESTED: "–"}
+CLASSES = {
+    ClaimVerdict.REPRODUCED: "yes",
+    ClaimVerdict.PARTLY: "partly",
+    ClaimVerdict.NOT: "no",
+    ClaimVerdict.UNTESTED: "untested",
+}
 
 MANY_COLUMNS = 9
 WIDEST_PT = 720.0
@@ -44,11 +49,11 @@ class Section:
 
     title: str
     text: str
-    items: Sequence[Picture | Sheet]
+    items: Sequence[Picture | ReportTable]
 
 
 @dataclass(frozen=True)
-class Report:
+class PaperReport:
     title: str
     lead: str
     facts: Sequence[tuple[str, str]]
@@ -59,7 +64,7 @@ class Report:
     configuration: str
 
 
-def write_page(path: Path, folder: Path, report: Report) -> None:
+def write_page(path: Path, folder: Path, report: PaperReport) -> None:
     """`folder` holds the pictures' SVG files."""
     style = (resources.files(__package__) / "page.css").read_text("utf-8")
     body = [_top(report), _claims(report), *(_section(section, folder) for section in report.sections)]
@@ -74,7 +79,7 @@ def write_page(path: Path, folder: Path, report: Report) -> None:
     )
 
 
-def _top(report: Report) -> str:
+def _top(report: PaperReport) -> str:
     facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in report.facts)
     contents = "".join(f'<li><a href="#{_anchor(s.title)}">{escape(s.title)}</a></li>' for s in report.sections)
     return (
@@ -83,11 +88,11 @@ def _top(report: Report) -> str:
     )
 
 
-def _claims(report: Report) -> str:
+def _claims(report: PaperReport) -> str:
     counts = Counter(claim.verdict for claim in report.claims)
     tiles = "".join(
         f"<li class='{CLASSES[verdict]}'><b>{counts[verdict]}</b><span>{MARKS[verdict]} {verdict}</span></li>"
-        for verdict in Verdict
+        for verdict in ClaimVerdict
         if counts[verdict]
     )
     rows = "".join(
@@ -124,7 +129,7 @@ def _picture(picture: Picture, folder: Path) -> str:
     )
 
 
-def sheet_html(sheet: Sheet) -> str:
+def sheet_html(sheet: ReportTable) -> str:
     groups = "".join(f"<th colspan='{span}'>{escape(text)}</th>" for text, span in sheet.groups)
     head = f"<tr class='groups'>{groups}</tr>" if sheet.groups else ""
     head += "<tr>" + "".join(f"<th>{escape(text)}</th>" for text in sheet.header) + "</tr>"
@@ -142,7 +147,7 @@ def sheet_html(sheet: Sheet) -> str:
     )
 
 
-def _starts(sheet: Sheet) -> set[int]:
+def _starts(sheet: ReportTable) -> set[int]:
     """The columns with which a group begins."""
     found, column = set(), 0
     for _, span in sheet.groups:
@@ -151,7 +156,7 @@ def _starts(sheet: Sheet) -> set[int]:
     return found - {0}
 
 
-def _cell(cell: Cell, number: int, starts: bool) -> str:
+def _cell(cell: TableCell, number: int, starts: bool) -> str:
     tag = "td" if number else "th scope='row'"
     kinds = " ".join(filter(None, (cell.kind, "starts" if starts else "")))
     small = f"<small>{escape(cell.small)}</small>" if cell.small else ""

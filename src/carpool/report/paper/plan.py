@@ -1,4 +1,4 @@
-"""Which runs the report needs. A `Setting` is everything about a run but its policy and its seed; tables and figures
+"""Which runs the report needs. A `RunSetting` is everything about a run but its policy and its seed; tables and figures
 ask for
 their results by the same settings that the plan lists, so that nothing is run that nobody shows, and nothing twice."""
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from carpool.report.paper.config import Config, WorkloadRow
+from carpool.report.paper.config import PaperConfig, WorkloadEntry
 from carpool.sim.run import Setup
 
 GENERATED, FILES = "generated", "files"
@@ -16,7 +16,7 @@ PHYSICAL = "physical"
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class RunSetting:
     workload: str
     """The name of one of the configuration's workloads, a generator's name, or `PHYSICAL`."""
     origin: str
@@ -27,8 +27,8 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    setting: Setting
+class PlannedRun:
+    setting: RunSetting
     policy: str
     """Its name in the configuration."""
     seed: int
@@ -40,49 +40,51 @@ def data_folder() -> Path | None:
     return Path(named) if named and Path(named).is_dir() else None
 
 
-def origins(config: Config, row: WorkloadRow) -> list[str]:
+def origins(config: PaperConfig, row: WorkloadEntry) -> list[str]:
     """From where a workload is taken: the generator always, the files where the data folder has them."""
     folder = data_folder()
     there = config.use_files and folder is not None and (folder / row.file).is_file()
     return [GENERATED, FILES] if there else [GENERATED]
 
 
-def main(config: Config, workload: str, jobs: int, origin: str = GENERATED) -> Setting:
+def main(config: PaperConfig, workload: str, jobs: int, origin: str = GENERATED) -> RunSetting:
     """The runs of Tables III and IV and of Figures 5 and 6a."""
-    return Setting(workload, origin, jobs, config.setup)
+    return RunSetting(workload, origin, jobs, config.setup)
 
 
-def injected(config: Config, jobs: int, interference: str) -> Setting:
+def injected(config: PaperConfig, jobs: int, interference: str) -> RunSetting:
     """Figure 6b. A slow-down that is the world's own gives the very runs of the tables."""
-    return Setting(config.headline.name, GENERATED, jobs, replace(config.setup, truth=interference))
+    return RunSetting(config.headline.name, GENERATED, jobs, replace(config.setup, truth=interference))
 
 
-def constants(config: Config) -> list[str]:
+def constants(config: PaperConfig) -> list[str]:
     """The injected slow-downs as they are written for `interference`."""
     return [f"{xi:g}" for xi in config.figure6b.xi]
 
 
-def physical(config: Config) -> Setting:
-    return Setting(PHYSICAL, GENERATED, config.physical.small_jobs + config.physical.large_jobs, config.physical.setup)
+def physical(config: PaperConfig) -> RunSetting:
+    return RunSetting(
+        PHYSICAL, GENERATED, config.physical.small_jobs + config.physical.large_jobs, config.physical.setup
+    )
 
 
-def overhead(config: Config, nodes: int) -> Setting:
+def overhead(config: PaperConfig, nodes: int) -> RunSetting:
     size = config.setup.cluster.partition("x")[2]
     setup = replace(config.setup, cluster=f"{nodes}x{size}")
-    return Setting(config.headline.name, GENERATED, nodes * config.overhead.jobs_per_node, setup)
+    return RunSetting(config.headline.name, GENERATED, nodes * config.overhead.jobs_per_node, setup)
 
 
-def batchnorm(config: Config, jobs: int, may_shrink: bool) -> Setting:
+def batchnorm(config: PaperConfig, jobs: int, may_shrink: bool) -> RunSetting:
     setup = replace(config.setup, memory_limit=True)
-    return Setting(config.batchnorm.generator, GENERATED, jobs, setup, shrink_batchnorm=may_shrink)
+    return RunSetting(config.batchnorm.generator, GENERATED, jobs, setup, shrink_batchnorm=may_shrink)
 
 
-def plan(config: Config) -> list[Run]:
+def plan(config: PaperConfig) -> list[PlannedRun]:
     """Every run, once; those with the most jobs first, so that no core waits for them at the end."""
     return sorted(dict.fromkeys(_all(config)), key=lambda run: -run.setting.jobs)
 
 
-def _all(config: Config) -> Iterator[Run]:
+def _all(config: PaperConfig) -> Iterator[PlannedRun]:
     names = [row.name for row in config.policies]
     for workload in config.workloads:
         for jobs in {*config.tables.values(), config.figure5, *config.figure6a}:
@@ -95,15 +97,15 @@ def _all(config: Config) -> Iterator[Run]:
             yield from _runs(config, injected(config, jobs, interference), config.figure6b.policies)
     yield from _runs(config, physical(config), config.physical.policies)
     for nodes in config.overhead.nodes:
-        yield from (Run(overhead(config, nodes), config.overhead.policy, seed) for seed in config.overhead.seeds)
+        yield from (PlannedRun(overhead(config, nodes), config.overhead.policy, seed) for seed in config.overhead.seeds)
     for jobs in config.batchnorm.jobs:
         for may_shrink in (True, False):
             yield from _runs(config, batchnorm(config, jobs, may_shrink), [config.batchnorm.policy])
 
 
 def _runs(
-    config: Config, setting: Setting, policies: Sequence[str], seeds: Sequence[int] | None = None
-) -> Iterator[Run]:
+    config: PaperConfig, setting: RunSetting, policies: Sequence[str], seeds: Sequence[int] | None = None
+) -> Iterator[PlannedRun]:
     for policy in policies:
         for seed in seeds or config.seeds:
-            yield Run(setting, policy, seed)
+            yield PlannedRun(setting, policy, seed)

@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from math import sqrt
 from statistics import fmean
 
-from carpool.report.paper.config import Config
-from carpool.report.paper.plan import Run, Setting
-from carpool.sim.metrics import Group, Summary
-from carpool.sim.sweep import Mean, Outcome, mean
+from carpool.report.paper.config import PaperConfig
+from carpool.report.paper.plan import PlannedRun, RunSetting
+from carpool.sim.metrics import SubsetSummary, Summary
+from carpool.sim.sweep import CaseResult, Mean, mean
 
-Value = Callable[[Outcome], float | None]
+Value = Callable[[CaseResult], float | None]
 """A number of one run; None where it had no such jobs."""
 HOUR = 3600.0
 
@@ -17,7 +17,7 @@ HOUR = 3600.0
 def jct_h(part: str = "all") -> Value:
     """The mean completion time of all, large or small jobs, in hours."""
 
-    def value(outcome: Outcome) -> float | None:
+    def value(outcome: CaseResult) -> float | None:
         found = _part(outcome.summary, part)
         return found.mean_jct_s / HOUR if found.jobs else None
 
@@ -25,20 +25,20 @@ def jct_h(part: str = "all") -> Value:
 
 
 def queue_h(part: str = "all") -> Value:
-    def value(outcome: Outcome) -> float | None:
+    def value(outcome: CaseResult) -> float | None:
         found = _part(outcome.summary, part)
         return found.mean_queue_s / HOUR if found.jobs else None
 
     return value
 
 
-def _part(summary: Summary, part: str) -> Summary | Group:
-    parts: dict[str, Summary | Group] = {"all": summary, "large": summary.large, "small": summary.small}
+def _part(summary: Summary, part: str) -> Summary | SubsetSummary:
+    parts: dict[str, Summary | SubsetSummary] = {"all": summary, "large": summary.large, "small": summary.small}
     return parts[part]
 
 
 def model_queue_s(model: str) -> Value:
-    def value(outcome: Outcome) -> float | None:
+    def value(outcome: CaseResult) -> float | None:
         found = outcome.summary.models.get(model)
         return found.mean_queue_s if found else None
 
@@ -48,7 +48,7 @@ def model_queue_s(model: str) -> Value:
 def shortest_mean_s(share: float) -> Value:
     """The mean completion time of the shortest share of the jobs."""
 
-    def value(outcome: Outcome) -> float:
+    def value(outcome: CaseResult) -> float:
         kept = outcome.jcts_s[: max(1, round(share * len(outcome.jcts_s)))]
         return fmean(kept)
 
@@ -63,23 +63,23 @@ def share_within(seconds: float) -> Value:
 class Results:
     """All outcomes of a plan."""
 
-    def __init__(self, config: Config, outcomes: Mapping[Run, Outcome]) -> None:
+    def __init__(self, config: PaperConfig, outcomes: Mapping[PlannedRun, CaseResult]) -> None:
         self.config = config
         self.outcomes = outcomes
-        self._by_seed: dict[tuple[Setting, str], dict[int, Outcome]] = {}
+        self._by_seed: dict[tuple[RunSetting, str], dict[int, CaseResult]] = {}
         for run in sorted(outcomes, key=lambda run: run.seed):
             self._by_seed.setdefault((run.setting, run.policy), {})[run.seed] = outcomes[run]
 
-    def of(self, setting: Setting, policy: str) -> Mapping[int, Outcome]:
+    def of(self, setting: RunSetting, policy: str) -> Mapping[int, CaseResult]:
         """By seed."""
         return self._by_seed.get((setting, policy), {})
 
-    def mean(self, setting: Setting, policy: str, value: Value) -> Mean | None:
+    def mean(self, setting: RunSetting, policy: str, value: Value) -> Mean | None:
         """Over the seeds that had such jobs; None where there are none, or that policy was not run there."""
         found = [one for outcome in self.of(setting, policy).values() if (one := value(outcome)) is not None]
         return mean(found) if found else None
 
-    def lower(self, setting: Setting, policy: str, than: str, value: Value) -> Mean | None:
+    def lower(self, setting: RunSetting, policy: str, than: str, value: Value) -> Mean | None:
         """By how many per cent the mean of `policy` is below that of `than`, over the seeds that both have run.
 
         The standard error is the jackknife's: what the result would be without each of the seeds.

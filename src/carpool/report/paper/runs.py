@@ -17,15 +17,15 @@ from typing import Any, NamedTuple
 
 import carpool
 from carpool.files import whole_file
-from carpool.report.paper.config import Config
+from carpool.report.paper.config import PaperConfig
 from carpool.report.paper.jobs import workload_of
-from carpool.report.paper.plan import Run
-from carpool.sim.metrics import Group, Summary
-from carpool.sim.sweep import Case, Outcome, run_each
+from carpool.report.paper.plan import PlannedRun
+from carpool.sim.metrics import SubsetSummary, Summary
+from carpool.sim.sweep import CaseResult, SweepCase, run_each
 from carpool.sim.workload import Workload, write
 
 
-class Standing(NamedTuple):
+class RunProgress(NamedTuple):
     """How far it is: runs that are there, and jobs of those that had to be made (a run's time grows with its jobs)."""
 
     runs: int
@@ -57,7 +57,7 @@ def named_files(*texts: str) -> list[Path]:
     return [path for name in sorted(names) if (path := Path(name)).is_file()]
 
 
-def key(config: Config, run: Run, workload: Workload) -> str:
+def key(config: PaperConfig, run: PlannedRun, workload: Workload) -> str:
     """What names a run's file in the cache."""
     spec = config.policy(run.policy).spec
     text = StringIO()
@@ -71,17 +71,17 @@ def key(config: Config, run: Run, workload: Workload) -> str:
 
 
 def execute(
-    config: Config,
-    runs: Iterable[Run],
+    config: PaperConfig,
+    runs: Iterable[PlannedRun],
     folder: Path,
     *,
     workers: int | None = None,
-    progress: Callable[[Standing], None] = lambda standing: None,
-) -> dict[Run, Outcome]:
+    progress: Callable[[RunProgress], None] = lambda standing: None,
+) -> dict[PlannedRun, CaseResult]:
     """The outcome of every run, from `folder` or by simulation. `progress` hears of every one."""
     folder.mkdir(parents=True, exist_ok=True)
-    found: dict[Run, Outcome] = {}
-    missing: list[tuple[Run, Case, Path]] = []
+    found: dict[PlannedRun, CaseResult] = {}
+    missing: list[tuple[PlannedRun, SweepCase, Path]] = []
     for run in runs:
         workload = workload_of(config, run)
         path = folder / f"{key(config, run, workload)}.json"
@@ -89,10 +89,10 @@ def execute(
         if outcome is not None:
             found[run] = outcome
         else:
-            missing.append((run, Case(workload.source, str(run.seed), workload), path))
+            missing.append((run, SweepCase(workload.source, str(run.seed), workload), path))
     total = len(found) + len(missing)
     jobs = sum(run.setting.jobs for run, *_ in missing)
-    standing = Standing(len(found), total, 0, jobs)
+    standing = RunProgress(len(found), total, 0, jobs)
     progress(standing)
     tasks = [(config.policy(run.policy).spec, case, run.setting.setup) for run, case, _ in missing]
     with closing(run_each(tasks, workers)) as results:
@@ -100,25 +100,27 @@ def execute(
             run, _, path = missing[number]
             _keep(path, outcome)
             found[run] = outcome
-            standing = Standing(len(found), total, standing.jobs + run.setting.jobs, jobs)
+            standing = RunProgress(len(found), total, standing.jobs + run.setting.jobs, jobs)
             progress(standing)
     return found
 
 
-def _keep(path: Path, outcome: Outcome) -> None:
+def _keep(path: Path, outcome: CaseResult) -> None:
     with whole_file(path) as file:
         json.dump(asdict(outcome), file)
 
 
-def _kept(path: Path) -> Outcome | None:
+def _kept(path: Path) -> CaseResult | None:
     """The outcome in a file; None where there is none, or none that can be read."""
     try:
         value = json.loads(path.read_text("utf-8"))
-        return Outcome(**{**value, "summary": _summary(value["summary"]), "jcts_s": tuple(value["jcts_s"])})
+        return CaseResult(**{**value, "summary": _summary(value["summary"]), "jcts_s": tuple(value["jcts_s"])})
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
 
 def _summary(value: Mapping[str, Any]) -> Summary:
-    groups = {name: Group(**value[name]) for name in ("large", "small")}
-    return Summary(**{**value, **groups, "models": {name: Group(**part) for name, part in value["models"].items()}})
+    groups = {name: SubsetSummary(**value[name]) for name in ("large", "small")}
+    return Summary(
+        **{**value, **groups, "models": {name: SubsetSummary(**part) for name, part in value["models"].items()}}
+    )

@@ -12,7 +12,7 @@ from carpool.core.model import Decision, Job
 from carpool.core.perf import GENERIC
 from carpool.core.view import JobView, View
 from carpool.policies.base import BasePolicy, option
-from carpool.report.paper.config import Config
+from carpool.report.paper.config import PaperConfig
 from carpool.report.paper.drawing import GRID, picture
 from carpool.report.plots import BLUE, ORANGE
 from carpool.report.timeline import Segment, segments
@@ -57,7 +57,7 @@ class Schedule:
         return sum(self.jcts_s.values()) / len(self.jcts_s)
 
 
-def schedules(config: Config) -> list[Schedule]:
+def schedules(config: PaperConfig) -> list[Schedule]:
     """The three of the paper's figure: one after the other, together, partly together."""
     rule = config.figure1
     first_s, second_s = (60.0 * minutes for minutes in rule.minutes)
@@ -79,7 +79,7 @@ def schedules(config: Config) -> list[Schedule]:
     return found
 
 
-def draw(folder: Path, config: Config, found: list[Schedule]) -> None:
+def draw(folder: Path, config: PaperConfig, found: list[Schedule]) -> None:
     colour = {FIRST: BLUE, SECOND: ORANGE}
     longest = max(segment.end for schedule in found for segment in schedule.segments) / 60
     with picture(folder, "figure1", 7.6, 4.2, rows=3) as (_, panels):

@@ -6,31 +6,31 @@ from math import sqrt
 from typing import Any
 
 from carpool.report.paper import plan
-from carpool.report.paper.cells import CLOSE, Cell, Sheet, deviation, missing, ours, paper, plain
-from carpool.report.paper.config import Config, PolicyRow, WorkloadRow
+from carpool.report.paper.cells import CLOSE, ReportTable, TableCell, deviation, missing, ours, paper, plain
+from carpool.report.paper.config import PaperConfig, PolicyEntry, WorkloadEntry
 from carpool.report.paper.plan import FILES, GENERATED
 from carpool.report.paper.results import Results, Value, jct_h, queue_h
 from carpool.sim.sweep import Mean
 
 PARTS = ("all", "large", "small")
 ORIGIN_NAMES = {GENERATED: "generated", FILES: "files"}
-Sources = list[tuple[WorkloadRow, str]]
+Sources = list[tuple[WorkloadEntry, str]]
 
 
-def sources(config: Config) -> Sources:
+def sources(config: PaperConfig) -> Sources:
     """The workloads that were run: the generated ones first, then the real files where they are at hand."""
     found = [(row, origin) for row in config.workloads for origin in plan.origins(config, row)]
     return sorted(found, key=lambda source: source[1] == FILES)
 
 
-def simulated(results: Results, table: str, metric: str) -> Sheet:
+def simulated(results: Results, table: str, metric: str) -> ReportTable:
     """Table III or IV, completion or queuing times."""
     config = results.config
     jobs = config.tables[table]
     value = {"jct": jct_h, "queue": queue_h}[metric]
     printed = {"jct": config.paper.jct, "queue": config.paper.queue}[metric][table]
     known = sources(config)
-    rows: list[tuple[Cell, ...]] = []
+    rows: list[tuple[TableCell, ...]] = []
     data: list[tuple[Any, ...]] = []
     for policy in config.policies:
         own = printed.get(policy.paper)
@@ -51,7 +51,7 @@ def simulated(results: Results, table: str, metric: str) -> Sheet:
         groups.append((f"{workload.title}, {ORIGIN_NAMES[origin]}", len(parts)))
         header += parts
     what = {"jct": "Mean completion time", "queue": "Mean queuing time"}[metric]
-    return Sheet(
+    return ReportTable(
         name=f"table{table}_{metric}",
         title=f"{what} in hours, {jobs} jobs",
         groups=tuple(groups),
@@ -74,14 +74,14 @@ def simulated(results: Results, table: str, metric: str) -> Sheet:
 
 
 def _long(
-    policy: PolicyRow,
-    workload: WorkloadRow,
+    policy: PolicyEntry,
+    workload: WorkloadEntry,
     origin: str,
     part: str,
     found: Mean | None,
     printed: float | None,
     results: Results,
-    setting: plan.Setting,
+    setting: plan.RunSetting,
 ) -> tuple[Any, ...]:
     off = deviation(found.value, printed) if found and printed else None
     seeds = len(results.of(setting, policy.name))
@@ -101,7 +101,7 @@ def _misprint(table: str, metric: str) -> str:
     return ""
 
 
-def physical(results: Results) -> Sheet:
+def physical(results: Results) -> ReportTable:
     """Table II. Seconds cannot be compared (other GPUs), so both columns are shown relative to FIFO as well."""
     config = results.config
     setting = plan.physical(config)
@@ -126,7 +126,7 @@ def physical(results: Results) -> Sheet:
         data.append(tuple(_number(cell) if isinstance(cell, float | int) else cell or "" for cell in line))
     columns = ("paper, s", "ours, s", "paper ÷ FIFO", "ours ÷ FIFO")
     names = ("paper_s", "ours_s", "standard_error_s", "paper_of_fifo", "ours_of_fifo")
-    return Sheet(
+    return ReportTable(
         name="tableII",
         title=f"{setting.jobs} jobs on {config.physical.setup.cluster} GPUs, {len(config.seeds)} seeds",
         groups=(("", 1), ("makespan", 4), ("mean completion time", 4)),
@@ -137,7 +137,7 @@ def physical(results: Results) -> Sheet:
     )
 
 
-def loads(results: Results) -> Sheet:
+def loads(results: Results) -> ReportTable:
     """The data of Figure 6a."""
     config = results.config
     rows, data = [], []
@@ -149,7 +149,7 @@ def loads(results: Results) -> Sheet:
                 row.append(ours(found, printed=_printed_jct(config, policy, jobs)))
                 data.append((policy.name, workload.name, jobs, *_mean(found)))
         rows.append(tuple(row))
-    return Sheet(
+    return ReportTable(
         name="figure6a",
         title=f"Mean completion time in hours against the number of jobs in {config.hours:g} hours",
         groups=(("", 1), *((f"{row.title}, generated", len(config.figure6a)) for row in config.workloads)),
@@ -160,7 +160,7 @@ def loads(results: Results) -> Sheet:
     )
 
 
-def _printed_jct(config: Config, policy: PolicyRow, jobs: int) -> float | None:
+def _printed_jct(config: PaperConfig, policy: PolicyEntry, jobs: int) -> float | None:
     table = next((name for name, count in config.tables.items() if count == jobs), None)
     printed = config.paper.jct[table].get(policy.paper) if table else None
     return printed[0] if printed else None
@@ -170,7 +170,7 @@ def _mean(found: Mean | None) -> tuple[str, str]:
     return (_number(found.value), _number(found.error)) if found else ("", "")
 
 
-def interference(results: Results) -> Sheet:
+def interference(results: Results) -> ReportTable:
     """The data of Figure 6b, and the same with pairs that were measured."""
     config = results.config
     first, second = config.figure6b.policies[0], config.figure6b.policies[-1]
@@ -187,7 +187,7 @@ def interference(results: Results) -> Sheet:
         rows.append(tuple(row))
     labels = [config.policy(name).label for name in config.figure6b.policies]
     gain_label = f"{labels[-1]} lower by, %"
-    return Sheet(
+    return ReportTable(
         name="figure6b",
         title=f"Mean completion time in hours, injected and measured slow-downs ({config.headline.title} workload)",
         groups=(("", 1), *((f"{jobs} jobs", len(labels) + 1) for jobs in config.figure6b.jobs)),
@@ -219,7 +219,7 @@ def nearest_constant(results: Results) -> str:
     return f"{found_best}; none matches them all." if worst[best] > CLOSE else f"{found_best}."
 
 
-def overhead(results: Results) -> Sheet:
+def overhead(results: Results) -> ReportTable:
     config = results.config
     rows, data = [], []
     for nodes in config.overhead.nodes:
@@ -233,7 +233,7 @@ def overhead(results: Results) -> Sheet:
         cells = (plain(gpus), plain(setting.jobs), ours(decisions, 0), limit, ours(mean_ms, 3), ours(p99_ms, 3))
         rows.append(cells)
         data.append((gpus, setting.jobs, *_mean(mean_ms), *_mean(p99_ms)))
-    return Sheet(
+    return ReportTable(
         name="overhead",
         title=f"A decision of {config.policy(config.overhead.policy).label}: events in, plan checked and applied",
         header=("GPUs", "jobs", "decisions", "paper: below, ms", "mean, ms", "p99, ms"),
@@ -244,12 +244,12 @@ def overhead(results: Results) -> Sheet:
     )
 
 
-def gpus_of(setting: plan.Setting) -> int:
+def gpus_of(setting: plan.RunSetting) -> int:
     nodes, _, size = setting.setup.cluster.partition("x")
     return int(nodes) * int(size)
 
 
-def batchnorm(results: Results) -> Sheet:
+def batchnorm(results: Results) -> ReportTable:
     """One row a rule: what it costs not to split the batches of models with BatchNorm."""
     config = results.config
     name = config.batchnorm.policy
@@ -264,7 +264,7 @@ def batchnorm(results: Results) -> Sheet:
             row += [ours(jct), ours(queue), ours(shares, 0)]
             data.append((text, jobs, *_mean(jct), *_mean(queue), *_mean(shares)))
         rows.append(tuple(row))
-    return Sheet(
+    return ReportTable(
         name="batchnorm",
         title=f"{config.policy(name).label} with memory limits, {config.batchnorm.generator} jobs",
         groups=(("", 1), *((f"{jobs} jobs", 3) for jobs in config.batchnorm.jobs)),
@@ -277,7 +277,7 @@ def batchnorm(results: Results) -> Sheet:
     )
 
 
-def agreement(results: Results) -> Sheet | None:
+def agreement(results: Results) -> ReportTable | None:
     """Generated workloads against the real files; None where no files are at hand."""
     config = results.config
     rows, data = [], []
@@ -299,7 +299,7 @@ def agreement(results: Results) -> Sheet | None:
                 data.append((workload.name, jobs, name, *_mean(made), *_mean(real), _number(gap)))
     if not rows:
         return None
-    return Sheet(
+    return ReportTable(
         name="agreement",
         title="Generated workloads against the real files: mean completion time in hours",
         header=("workload, policy", "generated", "real files", "difference in standard errors"),

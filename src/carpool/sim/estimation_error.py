@@ -9,7 +9,7 @@ from carpool.core.model import Job
 from carpool.core.perf import Interference, Mate, PerformanceModel, Placement
 
 
-class Misjudged:
+class MisestimatedTimes:
     """Another model whose iteration times are off by a lognormal factor, one for each job."""
 
     def __init__(self, model: PerformanceModel, sigma: float, seed: int) -> None:
@@ -48,7 +48,7 @@ class Misjudged:
         return factor
 
 
-class MisjudgedPairs:
+class MisestimatedSlowdowns:
     """Another table whose slow-downs are off by a lognormal factor, one for each model beside each mate."""
 
     def __init__(self, table: Interference, sigma: float, seed: int) -> None:
