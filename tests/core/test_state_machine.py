@@ -243,36 +243,6 @@ Life.TestCase.settings = settings(max_examples=400, stateful_step_count=50)
 TestLife = Life.TestCase
 
 
-def test_every_event_survives_encoding():
-    job = random_job(__import__("random").Random(1), "j", 1.0, 4)
-    events = [
-        ev.Submitted(1.0, job),
-        ev.Planned(2.0, (Decision("j", Allocation((1, 2), 4), "why"), Decision("k", None, "why"))),
-        ev.Started(3.0, "j", 1),
-        ev.Progressed(3.0, "j", 1, 5.5),
-        ev.Observed(3.0, "j", 1, 5.5, 0.25),
-        ev.Retuned(3.0, "j", 1, 4),
-        ev.Checkpointed(3.0, "j", 1, 7.0),
-        ev.Stopped(3.0, "j", 1, 7.0),
-        ev.Requeued(3.0, "j", 1),
-        ev.Finished(3.0, "j", 1),
-        ev.Failed(3.0, "j", 1, "reason"),
-        ev.Cancelled(3.0, "j"),
-        ev.Held(3.0, "j"),
-        ev.Released(3.0, "j"),
-        ev.ConstraintsChanged(3.0, "j", True, 2, None),
-        ev.MemoryTaken(3.0, 1, 5),
-        ev.PriorityChanged(3.0, "j", 7),
-        ev.LimitsChanged(3.0, "eve", Limits(1, 2)),
-        ev.NodeJoined(0.0, Node("n", (0, 1), 5)),
-        ev.NodeLost(9.0, "n"),
-    ]
-    for event in events:
-        assert decode(json.loads(json.dumps(encode(event)))) == event
-    kinds = {cls for cls in vars(ev).values() if isinstance(cls, type) and issubclass(cls, ev.Event)}
-    assert kinds - {ev.Event, ev.JobEvent} == {type(event) for event in events}, "an event type is missing here"
-
-
 def test_a_duplicate_submission_is_refused():
     state = State(MODEL, lambda job, now: (0.0,))
     state.apply(ev.NodeJoined(0.0, Node("n", (0,), 16 * GIB)))

@@ -1,53 +1,81 @@
-"""Everything that can happen, as past participles. Events are the only way to change a `State`.
+"""Everything that can happen, named by past participles. Events are the only way to change a `State`.
 
-Drivers (the simulator, the live service) make all of them except `Planned`, which the scheduler itself appends
-before anybody acts on a plan. A journal of them, replayed, gives the same state again. `attempt` counts a job's
-launches, so that a message from an earlier launch is recognised as stale and ignored.
+Drivers (the simulator, the live service) create all events except `Planned`, which the scheduler appends before a plan
+is carried out. A journal of events, replayed, gives the same state again. `attempt` is the number of a job's launch, so
+that a message from an earlier launch is recognised as stale and ignored.
+
+A subclass of `Event` registers itself under its class name: `codec` writes and reads it from its fields alone. It needs
+one more thing, a function that applies it to the state: see `transitions`.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from carpool.core.model import Decision, GpuId, Job, JobId, Limits, Node, NodeId
+
+EVENTS: dict[str, type["Event"]] = {}
+"""All kinds of events by name, abstract ones left out. Filled by the subclasses of `Event`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
+    """Something that happened. A subclass whose body says `abstract = True` is a base for others and not registered."""
+
+    abstract: ClassVar[bool] = True
     at: float
+    """Seconds on the driver's clock."""
+
+    def __init_subclass__(cls) -> None:
+        if cls.__dict__.get("abstract", False):
+            return
+        known = EVENTS.get(cls.__name__)
+        # dataclass(slots=True) makes the class a second time; a class of that name in another module is a mistake
+        if known is not None and known.__module__ != cls.__module__:
+            raise TypeError(f"{cls.__module__}: there is an event {cls.__name__} already, in {known.__module__}")
+        EVENTS[cls.__name__] = cls
 
 
 @dataclass(frozen=True, slots=True)
 class Submitted(Event):
+    """A user submitted a job."""
+
     job: Job
 
 
 @dataclass(frozen=True, slots=True)
 class Planned(Event):
-    """The scheduler's plan, applied as a whole: all releases, then all claims."""
+    """The scheduler made a plan. It is applied as a whole: all releases, then all claims."""
 
     decisions: tuple[Decision, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class JobEvent(Event):
+    """Something that happened to one attempt of a job."""
+
+    abstract = True
     job: JobId
     attempt: int
 
 
 @dataclass(frozen=True, slots=True)
 class Started(JobEvent):
-    """The whole gang is up and iterates, from `done` iterations on where it had to fall back to a checkpoint."""
+    """The whole gang is up and iterates."""
 
     done: float | None = None
+    """Iterations done, where the gang had to fall back to a checkpoint; None: as many as the state knows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progressed(JobEvent):
+    """The workers reported how many iterations are done."""
+
     done: float
 
 
 @dataclass(frozen=True, slots=True)
 class Observed(JobEvent):
-    """Iterations done, and seconds per iteration as measured now."""
+    """The workers reported the iterations done and the seconds per iteration that they measure now."""
 
     done: float
     iteration_s: float
@@ -60,63 +88,70 @@ class Retuned(JobEvent):
     accumulation: int
     batch: int | None = None
     unasked: bool = False
-    """Nobody planned it: they ran out of memory and split their batch by themselves."""
+    """No plan asked for it: the workers ran out of memory and split their batch themselves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpointed(JobEvent):
+    """The workers wrote a checkpoint after `done` iterations."""
+
     done: float
 
 
 @dataclass(frozen=True, slots=True)
 class Stopped(JobEvent):
-    """The workers are gone on request; a restart resumes at `done` iterations."""
+    """The workers are gone on request. A restart resumes after `done` iterations."""
 
     done: float
 
 
 @dataclass(frozen=True, slots=True)
 class Requeued(JobEvent):
-    """Somebody wants the job stopped and back in the queue."""
+    """A user asked for the job to be stopped and put back into the queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished(JobEvent):
-    pass
+    """The job did all its iterations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed(JobEvent):
-    """The workers died; a retry, where the job has one left, resumes at the last checkpoint."""
+    """The workers died. A retry, where the job has one left, resumes at the last checkpoint."""
 
     reason: str
     again: bool = False
-    """Not the job's fault (the machine restarted, a mate took the memory): it comes back and keeps its retries."""
+    """The failure is not the job's fault (the machine restarted, a mate took the memory): the job goes back to the
+    queue and keeps its retries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cancelled(Event):
+    """The owner cancelled the job."""
+
     job: JobId
 
 
 @dataclass(frozen=True, slots=True)
 class Held(Event):
-    """The job is not to be started until it is released; one that runs goes on, but does not start again."""
+    """The job is not to be started until it is released. A running job goes on, but does not start again."""
 
     job: JobId
 
 
 @dataclass(frozen=True, slots=True)
 class Released(Event):
+    """The job may be started again."""
+
     job: JobId
 
 
 @dataclass(frozen=True, slots=True)
 class ConstraintsChanged(Event):
-    """Something turned out to be otherwise than the job said: it may be split, must be split, or must be alone.
+    """The job turned out to differ from its description: its batch can be split, must be split, or it must be alone.
 
-    None leaves a term as it is. A job that holds GPUs holds them on the old terms, so for such a one only the
-    permission to split counts.
+    None leaves a constraint as it is. A job that holds GPUs keeps its constraints, except that it may be allowed to
+    split its batch.
     """
 
     job: JobId
@@ -127,7 +162,7 @@ class ConstraintsChanged(Event):
 
 @dataclass(frozen=True, slots=True)
 class PriorityChanged(Event):
-    """The job's place in the queue is to be computed anew, with another priority where one is given."""
+    """The job's place in the queue is computed again, with another priority where one is given."""
 
     job: JobId
     priority: int | None = None
@@ -135,7 +170,7 @@ class PriorityChanged(Event):
 
 @dataclass(frozen=True, slots=True)
 class LimitsChanged(Event):
-    """Limits of one user; the user "" stands for everybody without limits of their own."""
+    """A user's limits changed. The user "" stands for all users without limits of their own."""
 
     user: str
     limits: Limits
@@ -143,12 +178,14 @@ class LimitsChanged(Event):
 
 @dataclass(frozen=True, slots=True)
 class NodeJoined(Event):
+    """A node became part of the cluster."""
+
     node: Node
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryTaken(Event):
-    """Processes that are none of our jobs hold so much of a GPU's memory now."""
+    """Processes that are not jobs now hold `memory` bytes of a GPU."""
 
     gpu: GpuId
     memory: int
@@ -156,6 +193,6 @@ class MemoryTaken(Event):
 
 @dataclass(frozen=True, slots=True)
 class NodeLost(Event):
-    """The machine is gone with all that ran on it. Its jobs go back to the queue, once their other workers are gone."""
+    """A node is gone with all workers on it. Its jobs go back to the queue once their other workers are gone."""
 
     node: NodeId
