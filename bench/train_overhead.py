@@ -44,8 +44,8 @@ def plain_loop(model, optimizer, batch, loss_fn):
     return run
 
 
-def carpool_loop(model, optimizer, batch, loss_fn, may_shrink):
-    training = Training(model, optimizer, may_shrink=may_shrink)
+def carpool_loop(model, optimizer, batch, loss_fn, can_shrink):
+    training = Training(model, optimizer, can_shrink=can_shrink)
     counter = training.steps(10**9)  # one loop for all blocks: beginning and ending one is no part of a step
 
     def run(steps):
@@ -62,7 +62,7 @@ def seconds(run, steps, clock=time.perf_counter):
     return (clock() - began) / steps
 
 
-def measure(width, samples, steps, pairs, may_shrink=False, wraps=(plain_loop, carpool_loop), clock=time.perf_counter):
+def measure(width, samples, steps, pairs, can_shrink=False, wraps=(plain_loop, carpool_loop), clock=time.perf_counter):
     """Seconds per step without, and what the library adds.
 
     Both loops train the same network: two networks differ by where their tensors lie in memory, by more than we add.
@@ -75,7 +75,7 @@ def measure(width, samples, steps, pairs, may_shrink=False, wraps=(plain_loop, c
 
     loops = []
     for wrap in wraps:
-        more = (may_shrink,) if wrap is carpool_loop else ()
+        more = (can_shrink,) if wrap is carpool_loop else ()
         loops.append(wrap(model, optimizer, batch, loss_fn, *more))
     for loop in loops:
         loop(60)  # past the steps in which the library finds out what changes
@@ -118,11 +118,11 @@ def rows(scale=1.0):
         small = {"width": 32, "samples": 32, "steps": 20, "pairs": max(int(300 * scale), 10)}
         large = {"width": 1024, "samples": 256, "steps": 1, "pairs": max(int(800 * scale), 10)}
         found["noise: small, plain twice"] = measure(**small, wraps=(plain_loop, plain_loop))
-        found["small network"] = measure(**small, may_shrink=False)
-        found["small network, may shrink"] = measure(**small, may_shrink=True)
+        found["small network"] = measure(**small, can_shrink=False)
+        found["small network, may shrink"] = measure(**small, can_shrink=True)
         found["noise: larger, plain twice"] = measure(**large, wraps=(plain_loop, plain_loop))
-        found["larger network"] = measure(**large, may_shrink=False)
-        found["larger network, may shrink"] = measure(**large, may_shrink=True)
+        found["larger network"] = measure(**large, can_shrink=False)
+        found["larger network, may shrink"] = measure(**large, can_shrink=True)
     return found
 
 

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from carpool.train.lightning import Carpool
+from carpool.train.lightning import CarpoolCallback
 
 args = common.options(__doc__, small={"batch_size": 16, "width": 32}, full={"batch_size": 256, "width": 1024})
 
@@ -28,7 +28,7 @@ class Classifier(pl.LightningModule):
 pl.seed_everything(0, verbose=False)
 samples = args.batch_size * args.iterations
 data = TensorDataset(torch.randn(samples, 32), torch.randint(0, 10, (samples,)))
-carpool = Carpool(accumulation=args.accumulation, checkpoints=args.checkpoints)
+carpool = CarpoolCallback(accumulation=args.accumulation, checkpoints=args.checkpoints)
 trainer = pl.Trainer(
     accelerator=args.device.replace("cuda", "gpu"),
     max_steps=args.iterations,

@@ -4,7 +4,7 @@ import common
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-from carpool.train.transformers import Carpool
+from carpool.train.transformers import CarpoolTrainerCallback
 
 args = common.options(
     __doc__,
@@ -36,7 +36,7 @@ settings = TrainingArguments(
     disable_tqdm=True,
 )
 trainer = Trainer(GPT2LMHeadModel(config), settings, train_dataset=[sentence() for _ in range(4 * args.batch_size)])
-carpool = Carpool(trainer, accumulation=args.accumulation)
+carpool = CarpoolTrainerCallback(trainer, accumulation=args.accumulation)
 result = trainer.train(resume_from_checkpoint=carpool.resume)
 print(
     f"{result.global_step} iterations with accumulation {carpool.accumulation.count}, loss {result.training_loss:.4f}"

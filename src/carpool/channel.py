@@ -1,9 +1,10 @@
 """The channel between a worker and the scheduler: two small files in the worker's directory, so that neither waits.
 
 `control.json` carries what the scheduler wants (accumulation, checkpoint, stop); the executor replaces it atomically.
-`report` carries what the worker does; the training library writes it through a memory map, the executor reads it at
-leisure. It holds two slots that are written in turn, each sealed by a checksum: a reader never sees half a record, and
-a worker killed in mid-write loses that record only. Both sides import this module; it depends on nothing.
+`report` carries the worker's progress; the training library writes it through a memory map, and the executor reads it
+whenever it likes. It has two slots that are written in turn, each with a checksum: a reader never sees half a record,
+and a worker that is killed during a write loses only that record. Both sides import this module, which has no
+dependencies.
 """
 
 from __future__ import annotations
@@ -23,23 +24,25 @@ CONTROL = "control.json"
 REPORT = "report"
 
 ENV_DIRECTORY = "CARPOOL_WORKER_DIR"
-"""The worker's directory, which holds the two files. Unset: the script runs without Carpool."""
+"""Variable with the worker's directory, which holds the two files. Unset when a script runs without Carpool."""
 ENV_ATTEMPT = "CARPOOL_ATTEMPT"
-"""Which start of the job this is; it comes back in every report, so that a stale one is harmless."""
+"""Variable with the number of the attempt. Every report repeats it, so that stale reports are recognised."""
 ENV_CHECKPOINTS = "CARPOOL_CHECKPOINT_DIR"
-"""The job's directory for checkpoints, the same for every worker of the gang and for every attempt."""
+"""Variable with the job's checkpoint directory, the same for all workers of the gang and all attempts."""
 ENV_CHECK = "CARPOOL_CHECK"
-"""Set by `carpool check` only: the file into which the verdict goes; the script ends at its first step."""
+"""Variable with the file for the verdict, set by `carpool check` only. The script ends at its first step."""
 ENV_CHECK_OPTIONS = "CARPOOL_CHECK_OPTIONS"
-"""With it: a JSON object with `accumulation` and `steps`."""
+"""Variable with the options of `carpool check`: a JSON object with `accumulation` and `steps`."""
 ENV_VERDICT = "CARPOOL_VERDICT"
-"""The file with the verdict that an earlier check gave this job."""
+"""Variable with the file that holds the verdict of an earlier `carpool check` of this job."""
 
 EXIT_STOPPED = 75
-"""Exit status of a worker that stopped on request and wants to be run again (EX_TEMPFAIL)."""
+"""Exit status of a worker that stopped on request and is to be started again (EX_TEMPFAIL)."""
 
 
-class State(IntEnum):
+class WorkerStatus(IntEnum):
+    """Where a worker is in its life, as its report says."""
+
     RUNNING = 0
     STOPPED = 1  # on request, after saving
     DONE = 2
@@ -57,53 +60,55 @@ class Shrinking(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """What the scheduler wants of a worker."""
+    """What the scheduler wants a worker to do."""
 
     sequence: int = 0
-    """Grows by one with every change; the worker's report repeats the last one it obeyed."""
+    """Number of the change. The worker's report repeats the last one that it applied."""
     accumulation: int = 1
     checkpoint: int = 0
-    """The number of checkpoints asked for so far: raise it by one to ask for another."""
+    """Number of checkpoints requested so far. Increase it by one to request another."""
     stop: bool = False
     """Save a checkpoint at the next step boundary, then exit with `EXIT_STOPPED`."""
-    may_shrink: bool | None = None
-    """May the batch be split? None: the worker goes by its own verdict. True overrides a refusal: the owner said so."""
+    can_shrink: bool | None = None
+    """Whether the batch may be split. None: the worker's own verdict decides. True overrides the worker's refusal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a worker does. Sizes are bytes; memory is zero where there is no GPU."""
+    """A worker's progress. Sizes are bytes; memory is zero without a GPU."""
 
     attempt: int = 0
     iteration: int = 0
     """Full-batch iterations done since the job's first start."""
     seconds: float = 0.0
-    """Per iteration, a moving average; zero until it is known."""
+    """Seconds per iteration, a moving average. Zero until it is known."""
     samples_per_second: float = 0.0
     accumulation: int = 1
     peak_memory: int = 0
-    """Allocated by tensors, at most, since the accumulation last changed."""
+    """Maximum allocated by tensors since the accumulation last changed."""
     reserved_memory: int = 0
-    """Held by the allocator, at most, over the same time; the CUDA context comes on top."""
+    """Maximum held by the allocator in the same period, without the CUDA context."""
     checkpoint: int = -1
     """The iteration of the last checkpoint; −1 if there is none."""
     checkpoints_taken: int = 0
-    """The last `Control.checkpoint` that was obeyed."""
+    """The last `Control.checkpoint` that was applied."""
     control: int = 0
-    """The last `Control.sequence` that was obeyed."""
+    """The last `Control.sequence` that was applied."""
     time: float = 0.0
     """Wall clock (seconds since the epoch) of this record."""
     out_of_memory: int = 0
-    """How often a step was repeated with smaller micro-batches."""
-    state: State = State.RUNNING
+    """Number of steps that were repeated with smaller micro-batches."""
+    status: WorkerStatus = WorkerStatus.RUNNING
     shrinking: Shrinking = Shrinking.UNKNOWN
     needs_alone: bool = False
-    """It ran out of memory and may not shrink: give it a GPU of its own."""
+    """Whether the worker ran out of memory and may not split its batch, so that it needs a GPU to itself."""
     note: str = ""
-    """One sentence for people, cut to fit."""
+    """One sentence for people, truncated to fit."""
 
 
 VERSION = 1
+RENAMED = {"may_shrink": "can_shrink"}
+"""Keys of control files of release 0.1 that have another name now."""
 _MAGIC = b"CPR1"
 _NOTE_BYTES = 240
 _HEAD = struct.Struct("<4sHH")  # magic, version, length of the note
@@ -129,7 +134,7 @@ def write_control(directory: str | os.PathLike[str], control: Control) -> None:
 
 
 def read_control(directory: str | os.PathLike[str]) -> Control | None:
-    """The present control, or None if there is none that can be understood."""
+    """Return the current control, or None if there is no valid one."""
     try:
         return _parse(json.loads((Path(directory) / CONTROL).read_text()))
     except (OSError, ValueError):
@@ -137,24 +142,25 @@ def read_control(directory: str | os.PathLike[str]) -> Control | None:
 
 
 def _parse(raw: Any) -> Control:
-    """Unknown keys are ignored, so that a newer scheduler can talk to an older worker."""
+    """Check and convert a control. Unknown keys are ignored, so that a newer scheduler can control an older worker."""
     if not isinstance(raw, dict):
         raise ValueError("control.json must hold an object")
+    raw = {RENAMED.get(key, key): value for key, value in raw.items()}
     known = {f.name: raw[f.name] for f in fields(Control) if f.name in raw}
     for name in ("sequence", "accumulation", "checkpoint"):
         if name in known and (type(known[name]) is not int or known[name] < 0):
             raise ValueError(f"{name} must be a whole number")
     if known.get("accumulation", 1) < 1:
         raise ValueError("accumulation must be at least 1")
-    if not isinstance(known.get("stop", False), bool) or known.get("may_shrink") not in (None, True, False):
-        raise ValueError("stop and may_shrink must be true or false")
+    if not isinstance(known.get("stop", False), bool) or known.get("can_shrink") not in (None, True, False):
+        raise ValueError("stop and can_shrink must be true or false")
     return Control(**known)
 
 
 class ControlReader:
-    """The worker's eye on `control.json`: one `fstat` a step, a parse only when the file was replaced.
+    """Reads `control.json` for a worker: one `fstat` per step, and a parse only when the file was replaced.
 
-    It keeps the file open; a file that was replaced has no name left, which `fstat` tells without looking up a path.
+    It keeps the file open. A file that was replaced has no name left, which `fstat` shows without a path lookup.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -164,7 +170,7 @@ class ControlReader:
         self._control: Control | None = None
 
     def read(self) -> Control | None:
-        """The latest control that could be read; an unreadable one leaves the previous in force."""
+        """Return the latest valid control. An unreadable file leaves the previous one in force."""
         try:
             if self._descriptor >= 0:
                 stat = os.fstat(self._descriptor)
@@ -172,7 +178,7 @@ class ControlReader:
                     return self._control
             self._open()
         except OSError:
-            pass  # not there (yet, or any more)
+            pass  # not written yet, or removed
         return self._control
 
     def _open(self) -> None:
@@ -201,7 +207,7 @@ def pack(report: Report, serial: int) -> bytearray:
     _HEAD.pack_into(record, 0, _MAGIC, VERSION, len(note))
     _HOT.pack_into(record, _HEAD.size, serial, *(getattr(report, name) for name in _HOT_FIELDS))
     rest = (getattr(report, name) for name in _REST_FIELDS)
-    _REST.pack_into(record, _HEAD.size + _HOT.size, *rest, report.state, report.shrinking, report.needs_alone, note)
+    _REST.pack_into(record, _HEAD.size + _HOT.size, *rest, report.status, report.shrinking, report.needs_alone, note)
     _SEAL.pack_into(record, _BODY_BYTES, zlib.crc32(memoryview(record)[:_BODY_BYTES]))
     return record
 
@@ -214,11 +220,11 @@ def _unpack(slot: bytes) -> tuple[int, Report] | None:
     if magic != _MAGIC or version != VERSION:
         return None
     serial, *hot = _HOT.unpack_from(body, _HEAD.size)
-    *rest, state, shrinking, needs_alone, note = _REST.unpack_from(body, _HEAD.size + _HOT.size)
+    *rest, status, shrinking, needs_alone, note = _REST.unpack_from(body, _HEAD.size + _HOT.size)
     report = Report(
         **dict(zip(_HOT_FIELDS, hot, strict=True)),
         **dict(zip(_REST_FIELDS, rest, strict=True)),
-        state=State(state),
+        status=WorkerStatus(status),
         shrinking=Shrinking(shrinking),
         needs_alone=bool(needs_alone),
         note=note[:length].decode("utf-8", "replace"),
@@ -227,7 +233,7 @@ def _unpack(slot: bytes) -> tuple[int, Report] | None:
 
 
 class ReportWriter:
-    """The worker's side of `report`. `write` copies a few hundred bytes into memory; it never waits for a disk."""
+    """Writes `report` for a worker. `write` copies a few hundred bytes into memory and never waits for a disk."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         path = os.path.join(directory, REPORT)
@@ -238,19 +244,19 @@ class ReportWriter:
             self._map = mmap.mmap(descriptor, 2 * _SLOT)
         finally:
             os.close(descriptor)
-        # A restart in the same directory goes on counting, so that its first record beats the old ones.
+        # A restart in the same directory continues the serial numbers, so that its first record replaces the old ones.
         latest = _latest(self._map[:])
         self._serial = latest[0] if latest else 0
         self._record = pack(Report(), 0)
         self._body = memoryview(self._record)[:_BODY_BYTES]
 
     def write(self, report: Report) -> None:
-        """A whole new record."""
+        """Write a whole record."""
         self._record[:] = pack(report, self._serial + 1)
         self._publish()
 
     def progress(self, iteration: int, seconds: float, samples_per_second: float, time: float) -> None:
-        """The last record again, one step further: a third of the cost of a whole one."""
+        """Write the last record again with new progress, at a third of the cost of a whole record."""
         _HOT.pack_into(self._record, _HEAD.size, self._serial + 1, iteration, seconds, samples_per_second, time)
         _SEAL.pack_into(self._record, _BODY_BYTES, zlib.crc32(self._body))
         self._publish()
@@ -270,7 +276,7 @@ def _latest(data: bytes) -> tuple[int, Report] | None:
 
 
 def read_report(directory: str | os.PathLike[str]) -> Report | None:
-    """The newest whole record, or None if the worker has not written one yet."""
+    """Return the newest complete record, or None if the worker has not written one yet."""
     path = Path(directory) / REPORT
     for _ in range(3):  # both slots torn at once needs two writes during one read; try again
         try:

@@ -293,10 +293,10 @@ def test_specs_as_the_journal_keeps_them():
 def test_the_channel_of_a_running_worker():
     worker = DATA / "home/jobs/11/attempt-1/rank-0"
     control, report = channel.read_control(worker), channel.read_report(worker)
-    assert (control.sequence, control.accumulation, control.stop, control.may_shrink) == (2, 2, False, True)
+    assert (control.sequence, control.accumulation, control.stop, control.can_shrink) == (2, 2, False, True)
     assert (report.attempt, report.iteration, report.seconds, report.accumulation) == (1, 1184, 0.02, 2)
     assert (report.checkpoint, report.control, report.out_of_memory) == (1175, 2, 1)
-    assert (report.shrinking, report.state) == (channel.Shrinking.CERTIFIED, channel.State.RUNNING)
+    assert (report.shrinking, report.status) == (channel.Shrinking.CERTIFIED, channel.WorkerStatus.RUNNING)
     assert (report.peak_memory, report.reserved_memory, report.note) == (3 << 30, 4 << 30, "batch norm: none")
 
 

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from carpool.channel import ENV_DIRECTORY, ControlReader, Report, ReportWriter, State
+from carpool.channel import ENV_DIRECTORY, ControlReader, Report, ReportWriter, WorkerStatus
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--batch-size", type=int, default=8)
@@ -73,6 +73,6 @@ while not (args.fail == "short" and iteration == 6):
         control=control.sequence,
         out_of_memory=split - 1,
         time=time.time(),
-        state=State.RUNNING,
+        status=WorkerStatus.RUNNING,
     )
     writer.write(done)

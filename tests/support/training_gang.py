@@ -15,7 +15,7 @@ import torch.multiprocessing as processes
 from torch.nn.parallel import DistributedDataParallel
 
 from carpool import channel
-from carpool.train import Checkpoints, OutOfMemoryError, Stopped, Training
+from carpool.train import Checkpoints, OutOfMemoryError, Training, TrainingStopped
 from tests.support.training_models import (
     OPTIMIZERS,
     mlp,
@@ -157,7 +157,7 @@ def memory(rank, world, directory):
     data = [vectors(sum(sizes), seed=i) for i in range(6)]
     expected = full_batch("mlp", "adam", data)
     model = DistributedDataParallel(mlp())
-    training = Training(model, OPTIMIZERS["adam"](model.parameters()), may_shrink=True)
+    training = Training(model, OPTIMIZERS["adam"](model.parameters()), can_shrink=True)
 
     def loss(batch):
         value = vector_loss(model)(batch)
@@ -177,7 +177,7 @@ def late(rank, world, directory):
     """A shortage after the rehearsals: repeated in an unsynchronised pass, impossible to repeat in the other."""
     warnings.simplefilter("ignore")
     model = DistributedDataParallel(mlp())
-    training = Training(model, OPTIMIZERS["sgd"](model.parameters()), may_shrink=True, accumulation=2)
+    training = Training(model, OPTIMIZERS["sgd"](model.parameters()), can_shrink=True, accumulation=2)
     data = [vectors(8 * world, seed=i) for i in range(6)]
     expected = full_batch("mlp", "sgd", data)
     calls = []
@@ -231,7 +231,7 @@ def stop_and_resume(rank, world, directory):
     stopped = -1
     try:
         _resumable(rank, directory, 4000)
-    except Stopped:
+    except TrainingStopped:
         stopped = channel.read_report(own).iteration
     (own / channel.CONTROL).unlink(missing_ok=True)
     dist.barrier()
@@ -277,8 +277,8 @@ def adapters(rank, world, directory):
     from lightning.pytorch.plugins.environments import TorchElasticEnvironment
     from lightning.pytorch.strategies import DDPStrategy
 
-    from carpool.train.lightning import Carpool as LightningCarpool
-    from carpool.train.transformers import Carpool as TrainerCarpool
+    from carpool.train.lightning import CarpoolCallback
+    from carpool.train.transformers import CarpoolTrainerCallback
     from tests.support import training_frameworks as frameworks
 
     warnings.simplefilter("ignore")
@@ -294,7 +294,7 @@ def adapters(rank, world, directory):
 
     def lightning(accumulation):
         strategy = DDPStrategy(process_group_backend="gloo", cluster_environment=TorchElasticEnvironment())
-        callbacks = [LightningCarpool(accumulation=accumulation)] if accumulation else []
+        callbacks = [CarpoolCallback(accumulation=accumulation)] if accumulation else []
         model, trainer = frameworks.lightning_fit(directory, callbacks, devices=world, strategy=strategy)
         assert trainer.world_size == world
         return model
@@ -304,7 +304,7 @@ def adapters(rank, world, directory):
         made = frameworks.hf_trainer(directory, model, data, per_device_train_batch_size=4)
         assert made.args.world_size == world
         if accumulation:
-            TrainerCarpool(made, accumulation=accumulation)
+            CarpoolTrainerCallback(made, accumulation=accumulation)
         made.train()
         return model
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from carpool import channel
-from carpool.channel import State
-from carpool.train import Stopped
+from carpool.channel import WorkerStatus
+from carpool.train import TrainingStopped
 from tests.support import training_frameworks as frameworks
 from tests.support.training_models import weights
 
@@ -34,12 +34,12 @@ def transformers(accelerate):
 
 @pytest.mark.parametrize("own", [1, 2], ids=["plain", "with-own-accumulation"])
 def test_lightning_trains_the_same(lightning, worker, tmp_path, own):
-    from carpool.train.lightning import Carpool
+    from carpool.train.lightning import CarpoolCallback
 
     expected, trainer = frameworks.lightning_fit(tmp_path, accumulate_grad_batches=own)
     for accumulation in (1, 3, 4):
         worker.control(accumulation=accumulation)
-        got, with_carpool = frameworks.lightning_fit(tmp_path, [Carpool()], accumulate_grad_batches=own)
+        got, with_carpool = frameworks.lightning_fit(tmp_path, [CarpoolCallback()], accumulate_grad_batches=own)
         assert (weights(got) - weights(expected)).abs().max() <= 1e-13
         assert with_carpool.global_step == trainer.global_step == {1: 6, 2: 4}[own]
         assert with_carpool.lr_scheduler_configs[0].scheduler.get_last_lr() == pytest.approx(
@@ -49,23 +49,27 @@ def test_lightning_trains_the_same(lightning, worker, tmp_path, own):
         assert max(got.sizes) == -(-8 // accumulation)
         assert len(got.sizes) == 6 * accumulation
         report = worker.report
-        assert (report.iteration, report.accumulation, report.state) == (trainer.global_step, accumulation, State.DONE)
+        assert (report.iteration, report.accumulation, report.status) == (
+            trainer.global_step,
+            accumulation,
+            WorkerStatus.DONE,
+        )
 
 
 def test_lightning_follows_a_re_tune_and_a_shortage(lightning, worker, tmp_path):
     from lightning.pytorch import Callback
 
-    from carpool.train.lightning import Carpool
+    from carpool.train.lightning import CarpoolCallback
 
     class Scheduler(Callback):
         def on_train_batch_start(self, trainer, module, batch, batch_idx):
             if trainer.global_step == 2:
-                worker.control(accumulation=2, may_shrink=True)
+                worker.control(accumulation=2, can_shrink=True)
             if trainer.global_step == 4:
                 module.limit = 2
 
     expected, _ = frameworks.lightning_fit(tmp_path)
-    carpool = Carpool(may_shrink=True)
+    carpool = CarpoolCallback(can_shrink=True)
     with pytest.warns(UserWarning, match="repeated with accumulation 4"):
         got, _ = frameworks.lightning_fit(tmp_path, [Scheduler(), carpool])
     assert (weights(got) - weights(expected)).abs().max() <= 1e-13
@@ -77,7 +81,7 @@ def test_lightning_follows_a_re_tune_and_a_shortage(lightning, worker, tmp_path)
 def test_lightning_stops_and_resumes(lightning, worker, tmp_path):
     from lightning.pytorch import Callback
 
-    from carpool.train.lightning import Carpool
+    from carpool.train.lightning import CarpoolCallback
 
     class Scheduler(Callback):
         def on_train_batch_start(self, trainer, module, batch, batch_idx):
@@ -85,40 +89,40 @@ def test_lightning_stops_and_resumes(lightning, worker, tmp_path):
                 worker.control(stop=True)
 
     expected, _ = frameworks.lightning_fit(tmp_path)
-    carpool = Carpool(accumulation=2, checkpoints=tmp_path / "saved")
+    carpool = CarpoolCallback(accumulation=2, checkpoints=tmp_path / "saved")
     assert carpool.resume is None
-    with pytest.raises(Stopped):
+    with pytest.raises(TrainingStopped):
         frameworks.lightning_fit(tmp_path, [Scheduler(), carpool])
-    assert (worker.report.state, worker.report.checkpoint) == (State.STOPPED, 3)
+    assert (worker.report.status, worker.report.checkpoint) == (WorkerStatus.STOPPED, 3)
     worker.control()
-    again = Carpool(accumulation=2, checkpoints=tmp_path / "saved")
+    again = CarpoolCallback(accumulation=2, checkpoints=tmp_path / "saved")
     got, trainer = frameworks.lightning_fit(tmp_path, [again], resume=again.resume)
     assert trainer.global_step == 6
     assert (weights(got) - weights(expected)).abs().max() <= 1e-13
 
 
 def test_lightning_leaves_the_module_as_it_was(lightning, tmp_path):
-    from carpool.train.lightning import Carpool
+    from carpool.train.lightning import CarpoolCallback
 
-    model, trainer = frameworks.lightning_fit(tmp_path, [Carpool(accumulation=2)])
+    model, trainer = frameworks.lightning_fit(tmp_path, [CarpoolCallback(accumulation=2)])
     assert "optimizer_zero_grad" not in model.__dict__
     assert "training_step" not in trainer.strategy.__dict__
 
 
 def test_lightning_trains_where_slurm_is_installed(lightning, tmp_path, monkeypatch):
     """Lightning warns where it finds `srun` although nothing started it so."""
-    from carpool.train.lightning import Carpool
+    from carpool.train.lightning import CarpoolCallback
 
     srun = tmp_path / "bin" / "srun"
     srun.parent.mkdir()
     srun.touch(mode=0o755)
     monkeypatch.setenv("PATH", str(srun.parent), prepend=os.pathsep)
-    _, trainer = frameworks.lightning_fit(tmp_path, [Carpool(accumulation=2)])
+    _, trainer = frameworks.lightning_fit(tmp_path, [CarpoolCallback(accumulation=2)])
     assert trainer.global_step > 0
 
 
 def test_lightning_manual_optimization_is_refused_in_words(lightning, tmp_path):
-    from carpool.train.lightning import Carpool
+    from carpool.train.lightning import CarpoolCallback
 
     pl, module = frameworks.lightning_parts()
 
@@ -134,7 +138,7 @@ def test_lightning_manual_optimization_is_refused_in_words(lightning, tmp_path):
         max_steps=1,
         logger=False,
         enable_checkpointing=False,
-        callbacks=[Carpool()],
+        callbacks=[CarpoolCallback()],
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=tmp_path,
@@ -150,7 +154,7 @@ def test_lightning_manual_optimization_is_refused_in_words(lightning, tmp_path):
 @pytest.mark.parametrize("kind", ["tokens", "classes"])
 def test_trainer_trains_the_same(transformers, worker, tmp_path, kind, own):
     """A language model divides by the tokens of the batch itself; a classifier takes the mean of what it is given."""
-    from carpool.train.transformers import Carpool
+    from carpool.train.transformers import CarpoolTrainerCallback
 
     def run(accumulation):
         model = frameworks.language_model() if kind == "tokens" else frameworks.classifier()
@@ -158,7 +162,7 @@ def test_trainer_trains_the_same(transformers, worker, tmp_path, kind, own):
         trainer = frameworks.hf_trainer(tmp_path, model, data, gradient_accumulation_steps=own)
         if accumulation:
             worker.control(accumulation=accumulation)
-            Carpool(trainer)
+            CarpoolTrainerCallback(trainer)
         loss = trainer.train().training_loss
         return weights(model), trainer.state.global_step, trainer.lr_scheduler.get_last_lr(), loss
 
@@ -169,12 +173,12 @@ def test_trainer_trains_the_same(transformers, worker, tmp_path, kind, own):
         assert got[1:3] == expected[1:3]
         assert got[3] == pytest.approx(expected[3], rel=1e-6)  # transformers computes this loss in float32
         report = worker.report
-        assert (report.iteration, report.accumulation, report.state) == (expected[1], accumulation, State.DONE)
+        assert (report.iteration, report.accumulation, report.status) == (expected[1], accumulation, WorkerStatus.DONE)
 
 
 @pytest.mark.parametrize("kind", ["smoothed", "own-function", "own-mean"])
 def test_trainer_with_other_losses(transformers, tmp_path, kind):
-    from carpool.train.transformers import Carpool
+    from carpool.train.transformers import CarpoolTrainerCallback
 
     def divided(outputs, labels, num_items_in_batch=None):
         logits, labels = outputs["logits"][:, :-1], labels[:, 1:]
@@ -191,7 +195,7 @@ def test_trainer_with_other_losses(transformers, tmp_path, kind):
         if kind != "smoothed":
             trainer.compute_loss_func = divided if kind == "own-function" else mean
         if accumulation:
-            Carpool(trainer, accumulation=accumulation)
+            CarpoolTrainerCallback(trainer, accumulation=accumulation)
         trainer.train()
         return weights(model)
 
@@ -201,7 +205,7 @@ def test_trainer_with_other_losses(transformers, tmp_path, kind):
 
 @pytest.mark.filterwarnings("ignore:Carpool. out of memory:UserWarning")
 def test_trainer_repeats_a_step_that_does_not_fit(transformers, worker, tmp_path):
-    from carpool.train.transformers import Carpool
+    from carpool.train.transformers import CarpoolTrainerCallback
 
     def run(limit):
         model = frameworks.language_model()
@@ -215,7 +219,7 @@ def test_trainer_repeats_a_step_that_does_not_fit(transformers, worker, tmp_path
             return loss
 
         trainer.compute_loss = crowded
-        Carpool(trainer, may_shrink=True)
+        CarpoolTrainerCallback(trainer, can_shrink=True)
         trainer.train()
         return weights(model)
 
@@ -227,7 +231,7 @@ def test_trainer_repeats_a_step_that_does_not_fit(transformers, worker, tmp_path
 def test_trainer_stops_and_resumes(transformers, worker, tmp_path):
     from transformers import TrainerCallback
 
-    from carpool.train.transformers import Carpool
+    from carpool.train.transformers import CarpoolTrainerCallback
 
     class Scheduler(TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
@@ -238,15 +242,15 @@ def test_trainer_stops_and_resumes(transformers, worker, tmp_path):
         made = frameworks.hf_trainer(tmp_path / name, frameworks.language_model(), frameworks.Sentences())
         for callback in callbacks:
             made.add_callback(callback)
-        return made, Carpool(made, accumulation=2)
+        return made, CarpoolTrainerCallback(made, accumulation=2)
 
     whole, _ = trainer("whole")
     whole.train()
     first, carpool = trainer("stopped", Scheduler())
     assert carpool.resume is None
-    with pytest.raises(Stopped):
+    with pytest.raises(TrainingStopped):
         first.train()
-    assert (worker.report.state, worker.report.checkpoint, worker.report.iteration) == (State.STOPPED, 4, 4)
+    assert (worker.report.status, worker.report.checkpoint, worker.report.iteration) == (WorkerStatus.STOPPED, 4, 4)
     worker.control()
     second, carpool = trainer("stopped")
     second.train(resume_from_checkpoint=carpool.resume)

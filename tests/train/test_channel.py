@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool import channel
-from carpool.channel import Control, ControlReader, Report, ReportWriter, Shrinking, State
+from carpool.channel import Control, ControlReader, Report, ReportWriter, Shrinking, WorkerStatus
 
 WHOLE = {"min_value": 0, "max_value": 2**31 - 1}
 REPORTS = st.builds(
@@ -25,7 +25,7 @@ REPORTS = st.builds(
     control=st.integers(**WHOLE),
     time=st.floats(0, 1e10),
     out_of_memory=st.integers(**WHOLE),
-    state=st.sampled_from(State),
+    status=st.sampled_from(WorkerStatus),
     shrinking=st.sampled_from(Shrinking),
     needs_alone=st.booleans(),
     note=st.text(max_size=60),
@@ -52,7 +52,7 @@ def test_a_long_note_is_cut_between_characters(tmp_path):
         accumulation=st.integers(1, 4096),
         checkpoint=st.integers(**WHOLE),
         stop=st.booleans(),
-        may_shrink=st.sampled_from([None, True, False]),
+        can_shrink=st.sampled_from([None, True, False]),
     )
 )
 def test_a_control_comes_back_as_it_was(tmp_path_factory, control):

@@ -29,7 +29,7 @@ def words(verdict, level):
 def test_a_clean_model_is_certified_and_measured():
     verdict = judge(mlp(torch.float32))
     assert verdict.shrinking == Shrinking.CERTIFIED
-    assert verdict.may_shrink
+    assert verdict.can_shrink
     assert verdict.findings == ()
     assert verdict.measurement.difference < 1e-13
     assert (verdict.measurement.accumulation, verdict.measurement.steps) == (4, 5)
@@ -48,7 +48,7 @@ def test_batch_norm_is_refused_by_name_and_shown_to_differ():
 
     verdict = judge(Net())
     assert verdict.shrinking == Shrinking.REFUSED
-    assert not verdict.may_shrink
+    assert not verdict.can_shrink
     assert words(verdict, "refuse")[0].startswith("stem.1 (BatchNorm1d): ")
     assert verdict.measurement.difference > 1e-5
     assert "stem.1 (BatchNorm1d)" in verdict.sentence
@@ -102,7 +102,7 @@ def test_dropout_is_a_warning_and_does_not_disturb_the_measurement(kind):
     middle = nn.Dropout(0.3) if kind == "module" else Functional()
     verdict = judge(nn.Sequential(nn.Linear(6, 8), middle, nn.Linear(8, 3)))
     assert verdict.shrinking == Shrinking.WARNED
-    assert verdict.may_shrink
+    assert verdict.can_shrink
     assert any("same in distribution" in text and text.startswith("1") for text in words(verdict, "warn"))
     assert verdict.measurement.difference < 1e-13
 
@@ -239,7 +239,7 @@ def test_a_loss_that_fails_on_the_whole_is_the_scripts_own_affair():
 
 def test_looking_alone_does_not_certify():
     assert examine(mlp()).shrinking == Shrinking.UNKNOWN
-    assert not examine(mlp()).may_shrink
+    assert not examine(mlp()).can_shrink
     assert examine(nn.Sequential(nn.BatchNorm2d(3))).shrinking == Shrinking.REFUSED
 
 
@@ -289,9 +289,9 @@ def test_the_command(tmp_path, monkeypatch, capfd, middle, status):
     )
     assert result.exit_code == status
     printed = json.loads(result.stdout)
-    assert printed["may_shrink"] == (status == 0)
+    assert printed["can_shrink"] == (status == 0)
     assert printed["measurement"]["steps"] == 3
-    assert Verdict.load(tmp_path / "v.json").may_shrink == (status == 0)
+    assert Verdict.load(tmp_path / "v.json").can_shrink == (status == 0)
     captured = capfd.readouterr()
     assert "the script's own words" in captured.err
     assert "never reached" not in captured.err

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from carpool import channel
-from carpool.channel import State
+from carpool.channel import WorkerStatus
 from tests.support import ROOT
 
 EXAMPLES = ROOT / "examples" / "training"
@@ -52,10 +52,10 @@ def test_all_examples_are_here():
 
 @pytest.mark.parametrize("name", ALL)
 def test_an_example_trains_as_the_scheduler_says(name, worker, monkeypatch, capsys):
-    worker.control(accumulation=2, may_shrink=True)
+    worker.control(accumulation=2, can_shrink=True)
     run(name, monkeypatch, "--iterations", "3", "--batch-size", "5")
     report = worker.report
-    assert (report.iteration, report.accumulation, report.state) == (3, 2, State.DONE)
+    assert (report.iteration, report.accumulation, report.status) == (3, 2, WorkerStatus.DONE)
     assert report.seconds > 0
     printed = capsys.readouterr().out
     assert "3 iterations" in printed

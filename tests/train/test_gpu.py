@@ -11,14 +11,14 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU he
 STEPS = 3
 
 
-def train(batch, may_shrink, accumulation=None):
+def train(batch, can_shrink, accumulation=None):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(256, 4096), nn.GELU(), nn.Linear(4096, 4096), nn.GELU(), nn.Linear(4096, 8)).cuda()
     model = model.double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     inputs = torch.randn(batch, 256, dtype=torch.float64, device="cuda")
     labels = torch.randn(batch, 8, dtype=torch.float64, device="cuda")
-    training = Training(model, optimizer, may_shrink=may_shrink, accumulation=accumulation)
+    training = Training(model, optimizer, can_shrink=can_shrink, accumulation=accumulation)
     for _ in training.steps(STEPS):
         training.step((inputs, labels), lambda piece: functional.mse_loss(model(piece[0]), piece[1]))
     return training, [parameter.detach().cpu() for parameter in model.parameters()]
@@ -26,7 +26,7 @@ def train(batch, may_shrink, accumulation=None):
 
 def test_a_true_shortage_splits_the_batch_and_changes_nothing(worker):
     batch = 16_384
-    _, whole = train(batch, may_shrink=True)
+    _, whole = train(batch, can_shrink=True)
     torch.cuda.synchronize()
     needed = torch.cuda.max_memory_reserved()
     torch.cuda.empty_cache()
@@ -34,7 +34,7 @@ def test_a_true_shortage_splits_the_batch_and_changes_nothing(worker):
     torch.cuda.set_per_process_memory_fraction(0.6 * needed / total)
     try:
         with pytest.warns(UserWarning, match="out of memory; the step is repeated with accumulation"):
-            training, split = train(batch, may_shrink=True)
+            training, split = train(batch, can_shrink=True)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert training.accumulation.count > 1

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from carpool.channel import Shrinking, State
+from carpool.channel import Shrinking, WorkerStatus
 from carpool.train import OutOfMemoryError, Training, Verdict
 from carpool.train.memory import is_out_of_memory
-from carpool.train.verdict import Finding, Measurement
+from carpool.train.verdict import Finding, SplitMeasurement
 from tests.support.training_models import OPTIMIZERS, mlp, vector_loss, vectors, weights
 
-CERTIFIED = Verdict((), Measurement(4, 5, 0.0, 1.0))
+CERTIFIED = Verdict((), SplitMeasurement(4, 5, 0.0, 1.0))
 
 
 def crowded(loss, limit, after=True):
@@ -47,7 +47,7 @@ class Noisy(nn.Module):
 def test_the_step_is_repeated_with_the_same_data_and_ends_like_the_full_batch(worker):
     def run(limit):
         model = mlp()
-        training = Training(model, OPTIMIZERS["adam"](model.parameters()), may_shrink=True)
+        training = Training(model, OPTIMIZERS["adam"](model.parameters()), can_shrink=True)
         loss = crowded(vector_loss(model), limit)
         for i in range(4):
             training.step(vectors(11, seed=i), loss)
@@ -61,7 +61,7 @@ def test_the_step_is_repeated_with_the_same_data_and_ends_like_the_full_batch(wo
     report = worker.report
     assert (report.accumulation, report.out_of_memory, report.iteration) == (4, 2, 4)
     assert "accumulation 4" in report.note
-    assert report.state == State.RUNNING
+    assert report.status == WorkerStatus.RUNNING
 
 
 @pytest.mark.filterwarnings("ignore:Carpool. out of memory:UserWarning")
@@ -71,7 +71,7 @@ def test_gradients_of_the_pieces_that_fitted_are_cleared(piece):
 
     def run(failing):
         model = mlp()
-        training = Training(model, OPTIMIZERS["sgd"](model.parameters()), may_shrink=True, accumulation=3)
+        training = Training(model, OPTIMIZERS["sgd"](model.parameters()), can_shrink=True, accumulation=3)
         calls = []
 
         class Fails(torch.autograd.Function):
@@ -103,7 +103,7 @@ def test_random_state_and_running_statistics_are_those_of_an_unbroken_step():
         model = Noisy()
         # One that never fails but has the accumulation from the start draws the same numbers in the same order.
         training = Training(
-            model, OPTIMIZERS["sgd"](model.parameters()), may_shrink=True, accumulation=None if shortage else 2
+            model, OPTIMIZERS["sgd"](model.parameters()), can_shrink=True, accumulation=None if shortage else 2
         )
         state = {"failures": 0}
 
@@ -129,19 +129,19 @@ def test_random_state_and_running_statistics_are_those_of_an_unbroken_step():
 
 def test_at_one_sample_it_gives_up_in_words(worker):
     model = mlp()
-    training = Training(model, OPTIMIZERS["sgd"](model.parameters()), may_shrink=True)
+    training = Training(model, OPTIMIZERS["sgd"](model.parameters()), can_shrink=True)
     with pytest.raises(OutOfMemoryError, match="one sample per micro-batch"), pytest.warns(UserWarning, match="repeat"):
         training.step(vectors(6), crowded(vector_loss(model), 0))
-    assert worker.report.state == State.OUT_OF_MEMORY
+    assert worker.report.status == WorkerStatus.OUT_OF_MEMORY
     assert worker.report.accumulation == 6
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"may_shrink": False},
+        {"can_shrink": False},
         {},  # nobody certified it
-        {"may_shrink": Verdict((Finding("refuse", "1 (BatchNorm1d)", "statistics"),))},
+        {"can_shrink": Verdict((Finding("refuse", "1 (BatchNorm1d)", "statistics"),))},
     ],
     ids=["forbidden", "unchecked", "refused"],
 )
@@ -153,7 +153,7 @@ def test_a_job_that_may_not_shrink_asks_to_run_alone(worker, options):
     assert "injected" in str(caught.value)
     report = worker.report
     assert report.needs_alone
-    assert report.state == State.OUT_OF_MEMORY
+    assert report.status == WorkerStatus.OUT_OF_MEMORY
     assert report.accumulation == 1
 
 
@@ -161,10 +161,10 @@ def test_a_job_that_may_not_shrink_asks_to_run_alone(worker, options):
 @pytest.mark.parametrize(
     ("control", "options", "allowed"),
     [
-        ({"may_shrink": True}, {}, True),
-        ({"may_shrink": True}, {"may_shrink": False}, True),  # the scheduler knows what the owner said last
-        ({"may_shrink": False}, {"may_shrink": True}, False),
-        ({}, {"may_shrink": CERTIFIED}, True),
+        ({"can_shrink": True}, {}, True),
+        ({"can_shrink": True}, {"can_shrink": False}, True),  # the scheduler knows what the owner said last
+        ({"can_shrink": False}, {"can_shrink": True}, False),
+        ({}, {"can_shrink": CERTIFIED}, True),
     ],
 )
 def test_who_may_allow_it(worker, control, options, allowed):
@@ -182,13 +182,13 @@ def test_who_may_allow_it(worker, control, options, allowed):
 
 @pytest.mark.filterwarnings("ignore:Carpool. out of memory:UserWarning")
 def test_the_next_control_may_ask_for_larger_pieces_again(worker):
-    worker.control(may_shrink=True)
+    worker.control(can_shrink=True)
     model = mlp()
     training = Training(model, OPTIMIZERS["sgd"](model.parameters()))
     training.step(vectors(8), crowded(vector_loss(model), 2))
     training.step(vectors(8), vector_loss(model))
     assert training.accumulation.count == 4, "an unchanged control does not undo what memory taught"
-    worker.control(may_shrink=True, accumulation=2)
+    worker.control(can_shrink=True, accumulation=2)
     training.step(vectors(8), vector_loss(model))
     training.step(vectors(8), vector_loss(model))
     assert training.accumulation.count == 2
@@ -196,7 +196,7 @@ def test_the_next_control_may_ask_for_larger_pieces_again(worker):
 
 def test_other_errors_pass_through_unchanged():
     model = mlp()
-    training = Training(model, OPTIMIZERS["sgd"](model.parameters()), may_shrink=True)
+    training = Training(model, OPTIMIZERS["sgd"](model.parameters()), can_shrink=True)
 
     def loss(batch):
         raise RuntimeError("shape mismatch")
@@ -234,7 +234,7 @@ def test_the_verdict_goes_into_the_report(worker):
     Training(model, OPTIMIZERS["sgd"](model.parameters()))
     assert worker.report.shrinking == Shrinking.REFUSED
     assert "1 (BatchNorm1d)" in worker.report.note
-    Training(mlp(), OPTIMIZERS["sgd"](mlp().parameters()), may_shrink=CERTIFIED)
+    Training(mlp(), OPTIMIZERS["sgd"](mlp().parameters()), can_shrink=CERTIFIED)
     assert worker.report.shrinking == Shrinking.CERTIFIED
 
 
@@ -242,11 +242,11 @@ def test_a_verdict_that_travels_with_the_job(worker, tmp_path, monkeypatch):
     CERTIFIED.save(tmp_path / "verdict.json")
     monkeypatch.setenv("CARPOOL_VERDICT", str(tmp_path / "verdict.json"))
     training = Training(mlp(), OPTIMIZERS["sgd"](mlp().parameters()))
-    assert training.accumulation.may_shrink
+    assert training.accumulation.can_shrink
     (tmp_path / "verdict.json").write_text("{")
     with pytest.warns(UserWarning, match="cannot be read"):
         training = Training(mlp(), OPTIMIZERS["sgd"](mlp().parameters()))
-    assert not training.accumulation.may_shrink
+    assert not training.accumulation.can_shrink
 
 
 def test_a_refused_job_does_not_follow_a_scheduler_that_shrinks_it(worker):
@@ -257,7 +257,7 @@ def test_a_refused_job_does_not_follow_a_scheduler_that_shrinks_it(worker):
     for _ in range(2):
         training.step(vectors(8), vector_loss(model))
     assert worker.report.accumulation == 1
-    worker.control(accumulation=4, may_shrink=True)
+    worker.control(accumulation=4, can_shrink=True)
     for _ in range(2):
         training.step(vectors(8), vector_loss(model))
     assert worker.report.accumulation == 4

@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from carpool import channel
-from carpool.channel import State
-from carpool.train import Checkpoints, Stopped, Training, link
+from carpool.channel import WorkerStatus
+from carpool.train import Checkpoints, Training, TrainingStopped, link
 from tests.support import SUPPORT
 from tests.support.training_models import OPTIMIZERS, mlp, vector_loss, vectors, weights
 
@@ -35,12 +35,12 @@ def test_what_a_report_says(worker, monkeypatch):
         if i:
             report = worker.report
             assert (report.attempt, report.iteration, report.accumulation) == (3, i, 1)
-            assert report.state == State.RUNNING
+            assert report.status == WorkerStatus.RUNNING
             assert abs(report.time - time.time()) < 5
         time.sleep(0.02)
         training.step(vectors(8, seed=i), vector_loss(model))
     report = worker.report
-    assert report.state == State.DONE
+    assert report.status == WorkerStatus.DONE
     assert report.iteration == 6
     assert 0.02 < report.seconds < 0.1
     assert report.samples_per_second == pytest.approx(8 / report.seconds)
@@ -201,11 +201,11 @@ def test_a_stop_saves_before_the_exit_and_a_restart_goes_on(worker, tmp_path, mo
                 worker.control(stop=True)
             average.append(weights(model))  # what the script does after a step still happens before the save
 
-    with pytest.raises(Stopped) as caught:
+    with pytest.raises(TrainingStopped) as caught:
         script()
     assert len(average) == 4
     assert caught.value.code == channel.EXIT_STOPPED == 75
-    assert (worker.report.state, worker.report.checkpoint) == (State.STOPPED, 4)
+    assert (worker.report.status, worker.report.checkpoint) == (WorkerStatus.STOPPED, 4)
     worker.control()
     model, training = make()
     assert training.iteration == 4
@@ -225,7 +225,7 @@ def test_a_stop_without_a_loop_of_ours(worker, tmp_path):
     model, training = make(checkpoints=tmp_path / "saved")
     training.step(vectors(8), vector_loss(model))
     worker.control(stop=True)
-    with pytest.raises(Stopped):
+    with pytest.raises(TrainingStopped):
         training.step(vectors(8), vector_loss(model))
     assert Checkpoints(tmp_path / "saved").latest()[0] == 2
 

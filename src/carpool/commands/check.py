@@ -51,7 +51,7 @@ def check(accumulation: int, steps: int, output: Path | None, as_json: bool, com
     if output is not None:
         verdict.save(output)
     click.echo(json.dumps(verdict.as_dict(), indent=2) if as_json else str(verdict))
-    sys.exit(0 if verdict.may_shrink else EXIT_REFUSED)
+    sys.exit(0 if verdict.can_shrink else EXIT_REFUSED)
 
 
 def _unchecked(status: int) -> str:

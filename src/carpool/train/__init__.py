@@ -1,30 +1,30 @@
-"""What a training script imports: gradient accumulation chosen by the scheduler, progress reports, checkpoints.
+"""The training library: gradient accumulation chosen by the scheduler, progress reports and checkpoints.
 
     from carpool.train import Training
 
-PyTorch is imported when one of these names is first used, so that the rest of Carpool can be without it.
+PyTorch is imported when one of these names is first used, so that the rest of Carpool works without it.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from carpool.train.verdict import Finding, Measurement, Verdict
+from carpool.train.verdict import Finding, SplitMeasurement, Verdict
 
 if TYPE_CHECKING:
     from carpool.train.batch import BatchError, split
     from carpool.train.certify import check, examine
     from carpool.train.checkpoint import Checkpoints
     from carpool.train.memory import OutOfMemoryError
-    from carpool.train.training import Stopped, Training
+    from carpool.train.training import Training, TrainingStopped
 
 __all__ = [
     "BatchError",
     "Checkpoints",
     "Finding",
-    "Measurement",
     "OutOfMemoryError",
-    "Stopped",
+    "SplitMeasurement",
     "Training",
+    "TrainingStopped",
     "Verdict",
     "check",
     "examine",
@@ -35,7 +35,7 @@ _HOMES = {
     "BatchError": "batch",
     "Checkpoints": "checkpoint",
     "OutOfMemoryError": "memory",
-    "Stopped": "training",
+    "TrainingStopped": "training",
     "Training": "training",
     "check": "certify",
     "examine": "certify",

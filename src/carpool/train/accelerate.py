@@ -19,7 +19,7 @@ from carpool.train.training import Training
 
 
 class AcceleratedTraining(Training):
-    """Like `Training`; backward, clipping, precision and synchronisation are the accelerator's."""
+    """A `Training` that leaves backward passes, clipping, precision and synchronisation to the accelerator."""
 
     def __init__(self, accelerator: Any, model: Any, optimizer: Any, **options: Any) -> None:
         if accelerator.gradient_accumulation_steps != 1:

@@ -1,7 +1,7 @@
-"""How many micro-batches a step is made of, and what happens when one does not fit. All front ends share this engine.
+"""Splits a step into micro-batches and repeats it with smaller ones when memory runs out. All front ends use it.
 
-`Accumulation.run` splits a batch, lets the caller work through the pieces, and repeats the step from its start with
-twice as many pieces when memory runs out: gradients cleared, random state and running statistics restored.
+`Accumulation.run` splits a batch and lets the caller work through the micro-batches. When memory runs out it clears the
+gradients, restores random state and running statistics, and repeats the step with twice as many micro-batches.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 
-from carpool.channel import ENV_VERDICT, Control, Shrinking, State
+from carpool.channel import ENV_VERDICT, Control, Shrinking, WorkerStatus
 from carpool.train import batch as batches
 from carpool.train import memory, randomness
 from carpool.train.certify import Split, examine
@@ -34,7 +34,7 @@ class Micro(NamedTuple):
 
 
 class Orders(NamedTuple):
-    """What the scheduler asked for beyond the accumulation."""
+    """What the scheduler requests besides the accumulation."""
 
     checkpoint: int
     stop: bool
@@ -42,7 +42,7 @@ class Orders(NamedTuple):
 
 Work = Callable[[Iterator[Micro]], T]
 Weigh = Callable[[Sequence[Any], int], Sequence[float]]
-"""The shares of the pieces of a batch; the second argument is the number of samples in the batch."""
+"""Function that returns the share of each micro-batch. Its second argument is the number of samples in the batch."""
 
 
 class Accumulation:
@@ -53,39 +53,39 @@ class Accumulation:
         *,
         split: Split | int = 0,
         requested: int | None = None,
-        may_shrink: bool | Verdict | None = None,
+        can_shrink: bool | Verdict | None = None,
     ) -> None:
         if requested is not None and requested < 1:
             raise ValueError("accumulation must be at least 1")
         self.link = link
         self.gang = Gang()
-        self.verdict = may_shrink if isinstance(may_shrink, Verdict) else _given_verdict() or examine(*modules)
+        self.verdict = can_shrink if isinstance(can_shrink, Verdict) else _given_verdict() or examine(*modules)
         self._device = next((p.device for m in modules for p in m.parameters()), None)
         self.splitter = split
         self._dim = split if isinstance(split, int) else 0
         self._split = split if callable(split) else None
         self._requested = requested
-        self._allowed = may_shrink if isinstance(may_shrink, bool) else None
-        self._floor = 1  # after running out of memory: no fewer than these, until the scheduler says otherwise
+        self._allowed = can_shrink if isinstance(can_shrink, bool) else None
+        self._floor = 1  # minimum accumulation after running out of memory, until the scheduler changes it
         self._sequence = -1
         self._control: Control | None = None
         self._orders = Orders(0, False)
-        self._rehearsals = 2  # before and after the optimizer's state exists
+        self._rehearsals = 2  # one before and one after the optimizer's state exists
         self._synchronising = False
         self._rewind = randomness.Rewind(modules, self._device)
-        self.may_shrink = self._allowed_by(link.control)
+        self.can_shrink = self._allowed_by(link.control)
         self.count = 1
         self.samples = 0
         link.verdict(self.verdict.shrinking, self.verdict.sentence)
 
     def _allowed_by(self, control: Control) -> bool:
-        """The scheduler knows what the owner said; then the script; then the verdict."""
-        if control.may_shrink is not None:
-            return control.may_shrink
-        return self._allowed if self._allowed is not None else self.verdict.may_shrink
+        """Return whether the batch may be split: the scheduler decides, then the script, then the verdict."""
+        if control.can_shrink is not None:
+            return control.can_shrink
+        return self._allowed if self._allowed is not None else self.verdict.can_shrink
 
     def _wanted_by(self, control: Control) -> int:
-        """The accumulation that shall hold from the next step on, as this worker sees it."""
+        """Return the accumulation that this worker wants from the next step on."""
         if control.sequence != self._sequence:
             self._floor = 1
         wanted = self._requested or 1
@@ -94,7 +94,7 @@ class Accumulation:
         return max(wanted, self._floor)
 
     def obey(self) -> Orders:
-        """Between two steps: take up what the scheduler wants, together with the rest of the gang."""
+        """Apply what the scheduler wants, together with the rest of the gang. Called between two steps."""
         control = self.link.poll()
         if self.gang.size == 1:
             if control is self._control:
@@ -117,8 +117,8 @@ class Accumulation:
         self._take_up(int(count), not forbidden, control.sequence)
         return Orders(int(checkpoint), bool(stop))
 
-    def _take_up(self, count: int, may_shrink: bool, sequence: int) -> None:
-        self.may_shrink = may_shrink
+    def _take_up(self, count: int, can_shrink: bool, sequence: int) -> None:
+        self.can_shrink = can_shrink
         if count == self.count and sequence == self._sequence:
             return
         if count < self.count:
@@ -135,7 +135,7 @@ class Accumulation:
         return list(self._split(data, self.count)) if self._split else batches.split(data, self.count, self._dim)
 
     def size(self, data: Any) -> int:
-        """Samples in a batch; a structure that only the owner's function understands is counted by its pieces."""
+        """Return the number of samples in a batch; with a custom split function, the number of smallest pieces."""
         if self._split is None:
             return batches.batch_size(data, self._dim)
         try:
@@ -144,19 +144,19 @@ class Accumulation:
             return len(self._split(data, 1 << 30))
 
     def _by_samples(self, pieces: Sequence[Any], samples: int) -> list[float]:
-        """Shares for a loss that is a mean over samples."""
+        """Return the shares for a loss that is a mean over samples."""
         return [1.0] if len(pieces) == 1 else [self.size(piece) / samples for piece in pieces]
 
     def run(
         self, data: Any, work: Work[T], clear: Callable[[], None], weigh: Weigh | None = None, repeatable: bool = True
     ) -> T:
-        """Do one step's forward and backward passes, in as many pieces as it takes.
+        """Run one step's forward and backward passes in as many micro-batches as necessary.
 
         `clear` drops the gradients made so far. A step that starts with gradients to keep is not `repeatable`.
         """
         weigh = weigh or self._by_samples
         self.samples = self.size(data)
-        if not self.may_shrink or not repeatable:
+        if not self.can_shrink or not repeatable:
             return self._run_fixed(data, work, weigh)
         self._rewind.keep()
 
@@ -196,12 +196,12 @@ class Accumulation:
             yield Micro(pieces[i], shares[i], self._synchronising)
 
     def _run_fixed(self, data: Any, work: Work[T], weigh: Weigh) -> T:
-        """A job that may not shrink: splits only as told, and says what it wants when memory runs out."""
+        """Run a step whose accumulation may not grow. If memory runs out, report that the job must run alone."""
         try:
             return work(self._micros(data, weigh))
         except Exception as error:
             words = _words(error)
-        if self.may_shrink:
+        if self.can_shrink:
             self._give_up(
                 "out of memory in the middle of the framework's own gradient accumulation, whose earlier gradients "
                 "would be lost; set that accumulation to 1 and let Carpool split the batch",
@@ -211,14 +211,14 @@ class Accumulation:
         return self._give_up(
             f"out of memory, and this job may not split its batch further ({self.verdict.sentence}); it asks to run "
             "alone on its GPUs. To allow smaller micro-batches, certify the job with `carpool check` or pass "
-            "may_shrink=True",
+            "can_shrink=True",
             words,
         )
 
     def _rehearse(self, data: Any, work: Work[Any], rewind: Callable[[], None], weigh: Weigh) -> None:
-        """A gang tries the step without synchronising: a worker that fails inside an all-reduce would strand the rest.
+        """Try a gang's step without synchronising: a worker that fails inside an all-reduce would block the others.
 
-        Costs one more pass in the first two steps and after a re-tune to larger micro-batches, nothing afterwards.
+        This costs one more pass in the first two steps and after a change to larger micro-batches, nothing later.
         """
         while True:
             words = ""
@@ -232,7 +232,7 @@ class Accumulation:
             if not failed:
                 self._rehearsals -= 1
                 return
-            # Batches may differ in size within a gang; all workers go by the largest, so that they stay together.
+            # Batches may differ in size within a gang. All workers use the largest one, so that they stay together.
             self._double(int(samples), words or "another worker of the gang ran out of memory")
 
     def _double(self, samples: int, words: str) -> None:
@@ -247,19 +247,19 @@ class Accumulation:
         warnings.warn(f"Carpool: {note}", stacklevel=5)
 
     def _give_up(self, sentence: str, words: str) -> NoReturn:
-        self.link.say(state=State.OUT_OF_MEMORY, note=sentence)
+        self.link.say(status=WorkerStatus.OUT_OF_MEMORY, note=sentence)
         raise OutOfMemoryError(f"{sentence}. The error was: {words}")
 
 
 def _words(error: Exception) -> str:
-    """What a shortage of memory says; any other error goes on its way."""
+    """Return the message of an out-of-memory error, and raise any other error again."""
     if not memory.is_out_of_memory(error):
         raise error
     return str(error) or type(error).__name__
 
 
 def _given_verdict() -> Verdict | None:
-    """The verdict of an earlier `carpool check`, which travels with the job."""
+    """Return the verdict of an earlier `carpool check`, which the service passes to the job."""
     path = os.environ.get(ENV_VERDICT)
     if not path:
         return None

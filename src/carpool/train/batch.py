@@ -1,8 +1,8 @@
-"""Splitting a batch into micro-batches whose sizes differ by at most one sample.
+"""Splits a batch into micro-batches whose sizes differ by at most one sample.
 
 A batch is any nesting of tuples, lists, dicts, named tuples and dataclasses around tensors (or NumPy arrays) that
-share one batch dimension. The pieces are views: splitting copies no data. What cannot be split without a guess is an
-error that names the place in the batch, never a silent mistake.
+share one batch dimension. The pieces are views: splitting copies no data. If a split would need a guess, an error names
+the place in the batch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class BatchError(ValueError):
 
 
 def sizes(samples: int, parts: int) -> list[int]:
-    """The sizes of the micro-batches, largest first. Never more parts than samples.
+    """Return the sizes of the micro-batches, largest first. There are never more parts than samples.
 
     >>> sizes(10, 4)
     [3, 3, 2, 2]
@@ -30,9 +30,9 @@ def sizes(samples: int, parts: int) -> list[int]:
 
 
 def batch_size(batch: Any, dim: int = 0) -> int:
-    """The number of samples: the length of the first tensor, or else of the first list of samples."""
+    """Return the number of samples: the length of the first tensor, or else of the first list of samples."""
     first = batch
-    if type(batch) is tuple and batch:  # the usual batches, on the shortest way
+    if type(batch) is tuple and batch:  # fast path for the usual batches
         first = batch[0]
     elif type(batch) is dict and batch:
         first = next(iter(batch.values()))
@@ -42,7 +42,7 @@ def batch_size(batch: Any, dim: int = 0) -> int:
 
 
 def split(batch: Any, parts: int, dim: int = 0) -> list[Any]:
-    """The batch in at most `parts` micro-batches of the same structure."""
+    """Split the batch into at most `parts` micro-batches of the same structure."""
     samples, lists_only = _measure(batch, dim)
     counts = sizes(samples, parts)
     if len(counts) == 1:
@@ -55,7 +55,7 @@ def split(batch: Any, parts: int, dim: int = 0) -> list[Any]:
 
 
 def _measure(batch: Any, dim: int) -> tuple[int, bool]:
-    """The number of samples, and whether only lists of samples could tell it."""
+    """Return the number of samples, and whether it is known only from lists of samples."""
     if isinstance(batch, list):
         if batch and all(isinstance(item, tuple | Mapping) for item in batch):
             raise BatchError(
@@ -89,7 +89,7 @@ def _children(value: Any) -> list[Any]:
 
 
 def _arrays(value: Any) -> Iterator[Any]:
-    """The arrays that tell the batch size. Those inside lists do not: a list may hold one entry per sample."""
+    """Yield the arrays that determine the batch size, without those in lists: a list may hold one entry per sample."""
     if _is_array(value) and value.ndim:
         yield value
     for child in _children(value):

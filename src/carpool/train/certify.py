@@ -1,8 +1,8 @@
-"""Is it the same training when the batch is split? Looks at the modules, tries the loss, and measures.
+"""Decides whether splitting the batch changes a training: inspects modules, tries the loss, and measures.
 
-`examine` reads a model's modules and costs nothing; every `Training` does it. `check` also runs the loss on a batch,
-whole and in pieces, in float64 and with dropout switched off, finds the module or the loss that mixes samples, and
-trains a few steps both ways. It leaves the model, the optimizers and the random state as it found them.
+`examine` inspects a model's modules and costs nothing; every `Training` does it. `check` also runs the loss on a batch,
+whole and split, in float64 and without dropout. It finds the module or the loss that mixes samples, and trains a few
+steps both ways. Model, optimizers and random state are left as they were.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from carpool.channel import ENV_CHECK, ENV_CHECK_OPTIONS
 from carpool.train import batch as batches
 from carpool.train import randomness
 from carpool.train.sandbox import BATCH_NORM, DROPOUT, Exact, doubled, sandbox
-from carpool.train.verdict import Finding, Measurement, Verdict
+from carpool.train.verdict import Finding, SplitMeasurement, Verdict
 
 Loss = Callable[[Any], "Tensor | Mapping[str, Tensor]"]
 Average = Literal["samples", "sum"] | Callable[[Any], "int | float | Tensor"]
@@ -31,7 +31,7 @@ _SAME = 1e-9
 
 
 def examine(*models: nn.Module) -> Verdict:
-    """What can be said from the modules alone."""
+    """Return the verdict that the modules alone allow."""
     findings = [found for model in models for name, module in _named(model) if (found := _finding(name, module))]
     return Verdict(tuple(findings))
 
@@ -81,7 +81,7 @@ def check(
         if trial.samples < 2:
             raise batches.BatchError("a check needs a batch of at least two samples")
         known = {finding.where for finding in findings}
-        whole = trial.run_whole()  # what fails here fails without Carpool, too
+        whole = trial.run_whole()  # an error here would also occur without Carpool
         try:
             observed = trial.observe(whole)
             findings += [found for found in observed if found.where not in known]
@@ -89,7 +89,7 @@ def check(
                 findings += trial.try_loss()
             measurement = trial.measure(min(max(accumulation, 2), trial.samples), steps)
         except Exception as error:
-            words = f"it fails on a part of the batch, {type(error).__name__}: {error}"
+            words = f"it fails on a part of the batch: {type(error).__name__}: {error}"
             findings.append(Finding("refuse", trial.loss_name, words))
             measurement = None
     if measurement is not None and not measurement.same and not any(found.level == "refuse" for found in findings):
@@ -99,12 +99,12 @@ def check(
 
 
 def being_checked() -> bool:
-    """Was the script started by `carpool check`? Then it ends at its first step."""
+    """Return whether `carpool check` started the script, which then ends at its first step."""
     return ENV_CHECK in os.environ
 
 
 def check_and_exit(models: Sequence[nn.Module], loss_fn: Loss, batch: Any, **how: Any) -> NoReturn:
-    """Check what the script would have trained, leave the verdict where `carpool check` waits for it, and end."""
+    """Check the script's training step, write the verdict where `carpool check` expects it, and exit."""
     options = json.loads(os.environ.get(ENV_CHECK_OPTIONS, "{}"))
     check(models, loss_fn, batch, **how, **options).save(os.environ[ENV_CHECK])
     raise SystemExit(0)
@@ -158,14 +158,14 @@ class _Trial:
     # Which module mixes samples?
 
     def run_whole(self) -> tuple[Trace, list[Finding]]:
-        """What every module makes of the whole batch, and what was noticed on the way."""
+        """Run the whole batch. Return the inputs and outputs of every module, and the findings."""
         findings: dict[tuple[str, str], Finding] = {}
         with torch.no_grad():
             trace = self._trace(self.batch, findings)
         return trace, list(findings.values())
 
     def observe(self, seen: tuple[Trace, list[Finding]]) -> list[Finding]:
-        """Run the batch in two pieces, and name the first module whose outputs then differ from the whole's."""
+        """Run the batch in two pieces, and name the first module whose outputs differ from those of the whole batch."""
         whole, found = seen
         counts = batches.sizes(self.samples, 2)
         with torch.no_grad():
@@ -237,11 +237,11 @@ class _Trial:
                 "counts them in a micro-batch"
             )
         else:
-            words = "it compares the samples of a batch with each other (an in-batch loss): splitting changes it"
+            words = "it compares the samples of a batch with each other (an in-batch loss), so splitting changes it"
         return [Finding("refuse", self.loss_name, words)]
 
     def _weighted_mean(self) -> bool:
-        """Is the loss a mean with some weight per sample? For a, b, c the ratios of weights must then be consistent.
+        """Return whether the loss is a weighted mean over samples. The ratios of weights of a, b, c must be consistent.
 
         L(ab) lies between L(a) and L(b) at w_b / (w_a + w_b), which gives w_b / w_a; and w_b/w_a · w_c/w_b = w_c/w_a.
         """
@@ -261,7 +261,7 @@ class _Trial:
 
     # How far apart do the weights end?
 
-    def measure(self, accumulation: int, steps: int) -> Measurement:
+    def measure(self, accumulation: int, steps: int) -> SplitMeasurement:
         tensors = list({id(t): t for m in self.models for t in (*m.parameters(), *m.buffers())}.values())
         before = [t.detach().clone() for t in tensors]
         random = randomness.capture()
@@ -277,7 +277,7 @@ class _Trial:
             ends.append([p.detach().clone() for m in self.models for p in m.parameters()])
         differences = [float((a - b).abs().max()) for a, b in zip(*ends, strict=True) if a.numel()]
         scale = max((float(a.abs().max()) for a in ends[0] if a.numel()), default=0.0)
-        return Measurement(accumulation, steps, max(differences, default=0.0), scale)
+        return SplitMeasurement(accumulation, steps, max(differences, default=0.0), scale)
 
     def _train(self, count: int, steps: int) -> None:
         pieces = self.pieces(count) if count > 1 else [self.batch]
@@ -303,7 +303,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _agree(whole: list[Tensor], parts: list[list[Tensor]], counts: Sequence[int]) -> bool:
-    """Do the pieces, put together, equal the whole? What has no batch dimension in front is not compared."""
+    """Return whether the pieces together equal the whole. Tensors without a leading batch dimension are skipped."""
     for at, tensor in enumerate(whole):
         if any(len(part) != len(whole) for part in parts):
             return True

@@ -1,7 +1,7 @@
-"""Checkpoints of a job: one directory per saved iteration, complete or absent, the newest of which a restart loads.
+"""Checkpoints of a job: one directory per saved iteration, complete or absent. A restart loads the newest one.
 
-A checkpoint is written beside its final place and renamed when every worker of the gang has finished its part, so that
-a kill at any moment leaves the previous one in force. `Checkpoints` knows files; `Training` knows what goes into them.
+A checkpoint is written beside its final place and renamed when every worker of the gang has written its part. A kill at
+any moment therefore leaves the previous checkpoint in force. `Checkpoints` owns the files, `Training` their contents.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAME = re.compile(r"iteration-(\d+)")
 
 
 class Checkpoints:
-    """Where checkpoints go, how many stay, and (if the defaults do not suit) the script's own save and load functions.
+    """The directory for checkpoints, the number to keep, and optionally the script's own save and load functions.
 
     `save(directory)` writes the shared state into a directory, on the first worker only; `load(directory)` reads it
     back, on every worker. Without them, `Training` saves the model, the optimizers, the schedules and the scaler.
@@ -52,7 +52,7 @@ class Checkpoints:
         self.custom_load = load
 
     def latest(self) -> tuple[int, Path] | None:
-        """The newest complete checkpoint."""
+        """Return the newest complete checkpoint, as iteration and path."""
         if self.directory is None or not self.directory.is_dir():
             return None
         found = [(int(m[1]), path) for path in self.directory.iterdir() if (m := _NAME.fullmatch(path.name))]
@@ -86,7 +86,7 @@ class Checkpoints:
         return final
 
     def private(self, path: Path, rank: int) -> Any:
-        """One worker's own part: its random state and its place in the data."""
+        """Load one worker's own part: its random state and its position in the data."""
         return torch.load(path / f"worker-{rank}.pt", map_location="cpu", weights_only=False)
 
     def _prune(self) -> None:

@@ -1,6 +1,6 @@
 """The adapter for Lightning: one callback.
 
-    carpool = Carpool()
+    carpool = CarpoolCallback()
     trainer = Trainer(callbacks=[carpool], gradient_clip_val=1.0)
     trainer.fit(model, loader, ckpt_path=carpool.resume)
 
@@ -20,29 +20,29 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from carpool.channel import ENV_CHECKPOINTS, State
+from carpool.channel import ENV_CHECKPOINTS, WorkerStatus
 from carpool.train import memory
 from carpool.train.accumulation import Accumulation, Micro
 from carpool.train.certify import Split, being_checked, check_and_exit
 from carpool.train.link import Link
-from carpool.train.training import Stopped, _weighted
+from carpool.train.training import TrainingStopped, _weighted
 from carpool.train.verdict import Verdict
 
 _CHECKPOINT = "lightning.ckpt"
 
 
-class Carpool(Callback):
-    """Splits the trainer's steps, reports its progress, saves and stops it on request."""
+class CarpoolCallback(Callback):
+    """A callback that splits the trainer's steps, reports progress, saves and stops on request."""
 
     def __init__(
         self,
         *,
         accumulation: int | None = None,
-        may_shrink: bool | Verdict | None = None,
+        can_shrink: bool | Verdict | None = None,
         split: Split | int = 0,
         checkpoints: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._requested, self._may_shrink, self._split = accumulation, may_shrink, split
+        self._requested, self._can_shrink, self._split = accumulation, can_shrink, split
         directory = checkpoints if checkpoints is not None else os.environ.get(ENV_CHECKPOINTS)
         self._directory = Path(directory) if directory else None
         self._samples = 0
@@ -67,7 +67,7 @@ class Carpool(Callback):
         model = strategy.model if strategy.model is not None else pl_module
         self.link = Link(memory=lambda: memory.peak(pl_module.device))
         self.accumulation = Accumulation(
-            self.link, (model,), split=self._split, requested=self._requested, may_shrink=self._may_shrink
+            self.link, (model,), split=self._split, requested=self._requested, can_shrink=self._can_shrink
         )
         self._trainer, self._module = trainer, pl_module
         self._training_step, self._backward = strategy.training_step, strategy.backward
@@ -97,7 +97,7 @@ class Carpool(Callback):
     # The step
 
     def _step(self, batch: Any, batch_idx: int, *more: Any) -> Any:
-        """Stands for Lightning's `training_step`: does the backward passes, too, and returns the full batch's loss."""
+        """Replace Lightning's `training_step`: run the backward passes as well, and return the full batch's loss."""
         trainer = self._trainer
         assert trainer is not None
         if being_checked():
@@ -148,7 +148,7 @@ class Carpool(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if trainer.global_step == self._steps:
-            return  # in the middle of the user's own accumulation
+            return  # within the user's own accumulation
         self._steps = trainer.global_step
         self.link.stepped(self._steps, self._samples)
         orders = self.accumulation.obey()
@@ -159,12 +159,12 @@ class Carpool(Callback):
             self.link.say(checkpoint=self._steps, checkpoints_taken=orders.checkpoint)
             self.link.begin()
         if stop:
-            self.link.say(state=State.STOPPED)
-            raise Stopped
+            self.link.say(status=WorkerStatus.STOPPED)
+            raise TrainingStopped
 
 
 def _merged(output: Any, share: float, so_far: Any) -> Any:
-    """The loss of the full batch; of other outputs, the last piece's."""
+    """Return the loss of the full batch. Other outputs are those of the last piece."""
     if isinstance(output, Mapping):
         before = so_far["loss"] if so_far else None
         return {**output, "loss": _weighted(output["loss"], share, before)}

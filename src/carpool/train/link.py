@@ -1,7 +1,7 @@
-"""The worker's end of the channel: reads what the scheduler wants, reports what the training does.
+"""The worker's end of the channel: reads what the scheduler wants and reports progress.
 
-Without Carpool (no `CARPOOL_WORKER_DIR`) every call is a cheap no-op. No call waits, and none raises: a scheduler that
-is away, or a directory that cannot be written, costs the reports and nothing else.
+Without Carpool (no `CARPOOL_WORKER_DIR`) every call is a cheap no-op. No call waits or raises: if the scheduler is down
+or the directory cannot be written, only the reports are lost.
 """
 
 from __future__ import annotations
@@ -12,12 +12,21 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
-from carpool.channel import ENV_ATTEMPT, ENV_DIRECTORY, Control, ControlReader, Report, ReportWriter, Shrinking, State
+from carpool.channel import (
+    ENV_ATTEMPT,
+    ENV_DIRECTORY,
+    Control,
+    ControlReader,
+    Report,
+    ReportWriter,
+    Shrinking,
+    WorkerStatus,
+)
 
 _SMOOTHING = 0.1
 _MEMORY_EVERY_S = 1.0
 _REPORT_EVERY_S = 0.05
-"""The scheduler looks about once a second: a report of every step of a fast training would only cost time."""
+"""Minimum seconds between reports. The scheduler reads about once a second, so more reports would only cost time."""
 
 
 class Link:
@@ -40,7 +49,7 @@ class Link:
 
     @property
     def connected(self) -> bool:
-        """Does somebody tell this training what to do?"""
+        """Whether a scheduler controls this training."""
         return self._reader is not None
 
     @property
@@ -60,22 +69,22 @@ class Link:
         return self._rest.checkpoints_taken
 
     def poll(self) -> Control:
-        """What the scheduler wants now."""
+        """Return what the scheduler wants now."""
         if self._reader is not None:
             self.control = self._reader.read() or self.control
         return self.control
 
     def begin(self) -> None:
-        """A step starts after a pause that is none of its business (setup, evaluation, a checkpoint)."""
+        """Start timing a step. The time since the last step (setup, evaluation, a checkpoint) does not count."""
         self._last = time.perf_counter()
 
     def stepped(self, iteration: int, samples: int) -> None:
-        """A full batch was done."""
+        """Report a full batch."""
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
-        if self._timed > 1:  # a mean at first, a moving average later
+        if self._timed > 1:  # first a mean, later a moving average
             seconds = self._seconds + max(_SMOOTHING, 1 / self._timed) * (seconds - self._seconds)
-        self._timed += 1  # the very first step warms caches up: it is shown, and replaced by the second
+        self._timed += 1  # the first step warms caches: its time is reported and then replaced by the second
         self._iteration, self._seconds, self._samples = iteration, seconds, samples
         if now >= self._memory_due:
             self._memory_due = now + _MEMORY_EVERY_S if self._timed > 2 else 0.0
@@ -89,7 +98,7 @@ class Link:
                 self._fail(error)
 
     def retuned(self, accumulation: int) -> None:
-        """From now on another accumulation: times and memory start afresh."""
+        """Report a new accumulation and restart the measurement of times and memory."""
         self._timed = 0
         self._seconds = self._memory_due = 0.0
         self.say(accumulation=accumulation)
@@ -109,10 +118,10 @@ class Link:
 
     def done(self) -> None:
         peak, reserved = self._memory()
-        self.say(state=State.DONE, peak_memory=peak, reserved_memory=reserved)
+        self.say(status=WorkerStatus.DONE, peak_memory=peak, reserved_memory=reserved)
 
     def _fail(self, error: Exception) -> None:
-        """Whatever it is, training goes on."""
+        """Stop reporting. Training continues whatever the error is."""
         self._writer = None
         warnings.warn(f"Carpool: reports end here ({error})", stacklevel=4)
 

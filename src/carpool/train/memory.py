@@ -21,16 +21,16 @@ class OutOfMemoryError(RuntimeError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Libraries below PyTorch report it as a plain RuntimeError; only their words tell."""
+    """Return whether an error means out of memory. Libraries below PyTorch raise a plain RuntimeError for it."""
     if isinstance(error, OutOfMemoryError):
-        return False  # already dealt with
+        return False  # raised by this library after it tried
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
 
 
 def peak(device: torch.device | None) -> tuple[int, int]:
-    """Bytes allocated and reserved at most since the last reset; zero without a GPU."""
+    """Return the maximum bytes allocated and reserved since the last reset; zero without a GPU."""
     if device is None or device.type != "cuda":
         return 0, 0
     return torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
@@ -42,7 +42,7 @@ def reset_peak(device: torch.device | None) -> None:
 
 
 def release() -> None:
-    """Give cached blocks back, so that a step can be repeated in smaller pieces."""
+    """Return cached blocks to the device, so that a step can be repeated with smaller micro-batches."""
     gc.collect()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()

@@ -1,7 +1,8 @@
 """`Training`: the few lines that a plain PyTorch script adds.
 
-It splits each batch as the scheduler chose, keeps the gradients those of the full batch, repeats a step that ran out of
-memory, counts iterations, reports them, and saves and resumes. Without Carpool it is a plain training step.
+It splits each batch as the scheduler chose, with the gradients of the full batch, and repeats a step that ran out of
+memory. It counts and reports iterations, saves checkpoints and resumes from them. Without Carpool it is a plain
+training step.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from carpool.channel import EXIT_STOPPED, State
+from carpool.channel import EXIT_STOPPED, WorkerStatus
 from carpool.train import memory, randomness
 from carpool.train.accumulation import Accumulation, Micro
 from carpool.train.certify import Average, Loss, Split, being_checked, check_and_exit
@@ -25,7 +26,7 @@ from carpool.train.link import Link
 from carpool.train.verdict import Verdict
 
 
-class Stopped(SystemExit):
+class TrainingStopped(SystemExit):
     """The scheduler asked for a stop and the checkpoint is written. Uncaught, it ends the script with status 75."""
 
     def __init__(self) -> None:
@@ -58,7 +59,7 @@ class Training:
         split: Split | int = 0,
         device: torch.device | str | None = None,
         accumulation: int | None = None,
-        may_shrink: bool | Verdict | None = None,
+        can_shrink: bool | Verdict | None = None,
         checkpoints: Checkpoints | str | os.PathLike[str] | None = None,
     ) -> None:
         if average not in ("samples", "sum") and not callable(average):
@@ -79,7 +80,7 @@ class Training:
         place = self._parameters[0].device if self._parameters else None
         self.link = Link(memory=lambda: memory.peak(place))
         self.accumulation = Accumulation(
-            self.link, self.models, split=split, requested=accumulation, may_shrink=may_shrink
+            self.link, self.models, split=split, requested=accumulation, can_shrink=can_shrink
         )
         self.checkpoints = checkpoints if isinstance(checkpoints, Checkpoints) else Checkpoints(checkpoints)
         self._being_checked = being_checked()
@@ -98,7 +99,7 @@ class Training:
         return result
 
     def accumulate(self, batch: Any, loss_fn: Loss, optimizers: Any = None) -> Any:
-        """The gradients of one full batch, and no more: for scripts that step their optimizers themselves.
+        """Compute the gradients of one full batch, for scripts that step their optimizers themselves.
 
         Clears the gradients of `optimizers` (all, by default) first. Call `advance` once the full batch is done.
         """
@@ -122,7 +123,7 @@ class Training:
         return self.accumulation.run(batch, lambda micros: self._passes(micros, loss_fn), clear, self._shares)
 
     def update(self) -> None:
-        """Once per full batch: unscale, clip, step every optimizer and schedule, advance."""
+        """Unscale, clip, step every optimizer and schedule, and advance. Called once per full batch."""
         if self.scaler is not None and self.clip_norm is not None:
             for optimizer in self.optimizers:
                 self.scaler.unscale_(optimizer)
@@ -139,7 +140,7 @@ class Training:
         self.advance()
 
     def advance(self) -> None:
-        """A full batch is done: count it, report it, and see what the scheduler wants."""
+        """Count and report a full batch, and apply what the scheduler wants."""
         self.iteration += 1
         self.link.stepped(self.iteration, self.accumulation.samples)
         if not self._looping:
@@ -178,7 +179,7 @@ class Training:
             self.norm = nn.utils.clip_grad_norm_(self._parameters, self.clip_norm)
 
     def _shares(self, pieces: Sequence[Any], samples: int) -> list[float]:
-        """Each micro-batch's part in the mean over the full batch, or over the gang's batches."""
+        """Return each micro-batch's share of the mean over the full batch, or over the gang's batches."""
         if self.average == "sum":
             return [1.0] * len(pieces)
         if len(pieces) == 1 and not (self.across_ranks and self.accumulation.gang.size > 1):
@@ -196,7 +197,7 @@ class Training:
     # The loop
 
     def steps(self, iterations: int) -> Iterator[int]:
-        """Count the iterations that are left: `for i in training.steps(1000): ...`, with one `step` in each."""
+        """Iterate over the remaining iterations: `for i in training.steps(1000): ...`, with one `step` in each."""
         self._begin()
         self._restore_random()
         while self.iteration < iterations:
@@ -209,7 +210,7 @@ class Training:
     def batches(
         self, loader: Iterable[Any], *, iterations: int | None = None, epochs: int | None = None
     ) -> Iterator[Any]:
-        """The batches that are left, epoch after epoch; a resumed training goes on where it stopped.
+        """Iterate over the remaining batches, epoch after epoch. A resumed training continues where it stopped.
 
         Ends after `iterations` or `epochs`, whichever comes first; one epoch if neither is given. The last, partial
         batch of an epoch is trained on like any other.
@@ -220,7 +221,7 @@ class Training:
         while (epochs is None or epoch < epochs) and (iterations is None or self.iteration < iterations):
             iterator = self._epoch(loader, epoch)
             while iterations is None or self.iteration < iterations:
-                self._boundary()  # before the data are drawn: a resumed training draws them again
+                self._boundary()  # before the data is drawn, because a resumed training draws it again
                 batch = next(iterator, _END)
                 if batch is _END:
                     break
@@ -237,7 +238,7 @@ class Training:
         self.finish()
 
     def finish(self) -> None:
-        """The training is complete: the final report. `steps` and `batches` call it at their end."""
+        """Write the final report of a complete training. `steps` and `batches` call it at their end."""
         self._looping = False
         self.link.done()
 
@@ -250,7 +251,7 @@ class Training:
             raise RuntimeError("call step(), or advance(), exactly once for every batch")
 
     def _epoch(self, loader: Iterable[Any], epoch: int) -> Iterator[Any]:
-        """Start an epoch, or come back to the middle of one: same order, same place."""
+        """Start an epoch, or return to the middle of one, in the same order and at the same position."""
         generators = _generators(loader)
         if "random" in self._place:
             randomness.restore(self._place["random"])
@@ -286,15 +287,15 @@ class Training:
         if stop:
             if self.checkpoints.directory is not None:
                 self.save(checkpoint)
-            self.link.say(state=State.STOPPED)
-            raise Stopped
+            self.link.say(status=WorkerStatus.STOPPED)
+            raise TrainingStopped
         every = self.checkpoints.every
         own = every is not None and self.iteration % every == 0 and self.iteration > self.link.checkpoint
         if self.iteration and (own or checkpoint > self.link.checkpoints_taken):
             self._try_save(checkpoint)
 
     def _try_save(self, asked: int) -> None:
-        """A checkpoint that fails is no reason to lose the training."""
+        """Save a checkpoint. If that fails, warn and continue training."""
         try:
             self.save(asked)
         except (OSError, RuntimeError) as error:
@@ -339,7 +340,7 @@ class Training:
         self.link.say(iteration=self.iteration, checkpoint=self.iteration)
 
     def _restore_random(self) -> None:
-        """Once, as late as can be: building models and data sets draws random numbers, too."""
+        """Restore the random state once, as late as possible: building models and data sets draws random numbers."""
         if self._random is not None:
             randomness.restore(self._random)
             self._random = None
@@ -384,7 +385,7 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 
 def _generators(loader: Any) -> list[torch.Generator]:
-    """The generators that decide a loader's order, if it has its own."""
+    """Return the generators that determine a loader's order, if it has its own."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     owners = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
     found = {id(g): g for owner in owners if isinstance(g := getattr(owner, "generator", None), torch.Generator)}

@@ -1,7 +1,7 @@
 """The adapter for the Hugging Face Trainer: one line after the trainer is made.
 
     trainer = Trainer(model, args, train_dataset=data)
-    carpool = Carpool(trainer)
+    carpool = CarpoolTrainerCallback(trainer)
     trainer.train(resume_from_checkpoint=carpool.resume)
 
 `per_device_train_batch_size` stays the full batch. Each call of `training_step` is made in as many pieces as the
@@ -21,23 +21,23 @@ import torch
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
-from carpool.channel import State
+from carpool.channel import WorkerStatus
 from carpool.train import memory, randomness
 from carpool.train.accumulation import Accumulation, Micro
 from carpool.train.certify import being_checked, check_and_exit
 from carpool.train.link import Link
-from carpool.train.training import Stopped
+from carpool.train.training import TrainingStopped
 from carpool.train.verdict import Verdict
 
 
-class Carpool(TrainerCallback):
-    """Attaches itself to a trainer: splits its steps, reports its progress, saves and stops it on request."""
+class CarpoolTrainerCallback(TrainerCallback):
+    """A callback that attaches itself to a trainer: splits its steps, reports progress, saves and stops on request."""
 
     def __init__(
-        self, trainer: Trainer, *, accumulation: int | None = None, may_shrink: bool | Verdict | None = None
+        self, trainer: Trainer, *, accumulation: int | None = None, can_shrink: bool | Verdict | None = None
     ) -> None:
         self._trainer = trainer
-        self._requested, self._may_shrink = accumulation, may_shrink
+        self._requested, self._can_shrink = accumulation, can_shrink
         self._step, self._loss = trainer.training_step, trainer.compute_loss
         self._share = 1.0
         self._scaled: bool | None = None
@@ -63,7 +63,7 @@ class Carpool(TrainerCallback):
         if being_checked():
             self._check(model, inputs)
         inputs = trainer._prepare_inputs(inputs)
-        if self.accumulation.count > 1 or self.accumulation.may_shrink:
+        if self.accumulation.count > 1 or self.accumulation.can_shrink:
             self._learn_scaling(inputs, num_items_in_batch)
         scaled = self._scaled and num_items_in_batch is not None
 
@@ -94,9 +94,9 @@ class Carpool(TrainerCallback):
         return result * self._share
 
     def _learn_scaling(self, inputs: Any, items: Any) -> None:
-        """Does the loss divide by the items of the whole batch by itself? Then the pieces simply add up.
+        """Find out whether the loss divides by the items of the whole batch, so that losses of pieces add up.
 
-        Many models accept `num_items_in_batch` and pay no heed to it, so it is tried: twice the items, half the loss.
+        Many models accept `num_items_in_batch` and ignore it, so it is tried: twice the items must give half the loss.
         """
         if self._scaled is not None:
             return
@@ -106,7 +106,7 @@ class Carpool(TrainerCallback):
         piece = self.accumulation.split(inputs)[0]
         model = self._trainer.accelerator.unwrap_model(self._trainer.model_wrapped)
         random = randomness.capture()
-        model.eval()  # neither dropout nor running statistics may see this
+        model.eval()  # this pass must not use dropout or change running statistics
         try:
             with torch.no_grad(), self._trainer.compute_loss_context_manager():
                 one, half = (_first(self._loss(model, dict(piece), num_items_in_batch=n)) for n in (items, 2 * items))
@@ -135,7 +135,7 @@ class Carpool(TrainerCallback):
         model = self._trainer.model_wrapped
         device = args.device
         self.link = Link(memory=lambda: memory.peak(device))
-        self.accumulation = Accumulation(self.link, (model,), requested=self._requested, may_shrink=self._may_shrink)
+        self.accumulation = Accumulation(self.link, (model,), requested=self._requested, can_shrink=self._can_shrink)
         self.link.say(iteration=state.global_step)
         self.accumulation.obey()
         self.link.begin()
@@ -159,8 +159,8 @@ class Carpool(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._stopping:
-            self.link.say(state=State.STOPPED)
-            raise Stopped
+            self.link.say(status=WorkerStatus.STOPPED)
+            raise TrainingStopped
         self.link.done()
 
 

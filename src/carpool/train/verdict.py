@@ -1,6 +1,6 @@
-"""The verdict on a job: does splitting its batch leave the training the same? Plain values, without torch.
+"""The verdict on a job: whether splitting its batch leaves the training the same. Plain values, without torch.
 
-`check` makes one, `carpool check` prints and stores it, and the report carries it to the scheduler.
+`check` makes a verdict, `carpool check` prints and stores it, and the report carries it to the scheduler.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
+class SplitMeasurement:
     """The same steps on the same data in float64, whole batch against micro-batches."""
 
     accumulation: int
@@ -50,10 +50,10 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`may_shrink` is what a scheduler needs; the findings are what a person needs."""
+    """Whether a job's batch may be split, and why. The scheduler uses `can_shrink`; people read the findings."""
 
     findings: tuple[Finding, ...] = ()
-    measurement: Measurement | None = None
+    measurement: SplitMeasurement | None = None
 
     @property
     def shrinking(self) -> Shrinking:
@@ -61,16 +61,16 @@ class Verdict:
         if "refuse" in levels:
             return Shrinking.REFUSED
         if self.measurement is None:
-            return Shrinking.UNKNOWN  # nothing speaks against it, but the loss was not tried
+            return Shrinking.UNKNOWN  # no module forbids it, but the loss was not tried
         return Shrinking.WARNED if "warn" in levels else Shrinking.CERTIFIED
 
     @property
-    def may_shrink(self) -> bool:
+    def can_shrink(self) -> bool:
         return self.shrinking in (Shrinking.CERTIFIED, Shrinking.WARNED)
 
     @property
     def sentence(self) -> str:
-        """One line: what was decided and the first reason."""
+        """One line with the decision and its first reason."""
         first = next((str(f) for level in ("refuse", "warn") for f in self.findings if f.level == level), "")
         match self.shrinking:
             case Shrinking.REFUSED:
@@ -79,7 +79,7 @@ class Verdict:
                 return f"certified with a warning; {first}"
             case Shrinking.CERTIFIED:
                 return "certified: splitting the batch leaves this training the same"
-        return "not checked: no module speaks against splitting the batch, the loss was not tried"
+        return "not checked: no module forbids splitting the batch, but the loss was not tried"
 
     def __str__(self) -> str:
         lines = [self.sentence]
@@ -89,7 +89,7 @@ class Verdict:
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
-        return {"shrinking": self.shrinking.name.lower(), "may_shrink": self.may_shrink, **asdict(self)}
+        return {"shrinking": self.shrinking.name.lower(), "can_shrink": self.can_shrink, **asdict(self)}
 
     def save(self, path: str | Path) -> None:
         Path(path).write_text(json.dumps(self.as_dict(), indent=2) + "\n")
@@ -100,5 +100,5 @@ class Verdict:
         measured = raw.get("measurement")
         return cls(
             tuple(Finding(**finding) for finding in raw.get("findings", ())),
-            Measurement(**measured) if measured else None,
+            SplitMeasurement(**measured) if measured else None,
         )

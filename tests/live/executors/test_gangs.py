@@ -69,7 +69,9 @@ def test_a_gang_that_is_requeued_saves_and_goes_on_where_it_was(home):
             (stopped,) = told(service, "Stopped")
             assert 18 <= stopped["done"] < 60
             for rank in (0, 1):
-                assert channel.read_report(home.rank(job, 1, rank)).state is channel.State.STOPPED, "it saved and left"
+                assert channel.read_report(home.rank(job, 1, rank)).status is channel.WorkerStatus.STOPPED, (
+                    "it saved and left"
+                )
                 assert output(service, job, rank, attempt=1).splitlines()[0] == "from 0"
                 assert output(service, job, rank).splitlines()[0] == f"from {stopped['done']:.0f}"
             weights = {output(service, job, rank).splitlines()[-1] for rank in (0, 1)}

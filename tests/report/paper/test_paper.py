@@ -269,7 +269,7 @@ def test_only_models_with_batchnorm_lose_the_right_to_shrink():
 
 
 def test_keeping_batchnorm_batches_whole_changes_the_schedule(results):
-    may, may_not = (planning.batchnorm(results.config, 480, may_shrink) for may_shrink in (True, False))
+    may, may_not = (planning.batchnorm(results.config, 480, can_shrink) for can_shrink in (True, False))
     assert results.mean(may, "sjf-bsbf", jct_h()) != results.mean(may_not, "sjf-bsbf", jct_h())
 
 

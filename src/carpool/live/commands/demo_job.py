@@ -30,7 +30,7 @@ def main() -> None:
     if gang:
         model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    training = Training(model, optimizer, may_shrink=True)
+    training = Training(model, optimizer, can_shrink=True)
     inputs = torch.randn(64, 64, device=device)
     labels = torch.randint(0, 10, (64,), device=device)
 

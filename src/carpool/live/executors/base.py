@@ -39,7 +39,7 @@ class Launch:
     directory: str
     env: Mapping[str, str]
     accumulation: int = 1
-    may_shrink: bool | None = None
+    can_shrink: bool | None = None
     cpus: int | None = None
     memory: int | None = None
     grace_s: float = 30.0

@@ -96,7 +96,9 @@ class Gang:
         if rank.code == 0 or (self.stop and rank.code == channel.EXIT_STOPPED):
             return True
         report = rank.report() if self.stop else None
-        return report is not None and report.state is channel.State.STOPPED  # it saved, then its libraries fell over
+        return (
+            report is not None and report.status is channel.WorkerStatus.STOPPED
+        )  # it saved, then its libraries fell over
 
     def ended(self) -> Ended:
         """What became of it, once all ranks are gone."""
@@ -121,12 +123,12 @@ class Gang:
             return Outcome.LOST, "the machine restarted"
         if any(rank.exit and rank.exit.get("never") for rank in self.ranks):
             return Outcome.LOST, "the service was gone before the gang was complete"
-        short = any(report.state is channel.State.OUT_OF_MEMORY or report.needs_alone for report in reports)
+        short = any(report.status is channel.WorkerStatus.OUT_OF_MEMORY or report.needs_alone for report in reports)
         if not self.stop and (short or any(self._cried(rank) for rank in self.ranks if rank.code)):
             return Outcome.OUT_OF_MEMORY, "out of GPU memory"
         if self.stop and not self.broken:
             return Outcome.STOPPED, ""
-        saved = any(report.state is channel.State.STOPPED for report in reports)
+        saved = any(report.status is channel.WorkerStatus.STOPPED for report in reports)
         if saved and all(code in (0, channel.EXIT_STOPPED) for code in codes):
             return Outcome.LOST, "stopped on a request that nobody remembers"
         return Outcome.FAILED, self.broken or self._epitaph()
@@ -166,7 +168,7 @@ class Gang:
 
 
 def _through(reports: list[channel.Report]) -> bool:
-    return bool(reports) and all(report.state is channel.State.DONE for report in reports)
+    return bool(reports) and all(report.status is channel.WorkerStatus.DONE for report in reports)
 
 
 def read_json(path: Path) -> Any:

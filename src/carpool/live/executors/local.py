@@ -152,7 +152,7 @@ class LocalExecutor:
                 os.chown(directory / channel.REPORT, user.pw_uid, user.pw_gid)
             write_private(directory / wrapper.TOLD, json.dumps(told))
             gang.ranks.append(Rank(directory))
-        gang.say(channel.Control(sequence=1, accumulation=launch.accumulation, may_shrink=launch.may_shrink))
+        gang.say(channel.Control(sequence=1, accumulation=launch.accumulation, can_shrink=launch.can_shrink))
         self._start_wrappers(gang, nonce)
 
     def _start_wrappers(self, gang: Gang, nonce: str) -> None:

@@ -336,7 +336,7 @@ class Service(Reading):
             spec.directory,
             spec.env,
             accumulation=record.accumulation,
-            may_shrink=spec.can_shrink,
+            can_shrink=spec.can_shrink,
             cpus=spec.cpus,
             memory=spec.memory,
             grace_s=spec.grace_s,

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from carpool.channel import ENV_DIRECTORY, Control, Report, State, read_report, write_control
+from carpool.channel import ENV_DIRECTORY, Control, Report, WorkerStatus, read_report, write_control
 from carpool.errors import InputError
 from carpool.profile.measure.timing import Stamp
 
@@ -40,7 +40,7 @@ class Worker:
         self.name = name
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self._control = Control(sequence=1, accumulation=1, may_shrink=True)
+        self._control = Control(sequence=1, accumulation=1, can_shrink=True)
         write_control(folder, self._control)
         self._guard = subprocess.Popen(
             ["/bin/sh", "-c", GUARD],
@@ -94,7 +94,7 @@ class Worker:
     def check(self) -> None:
         """Raises unless the process runs and trains."""
         report, status = self.report(), self._process.poll()
-        if report is not None and report.state is State.OUT_OF_MEMORY:
+        if report is not None and report.status is WorkerStatus.OUT_OF_MEMORY:
             raise ShortOfMemory(f"{self.name}: does not fit on this GPU ({report.note or OUT_OF_MEMORY})")
         if report is not None and report.out_of_memory:  # the library split its batch and went on
             raise ShortOfMemory(f"{self.name}: does not fit on this GPU; give a smaller batch")
@@ -121,7 +121,7 @@ class Worker:
     def split(self, accumulation: int) -> None:
         """Ask for another number of micro-batches; it takes effect at the next step."""
         if accumulation != self._control.accumulation:
-            self._control = Control(sequence=self._control.sequence + 1, accumulation=accumulation, may_shrink=True)
+            self._control = Control(sequence=self._control.sequence + 1, accumulation=accumulation, can_shrink=True)
             write_control(self.folder, self._control)
 
     def obeyed(self) -> bool:

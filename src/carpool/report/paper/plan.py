@@ -74,9 +74,9 @@ def overhead(config: PaperConfig, nodes: int) -> RunSetting:
     return RunSetting(config.headline.name, GENERATED, nodes * config.overhead.jobs_per_node, setup)
 
 
-def batchnorm(config: PaperConfig, jobs: int, may_shrink: bool) -> RunSetting:
+def batchnorm(config: PaperConfig, jobs: int, can_shrink: bool) -> RunSetting:
     setup = replace(config.setup, memory_limit=True)
-    return RunSetting(config.batchnorm.generator, GENERATED, jobs, setup, shrink_batchnorm=may_shrink)
+    return RunSetting(config.batchnorm.generator, GENERATED, jobs, setup, shrink_batchnorm=can_shrink)
 
 
 def plan(config: PaperConfig) -> list[PlannedRun]:
@@ -99,8 +99,8 @@ def _all(config: PaperConfig) -> Iterator[PlannedRun]:
     for nodes in config.overhead.nodes:
         yield from (PlannedRun(overhead(config, nodes), config.overhead.policy, seed) for seed in config.overhead.seeds)
     for jobs in config.batchnorm.jobs:
-        for may_shrink in (True, False):
-            yield from _runs(config, batchnorm(config, jobs, may_shrink), [config.batchnorm.policy])
+        for can_shrink in (True, False):
+            yield from _runs(config, batchnorm(config, jobs, can_shrink), [config.batchnorm.policy])
 
 
 def _runs(

@@ -255,10 +255,10 @@ def batchnorm(results: Results) -> ReportTable:
     name = config.batchnorm.policy
     rows, data = [], []
     texts = {True: "every batch may be split (the paper)", False: "batches of models with BatchNorm may not"}
-    for may_shrink, text in texts.items():
+    for can_shrink, text in texts.items():
         row = [plain(text)]
         for jobs in config.batchnorm.jobs:
-            setting = plan.batchnorm(config, jobs, may_shrink)
+            setting = plan.batchnorm(config, jobs, can_shrink)
             jct, queue = results.mean(setting, name, jct_h()), results.mean(setting, name, queue_h())
             shares = results.mean(setting, name, lambda o: float(o.summary.shares))
             row += [ours(jct), ours(queue), ours(shares, 0)]
