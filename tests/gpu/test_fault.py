@@ -1,4 +1,4 @@
-"""A client's fatal fault under the real MPS: what it does to its mate, and that we hear of it."""
+"""A client's fatal fault under the real MPS: its effect on a mate, and that it is detected."""
 
 import asyncio
 import os
@@ -42,7 +42,7 @@ def faults_within(daemon, seconds):
     return found
 
 
-def test_who_is_hurt_by_a_fault_is_named_and_new_clients_start(tmp_path):
+def test_the_victims_of_a_fault_are_listed_and_new_clients_start(tmp_path):
     uuid = nvml.devices()[0].uuid
     with mps.Daemon(tmp_path / "mps", [uuid]) as daemon:
         with client("healthy", daemon, uuid) as mate, client("faulty", daemon, uuid) as culprit:
@@ -62,7 +62,7 @@ def test_who_is_hurt_by_a_fault_is_named_and_new_clients_start(tmp_path):
             finish(again)
 
 
-def test_the_service_starts_the_mates_of_a_fault_again_and_loses_no_job(tmp_path):
+def test_the_service_restarts_the_mates_of_a_fault_and_loses_no_job(tmp_path):
     service = pytest.importorskip("carpool.live.service.service")
     asyncio.run(a_fault_among_jobs(service.Service(Home(tmp_path / "h"), "sjf-ffs", jobs_per_gpu=2, mps=True)))
 

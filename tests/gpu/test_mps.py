@@ -58,7 +58,7 @@ def test_a_daemon_starts_with_its_own_directories_and_ends_by_its_pid(daemon):
 
 
 @pytest.mark.parametrize("how", ["quit", "deaf"])
-def test_a_daemon_that_ignores_quit_or_sigterm_is_ended_all_the_same(daemon, monkeypatch, how):
+def test_a_daemon_that_ignores_quit_or_sigterm_is_killed(daemon, monkeypatch, how):
     monkeypatch.setenv("FAKE_MPS_STUBBORN", how)
     monkeypatch.setattr(mps, "STOP_S", 0.2)
     daemon.start()
@@ -68,12 +68,12 @@ def test_a_daemon_that_ignores_quit_or_sigterm_is_ended_all_the_same(daemon, mon
         os.kill(pid, 0)
 
 
-def test_a_daemon_whose_note_is_lost_is_ended_if_it_serves_nobody(tmp_path, control, daemon):
+def test_a_daemon_without_a_record_is_stopped_if_it_has_no_clients(tmp_path, control, daemon):
     daemon.start()
     (daemon.directory / "daemon.json").unlink()
     later = mps.Daemon(tmp_path / "mps", ["GPU-1", "GPU-2"], control)
     serve(daemon, s7={"clients": [11]})
-    with pytest.raises(mps.MpsError, match="nobody remembers serves jobs"):
+    with pytest.raises(mps.MpsError, match="an unknown MPS daemon serves jobs"):
         later.start()
     assert daemon.alive()
     serve(daemon)
@@ -83,7 +83,7 @@ def test_a_daemon_whose_note_is_lost_is_ended_if_it_serves_nobody(tmp_path, cont
     later.stop()
 
 
-def test_a_forgotten_daemon_that_does_not_leave_is_one_clear_line(daemon, tmp_path, control, monkeypatch):
+def test_an_unknown_daemon_that_does_not_stop_gives_one_clear_line(daemon, tmp_path, control, monkeypatch):
     monkeypatch.setenv("FAKE_MPS_STUBBORN", "quit")
     monkeypatch.setattr(mps, "STOP_S", 0.2)
     daemon.start()
@@ -93,10 +93,10 @@ def test_a_forgotten_daemon_that_does_not_leave_is_one_clear_line(daemon, tmp_pa
     daemon.stop()  # while it is not waited for
 
 
-def test_a_directory_of_somebody_else_is_refused(daemon, monkeypatch):
+def test_a_directory_of_another_user_is_refused(daemon, monkeypatch):
     daemon.directory.mkdir()
     monkeypatch.setattr(os, "getuid", lambda: 12345)
-    with pytest.raises(mps.MpsError, match="belongs to somebody else"):
+    with pytest.raises(mps.MpsError, match="belongs to another user"):
         daemon.start()
     assert not daemon.alive()
 
@@ -112,7 +112,7 @@ def test_a_directory_of_somebody_else_is_refused(daemon, monkeypatch):
         (None, True, (False, False), "without an answer"),
     ],
 )
-def test_a_trial_client_tells_what_works(daemon, tmp_path, says, served, expected, detail):
+def test_a_trial_client_shows_what_works(daemon, tmp_path, says, served, expected, detail):
     daemon.start()
     probe = tmp_path / "probe"
     lines = [f"echo '{json.dumps(says)}'", "read forever"] if says else []
@@ -150,25 +150,25 @@ def test_the_next_service_adopts_the_daemon_and_keeps_its_clients(tmp_path, cont
     assert daemon.alive()
 
 
-def test_a_note_of_a_process_that_is_no_more_is_not_believed(tmp_path, control, daemon):
+def test_a_record_of_a_dead_process_is_ignored(tmp_path, control, daemon):
     daemon.start()
     note = daemon.directory / "daemon.json"
     told = json.loads(note.read_text())
     first = daemon.pid
     daemon.stop()
-    note.write_text(json.dumps({**told, "pid": os.getpid()}))  # the number belongs to somebody else now
+    note.write_text(json.dumps({**told, "pid": os.getpid()}))  # the number belongs to another user now
     daemon.start()
     assert daemon.pid not in (first, os.getpid())
 
 
-def test_a_daemon_that_cannot_start_is_one_clear_line(daemon, monkeypatch):
+def test_a_daemon_that_cannot_start_gives_one_clear_line(daemon, monkeypatch):
     monkeypatch.setenv("FAKE_MPS_FAILS", "1")
     with pytest.raises(mps.MpsError, match=r"does not answer; see .*log"):
         daemon.start()
     assert not daemon.alive()
 
 
-def test_clients_are_told_from_processes_that_fell_back(daemon, sleeper, monkeypatch):
+def test_clients_are_distinguished_from_processes_outside_mps(daemon, sleeper, monkeypatch):
     daemon.start()
     serve(daemon, s7={"clients": [sleeper.pid]}, s8={"clients": []})
     uses = [nvml.Use(sleeper.pid, 5, False), nvml.Use(99, 5, False)]
@@ -179,7 +179,7 @@ def test_clients_are_told_from_processes_that_fell_back(daemon, sleeper, monkeyp
     assert daemon.fell_back([sleeper.pid, 99, 100]) == [99]
 
 
-def test_a_fault_names_everybody_who_was_on_the_server_once(daemon, sleeper):
+def test_a_fault_lists_all_clients_of_the_server_once(daemon, sleeper):
     daemon.start()
     serve(daemon, s7={"clients": [11, sleeper.pid]}, s8={"clients": [12]})
     assert daemon.faults() == []
@@ -188,7 +188,7 @@ def test_a_fault_names_everybody_who_was_on_the_server_once(daemon, sleeper):
     assert daemon.faults() == []
 
 
-def test_a_server_that_is_gone_is_a_fault_though_it_took_everybody_along(daemon):
+def test_a_server_that_is_gone_with_all_its_clients_is_a_fault(daemon):
     daemon.start()
     serve(daemon, s7={"clients": [NOBODY, NOBODY + 1]}, s8={"clients": []})
     assert daemon.faults() == []
@@ -197,7 +197,7 @@ def test_a_server_that_is_gone_is_a_fault_though_it_took_everybody_along(daemon)
     assert daemon.faults() == []
 
 
-def test_a_server_that_came_and_went_between_two_looks_is_a_fault(daemon, sleeper):
+def test_a_server_that_started_and_ended_between_two_calls_is_a_fault(daemon, sleeper):
     daemon.start()
     assert daemon.faults() == []
     begun = "[2026-01-01 10:00:00.000 Control {0}] Starting new server {0} for user 1000\n"
@@ -262,14 +262,14 @@ def test_a_long_home_gets_short_sockets(tmp_path):
     assert pipe != mps.Daemon(deep / "other").pipe
 
 
-def test_what_is_missing_is_said(monkeypatch):
+def test_the_missing_part_is_named(monkeypatch):
     assert "not installed" in mps.available("no-such-control-program")
     monkeypatch.setattr(nvml, "devices", list)
     assert mps.available(sys.executable) == "no GPU was found"
 
 
 @pytest.mark.skipif(mps.available() is not None, reason=f"no MPS here: {mps.available()}")
-def test_the_real_daemon_serves_a_client_limits_its_memory_and_notices_one_that_fell_back(tmp_path):
+def test_the_real_daemon_serves_a_client_limits_its_memory_and_notices_one_outside_mps(tmp_path):
     device = nvml.devices()[0]
     with mps.Daemon(tmp_path / "mps", [device.uuid]) as daemon:
         found = daemon.check(device.uuid)

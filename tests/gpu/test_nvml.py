@@ -1,4 +1,4 @@
-"""NVML's answers, with a fake library: what is listed, and that nothing ever raises."""
+"""NVML with a fake library: what is listed, and that no function raises."""
 
 import sys
 from types import ModuleType, SimpleNamespace
@@ -70,7 +70,7 @@ def test_a_driver_that_cannot_tell_mps_clients_apart_still_lists_processes(libra
 
 
 @pytest.mark.parametrize("broken", ["nvmlInit", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetHandleByIndex"])
-def test_whatever_fails_the_answer_is_empty(library, broken):
+def test_any_failure_gives_an_empty_result(library, broken):
     library.broken = (broken,)
     if broken != "nvmlDeviceGetHandleByUUID":
         assert nvml.devices() == []

@@ -1,1 +1,1 @@
-"""The GPUs of this machine: what NVML tells about them, and the MPS daemon that lets jobs run side by side."""
+"""The GPUs of this machine: their inventory through NVML, and the MPS daemon that runs jobs side by side."""

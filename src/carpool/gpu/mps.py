@@ -1,10 +1,9 @@
 """NVIDIA MPS: one control daemon for the GPUs we manage, so that kernels of several jobs run side by side.
 
-The live executor and the profiler start a `Daemon`, put its `env()` into their workers, and verify from the running
-processes that MPS serves them: a client that cannot reach the daemon runs on without it and says nothing. The daemon
-has directories of its own, outlives a service that is killed (the next `start` adopts it), and is ended by its pid.
-Clocks, compute mode and MIG layout are not touched, and no share of the GPU's threads is set: kernels of two gangs that
-wait for each other could hang under such a cap.
+The live executor and the profiler start a `Daemon`, pass its `env()` to their workers, and verify that MPS serves the
+running processes: a client that cannot reach the daemon runs without it and reports no error. The daemon has its own
+directories and survives a killed service; the next `start` adopts it. Clocks, compute mode and MIG layout stay as they
+are. No limit on the share of GPU threads is set, because kernels of two gangs that wait for each other could hang.
 """
 
 import contextlib
@@ -28,29 +27,29 @@ from carpool.gpu import nvml
 
 CONTROL = "nvidia-cuda-mps-control"
 SOCKET_LONGEST = 107 - len("/control_privileged")
-"""A Unix socket's path has at most 107 characters; the daemon puts its sockets into the pipe directory."""
+"""Maximum length of the pipe directory's path. The daemon puts Unix sockets there, whose paths have 107 characters."""
 ANSWER_S = 10.0
 START_S = 20.0
 STOP_S = 10.0
 CHECK_S = 60.0
-"""So long a trial client may take: the first one waits for the server, which sets up every GPU."""
+"""Seconds that a trial client may take. The first one waits for the server, which initialises every GPU."""
 RECOVERY_S = 120.0
-"""A failed server takes no new clients until the old ones are gone; one that takes longer is not waited for."""
+"""Maximum seconds to wait for the clients of a failed server. It accepts no new clients before they are gone."""
 BEGUN = re.compile(rb"Starting new server (\d+)")
-"""How the daemon's log names a server, also one that nobody has looked at."""
+"""Line of the daemon's log about a new server."""
 MIB = 2**20
 PROBE_LIMIT = 3 * 2**30
-"""More than any context takes, and less than `PROBE_MUCH`."""
+"""Memory limit of the trial client: more than a context takes, less than `PROBE_MUCH`."""
 PROBE_MUCH = 4 * 2**30
 
 
 class MpsError(InputError):
-    """MPS does not work here; the message says what to do."""
+    """MPS does not work on this machine. The message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A server that failed: everybody who was on it has to be started again."""
+    """A server that failed. All its clients must be started again."""
 
     server: int
     clients: frozenset[int]
@@ -59,7 +58,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What a trial client showed: whether MPS serves it, and whether the memory limit holds."""
+    """The result of a trial client: whether MPS serves it, and whether the memory limit holds."""
 
     served: bool
     limited: bool
@@ -67,7 +66,7 @@ class Check:
 
 
 def available(control: str = CONTROL) -> str | None:
-    """None if MPS can be used here, else the reason why not."""
+    """Return None if MPS can be used on this machine, else the reason why not."""
     if not sys.platform.startswith("linux"):
         return "MPS exists on Linux only"
     if shutil.which(control) is None:
@@ -78,7 +77,7 @@ def available(control: str = CONTROL) -> str | None:
 
 
 class Daemon:
-    """The control daemon in `directory`, for the GPUs with these UUIDs (none: all of them)."""
+    """The control daemon in `directory`, for the GPUs with these UUIDs (all GPUs if none are given)."""
 
     def __init__(self, directory: str | os.PathLike[str], uuids: Sequence[str] = (), control: str = CONTROL) -> None:
         self.directory = Path(directory).resolve()
@@ -97,7 +96,7 @@ class Daemon:
 
     @property
     def pipe(self) -> Path:
-        """Where the sockets are: inside our directory, or in a short private one if that path is too long."""
+        """The directory of the sockets: inside ours, or a short private one if that path is too long."""
         inside = self.directory / "pipe"
         if len(os.fsencode(inside)) <= SOCKET_LONGEST:
             return inside
@@ -109,7 +108,7 @@ class Daemon:
         return self.directory / "log"
 
     def _logs(self) -> tuple[Path, ...]:
-        """Where the daemon tells of its servers: its output, and a file where it has not been told to stay in front."""
+        """The files in which the daemon reports its servers: its output, and its own log when it runs as a daemon."""
         return self.log / "daemon.log", self.log / "control.log"
 
     @property
@@ -148,7 +147,7 @@ class Daemon:
             time.sleep(0.05)
 
     def env(self, memory_limit: int | None = None, gpus: int = 1) -> dict[str, str]:
-        """What a worker needs in its environment. The limit is in bytes for each of its GPUs, its context included."""
+        """Return a worker's environment variables. The limit is in bytes per GPU and includes the context."""
         told = {"CUDA_MPS_PIPE_DIRECTORY": str(self.pipe), "CUDA_MPS_LOG_DIRECTORY": str(self.log)}
         if memory_limit is not None:
             whole = max(1, memory_limit // MIB)
@@ -156,36 +155,36 @@ class Daemon:
         return told
 
     def alive(self) -> bool:
-        """Does our daemon's process still run?"""
+        """Return whether our daemon's process still runs."""
         if self._child is not None and self._child.poll() is not None:
             return False
         return self._pid is not None and _birth(self._pid) == self._birth and self._birth is not None
 
     def clients(self) -> set[int]:
-        """The processes that MPS serves now."""
+        """Return the processes that MPS serves now."""
         return {client for server in self._servers() or () for client in self._clients_of(server)}
 
     @property
     def recovering(self) -> bool:
-        """Does a server wait for its clients to leave after a fault? It refuses new ones until then."""
+        """Whether a server waits for its clients to leave after a fault. It refuses new clients until then."""
         return any(time.monotonic() - since < RECOVERY_S for since in self._failed.values())
 
     def verify(self, pid: int) -> bool:
-        """Does MPS serve this process, or one that it started? False for one that fell back to time-slicing."""
+        """Return whether MPS serves this process or one of its descendants."""
         clients = self.clients()
         return any(client == pid or pid in _ancestors(client) for client in clients)
 
     def fell_back(self, pids: Sequence[int]) -> list[int]:
-        """Those of `pids` that compute on our GPUs outside MPS."""
+        """Return those of `pids` that use our GPUs outside MPS."""
         uuids = self.uuids or tuple(device.uuid for device in nvml.devices())
         busy = {use.pid for uuid in uuids for use in nvml.processes(uuid)}
         clients = self.clients()
         return [pid for pid in pids if pid in busy and pid not in clients]
 
     def faults(self) -> list[Fault]:
-        """Servers that failed since the last call, with everybody who was last seen on them. Call it now and then.
+        """Return the servers that failed since the last call, with their last known clients. Call it regularly.
 
-        All clients are one user's, so no server ever leaves of itself: one that is gone has failed.
+        All clients belong to one user, so a server never ends on its own: one that is gone has failed.
         """
         self._begun |= self._newly_begun()
         servers = self._servers()
@@ -210,7 +209,7 @@ class Daemon:
         return found
 
     def served(self) -> set[int]:
-        """The processes that were served at the last call of `faults`."""
+        """Return the processes that were served at the last call of `faults`."""
         return set().union(*self._served.values())
 
     def _all_lost(self) -> list[Fault]:
@@ -223,13 +222,13 @@ class Daemon:
         for path, start in self._read.items():
             with contextlib.suppress(OSError), path.open("rb") as file:
                 file.seek(start)
-                whole = file.read().rpartition(b"\n")[0]  # a line that is being written is read next time
+                whole = file.read().rpartition(b"\n")[0]  # an incomplete line is read next time
                 self._read[path] = start + len(whole)
                 found.update(int(number) for number in BEGUN.findall(whole))
         return found
 
     def check(self, uuid: str, python: str = sys.executable) -> Check:
-        """Run a trial client: is it served, and does a memory limit keep it from taking more?"""
+        """Run a trial client to find out whether MPS serves it and enforces a memory limit."""
         env = {**os.environ, **self.env(PROBE_LIMIT), "CUDA_VISIBLE_DEVICES": uuid}
         command = [python, "-m", "carpool.gpu.probe", str(PROBE_MUCH)]
         with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as probe:
@@ -243,7 +242,7 @@ class Daemon:
                 return Check(False, False, "a trial client ended without an answer")
             finally:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    probe.communicate(timeout=STOP_S)  # it leaves when its input closes
+                    probe.communicate(timeout=STOP_S)  # it exits when its input closes
                 probe.kill()
         if "error" in answer:
             return Check(False, False, f"a trial client failed: {answer['error']}")
@@ -251,7 +250,7 @@ class Daemon:
         return Check(served, limited, json.dumps(answer) if served else "a trial client ran outside MPS")
 
     def stop(self) -> None:
-        """End the daemon and its servers. Workers that still use them fail, so stop those first."""
+        """Stop the daemon and its servers. Stop the workers first: those that still use a server would fail."""
         if self.alive():
             self._ask(f"quit -t {STOP_S / 2:g}", timeout=STOP_S)
             self._wait_gone(STOP_S)
@@ -290,7 +289,9 @@ class Daemon:
         self._pid, self._birth = pid, birth
         if uuids != self.uuids:
             if self.clients():
-                raise MpsError(f"{self.directory}: an MPS daemon for other GPUs serves jobs there; let them end first")
+                raise MpsError(
+                    f"{self.directory}: an MPS daemon for other GPUs serves jobs there; wait for them to end"
+                )
             self.stop()
             return False
         if self._servers() is None:
@@ -299,18 +300,16 @@ class Daemon:
         return True
 
     def _end_forgotten(self) -> None:
-        """Somebody answers in our directory though the note about it is lost: it would keep ours from starting."""
+        """Stop a daemon that answers in our directory although its record is lost: it would block ours."""
         if self._servers() is None:
             return
         if self.clients():
-            raise MpsError(f"{self.pipe}: an MPS daemon that nobody remembers serves jobs there; let them end first")
+            raise MpsError(f"{self.pipe}: an unknown MPS daemon serves jobs there; wait until they have ended")
         self._ask(f"quit -t {STOP_S / 2:g}", timeout=STOP_S)
         until = time.monotonic() + STOP_S
         while self._servers() is not None:
             if time.monotonic() > until:
-                raise MpsError(
-                    f"{self.pipe}: an MPS daemon that nobody remembers answers there; end it and start again"
-                )
+                raise MpsError(f"{self.pipe}: an unknown MPS daemon answers there; stop it and start again")
             time.sleep(0.05)
 
     def _wait_gone(self, seconds: float) -> None:
@@ -319,7 +318,7 @@ class Daemon:
             time.sleep(0.05)
 
     def _servers(self) -> list[int] | None:
-        """None if the daemon does not answer."""
+        """Return the process ids of the servers, or None if the daemon does not answer."""
         answer = self._ask("get_server_list")
         return None if answer is None else _numbers(answer)
 
@@ -350,15 +349,15 @@ def _size(path: Path) -> int:
 
 
 def _private(place: Path) -> None:
-    """A directory of ours alone: who can write into it can speak for the daemon."""
+    """Make a private directory: a user who can write to it could impersonate the daemon."""
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     if place.stat().st_uid != os.getuid():
-        raise MpsError(f"{place}: belongs to somebody else; remove it or choose another home")
+        raise MpsError(f"{place}: belongs to another user; remove it or choose another home")
     place.chmod(0o700)
 
 
 def _stat(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat after the name; None for a process that is gone, or a zombie."""
+    """Return the fields of /proc/PID/stat after the name, or None if the process is gone or a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -367,7 +366,7 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def _birth(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot: tells it from a later one with the same number."""
+    """Return the start time of a process in clock ticks since boot, which distinguishes reused process ids."""
     fields = _stat(pid)
     return int(fields[19]) if fields else None
 

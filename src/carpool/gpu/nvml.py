@@ -1,9 +1,9 @@
-"""What NVML tells about this machine's GPUs: the devices, who runs on them, and how much memory is left.
+"""Reads this machine's GPUs through NVML: devices, processes on them, and free memory.
 
-The live executor asks it for GPUs and for foreign processes, the profiler for a process's true memory. Nothing here
-raises: without the package, the driver or a GPU the answers are empty, which is what a machine without GPUs looks like.
-It only reads; clocks, compute mode and MIG layout are left alone. Inside a container whose process ids are its own,
-the driver may report other numbers than the container knows: then no process of ours is found; callers allow for it.
+The live executor calls it for GPUs and foreign processes, the profiler for the memory of a process. No function raises:
+without the package, the driver or a GPU the results are empty, as on a machine without GPUs. Nothing is changed:
+clocks, compute mode and MIG layout stay as they are. In a container with its own process ids the driver may report
+other ids than the container uses; then none of our processes is found, and callers must allow for that.
 """
 
 import threading
@@ -28,7 +28,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A process on a GPU: its bytes, context included (None: the driver does not say); whether it is an MPS client."""
+    """A process on a GPU: its bytes with the context (None: unknown to the driver), and whether it is an MPS client."""
 
     pid: int
     memory: int | None
@@ -40,27 +40,27 @@ _library: ModuleType | None = None
 
 
 def devices() -> list[Device]:
-    """Every GPU of this machine, in the driver's order; empty where there is none."""
+    """Return every GPU of this machine in the driver's order."""
     return _ask(_devices, [])
 
 
 def processes(uuid: str) -> list[Use]:
-    """Who computes on a GPU, MPS clients marked. The MPS server itself is listed as an ordinary process."""
+    """Return the processes on a GPU, MPS clients marked. The MPS server is listed as an ordinary process."""
     return _ask(lambda nvml: _processes(nvml, uuid), [])
 
 
 def memory_of(uuid: str, pid: int) -> int | None:
-    """Bytes that a process holds on a GPU, its context included; None if it holds none that the driver tells."""
+    """Return the bytes that a process holds on a GPU, with its context, or None if the driver reports none."""
     return next((use.memory for use in processes(uuid) if use.pid == pid), None)
 
 
 def free_memory(uuid: str) -> int | None:
-    """Bytes that nobody holds; None where NVML cannot tell."""
+    """Return the free bytes on a GPU, or None if NVML cannot tell."""
     return _ask(lambda nvml: int(nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(uuid)).free), None)
 
 
 def utilisation(uuid: str) -> float | None:
-    """The share of the last moments (up to a second) in which some kernel ran; None where NVML cannot tell."""
+    """Return the share of the last second or less in which a kernel ran, or None if NVML cannot tell."""
 
     def share(library: Any) -> float | None:
         return float(library.nvmlDeviceGetUtilizationRates(library.nvmlDeviceGetHandleByUUID(uuid)).gpu) / 100
@@ -84,7 +84,7 @@ def _processes(nvml: Any, uuid: str) -> list[Use]:
     found = {p.pid: Use(p.pid, p.usedGpuMemory, False) for p in nvml.nvmlDeviceGetComputeRunningProcesses(handle)}
     try:
         clients = nvml.nvmlDeviceGetMPSComputeRunningProcesses(handle)
-    except nvml.NVMLError:  # an older driver: nobody can be told apart
+    except nvml.NVMLError:  # an older driver does not list MPS clients
         clients = []
     for p in clients:
         known = found.get(p.pid)
@@ -104,7 +104,7 @@ def _ask(question: Callable[[Any], Answer], otherwise: Answer) -> Answer:
 
 
 def _loaded() -> ModuleType | None:
-    """The library, initialised once. A failure is tried again: a driver may come up later."""
+    """Return the library, initialised once. After a failure the next call tries again, as a driver may load later."""
     global _library
     if _library is None:
         try:

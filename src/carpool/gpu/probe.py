@@ -1,8 +1,8 @@
-"""A tiny CUDA client, run as a process of its own: does a memory limit hold here, and does MPS serve us at all?
+"""A tiny CUDA client, run as its own process, that tests whether MPS serves it and whether a memory limit holds.
 
-`python -m carpool.gpu.probe BYTES` asks the driver for BYTES in one piece and then for a little, says in one line of
-JSON what it got, and waits for its standard input to close, so that whoever started it can look for it among the
-clients. It speaks to the driver's own library and needs no framework.
+`python -m carpool.gpu.probe BYTES` asks the driver for BYTES in one piece and then for a small piece, prints the
+results as one line of JSON, and waits for its standard input to close, so that its parent can look for it among the MPS
+clients. It calls the driver's library directly and needs no framework.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ LITTLE = 16 * 2**20
 
 
 def main() -> None:
-    """`much` and `little` are the driver's codes: 0 for given, 2 for out of memory."""
+    """Print the driver's codes for `much` and `little`: 0 for success, 2 for out of memory."""
     try:
         answer: dict[str, int | str] = {**_allocate(int(sys.argv[1]))}
     except (OSError, RuntimeError) as error:
