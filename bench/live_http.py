@@ -33,7 +33,7 @@ BLOCKER = {
     "gpus": 4,
     "exclusive": True,
     "grace_s": 0.0,
-    "time_s": 3600.0,
+    "duration_s": 3600.0,
 }
 
 
@@ -43,7 +43,7 @@ def request(number: int) -> dict[str, Any]:
         "directory": "/home/eve/project",
         "gpus": 1 + number % 4,
         "batch": 64,
-        "time_s": 60.0 + number,
+        "duration_s": 60.0 + number,
         "name": f"run-{number % 50}",
         "env": {"DATA": "/data/imagenet", "SEED": str(number)},
     }

@@ -65,7 +65,9 @@ class Nobody:
 def spec(number: int) -> Spec:
     env = {"DATA": "/data/imagenet", "SEED": str(number)}
     command = ("python", "train.py", "--lr", "0.1", "--seed", str(number))
-    return Spec(command, "/home/eve/project", gpus=1 + number % 4, batch=64, time_s=60.0 + number, name="run", env=env)
+    return Spec(
+        command, "/home/eve/project", gpus=1 + number % 4, batch=64, duration_s=60.0 + number, name="run", env=env
+    )
 
 
 def resident() -> float:

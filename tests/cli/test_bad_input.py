@@ -49,7 +49,7 @@ def misused(said, *parts: str) -> None:
         (HEADER + "\na,0,bret,1,8,9\n", (":2: model: 'bret' is not in profile t4: did you mean bert?",)),
         (HEADER + "\na,0,generic,1,8,9\n", (":2: duration_s: a job of model generic needs one",)),
         (HEADER + "\nx,0,ncf,1,8,9\nbig,0,bert,65,8,9\n", (":3: ", "asks for 65 GPUs and the cluster has 64")),
-        (HEADER + "\na,0,bert,1,8,9\na,0,bert,1,8,9\n", (":3: job 'a' stands already in line 2",)),
+        (HEADER + "\na,0,bert,1,8,9\na,0,bert,1,8,9\n", (":3: job 'a' is already in line 2",)),
         (HEADER + "\na,0,bert,1,8," + "9" * 400 + "\n", (":2: iterations: ", "must be a whole number")),
         (HEADER + "\na,1e300,bert,1,8,9\n", (":2: submitted_s: '1e300' must be",)),
         (HEADER + ",after\na,0,ncf,1,8,9,b\nb,0,ncf,1,8,9,a\n", ("after: jobs wait for each other in a circle",)),
@@ -124,7 +124,7 @@ def test_wrong_selections(tmp_path, text):
 def test_selections_of_what_cannot_be_selected(tmp_path):
     path = csv_file(tmp_path, "1,a,0,ncf,1,8,9", header="seed," + HEADER)
     refused(call("simulate", "--workload", path, "--select", "sed=1"), ":1: no column 'sed'", "did you mean seed?")
-    refused(call("simulate", "--workload", path, "--select", "seed=7"), "no jobs with seed=7; seed may be 1")
+    refused(call("simulate", "--workload", path, "--select", "seed=7"), "no jobs with seed=7; seed can be 1")
     refused(call("simulate", "--workload", path, "--select", "seed=1-2"), "names several workloads", "compare")
     refused(call("workload", "show", path, "--select", "seed=1-2"), "names several workloads")
     refused(call("simulate", "--select", "seed=1"), "--select chooses rows of a file")

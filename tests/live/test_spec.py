@@ -1,11 +1,12 @@
-"""What users may submit: every field is checked, and the message names it."""
+"""The service checks every field of a spec, and its message names the field."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.errors import InputError
-from carpool.live.spec import NAMES, Spec, expand, from_json, parse
+from carpool.job_schema import Edge, names
+from carpool.live.spec import Spec, expand, from_json, parse
 
 LEAST = {"command": ["true"], "directory": "/tmp"}
 
@@ -36,19 +37,22 @@ LEAST = {"command": ["true"], "directory": "/tmp"}
         ("env", {"CARPOOL_JOB": "1"}),
         ("env", {"RANK": "1"}),
         ("env", ["A=b"]),
-        ("time_s", float("nan")),
-        ("time_s", float("inf")),
-        ("time_s", "10"),
-        ("priority", 10**6),
+        ("duration_s", float("nan")),
+        ("duration_s", float("inf")),
+        ("duration_s", "10"),
+        ("priority", 10**6 + 1),
         ("exclusive", "yes"),
         ("max_slowdown", 0.5),
         ("after", "12"),
         ("after", ["1\n2"]),
+        ("after", ["../1"]),
         ("retries", -1),
         ("can_shrink", 1),
         ("cpus", 0),
         ("memory", "lots"),
         ("memory", 5),
+        ("memory", "2GiB"),
+        ("array", "0-3"),
         ("grace_s", -1.0),
         ("snapshot", "yes"),
         ("colour", "blue"),
@@ -70,13 +74,16 @@ def test_a_misspelt_field_is_guessed():
 
 
 @pytest.mark.parametrize("field", ["command", "directory"])
-def test_what_must_be_there(field):
+def test_a_required_field_must_be_given(field):
     with pytest.raises(InputError, match=f"{field}: is missing"):
         parse({key: value for key, value in LEAST.items() if key != field})
 
 
 @given(
-    st.dictionaries(st.sampled_from(NAMES), st.none() | st.integers() | st.text() | st.lists(st.text()) | st.floats())
+    st.dictionaries(
+        st.sampled_from(list(names(Edge.STORED))),
+        st.none() | st.integers() | st.text() | st.lists(st.text()) | st.floats(),
+    )
 )
 def test_nothing_but_an_input_error_comes_of_bad_input(data):
     try:
@@ -88,10 +95,14 @@ def test_nothing_but_an_input_error_comes_of_bad_input(data):
 
 def test_a_spec_survives_its_json():
     spec = parse(
-        {**LEAST, "env": {"A": "ü"}, "after": ["1"], "memory": "2GiB", "max_slowdown": 1.5, "can_shrink": False}
+        {**LEAST, "env": {"A": "ü"}, "after": ["1"], "memory": 2**31, "max_slowdown": 1.5, "can_shrink": False}
     )
     assert from_json(spec.to_json()) == spec
-    assert spec.memory == 2**31
+
+
+def test_a_spec_that_release_0_1_stored_is_read():
+    old = '{"command":["true"],"directory":"/","time_s":60.0,"after":["3"],"snapshot":false,"array_index":2}'
+    assert from_json(old) == Spec(("true",), "/", duration_s=60.0, after=("3",), array_index=2)
 
 
 def test_an_array_is_one_job_for_each_index():

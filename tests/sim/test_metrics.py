@@ -220,7 +220,7 @@ def test_what_holds_for_every_run(drawn, policy):
 def test_jobs_need_not_be_sorted_and_are_checked():
     result = simulate([job("b", 20, 1, 5), job("a", 0, 1, 5)], "fifo", ONE)
     assert ends(result) == {"a": 5, "b": 25}
-    with pytest.raises(InputError, match="job 'a' is there twice"):
+    with pytest.raises(InputError, match="job 'a' exists twice"):
         simulate([job("a", 0, 1, 5), job("a", 1, 1, 5)], "fifo", ONE)
     with pytest.raises(InputError, match="there is no job 'z'"):
         simulate([job("a", 0, 1, 5, after=("z",))], "fifo", ONE)

@@ -3,10 +3,6 @@
 import re
 from datetime import datetime
 
-from carpool.errors import InputError
-
-_DURATION = re.compile(r"\s*(\d{1,9}(?:\.\d{1,6})?)\s*(s|sec|m|min|h|d)?\s*", re.IGNORECASE)
-_SECONDS = {"": 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _COLOUR = re.compile(rb"\x1b\[[0-9;]{0,32}m")
 _CONTROL = re.compile(
     rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_].*?(?:\x07|\x1b\\)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\xc2[\x80-\x9f]",
@@ -35,18 +31,6 @@ def _pieces(data: bytes) -> list[bytes]:
         pieces += [data[end : found.start()], found[0]]
         end = found.end()
     return [*pieces, data[end:]]
-
-
-def duration(text: str, option: str = "--time") -> float:
-    """`90`, `45m`, `2h`, `1.5d` or `1:30:00` as seconds."""
-    match = _DURATION.fullmatch(text)
-    if match:
-        return float(match[1]) * _SECONDS[(match[2] or "").lower()]
-    clock = re.fullmatch(r"\s*(\d{1,6}):([0-5]\d):([0-5]\d)\s*", text)
-    if clock:
-        hours, minutes, seconds = (int(part) for part in clock.groups())
-        return hours * 3600.0 + minutes * 60.0 + seconds
-    raise InputError(f"{option} {text!r}: write a time such as 90s, 45m, 2h or 1:30:00")
 
 
 def span(seconds: float | None) -> str:

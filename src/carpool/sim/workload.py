@@ -1,7 +1,7 @@
-"""Workloads: the jobs of a run, where they came from, and the readers for the CSV formats we know.
+"""Workloads: the jobs of a simulation, and the readers and the writer of the CSV formats.
 
-A reader is chosen by the header. Every complaint names file, line and field and says what to do. Our own format
-is `job, submitted_s, model, gpus, batch, iterations`, with optional columns for the rest of a `Job`.
+The header of a file chooses its reader. The columns of Carpool's own format are the fields of `carpool.job_schema`;
+unknown columns are ignored. Every error names the file, the line and the column and says what to write instead.
 """
 
 import csv
@@ -10,48 +10,45 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 from carpool.core.model import Job
 from carpool.core.perf import GENERIC
 from carpool.errors import InputError, nearest
+from carpool.field_types import FieldError, FieldType
+from carpool.job_schema import COLUMNS, JobField
 
-OWN_COLUMNS = ("job", "submitted_s", "model", "gpus", "batch", "iterations")
-OPTIONAL_COLUMNS = (
-    *("duration_s", "user", "can_shrink", "exclusive", "max_slowdown", "priority", "after", "retries"),
-    *("elastic", "can_checkpoint"),
-)
+FIELD_TYPES = {one.name: one.type for one in COLUMNS}
+OWN_COLUMNS = tuple(one.name for one in COLUMNS if one.column_required)
 POLLUX_COLUMNS = ("name", "time", "app", "gpus", "batch", "iters")
 PHILLY_COLUMNS = ("timestamp", "duration", "num_gpus")
-MOST = 1e12
-"""The largest number a field may hold: beyond it, sums of times lose their milliseconds."""
 VALUES_SHOWN = 8
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Jobs in the order of their submission."""
+    """Jobs in order of submission."""
 
     jobs: tuple[Job, ...]
     source: str = "jobs"
     lines: Mapping[str, int] | None = None
-    """The line of each job in the file it came from."""
+    """Line of each job in its file."""
 
     def where(self, job_id: str) -> str:
-        """How to point a person to a job."""
+        """Return the file and line of a job, for messages."""
         if self.lines and job_id in self.lines:
             return f"{self.source}:{self.lines[job_id]}"
         return self.source
 
     def at_load(self, load: float) -> "Workload":
-        """The same jobs arriving `load` times as fast."""
+        """Return the same jobs with the arrival rate multiplied by `load`."""
         if load == 1.0:
             return self
         return replace(self, jobs=tuple(replace(job, submitted=job.submitted / load) for job in self.jobs))
 
 
 class Row:
-    """One line of a CSV file, with complaints that name file, line and field."""
+    """One line of a CSV file."""
 
     __slots__ = ("_columns", "_source", "line", "values")
 
@@ -61,62 +58,40 @@ class Row:
         self.line = 0
         self.values: Sequence[str] = ()
 
-    def fail(self, field: str, problem: str) -> NoReturn:
-        raise InputError(f"{self._source}:{self.line}: {field}: {problem}")
+    def fail(self, column: str, problem: str) -> NoReturn:
+        raise InputError(f"{self._source}:{self.line}: {column}: {problem}")
 
-    def text(self, field: str, default: str | None = None) -> str:
-        index = self._columns.get(field)
-        value = self.values[index].strip() if index is not None else ""
-        if not value:
-            if default is None:
-                self.fail(field, "is empty; give a value")
-            return default
-        if not value.isprintable():
-            self.fail(field, f"{value!r} holds a line break or a control character; remove it")
-        return value
-
-    def number(self, field: str, *, least: float = 0.0, above: bool = False) -> float:
-        value = self.values[self._columns[field]]
+    def value(self, column: str, kind: FieldType, *, required: bool = True) -> Any:
+        """Return the value of a cell; None where it is empty or the file lacks the column."""
+        index = self._columns.get(column)
+        text = "" if index is None else self.values[index].strip()
+        if not text:
+            if required:
+                self.fail(column, f"is empty; give {kind.wanted}")
+            return None
         try:
-            number = float(value)
-        except ValueError:
-            number = least - 1.0
-        if not least <= number <= MOST or (above and number == least):
-            self._fail_range(field, f"a number {'above' if above else 'from'} {least:g}")
-        return number
+            return kind.from_cell(text)
+        except FieldError as error:
+            self.fail(column, str(error))
 
-    def _fail_range(self, field: str, wanted: str) -> NoReturn:
-        value = self.values[self._columns[field]].strip()
-        if not value:
-            self.fail(field, f"is empty; give {wanted}")
-        shown = value if len(value) <= 40 else f"{value[:37]}..."
-        self.fail(field, f"{shown!r} must be {wanted}{' up to' if ' from ' in wanted else ', at most'} {MOST:g}")
+    def job(self, among: Iterable[tuple[int, JobField, str]]) -> Job:
+        """Return the job of a line in Carpool's own format, from the cells at the given indexes.
 
-    def count(self, field: str, least: int = 1) -> int:
-        value = self.values[self._columns[field]]
-        try:
-            number = int(value)
-        except ValueError:
+        Empty cells mean the default of `core.model.Job`.
+        """
+        values: dict[str, Any] = {}
+        cells = self.values
+        for index, one, attribute in among:
+            text = cells[index]
+            if not text or text.isspace():
+                if one.column_required:
+                    self.fail(one.name, f"is empty; give {one.type.wanted}")
+                continue
             try:
-                exact = float(value)  # 2.0 or 1e3 will do
-                number = int(exact) if exact.is_integer() else least - 1
-            except (ValueError, OverflowError):
-                number = least - 1
-        if not least <= number <= MOST:
-            self._fail_range(field, f"a whole number from {least}")
-        return number
-
-    def has(self, field: str) -> bool:
-        index = self._columns.get(field)
-        return index is not None and bool(self.values[index].strip())
-
-    def flag(self, field: str, default: bool) -> bool:
-        if not self.has(field):
-            return default
-        value = self.text(field).lower()
-        if value not in ("true", "false", "yes", "no", "1", "0"):
-            self.fail(field, f"{value!r} must be true or false")
-        return value in ("true", "yes", "1")
+                values[attribute] = one.type.from_cell(text)
+            except FieldError as error:
+                self.fail(one.name, str(error))
+        return Job(**values)
 
 
 def read(path: str | Path, select: Mapping[str, str] | None = None) -> Workload:
@@ -150,7 +125,7 @@ def _jobs(source: str, rows: Iterator[list[str]], select: Mapping[str, str]) -> 
     columns = {name: index for index, name in enumerate(header)}
     if len(columns) < len(header):
         twice = next(name for name in header if header.count(name) > 1)
-        raise InputError(f"{source}:1: column {twice!r} stands twice in the header; rename or remove one")
+        raise InputError(f"{source}:1: column {twice!r} is in the header twice; rename or remove one")
     reader = _reader_for(source, columns)
     for name in select:
         if name not in columns:
@@ -162,11 +137,11 @@ def _jobs(source: str, rows: Iterator[list[str]], select: Mapping[str, str]) -> 
         if job.id in lines:
             several = any(name in columns and name not in select for name in ("n", "seed"))
             remedy = (
-                "the file holds several workloads, choose one with --select n=…,seed=…"
+                "the file holds several workloads; select one with --select n=…,seed=…"
                 if several
-                else "give each job an id of its own"
+                else "give each job its own id"
             )
-            raise InputError(f"{source}:{line}: job {job.id!r} stands already in line {lines[job.id]}; {remedy}")
+            raise InputError(f"{source}:{line}: job {job.id!r} is already in line {lines[job.id]}; {remedy}")
         lines[job.id] = line
         jobs.append(job)
     if not jobs:
@@ -181,7 +156,7 @@ def _no_jobs(source: str, select: Mapping[str, str], seen: Mapping[str, Iterable
     if not any(seen.values()):
         return f"{source}: no jobs after the header; add a line for each job"
     chosen = ", ".join(f"{name}={value}" for name, value in select.items())
-    there = "; ".join(f"{name} may be {', '.join(values)}" for name, values in seen.items())
+    there = "; ".join(f"{name} can be {', '.join(values)}" for name, values in seen.items())
     return f"{source}: no jobs with {chosen}; {there}"
 
 
@@ -192,7 +167,7 @@ def _rows(
     select: Mapping[str, str],
     seen: Mapping[str, dict[str, None]],
 ) -> Iterator[Row]:
-    """The rows that are selected. `seen` collects some values of the columns that select, for a message."""
+    """Yield the selected rows. `seen` collects some values of the selecting columns, for a message."""
     row = Row(source, columns)
     wanted = [(columns[name], value) for name, value in select.items()]
     width = len(columns)
@@ -225,8 +200,13 @@ def _same(value: str, wanted: str) -> bool:
 Reader = Callable[[Iterable[Row]], Iterator[tuple[int, Job]]]
 
 
-def _reader_for(source: str, columns: Mapping[str, int]) -> Reader:
-    formats = ((OWN_COLUMNS, _own), (POLLUX_COLUMNS, _pollux), (PHILLY_COLUMNS, _philly))
+def _reader_for(source: str, columns: Mapping[str, int], among: Sequence[JobField] = COLUMNS) -> Reader:
+    present = [(columns[one.name], one, one.attribute or one.name) for one in among if one.name in columns]
+
+    def own(rows: Iterable[Row]) -> Iterator[tuple[int, Job]]:
+        return ((row.line, row.job(present)) for row in rows)
+
+    formats = ((OWN_COLUMNS, own), (POLLUX_COLUMNS, _pollux), (PHILLY_COLUMNS, _philly))
     for names, reader in formats:
         if all(name in columns for name in names):
             return reader
@@ -235,60 +215,36 @@ def _reader_for(source: str, columns: Mapping[str, int]) -> Reader:
     raise InputError(f"{source}:1: header lacks {', '.join(missing)}; expected at least {', '.join(likely)}")
 
 
-def _own(rows: Iterable[Row]) -> Iterator[tuple[int, Job]]:
-    for row in rows:
-        yield (
-            row.line,
-            Job(
-                id=row.text("job"),
-                submitted=row.number("submitted_s"),
-                model=row.text("model"),
-                gpus=row.count("gpus"),
-                batch=row.count("batch"),
-                iterations=row.count("iterations"),
-                user=row.text("user", ""),
-                duration_s=row.number("duration_s", above=True) if row.has("duration_s") else None,
-                can_shrink=row.flag("can_shrink", True),
-                exclusive=row.flag("exclusive", False),
-                max_slowdown=row.number("max_slowdown", least=1.0) if row.has("max_slowdown") else None,
-                priority=row.count("priority", least=-(10**6)) if row.has("priority") else 0,
-                after=tuple(dict.fromkeys(row.text("after", "").split())),
-                retries=row.count("retries", least=0) if row.has("retries") else 0,
-                elastic=row.flag("elastic", False),
-                can_checkpoint=row.flag("can_checkpoint", True),
-            ),
-        )
-
-
 def _pollux(rows: Iterable[Row]) -> Iterator[tuple[int, Job]]:
-    """Pollux's batch is that of the whole gang; ours is per GPU. All its jobs are elastic."""
+    """Yield the jobs of a Pollux file: its batch is that of the whole gang, ours is per GPU; all jobs are elastic."""
     for row in rows:
-        gpus = row.count("gpus")
+        gpus = row.value("gpus", FIELD_TYPES["gpus"])
         job = Job(
-            id=row.text("name"),
-            submitted=row.number("time"),
-            model=row.text("app"),
+            id=row.value("name", FIELD_TYPES["job"]),
+            submitted=row.value("time", FIELD_TYPES["submitted_s"]),
+            model=row.value("app", FIELD_TYPES["model"]),
             gpus=gpus,
-            batch=-(-row.count("batch") // gpus),
-            iterations=row.count("iters"),
-            duration_s=row.number("dur", above=True) if row.has("dur") else None,
+            batch=-(-row.value("batch", FIELD_TYPES["batch"]) // gpus),
+            iterations=row.value("iters", FIELD_TYPES["iterations"]),
+            duration_s=row.value("dur", FIELD_TYPES["duration_s"], required=False),
             elastic=True,
         )
         yield row.line, job
 
 
 def _philly(rows: Iterable[Row]) -> Iterator[tuple[int, Job]]:
-    """Jobs of which only the duration is known: one iteration stands for about a second."""
+    """Yield the jobs of a Philly file. It states only durations, so that one iteration stands for about a second."""
     read = []
     for row in rows:
-        stamp = row.text("timestamp")
+        stamp = row.value("timestamp", FIELD_TYPES["job"])
         try:
             when = datetime.fromisoformat(stamp)
             if when.tzinfo is not None:
                 when = when.astimezone(UTC).replace(tzinfo=None)
         except (ValueError, OverflowError):
             row.fail("timestamp", f"{stamp!r} must be a date and time such as 2017-10-09 07:01:55")
-        read.append((when, row.line, row.number("duration", above=True), row.count("num_gpus")))
+        duration = row.value("duration", FIELD_TYPES["duration_s"])
+        read.append((when, row.line, duration, row.value("num_gpus", FIELD_TYPES["gpus"])))
     first = min(entry[0] for entry in read) if read else None
     for when, line, duration, gpus in read:
         assert first is not None
@@ -317,35 +273,28 @@ def check_dependencies(workload: Workload) -> None:
 
 
 def check_ids(workload: Workload) -> None:
-    """Refuse two jobs of one name."""
+    """Refuse two jobs with the same id."""
     known: set[str] = set()
     for job in workload.jobs:
         if job.id in known:
-            raise InputError(f"{workload.where(job.id)}: job {job.id!r} is there twice; give each job an id of its own")
+            raise InputError(f"{workload.where(job.id)}: job {job.id!r} exists twice; give each job its own id")
         known.add(job.id)
 
 
-def write(workload: Workload, file: TextIO) -> None:
-    """Write jobs in our own format, without the optional columns that nobody uses."""
+def write(workload: Workload, file: TextIO, among: Sequence[JobField] = COLUMNS) -> None:
+    """Write jobs in Carpool's own format, without the optional columns in which all jobs have the default."""
     plain = Job("", 0.0, "", 1, 1, 1)
-    used = [name for name in OPTIONAL_COLUMNS if any(_cell(job, name) != _cell(plain, name) for job in workload.jobs)]
+    used = [
+        one
+        for one in among
+        if one.column_required or any(_value(job, one) != _value(plain, one) for job in workload.jobs)
+    ]
     out = csv.writer(file, lineterminator="\n")
-    out.writerow([*OWN_COLUMNS, *used])
+    out.writerow([one.name for one in used])
     for job in workload.jobs:
-        own = [job.id, _number(job.submitted), job.model, job.gpus, job.batch, job.iterations]
-        out.writerow(own + [_cell(job, name) for name in used])
+        values = ((one, _value(job, one)) for one in used)
+        out.writerow(["" if value is None else one.type.to_cell(value) for one, value in values])
 
 
-def _cell(job: Job, column: str) -> str:
-    if column == "duration_s":
-        return "" if job.duration_s is None else _number(job.duration_s)
-    if column == "after":
-        return " ".join(job.after)
-    value = getattr(job, column)
-    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _number(value: float) -> str:
-    """As short as it can be without becoming another number."""
-    short = f"{value:.10g}"
-    return short if float(short) == value else repr(value)
+def _value(job: Job, one: JobField) -> Any:
+    return getattr(job, one.attribute or one.name)

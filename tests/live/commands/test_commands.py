@@ -154,7 +154,7 @@ def test_a_dry_run_says_what_would_happen_and_queues_nothing(service):
     assert free["run"]["value"] == pytest.approx(600)
     assert "given" in free["run"]["source"]
     assert free["end"]["low"] <= free["end"]["value"] <= free["end"]["high"]
-    blocker = service.submit("sleep", "60", gpus=4, exclusive=True, time_s=60.0)
+    blocker = service.submit("sleep", "60", gpus=4, exclusive=True, duration_s=60.0)
     service.until(blocker, "running")
     said = service.call("submit", "--dry-run", "--time", "10m", "--", "true")
     assert said.out.startswith("It would wait.")
@@ -167,11 +167,11 @@ def test_a_dry_run_says_what_would_happen_and_queues_nothing(service):
 
 
 def test_explain_tells_why_who_and_when(service):
-    host = service.submit("sleep", "60", gpus=4, time_s=1000.0, name="host")
+    host = service.submit("sleep", "60", gpus=4, duration_s=1000.0, name="host")
     service.until(host, "running")
-    guest = service.submit("sleep", "60", time_s=5.0, name="guest")
+    guest = service.submit("sleep", "60", duration_s=5.0, name="guest")
     service.until(guest, "running")
-    alone = service.submit("sleep", "60", exclusive=True, time_s=5.0)
+    alone = service.submit("sleep", "60", exclusive=True, duration_s=5.0)
     held = service.submit("true", after=[alone])
     shared = service.json("explain", guest)
     assert [mate["job"] for mate in shared["mates"]] == [host]

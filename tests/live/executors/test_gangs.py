@@ -54,7 +54,7 @@ def trained_in_one_go() -> list[float]:
 def test_a_gang_that_is_requeued_saves_and_goes_on_where_it_was(home):
     async def play():
         async with serving(home, gpus=2) as service:
-            wishes = {"gpus": 2, "batch": 8, "iterations": 60, "time_s": 10, "env": HERE, "grace_s": 20}
+            wishes = {"gpus": 2, "batch": 8, "iterations": 60, "duration_s": 10, "env": HERE, "grace_s": 20}
             job = await one(service, python(TRAIN, **wishes))
             await started(service, job)
             await until(

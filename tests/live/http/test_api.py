@@ -209,7 +209,7 @@ GOOD = {"command": ["true"], "directory": "/"}
         ({"gpus": True}, "gpus"),
         ({"gpus": 10**30}, "gpus"),
         ({"iterations": 1.5}, "iterations"),
-        ({"time_s": -1}, "time_s"),
+        ({"duration_s": -1}, "duration_s"),
         ({"env": {"A=B": "c"}}, "env"),
         ({"env": {"RANK": "1"}}, "env"),
         ({"env": {"CARPOOL_GPUS": "1"}}, "env"),

@@ -122,7 +122,7 @@ def test_a_restart_from_a_snapshot_gives_the_state_that_a_whole_replay_gives(qui
             for _ in range(80):
                 clock.time += drawn.choice([0.0, 1.0, 20.0])
                 after = drawn.sample(sorted(live.specs), min(2, len(live.specs))) if drawn.random() < 0.2 else []
-                wishes = {"gpus": drawn.randint(1, 4), "time_s": drawn.randint(5, 500), "after": after}
+                wishes = {"gpus": drawn.randint(1, 4), "duration_s": drawn.randint(5, 500), "after": after}
                 await one(live, shell("true", name=drawn.choice("abc"), **wishes), drawn.choice(["eve", "bob"]))
                 for key in list(executor.gangs):
                     if drawn.random() < 0.5:

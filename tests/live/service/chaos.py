@@ -86,7 +86,7 @@ class World:
             ),
             directory="/tmp",
             gpus=drawn.choice([1, 1, 2, 3]),
-            time_s=seconds * 10,
+            duration_s=seconds * 10,
             retries=drawn.choice([0, 3]),
             grace_s=0.3,
             exclusive=drawn.random() < 0.1,

@@ -57,7 +57,7 @@ def test_reports_are_thinned_and_tell_what_matters(quick_home):
 
     async def play():
         async with serving(quick_home, gpus=1, executor=executor, clock=clock) as service:
-            job = await one(service, shell("true", iterations=10_000, time_s=1000, name="n", batch=8))
+            job = await one(service, shell("true", iterations=10_000, duration_s=1000, name="n", batch=8))
             await settle(service)
             executor.listener.gang_up(job, 1)
             await settle(service)
@@ -106,7 +106,7 @@ def test_a_job_whose_iterations_nobody_counted_keeps_its_estimate(quick_home):
 
     async def play():
         async with serving(quick_home, gpus=1, executor=executor, clock=clock) as service:
-            job = await one(service, shell("true", time_s=100))
+            job = await one(service, shell("true", duration_s=100))
             await settle(service)
             executor.listener.gang_up(job, 1)
             await settle(service)

@@ -256,9 +256,9 @@ class TestMemory:
     def test_out_of_memory_comes_back_cut_then_alone_then_is_reported(self, home):
         async def play():
             async with serving(home, "sjf-ffs", gpus=1) as service:
-                mate = await one(service, shell("sleep 30", time_s=1000))
+                mate = await one(service, shell("sleep 30", duration_s=1000))
                 await started(service, mate)
-                hopeless = shell(self.CRY.format(last=9), can_shrink=True, batch=8, time_s=2000, iterations=10)
+                hopeless = shell(self.CRY.format(last=9), can_shrink=True, batch=8, duration_s=2000, iterations=10)
                 job = await one(service, hopeless)
                 await until(lambda: service.queries.show(job)["attempt"] == 2)
                 await until(lambda: len(told(service, "ConstraintsChanged")) == 2)
@@ -281,9 +281,9 @@ class TestMemory:
     def test_a_job_that_cannot_be_cut_goes_alone_at_once(self, home):
         async def play():
             async with serving(home, "sjf-ffs", gpus=1) as service:
-                mate = await one(service, shell("sleep 0.6", time_s=1000))
+                mate = await one(service, shell("sleep 0.6", duration_s=1000))
                 await started(service, mate)
-                job = await one(service, shell(self.CRY.format(last=2), time_s=2000))
+                job = await one(service, shell(self.CRY.format(last=2), duration_s=2000))
                 assert await service.queries.wait(job) == "finished"
                 assert [r["exclusive"] for r in told(service, "ConstraintsChanged")] == [True]
                 assert (

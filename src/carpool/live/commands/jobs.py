@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
+from carpool.job_schema import PRIORITY
 from carpool.live.commands import tables
-from carpool.live.commands.options import connect, home_option, json_option, print_json
+from carpool.live.commands.options import OptionType, connect, home_option, json_option, print_json
 from carpool.live.http.client import Client, job_path
 from carpool.live.text import harmless, printable
 
@@ -157,7 +158,7 @@ requeue = _simple("requeue", "Stop a running job, which saves first, and put it 
 
 @click.command()
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB…")
-@click.argument("value", type=click.IntRange(-1000, 1000), metavar="PRIORITY")
+@click.argument("value", type=OptionType(PRIORITY), metavar="PRIORITY")
 @home_option
 @json_option
 def priority(jobs: tuple[str, ...], value: int, home: Path | None, as_json: bool) -> None:

@@ -8,9 +8,27 @@ from typing import Any
 
 import click
 
+from carpool.errors import InputError
+from carpool.field_types import FieldError, FieldType
 from carpool.live.http.client import Client
 
 Command = Callable[..., Any]
+
+
+class OptionType(click.ParamType[Any]):
+    """A value on the command line that a field type reads, with the same checks as every other edge."""
+
+    def __init__(self, kind: FieldType) -> None:
+        self.kind, self.name = kind, kind.metavar
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self.kind.from_option(value)
+        except FieldError as error:
+            place = param.opts[0] if isinstance(param, click.Option) else str(param and param.human_readable_name)
+            raise InputError(f"{place}: {error}") from None
 
 
 def home_option(command: Command) -> Command:

@@ -2,53 +2,63 @@
 
 import os
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from carpool.errors import InputError
+from carpool.field_types import AbsolutePath, JobIds, Variables, YesNo
+from carpool.job_schema import FIELDS, Edge, JobField, on
 from carpool.live.commands import job_file
-from carpool.live.commands.options import connect, home_option, json_option, print_json
+from carpool.live.commands.options import Command, OptionType, connect, home_option, json_option, print_json
 from carpool.live.commands.tables import dry_run_lines
-from carpool.live.http.client import Client, job_id
+from carpool.live.http.client import Client
 from carpool.live.http.snapshot import pack
-from carpool.live.text import duration, printable, size
-from carpool.units import parse_bytes
+from carpool.live.text import printable, size
 
-ENDED_WITHOUT_CODE = {"finished": 0, "failed": 1, "cancelled": 130}
+EXIT_CODES = {"finished": 0, "failed": 1, "cancelled": 130}
+"""Exit codes for jobs whose workers left none."""
+
+
+def job_options(among: Sequence[JobField] = FIELDS) -> Callable[[Command], Command]:
+    """Return a decorator that adds one option for each field of a job."""
+
+    def decorate(command: Command) -> Command:
+        for one in reversed(on(Edge.OPTION, among)):
+            command = _option(one)(command)
+        return command
+
+    return decorate
+
+
+def _option(one: JobField) -> Callable[[Command], Command]:
+    text = one.help + (f"  [default: {one.shown_default.partition(';')[0]}]" if one.shown_default else "")
+    if isinstance(one.type, YesNo):
+        names = f"{one.option}/{one.negated}" if one.negated else one.option
+        return click.option(names, one.name, is_flag=True, default=None, help=text)
+    if isinstance(one.type, Variables | AbsolutePath):  # needs the environment or the current directory; see `_request`
+        kind: Any = click.STRING
+    else:
+        kind = OptionType(one.type)
+    metavar, several = one.type.metavar, one.type.repeatable
+    text += " Repeatable." if several else ""
+    return click.option(*one.options, one.name, type=kind, metavar=metavar, multiple=several, help=text)
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[JOBFILE | -- COMMAND …]")
-@click.option("--name", help="What the queue shows.")
-@click.option("--gpus", type=click.IntRange(1), help="One worker process on each.  [default: 1]")
-@click.option("--batch-size", type=click.IntRange(1), help="Samples per GPU per iteration.  [default: 1]")
-@click.option("--iterations", type=click.IntRange(1), help="Full-batch steps in all.")
-@click.option("--model", help="The profile's name for this training; see `carpool profiles`.")
-@click.option("--time", "time_s", help="How long it runs alone, such as 45m or 2h: a guess that measurements replace.")
-@click.option("--priority", type=click.IntRange(-1000, 1000), help="Higher goes first.  [default: 0]")
-@click.option("--exclusive", is_flag=True, default=None, help="Never share a GPU.")
-@click.option("--max-slowdown", type=click.FloatRange(1.0, 1000.0), help="Share only if this much slower or less.")
-@click.option("--can-shrink/--no-shrink", default=None, help="May its batch be split?  [default: as the library finds]")
-@click.option("--after", multiple=True, metavar="JOB", help="Start once these have finished well: 3 or 3,5.")
-@click.option("--array", metavar="RANGE", help="One job for each index of 0-9 or 1,4,7-8; see CARPOOL_ARRAY_INDEX.")
-@click.option("--retries", type=click.IntRange(0, 1000), help="Start again after a failure, so often.  [default: 0]")
-@click.option("--env", "variables", multiple=True, metavar="NAME[=VALUE]", help="For the workers; repeatable.")
-@click.option("--cpus", type=click.IntRange(1), help="Cores for each worker.")
-@click.option("--memory", help="Main memory for each worker, such as 16GiB.")
-@click.option("--grace", help="Time to save before a stopped worker is killed.  [default: 30s]")
-@click.option("--directory", type=click.Path(path_type=Path, file_okay=False), help="Where it runs.  [default: here]")
-@click.option("--snapshot", is_flag=True, default=None, help="Copy the directory now: later edits do not matter.")
-@click.option("--dry-run", is_flag=True, help="Say what would happen; queue nothing.")
-@click.option("--wait", is_flag=True, help="Return when it has ended, with its exit code.")
+@job_options()
+@click.option("--dry-run", is_flag=True, help="Print what would happen, without submitting the job.")
+@click.option("--wait", is_flag=True, help="Wait for the end of the job and return its exit code.")
 @home_option
 @json_option
 def submit(words: tuple[str, ...], home: Path | None, as_json: bool, dry_run: bool, wait: bool, **given: Any) -> None:
-    """Queue a job: a command after `--`, or a YAML or TOML file with the same fields.
+    """Submit a job: a command after `--`, or a YAML or TOML file with the same fields.
 
-    What is given as an option beats what the file says. The command gets none of your environment but what --env
-    names: `--env NAME` passes on a variable of yours, `--env NAME=VALUE` sets one.
+    Options override the fields of the file. The command sees no variable of your environment except those that --env
+    names: `--env NAME` passes one on, `--env NAME=VALUE` sets one.
     """
     request = _request(words, given)
     client = connect(home)
@@ -69,7 +79,7 @@ def submit(words: tuple[str, ...], home: Path | None, as_json: bool, dry_run: bo
 
 
 def _request(words: tuple[str, ...], given: dict[str, Any]) -> dict[str, Any]:
-    """What the API wants, from a file where one is named, and the options."""
+    """Return the JSON request for the job file, where one is given, and the options."""
     request: dict[str, Any] = {"directory": str(Path.cwd())}
     if len(words) == 1 and words[0].endswith(job_file.SUFFIXES):
         request = job_file.read(Path(words[0]))
@@ -81,28 +91,17 @@ def _request(words: tuple[str, ...], given: dict[str, Any]) -> dict[str, Any]:
         request["command"] = list(words)
     else:
         raise InputError("nothing to run: give a command after --, as in `carpool submit -- python train.py`")
-    plain = (
-        "name",
-        "gpus",
-        "iterations",
-        "model",
-        "priority",
-        "exclusive",
-        "max_slowdown",
-        "can_shrink",
-        "array",
-        "retries",
-    )
-    options = {key: given[key] for key in (*plain, "cpus", "snapshot")}
-    options["batch"] = given["batch_size"]
-    options["after"] = [job_id(job.strip()) for some in given["after"] for job in some.split(",")] or None
-    options["time_s"] = duration(given["time_s"]) if given["time_s"] else None
-    options["grace_s"] = duration(given["grace"], "--grace") if given["grace"] else None
-    options["memory"] = parse_bytes(given["memory"], "--memory") if given["memory"] else None
-    options["directory"] = str(given["directory"].absolute()) if given["directory"] else None
-    request.update({key: value for key, value in options.items() if value is not None})
-    if given["variables"]:
-        request["env"] = {**request.get("env", {}), **_environment(given["variables"])}
+    for one in on(Edge.OPTION):
+        value = given[one.name]
+        if value is None or value == ():
+            continue
+        if one.name == "directory":
+            value = str(Path(value).absolute())
+        elif one.name == "env":
+            value = {**request.get("env", {}), **_environment(value)}
+        elif isinstance(one.type, JobIds):
+            value = [job for some in value for job in some]
+        request[one.name] = one.type.to_json(value)
     return request
 
 
@@ -138,8 +137,8 @@ def exit_code(row: dict[str, Any]) -> int:
     was cancelled, however its workers took it."""
     code = row.get("exit_code")
     if code is None or row["state"] == "cancelled":
-        return ENDED_WITHOUT_CODE[row["state"]]
-    return 128 - code if code < 0 else int(code) or ENDED_WITHOUT_CODE[row["state"]]
+        return EXIT_CODES[row["state"]]
+    return 128 - code if code < 0 else int(code) or EXIT_CODES[row["state"]]
 
 
 def _away() -> None:

@@ -5,7 +5,8 @@ from typing import Any
 
 import click
 
-from carpool.live.commands.options import Command, connect, home_option, json_option, print_json
+from carpool.job_schema import PRIORITY
+from carpool.live.commands.options import Command, OptionType, connect, home_option, json_option, print_json
 from carpool.live.commands.tables import new_table
 from carpool.live.http.client import segment
 from carpool.live.text import printable
@@ -16,7 +17,7 @@ LIMITS = ("max_jobs", "max_gpus", "max_priority")
 
 def limit_options(command: Command) -> Command:
     for option in (
-        click.option("--max-priority", type=click.IntRange(-1000, 1000), help="Highest priority.  [default: no limit]"),
+        click.option("--max-priority", type=OptionType(PRIORITY), help="Highest priority.  [default: no limit]"),
         click.option("--max-gpus", type=click.IntRange(0), help="GPUs at a time.  [default: no limit]"),
         click.option("--max-jobs", type=click.IntRange(0), help="Running jobs at a time.  [default: no limit]"),
     ):

@@ -84,7 +84,7 @@ def finite(value: Any) -> Any:
 def answers(*codes: int, ok: int = 200, model: Any = None) -> dict[int | str, dict[str, Any]]:
     """What a route may answer, for the OpenAPI document. Every route has 400, 401 and 413, which the gate gives."""
     documented: dict[int | str, dict[str, Any]] = {
-        code: {"model": messages.Problem, "description": PROBLEMS[code]} for code in sorted({400, 401, 413, *codes})
+        code: {"model": messages.ErrorAnswer, "description": PROBLEMS[code]} for code in sorted({400, 401, 413, *codes})
     }
     if model is not None:
         documented[ok] = {"model": model}
@@ -117,7 +117,7 @@ def create_app(inside: Box) -> App:
     app.state.box = inside
     _answer_errors(app)
 
-    @app.get(HEALTH, responses={200: {"model": messages.Health}, 400: answers()[400], 413: answers()[413]})
+    @app.get(HEALTH, responses={200: {"model": messages.HealthAnswer}, 400: answers()[400], 413: answers()[413]})
     async def health() -> Json:
         """Is somebody there? Needs no token and tells nothing else."""
         return Json({"status": "ok"})
@@ -152,7 +152,8 @@ def _answer_errors(app: FastAPI) -> None:
         if first["type"] == "json_invalid":
             return problem(400, "the body is not JSON")
         where = [str(part) for part in first["loc"][1:]] or ["body"]
-        return problem(422, f"{ascii('.'.join(where))[1:-1][:100]}: {first['msg']}")
+        why = first.get("ctx", {}).get("error", first["msg"])  # our own readers' words, where one of them refused it
+        return problem(422, f"{ascii('.'.join(where))[1:-1][:100]}: {why}")
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:

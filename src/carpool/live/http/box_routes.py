@@ -33,13 +33,13 @@ def _admin_only(who: Principal) -> None:
         raise Forbidden("only the administrator may do this")
 
 
-@router.get("/me", tags=["service"], responses=answers(model=messages.Me))
+@router.get("/me", tags=["service"], responses=answers(model=messages.MeAnswer))
 async def whoami(who: Me) -> Json:
     """Whose token this is."""
     return Json({"name": who.name, "admin": who.admin})
 
 
-@router.get("/status", tags=["service"], responses=answers(model=messages.Status))
+@router.get("/status", tags=["service"], responses=answers(model=messages.ServiceInfo))
 async def status(inside: Inside, who: Me) -> Json:
     """What kind of service this is."""
     return Json(
@@ -61,7 +61,7 @@ async def gpus(inside: Inside, who: Me) -> Json:
     return Json(inside.service.queries.gpus())
 
 
-@router.get("/history", tags=["service"], responses=answers(422, model=messages.History))
+@router.get("/history", tags=["service"], responses=answers(422, model=messages.HistoryPage))
 async def history(
     inside: Inside, who: Me, limit: Annotated[int, Query(ge=1, le=10_000)] = 100, before: Before = None
 ) -> Json:
@@ -77,7 +77,7 @@ async def accuracy(inside: Inside, who: Me) -> Json:
     return Json(inside.service.queries.accuracy())
 
 
-@router.get("/workload", tags=["service"], responses=answers(model=messages.Workload))
+@router.get("/workload", tags=["service"], responses=answers(model=messages.WorkloadAnswer))
 async def workload(inside: Inside, who: Me) -> Json:
     """The history as the simulator reads it."""
     return Json({"jobs": inside.service.queries.workload()})
@@ -87,7 +87,7 @@ async def workload(inside: Inside, who: Me) -> Json:
     "/snapshots",
     tags=["jobs"],
     status_code=201,
-    responses=answers(422, ok=201, model=messages.Snapshot),
+    responses=answers(422, ok=201, model=messages.CodeSnapshotAnswer),
     openapi_extra={
         "requestBody": {
             "required": True,
@@ -114,7 +114,7 @@ def _shown(name: str, row: dict[str, Any]) -> dict[str, Any]:
     return {"name": name, "role": row.get("role", "user"), "revoked": bool(row.get("revoked")), **shown}
 
 
-@router.get("/users", tags=["users"], responses=answers(403, model=messages.Users))
+@router.get("/users", tags=["users"], responses=answers(403, model=messages.UserList))
 async def users(inside: Inside, who: Me) -> Json:
     """Everybody who has or had a token."""
     _admin_only(who)
@@ -122,7 +122,10 @@ async def users(inside: Inside, who: Me) -> Json:
 
 
 @router.post(
-    "/users", tags=["users"], status_code=201, responses=answers(403, 409, 422, 503, ok=201, model=messages.NewUser)
+    "/users",
+    tags=["users"],
+    status_code=201,
+    responses=answers(403, 409, 422, 503, ok=201, model=messages.NewUserAnswer),
 )
 async def add_user(request: messages.UserRequest, inside: Inside, who: Me) -> Json:
     """Let somebody in. The answer holds their token, which is not kept and cannot be asked for again."""
@@ -160,7 +163,7 @@ def _uid(inside: Box, name: str, uid: int | None) -> int | None:
     return found
 
 
-@router.delete("/users/{name}", tags=["users"], responses=answers(403, 404, 422, 503, model=messages.User))
+@router.delete("/users/{name}", tags=["users"], responses=answers(403, 404, 422, 503, model=messages.UserAnswer))
 async def revoke(name: Name, inside: Inside, who: Me) -> Json:
     """Shut somebody out. Their jobs go on; cancel them where that is not wanted."""
     _admin_only(who)
@@ -170,7 +173,7 @@ async def revoke(name: Name, inside: Inside, who: Me) -> Json:
     return Json(_shown(name, row))
 
 
-@router.put("/users/{name}/limits", tags=["users"], responses=answers(403, 404, 422, 503, model=messages.User))
+@router.put("/users/{name}/limits", tags=["users"], responses=answers(403, 404, 422, 503, model=messages.UserAnswer))
 async def limit(name: Name, request: messages.LimitsRequest, inside: Inside, who: Me) -> Json:
     """What somebody may hold at a time; what is left out has no limit."""
     _admin_only(who)

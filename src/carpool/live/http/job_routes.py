@@ -41,21 +41,23 @@ def _check_priority(inside: Box, who: Principal, priority: int) -> None:
         )
 
 
-def _specs(request: messages.JobRequest) -> list[spec.Spec]:
-    given = request.model_dump(exclude_unset=True, exclude={"array", "snapshot"})
+def _specs(request: messages.JobRequest) -> tuple[list[spec.Spec], str | None]:
+    """Return the jobs that a request asks for, and the name of their code snapshot."""
+    given = request.model_dump(exclude_unset=True)
+    array, snapshot = given.pop("array", None), given.pop("snapshot", None)
     one = spec.parse(given)
-    return [one] if request.array is None else spec.expand(one, request.array)
+    return ([one] if array is None else spec.expand(one, array)), snapshot
 
 
-@router.post("/jobs", status_code=201, responses=answers(403, 422, 503, ok=201, model=messages.Submitted))
+@router.post("/jobs", status_code=201, responses=answers(403, 422, 503, ok=201, model=messages.SubmitAnswer))
 async def submit(request: messages.JobRequest, inside: Inside, who: Me) -> Json:
     """Queue a job, or an array of them: all or none. They are on disk when the answer comes."""
-    _check_priority(inside, who, request.priority)
-    specs = _specs(request)
-    if request.snapshot is None:
+    specs, snapshot = _specs(request)
+    _check_priority(inside, who, specs[0].priority)
+    if snapshot is None:
         jobs = await inside.service.requests.submit(specs, who.name)
     else:
-        with inside.uploads.taken(request.snapshot, who.name) as directory:
+        with inside.uploads.taken(snapshot, who.name) as directory:
             specs = [replace(one, directory=str(directory), snapshot=True) for one in specs]
             jobs = await inside.service.requests.submit(specs, who.name)
     return Json({"job": jobs[0], "jobs": jobs}, 201)
@@ -64,10 +66,10 @@ async def submit(request: messages.JobRequest, inside: Inside, who: Me) -> Json:
 @router.post("/jobs/dry-run", responses=answers(422, model=dict[str, Any]))
 async def dry_run(request: messages.JobRequest, inside: Inside, who: Me) -> Json:
     """What would happen to a job, without queueing it."""
-    return Json(inside.service.queries.dry_run(_specs(request)[0], who.name))
+    return Json(inside.service.queries.dry_run(_specs(request)[0][0], who.name))
 
 
-@router.get("/jobs", responses=answers(422, model=messages.Jobs))
+@router.get("/jobs", responses=answers(422, model=messages.JobPage))
 async def jobs(
     inside: Inside,
     who: Me,
@@ -90,13 +92,13 @@ async def show(job: Job, inside: Inside, who: Me) -> Json:
     return Json(row)
 
 
-@router.get("/jobs/{job}/explain", responses=answers(404, 422, model=messages.Explanation))
+@router.get("/jobs/{job}/explain", responses=answers(404, 422, model=messages.ExplainAnswer))
 async def explain(job: Job, inside: Inside, who: Me) -> Json:
     """Why it waits or shares, with whom, and when it starts and ends."""
     return Json(inside.service.queries.explain(job))
 
 
-@router.get("/jobs/{job}/wait", responses=answers(404, 422, model=messages.JobState))
+@router.get("/jobs/{job}/wait", responses=answers(404, 422, model=messages.JobStatusAnswer))
 async def wait(
     job: Job, inside: Inside, who: Me, timeout_s: Annotated[float, Query(ge=0, le=60, allow_inf_nan=False)] = 5.0
 ) -> Json:
@@ -151,7 +153,7 @@ async def _changed(inside: Box, job: str) -> Json:
     return Json({key: row[key] for key in ("job", "state", "held")})
 
 
-CHANGE = answers(403, 404, 409, 422, 503, model=messages.JobState)
+CHANGE = answers(403, 404, 409, 422, 503, model=messages.JobStatusAnswer)
 
 
 @router.post("/jobs/{job}/cancel", responses=CHANGE)

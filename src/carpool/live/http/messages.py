@@ -1,21 +1,19 @@
-"""The words of the HTTP API as OpenAPI shows them: what a request may hold and what an answer looks like.
+"""Requests and answers of the HTTP API as OpenAPI documents them.
 
-Requests are checked here for type, range and unknown fields, then by `spec.parse`, which has the last word. Answers are
-written as plain JSON by the routes; these models document them and let the tests compare the two.
+The fields of a job come from `carpool.job_schema`: pydantic calls the same checks as every other edge, and only here.
+The routes write answers as plain JSON; these models document them, and the tests compare the two.
 """
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, create_model
 
-from carpool.live import spec
+from carpool.field_types import FieldType
+from carpool.job_schema import FIELDS, PRIORITY, Edge, JobField, on
 
-Word = Annotated[str, Field(max_length=200)]
-JobId = Annotated[str, Field(pattern=r"^[0-9]{1,18}$", max_length=18)]
 UserName = Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_.-]{0,31}$", max_length=32)]
-Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=200)]
-Text = Annotated[str, Field(max_length=spec.MOST_TEXT)]
-State = Literal["pending", "starting", "running", "stopping", "finished", "failed", "cancelled"]
+JobStatus = Literal["pending", "starting", "running", "stopping", "finished", "failed", "cancelled"]
 
 
 class Request(BaseModel):
@@ -26,43 +24,55 @@ class Answer(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
-class JobRequest(Request):
-    """One job, or with `array` several that differ in their index."""
+def annotation(kind: FieldType, optional: bool = False) -> Any:
+    """Return a type that pydantic checks with the field's own reader."""
+    check, schema = kind.check, kind.json_schema()
+    if optional:
+        schema = {"anyOf": [schema, {"type": "null"}]}
 
-    command: Annotated[list[Text], Field(min_length=1, max_length=spec.MOST_WORDS)]
-    directory: Annotated[str, Field(pattern=r"^/", max_length=4096)]
-    gpus: Annotated[int, Field(ge=1, le=spec.MOST_GPUS)] = 1
-    batch: Annotated[int, Field(ge=1, le=spec.MOST_BATCH)] = 1
-    iterations: Annotated[int, Field(ge=1, le=spec.MOST_ITERATIONS)] | None = None
-    model: Word | None = None
-    name: Word = ""
-    env: dict[Variable, Text] = {}
-    time_s: Annotated[float, Field(ge=0.001, le=spec.MOST_SECONDS, allow_inf_nan=False)] | None = None
-    priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
-    exclusive: bool = False
-    max_slowdown: Annotated[float, Field(ge=1, le=1000, allow_inf_nan=False)] | None = None
-    after: Annotated[list[JobId], Field(max_length=1000)] = []
-    retries: Annotated[int, Field(ge=0, le=1000)] = 0
-    can_shrink: bool | None = None
-    cpus: Annotated[int, Field(ge=1, le=4096)] | None = None
-    memory: Annotated[int, Field(ge=2**20, le=2**50)] | None = None
-    grace_s: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = 30.0
-    array: Annotated[str, Field(max_length=1000)] | None = None
-    """Indexes such as 0-9 or 1,4,7-8."""
-    snapshot: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$", max_length=32)] | None = None
-    """The name that `POST /v1/snapshots` gave an uploaded directory."""
+    def read(value: Any) -> Any:
+        return None if optional and value is None else check(value)
+
+    return Annotated[Any, PlainValidator(read), WithJsonSchema(schema)]
+
+
+def job_request(among: Sequence[JobField] = FIELDS) -> type[Request]:
+    """Return the model of a request that submits a job."""
+    declared: dict[str, Any] = {}
+    for one in on(Edge.REQUEST, among):
+        kind = one.request_type or one.type
+        optional = one.request_type is not None or (one.default is None and not one.required)
+        default = ... if one.required else None if optional else one.default
+        declared[one.name] = (annotation(kind, optional), Field(default, description=one.help))
+        for old in one.old_names:
+            note = f"Old name of `{one.name}`, still accepted."
+            declared[old] = (annotation(kind, True), Field(None, description=note, deprecated=True))
+    doc = "One job, or with `array` several that differ in their index."
+    return create_model("JobRequest", __base__=Request, __doc__=doc, **declared)
+
+
+if TYPE_CHECKING:  # the type checker cannot see a model that is made at run time
+    Priority = int
+    MaxPriority = int | None
+
+    class JobRequest(Request): ...
+
+else:
+    Priority = annotation(PRIORITY)
+    MaxPriority = annotation(PRIORITY, optional=True)
+    JobRequest = job_request()
 
 
 class PriorityRequest(Request):
-    priority: Annotated[int, Field(ge=-1000, le=1000)]
+    priority: Priority
 
 
 class LimitsRequest(Request):
-    """None: no limit."""
+    """What a user may hold at a time; null: no limit."""
 
     max_jobs: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     max_gpus: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
-    max_priority: Annotated[int, Field(ge=-1000, le=1000)] | None = None
+    max_priority: MaxPriority = None
 
 
 class UserRequest(LimitsRequest):
@@ -70,18 +80,18 @@ class UserRequest(LimitsRequest):
     uid: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
 
 
-class Problem(Answer):
+class ErrorAnswer(Answer):
     error: str
-    """One sentence: what is wrong, and what to do."""
+    """One sentence that says what is wrong and what to do."""
 
 
-class Health(Answer):
+class HealthAnswer(Answer):
     status: Literal["ok"]
 
 
-class Submitted(Answer):
+class SubmitAnswer(Answer):
     job: str
-    """The first one."""
+    """Id of the first job."""
     jobs: list[str]
 
 
@@ -89,7 +99,7 @@ class JobRow(Answer):
     job: str
     name: str
     user: str
-    state: State
+    status: JobStatus
     gpus: int
     submitted: float
     started: float | None
@@ -97,28 +107,29 @@ class JobRow(Answer):
     exit_code: int | None
 
 
-class Jobs(Answer):
+class JobPage(Answer):
     jobs: list[JobRow]
     next: str | None
-    """Ask again with `before` set to it; None: that was all."""
+    """Value of `before` for the next page; null: this is the last page."""
 
 
-class JobState(Answer):
+class JobStatusAnswer(Answer):
     job: str
-    state: State
+    status: JobStatus
 
 
-class Explanation(Answer):
+class ExplainAnswer(Answer):
     job: str
-    state: State
+    status: JobStatus
     sentences: list[str]
 
 
-class Snapshot(Answer):
+class CodeSnapshotAnswer(Answer):
     snapshot: str
+    """Value of the field `snapshot` of the request that submits the job."""
 
 
-class User(Answer):
+class UserAnswer(Answer):
     name: str
     role: Literal["admin", "user"]
     uid: int | None
@@ -127,21 +138,21 @@ class User(Answer):
     revoked: bool
 
 
-class Users(Answer):
-    users: list[User]
+class UserList(Answer):
+    users: list[UserAnswer]
 
 
-class NewUser(User):
+class NewUserAnswer(UserAnswer):
     token: str
-    """Shown this once; only its hash is kept."""
+    """The user's token. It cannot be shown again: only its hash is kept."""
 
 
-class Me(Answer):
+class MeAnswer(Answer):
     name: str
     admin: bool
 
 
-class Status(Answer):
+class ServiceInfo(Answer):
     version: str
     policy: str
     jobs_per_gpu: int
@@ -149,10 +160,10 @@ class Status(Answer):
     started: float
 
 
-class History(Answer):
+class HistoryPage(Answer):
     jobs: list[dict[str, Any]]
     next: str | None
 
 
-class Workload(Answer):
+class WorkloadAnswer(Answer):
     jobs: list[dict[str, Any]]

@@ -60,22 +60,13 @@ class Knowledge:
         if not known and not isinstance(perf, Belief):
             model = GENERIC
         profiled = known and spec.iterations is not None
-        job = Job(
-            name,
-            now,
-            model,
-            spec.gpus,
-            spec.batch,
-            spec.iterations or UNCOUNTED,
-            user=user,
-            duration_s=None if profiled else spec.time_s or self._default(model),
-            can_shrink=spec.can_shrink is True,  # otherwise the library's verdict may allow it later
-            exclusive=spec.exclusive,
-            max_slowdown=spec.max_slowdown,
-            priority=spec.priority,
-            after=spec.after,
-            retries=spec.retries,
-        )
+        known_now = {
+            "model": model,
+            "iterations": spec.iterations or UNCOUNTED,
+            "duration_s": None if profiled else spec.duration_s or self._default(model),
+            "can_shrink": spec.can_shrink is True,  # otherwise the library's verdict may allow it later
+        }
+        job = Job(id=name, submitted=now, user=user, **{**spec.for_job(), **known_now})
         return job, self._source(perf, job, spec)
 
     def _default(self, model: str) -> float | None:
@@ -88,6 +79,6 @@ class Knowledge:
         if not isinstance(perf, Belief):
             return Source("time", "a model that was given")
         found = run_time(perf, job)
-        if found.kind == "time" and spec.time_s is None:
+        if found.kind == "time" and spec.duration_s is None:
             return Source("default", f"no information; {found.value:g} s is assumed")
         return Source(found.kind, found.source)
