@@ -162,8 +162,8 @@ def _command(job: Work, options: argparse.Namespace) -> tuple[str, ...]:
 
 def _row(case: Case, job: Work, told: Mapping[str, Any], observer: Observer) -> dict[str, Any]:
     number = str(told["job"])
-    if told["state"] != "finished":
-        raise SystemExit(f"{case.name}: {job.name} {told['state']}: {told.get('reason')}")
+    if told["status"] != "finished":
+        raise SystemExit(f"{case.name}: {job.name} {told['status']}: {told.get('reason')}")
     receipt = told["receipt"]
     return {
         "name": job.name,

@@ -254,7 +254,7 @@ FULL = Spec(
     model="imagenet",
     name="resnet",
     env={"SEED": "3", "MODE": "fast"},
-    time_s=5400.0,
+    duration_s=5400.0,
     priority=4,
     exclusive=True,
     max_slowdown=1.5,
@@ -278,7 +278,7 @@ def test_a_job_file_with_plain_numbers():
     fields = job_file.read(DATA / "job_files/short.yml")
     assert fields.pop("array") == "2"
     spec = parse(fields)
-    assert (spec.command, spec.time_s, spec.grace_s, spec.after) == (("sleep", "5"), 7200.0, 10.0, ("4",))
+    assert (spec.command, spec.duration_s, spec.grace_s, spec.after) == (("sleep", "5"), 7200.0, 10.0, ("4",))
 
 
 def test_specs_as_the_journal_keeps_them():

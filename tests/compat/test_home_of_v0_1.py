@@ -132,12 +132,12 @@ def test_all_jobs_come_to_their_end(home, with_snapshot):
         names = ["host-bert", "host-yolo", "guest-bert", "no-library", "late", "held", "after", "gang", "unheld"]
         assert [jobs[str(number)]["name"] for number in range(9, 18)] == names
         assert jobs["14"]["held"]
-        assert jobs["14"]["state"] == "pending"
+        assert jobs["14"]["status"] == "pending"
         assert jobs["13"]["priority"] == 4
         assert jobs["16"]["priority"] == -3
         served.ask("/jobs/14/release", data={})
         waiting = ("9", "10", "11", "13", "14", "15", "16", "17")
-        served.until(lambda: all(served.jobs()[job]["state"] == "finished" for job in waiting))
+        served.until(lambda: all(served.jobs()[job]["status"] == "finished" for job in waiting))
         attempts = {job: row["attempt"] for job, row in served.jobs().items()}
         assert [attempts[job] for job in waiting] == [2, 2, 2, 1, 1, 1, 1, 1]  # three were lost with the machine
         assert served.ask("/jobs", data={"command": ["true"], "directory": "/"})["job"] == "18"
@@ -152,16 +152,16 @@ def test_a_worker_that_still_runs_is_found_again(home):
             identity = {"pid": worker.pid, "start": start_ticks(worker.pid)}
             (directory / "process.json").write_text(json.dumps({**record, **identity, "boot": boot_id()}))
             with serving(home) as served:
-                served.until(lambda: served.jobs()["10"]["state"] == "finished")
+                served.until(lambda: served.jobs()["10"]["status"] == "finished")
                 row = served.jobs()["9"]
-                assert (row["state"], row["attempt"], row["on"]) == ("running", 1, ["node0:0"])
+                assert (row["status"], row["attempt"], row["on"]) == ("running", 1, ["node0:0"])
                 row = served.until(lambda: (row := served.jobs()["9"])["measured"] and row)
                 assert row["progress"] == pytest.approx(0.3, abs=0.05)
                 ended = (HOME / "jobs/2/attempt-1/rank-0/exit.json").read_text()
                 (directory / "exit.json").write_text(ended.replace('"code": 3', '"code": 0'))
                 worker.kill()
                 worker.wait()
-                served.until(lambda: served.jobs()["9"]["state"] == "finished")
+                served.until(lambda: served.jobs()["9"]["status"] == "finished")
                 assert served.jobs()["9"]["attempt"] == 1
         finally:
             worker.kill()
@@ -170,7 +170,7 @@ def test_a_worker_that_still_runs_is_found_again(home):
 def test_history_receipts_users_and_limits(home):
     with serving(home) as served:
         history = {row["job"]: row for row in served.ask("/history")["jobs"]}
-        states = {job: history[job]["state"] for job in "12345678"}
+        states = {job: history[job]["status"] for job in "12345678"}
         assert states == {**dict.fromkeys("145678", "finished"), "2": "failed", "3": "cancelled"}
         failed = history["2"]
         assert (failed["exit_code"], failed["reason"], failed["attempt"]) == (3, "worker 0 ended with exit code 3", 2)

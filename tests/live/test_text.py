@@ -52,7 +52,7 @@ def test_spans(seconds, shown):
 
 
 def test_a_job_that_waits_again_does_not_seem_to_run():
-    row = {"job": "1", "name": "", "user": "a", "state": "pending", "gpus": 1, "submitted": time.time() - 100.0}
+    row = {"job": "1", "name": "", "user": "a", "status": "pending", "gpus": 1, "submitted": time.time() - 100.0}
     row |= {"started": row["submitted"] + 10.0, "finished": None, "ran_s": 20.0, "progress": 0.0}
     console = Console(file=io.StringIO(), width=200)
     console.print(jobs_table([row], width=200))
@@ -61,6 +61,6 @@ def test_a_job_that_waits_again_does_not_seem_to_run():
 
 
 def test_of_many_jobs_that_ended_the_latest_are_shown():
-    ended = [{"job": str(n), "state": "finished", "finished": 10.0 * n} for n in range(1, 5)]
-    living = [{"job": "5", "state": "pending", "finished": None}, {"job": "6", "state": "running", "finished": None}]
+    ended = [{"job": str(n), "status": "finished", "finished": 10.0 * n} for n in range(1, 5)]
+    living = [{"job": "5", "status": "pending", "finished": None}, {"job": "6", "status": "running", "finished": None}]
     assert [row["job"] for row in order([*ended, *living])] == ["6", "5", "4", "3", "2", "1"]

@@ -96,7 +96,7 @@ class Served:
         until = time.monotonic() + 30.0
         while time.monotonic() < until:
             row = self.client().get(f"/v1/jobs/{job}")
-            if row["state"] in states:
+            if row["status"] in states:
                 return row
             time.sleep(0.05)
-        raise AssertionError(f"job {job} is {row['state']}: {row['reason']}")
+        raise AssertionError(f"job {job} is {row['status']}: {row['reason']}")

@@ -49,7 +49,7 @@ async def started(service: Service, job: str) -> None:
 
 
 def state(service: Service, job: str) -> str:
-    return service.queries.show(job)["state"]
+    return service.queries.show(job)["status"]
 
 
 def output(service: Service, job: str, rank: int = 0, stream: str = "stdout", attempt: int | None = None) -> str:

@@ -14,7 +14,7 @@ import pytest
 from tests.support.command_line import COMMAND, environment, process
 from tests.support.served import Served
 
-ROW = {"job", "name", "user", "state", "gpus", "submitted", "started", "finished", "exit_code"}
+ROW = {"job", "name", "user", "status", "gpus", "submitted", "started", "finished", "exit_code"}
 
 
 # ---- submit ----------------------------------------------------------------------------------------------------------
@@ -28,7 +28,7 @@ def test_submit_and_jobs_as_scripts_rely_on_them(service):
     service.until(job, "finished")
     row = next(row for row in service.json("jobs", "--all") if row["job"] == job)
     assert set(row) >= ROW
-    assert (row["name"], row["user"], row["state"], row["gpus"], row["exit_code"]) == (
+    assert (row["name"], row["user"], row["status"], row["gpus"], row["exit_code"]) == (
         "first",
         "admin",
         "finished",
@@ -43,7 +43,7 @@ def test_wait_gives_the_jobs_own_exit_code(service):
     assert service.run("submit", "--wait", "--", "true").code == 0
     said = service.run("submit", "--wait", "--json", "--", "sh", "-c", "exit 7")
     assert said.code == 7
-    assert json.loads(said.out)["state"] == "failed"
+    assert json.loads(said.out)["status"] == "failed"
     assert service.call("submit", "--wait", "--", "sh", "-c", "kill -9 $$").code == 128 + 9
     assert service.call("submit", "--wait", "--", "no-such-program-here").code not in (0, 2)
 
@@ -86,7 +86,7 @@ def newest(service, state) -> str:
     """The only job there is, once it is in that state."""
     until = time.monotonic() + 20
     while time.monotonic() < until:
-        rows = [row for row in service.json("jobs") if row["state"] == state]
+        rows = [row for row in service.json("jobs") if row["status"] == state]
         if rows:
             return rows[-1]["job"]
         time.sleep(0.05)
@@ -181,7 +181,7 @@ def test_explain_tells_why_who_and_when(service):
     assert f"with job {host} (host)" in text
     assert "times (predicted from no information about this pair; not measured yet)" in text
     waiting = service.json("explain", alone)
-    assert (waiting["position"], waiting["state"]) == (1, "pending")
+    assert (waiting["position"], waiting["status"]) == (1, "pending")
     assert "asked not to share" in waiting["reason"]
     assert waiting["start"]["low"] <= waiting["start"]["value"] <= waiting["start"]["high"]
     assert "given" in waiting["run"]["source"]

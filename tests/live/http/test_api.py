@@ -173,9 +173,9 @@ def test_a_log_in_pieces(service):
 
 def test_waiting_through_the_api(service):
     job = service.submit("sh", "-c", "sleep 0.3; exit 4")
-    assert service.client().get(f"/v1/jobs/{job}/wait", timeout_s=0)["state"] != "failed"
+    assert service.client().get(f"/v1/jobs/{job}/wait", timeout_s=0)["status"] != "failed"
     row = service.client().get(f"/v1/jobs/{job}/wait", timeout_s=20)
-    assert (row["state"], row["exit_code"]) == ("failed", 4)
+    assert (row["status"], row["exit_code"]) == ("failed", 4)
 
 
 def test_a_change_that_comes_too_late(service):

@@ -56,7 +56,7 @@ def test_a_waiting_job_hears_its_place_the_reason_and_its_times():
     box = Box("fifo")
     box.submit(job("1", 4, 100), job("2", 4, 50), job("3", 4, 10))
     told = box.explain("3")
-    assert (told["position"], told["waiting"], told["state"]) == (2, 2, "pending")
+    assert (told["position"], told["waiting"], told["status"]) == (2, 2, "pending")
     assert told["reason"] == "it asks for 4 GPUs and none is free"
     assert told["start"]["value"] == pytest.approx(150.0)
     assert told["end"]["value"] == pytest.approx(160.0)

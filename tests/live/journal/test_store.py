@@ -147,7 +147,7 @@ def test_a_restart_from_a_snapshot_gives_the_state_that_a_whole_replay_gives(qui
 
     async def again():
         async with serving(quick_home, gpus=4, executor=executor, clock=clock) as live:
-            ended = [row for row in live.queries.jobs(all=True) if row["state"] == "finished"]
+            ended = [row for row in live.queries.jobs(all=True) if row["status"] == "finished"]
             return snapshot.encode(live._state), len(ended)
 
     with_snapshot, ended = asyncio.run(again())

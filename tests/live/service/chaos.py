@@ -248,7 +248,7 @@ def judge(world: World, rows: list[dict]) -> list[str]:
     for what, job in lines(world.touched):
         touched[job].add(what)
     for (job,) in lines(world.accepted):
-        state = states.get(job, {}).get("state")
+        state = states.get(job, {}).get("status")
         if state is None:
             broken.append(f"job {job} was accepted and is lost")
         elif state not in ("finished", "failed", "cancelled"):
@@ -284,10 +284,10 @@ def judge_ledger(ledger: list[list[str]], states: dict[str, dict]) -> list[str]:
         whole = [
             n for n, found in attempts.items() if len(found) == found[0]["size"] and all(r["ended"] for r in found)
         ]
-        if states.get(job, {}).get("state") == "finished" and not whole:
+        if states.get(job, {}).get("status") == "finished" and not whole:
             broken.append(f"job {job} is called finished and never was")
     for job, row in states.items():
-        if row["state"] == "finished" and job not in by_job:
+        if row["status"] == "finished" and job not in by_job:
             broken.append(f"job {job} is called finished and never ran")
     return broken + judge_gpus(runs)
 
@@ -326,9 +326,9 @@ def judge_journal(world: World, ledger: list[list[str]], states: dict[str, dict]
         if attempt > planned[job]:
             broken.append(f"job {job} ran as attempt {attempt}, and the journal knows {planned[job]}")
     for job, row in states.items():
-        told = {"finished": "Finished", "failed": "Failed"}.get(row["state"])
+        told = {"finished": "Finished", "failed": "Failed"}.get(row["status"])
         if told and job not in ends.get(told, ()):
-            broken.append(f"job {job} {row['state']}, and the journal does not say so")
+            broken.append(f"job {job} {row['status']}, and the journal does not say so")
     return broken
 
 
@@ -352,7 +352,7 @@ def main() -> int:
             "rounds": given.rounds,
             "jobs": len(lines(world.accepted)),
             "states": {
-                state: sum(row["state"] == state for row in rows) for state in sorted({r["state"] for r in rows})
+                state: sum(row["status"] == state for row in rows) for state in sorted({r["status"] for r in rows})
             },
             "killed": sum(words[0] == "kill" for words in lines(world.touched)),
             "attempts": len({(words[1], words[2]) for words in lines(world.ledger)}),

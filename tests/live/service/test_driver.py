@@ -25,7 +25,7 @@ def test_nobody_is_launched_where_somebody_is_still_leaving(quick_home):
             await settle(service)
             assert executor.stopped == [((first, 1), How.SAVE)]
             assert [launch.job for launch in executor.launched] == [first]
-            assert service.queries.show(second)["state"] == "starting"
+            assert service.queries.show(second)["status"] == "starting"
             del executor.gangs[first, 1]
             executor.listener.gang_ended(Ended(first, 1, Outcome.STOPPED, done=40.0))
             await settle(service)
@@ -44,7 +44,7 @@ def test_a_job_that_is_cancelled_before_its_launch_never_runs(quick_home):
             executor.gangs["99", 1] = (0,)  # somebody from another life is on the GPU
             job = await one(service, shell("true"))
             await settle(service)
-            assert service.queries.show(job)["state"] == "starting"
+            assert service.queries.show(job)["status"] == "starting"
             await service.requests.cancel(job)
             assert await asyncio.wait_for(service.queries.wait(job), 5) == "cancelled"
             assert executor.launched == []

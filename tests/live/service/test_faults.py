@@ -158,8 +158,8 @@ class TestJournal:
                 assert any("damaged" in text for text in notes(service))
                 for job in (running, *waiting):
                     assert await service.queries.wait(job) == "finished"
-                assert service.queries.show(done)["state"] == "finished"
-                assert service.queries.show(gone)["state"] == "cancelled"
+                assert service.queries.show(done)["status"] == "finished"
+                assert service.queries.show(gone)["status"] == "cancelled"
                 assert await one(service, shell("true")) == str(int(waiting[-1]) + 1)
 
         asyncio.run(after())

@@ -82,7 +82,7 @@ class World:
         return self.service._state.jobs[job]
 
     def status(self, job):
-        return self.service.queries.show(job)["state"]
+        return self.service.queries.show(job)["status"]
 
 
 @asynccontextmanager
@@ -155,7 +155,7 @@ def test_who_had_nothing_to_do_with_the_server_is_not_pardoned(play, gpus, later
         world.clock.time += later
         world.end(other)
         await world.look()
-        assert world.service.queries.show(other)["state"] == "failed"
+        assert world.service.queries.show(other)["status"] == "failed"
         assert world.service.queries.show(other)["reason"] == BAD
 
     play(story, gpus=gpus)
@@ -181,7 +181,7 @@ def test_an_ordinary_failure_under_mps_is_one(play):
         (job,) = await world.run("a")
         world.end(job)
         await world.look()
-        assert world.service.queries.show(job)["state"] == "failed"
+        assert world.service.queries.show(job)["status"] == "failed"
         assert world.service.queries.show(job)["reason"] == BAD
 
     play(story)
@@ -326,7 +326,7 @@ def test_an_end_that_no_look_could_judge_is_told_all_the_same(play):
         world.machine.faults = lambda: 1 / 0
         world.end(job)
         await world.look()
-        assert world.service.queries.show(job)["state"] == "failed"
+        assert world.service.queries.show(job)["status"] == "failed"
 
     play(story)
 
@@ -354,7 +354,7 @@ def test_one_that_faults_reach_again_and_again_comes_back_alone_outside_mps(play
         world.fault()
         world.end(job)
         await world.look()
-        assert world.service.queries.show(job)["state"] == "failed", "outside MPS no fault of others reaches it"
+        assert world.service.queries.show(job)["status"] == "failed", "outside MPS no fault of others reaches it"
 
     play(story)
 

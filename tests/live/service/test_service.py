@@ -122,7 +122,7 @@ def test_hold_release_requeue_priority_and_cancel(home):
             await started(service, running)
             await service.requests.hold(held)
             await service.requests.set_priority(last, 5)
-            assert (service.queries.show(held)["state"], service.queries.show(held)["held"]) == ("pending", True)
+            assert (service.queries.show(held)["status"], service.queries.show(held)["held"]) == ("pending", True)
             await service.requests.requeue(running)
             await until(lambda: service.queries.show(running)["attempt"] == 2, 10)
             assert service.queries.show(last)["finished"], "the job of high priority went first"

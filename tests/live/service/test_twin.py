@@ -144,7 +144,7 @@ def test_live_decides_as_the_simulation_did(policy, truth, make, quick_home):
             assert service._state.preemptions > 5
         if make is learning:
             assert belief.version == simulated.version > 5
-        assert [row["state"] for row in service.queries.jobs(all=True)] == ["finished"] * len(jobs)
+        assert [row["status"] for row in service.queries.jobs(all=True)] == ["finished"] * len(jobs)
         starts = sum(d.allocation is not None for plan in expected for d in plan.decisions)
         assert len(service._executor.launched) == starts
         await service.stop()

@@ -40,13 +40,13 @@ def history(limit: int, accuracy: bool, home: Path | None, as_json: bool) -> Non
 
 def _print_history(rows: list[dict[str, Any]]) -> None:
     console, now = new_console(), time.time()
-    columns = ("job", "name", "user", "state", "GPUs", "ended", "waited", "ran", "× alone", "gained")
+    columns = ("job", "name", "user", "status", "GPUs", "ended", "waited", "ran", "× alone", "gained")
     table = tables.new_table(*columns, right=("GPUs", "waited", "ran", "× alone", "gained"))
     for row in rows:
         receipt = row.get("receipt") or {}
         slowdown = receipt.get("slowdown")
         table.add_row(
-            *(printable(row[key]) for key in ("job", "name", "user", "state", "gpus")),
+            *(printable(row[key]) for key in ("job", "name", "user", "status", "gpus")),
             clock(row["finished"], now),
             span(receipt.get("waited_s")),
             span(receipt.get("ran_s")),

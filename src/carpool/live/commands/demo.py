@@ -36,7 +36,7 @@ ASSUMED_SLOWDOWN = 1.75
 COMPARED = ("fifo", "sjf", "sjf-bsbf")
 
 
-class Training(NamedTuple):
+class DemoJob(NamedTuple):
     """One of the demo's jobs."""
 
     name: str
@@ -46,24 +46,24 @@ class Training(NamedTuple):
     rest_ms: float
 
     @property
-    def time_s(self) -> float:
+    def duration_s(self) -> float:
         """What its owner would guess."""
         return self.iterations * (self.rest_ms + 3.0) / 1000.0 + 3.0
 
 
 DOZEN = (
-    Training("resnet-long", 2, 900, 256, 20),
-    Training("bert-long", 1, 700, 256, 25),
-    Training("probe-a", 1, 60, 64, 20),
-    Training("wide", 4, 250, 512, 20),
-    Training("probe-b", 1, 80, 64, 20),
-    Training("bert-short", 1, 200, 256, 25),
-    Training("resnet-short", 2, 250, 256, 20),
-    Training("sweep-1", 1, 150, 128, 20),
-    Training("sweep-2", 1, 150, 128, 20),
-    Training("sweep-3", 1, 150, 128, 20),
-    Training("pair", 2, 120, 128, 20),
-    Training("last-minute", 1, 50, 64, 20),
+    DemoJob("resnet-long", 2, 900, 256, 20),
+    DemoJob("bert-long", 1, 700, 256, 25),
+    DemoJob("probe-a", 1, 60, 64, 20),
+    DemoJob("wide", 4, 250, 512, 20),
+    DemoJob("probe-b", 1, 80, 64, 20),
+    DemoJob("bert-short", 1, 200, 256, 25),
+    DemoJob("resnet-short", 2, 250, 256, 20),
+    DemoJob("sweep-1", 1, 150, 128, 20),
+    DemoJob("sweep-2", 1, 150, 128, 20),
+    DemoJob("sweep-3", 1, 150, 128, 20),
+    DemoJob("pair", 2, 120, 128, 20),
+    DemoJob("last-minute", 1, 50, 64, 20),
 )
 
 
@@ -149,7 +149,7 @@ def _cancel_all(client: Client) -> None:
 # ---- the jobs --------------------------------------------------------------------------------------------------------
 
 
-def submit(client: Client, one: Training) -> str:
+def submit(client: Client, one: DemoJob) -> str:
     words = [str(one.iterations), str(one.width), str(one.rest_ms)]
     request = {
         "command": [sys.executable, "-m", "carpool.live.commands.demo_job", *words],
@@ -158,7 +158,7 @@ def submit(client: Client, one: Training) -> str:
         "gpus": one.gpus,
         "batch": 64,
         "iterations": one.iterations,
-        "time_s": one.time_s,
+        "duration_s": one.duration_s,
         "env": {"PYTHONPATH": _environment()["PYTHONPATH"], "OMP_NUM_THREADS": "1"},
         "grace_s": 5.0,
     }
@@ -166,7 +166,7 @@ def submit(client: Client, one: Training) -> str:
     return job
 
 
-def watch(client: Client, dozen: Sequence[Training]) -> None:
+def watch(client: Client, dozen: Sequence[DemoJob]) -> None:
     """Submit one job after the other and show the queue until all have ended: a live table in a terminal, a line for
     each change elsewhere."""
     until = time.monotonic() + ENOUGH_S
@@ -182,7 +182,7 @@ def watch(client: Client, dozen: Sequence[Training]) -> None:
         return tables.jobs_table(rows, 50)
 
     def over() -> bool:
-        ended = [row for row in rows if row["state"] in ("finished", "failed", "cancelled")]
+        ended = [row for row in rows if row["status"] in ("finished", "failed", "cancelled")]
         return len(ended) == len(dozen) or time.monotonic() > until
 
     if sys.stdout.isatty():
@@ -191,10 +191,10 @@ def watch(client: Client, dozen: Sequence[Training]) -> None:
     while True:
         look()
         for row in rows:
-            if seen.get(row["job"]) != row["state"]:
-                seen[row["job"]] = row["state"]
+            if seen.get(row["job"]) != row["status"]:
+                seen[row["job"]] = row["status"]
                 why = tables.why(row)
-                click.echo(f"{row['name']} ({row['gpus']} GPUs): {row['state']}" + (f", {why}" if why else ""))
+                click.echo(f"{row['name']} ({row['gpus']} GPUs): {row['status']}" + (f", {why}" if why else ""))
         if over():
             return
         time.sleep(PAUSE_S)
@@ -204,7 +204,7 @@ def watch(client: Client, dozen: Sequence[Training]) -> None:
 
 
 def compare(rows: list[dict[str, Any]], cluster: str, policy: str, jobs: list[dict[str, Any]]) -> None:
-    finished = [row for row in jobs if row["state"] == "finished"]
+    finished = [row for row in jobs if row["status"] == "finished"]
     console = new_console()
     console.print(f"\n{len(finished)} of {len(jobs)} jobs finished")
     if not finished:

@@ -127,9 +127,9 @@ def _changes(names: tuple[str, ...], home: Path | None, as_json: bool, change: A
             held = f"; stopped, it stays on hold until `carpool release {printable(row['job'])}`"
             if not row.get("held"):
                 held = ""
-            elif row["state"] == "pending":
+            elif row["status"] == "pending":
                 held = ", on hold"
-            click.echo(f"job {printable(row['job'])} is {row['state']}{held}")
+            click.echo(f"job {printable(row['job'])} is {row['status']}{held}")
     if refused:
         if len(names) == 1:
             raise refused[0]

@@ -13,6 +13,7 @@ from carpool import policies
 from carpool.core.model import Job
 from carpool.core.perf import GENERIC
 from carpool.errors import InputError
+from carpool.job_schema import SUBMITTED_COLUMNS
 from carpool.live.commands.options import connect, home_option, json_option, print_json
 from carpool.live.commands.tables import gpus_of
 from carpool.profile.schema import load
@@ -97,18 +98,15 @@ def jobs_of(rows: Sequence[Row], known: set[str]) -> list[Job]:
     ids = {row["job"] for row in ran}
     return [
         Job(
-            row["job"],
-            row["submitted"] - ran[0]["submitted"],
-            row["model"] if row["model"] in known else GENERIC,
-            row["gpus"],
-            row["batch"],
-            row["iterations"],
-            user=row["user"],
-            duration_s=row["alone_s"],
-            exclusive=row.get("exclusive", False),
-            max_slowdown=row.get("max_slowdown"),
-            priority=row.get("priority", 0),
-            after=tuple(name for name in row.get("after", ()) if name in ids),
+            **{
+                **{one.name: row[one.name] for one in SUBMITTED_COLUMNS if one.name in row},
+                "id": row["job"],
+                "submitted": row["submitted"] - ran[0]["submitted"],
+                "user": row["user"],
+                "model": row["model"] if row["model"] in known else GENERIC,
+                "duration_s": row["alone_s"],
+                "after": tuple(name for name in row.get("after", ()) if name in ids),
+            }
         )
         for row in ran
     ]

@@ -136,9 +136,9 @@ def exit_code(row: dict[str, Any]) -> int:
     """What a shell would have said: the first worker's code that is not 0, 128 + n for signal n; 130 for a job that
     was cancelled, however its workers took it."""
     code = row.get("exit_code")
-    if code is None or row["state"] == "cancelled":
-        return EXIT_CODES[row["state"]]
-    return 128 - code if code < 0 else int(code) or EXIT_CODES[row["state"]]
+    if code is None or row["status"] == "cancelled":
+        return EXIT_CODES[row["status"]]
+    return 128 - code if code < 0 else int(code) or EXIT_CODES[row["status"]]
 
 
 def _away() -> None:
@@ -155,9 +155,9 @@ def _wait(client: Client, answer: dict[str, Any], as_json: bool) -> int:
         click.echo("stopped waiting; the job goes on (`carpool cancel` ends it)", err=True)
         return 130 if isinstance(stopped, KeyboardInterrupt) else 143
     if as_json:
-        print_json({**answer, "state": rows[0]["state"], "exit_code": rows[0].get("exit_code"), "ended": rows})
+        print_json({**answer, "status": rows[0]["status"], "exit_code": rows[0].get("exit_code"), "ended": rows})
     else:
         for row in rows:
             why = f": {printable(row['reason'])}" if row.get("reason") else ""
-            click.echo(f"job {printable(row['job'])} {row['state']}{why}", err=True)
+            click.echo(f"job {printable(row['job'])} {row['status']}{why}", err=True)
     return next((code for row in rows if (code := exit_code(row))), 0)

@@ -36,12 +36,12 @@ def jobs_table(rows: Sequence[Row], limit: int = 50, width: int | None = None) -
     """What runs first, then what waits, then what ended; a narrow terminal gets fewer columns."""
     now = time.time()
     wide = (width or new_console().width) >= WIDE
-    columns = ["job", "name", "user", "state", "GPUs", "waited", "ran", "done"]
+    columns = ["job", "name", "user", "status", "GPUs", "waited", "ran", "done"]
     columns += ["on", "why"] if wide else ["why"]
     table = new_table(*columns, right=("GPUs", "waited", "ran", "done"))
     for row in order(rows)[:limit]:
         cells = [_text(row["job"]), _text(row["name"]), _text(row["user"])]
-        cells += [_text(row["state"], COLOURS.get(row["state"], "")), _text(row["gpus"])]
+        cells += [_text(row["status"], COLOURS.get(row["status"], "")), _text(row["gpus"])]
         cells += [_text(span(_waited(row, now))), _text(span(_ran(row, now))), _text(_share(row.get("progress")))]
         cells += [_text(" ".join(map(str, row.get("on") or ())))] if wide else []
         table.add_row(*cells, _text(why(row)))
@@ -51,13 +51,13 @@ def jobs_table(rows: Sequence[Row], limit: int = 50, width: int | None = None) -
 def order(rows: Sequence[Row]) -> list[Row]:
     """What runs, what waits, and what ended, the latest end first: only so many rows are shown."""
     ranks = {"running": 0, "starting": 0, "stopping": 0, "pending": 1}
-    return sorted(rows, key=lambda row: (ranks.get(row["state"], 2), -(row["finished"] or 0.0), int(row["job"])))
+    return sorted(rows, key=lambda row: (ranks.get(row["status"], 2), -(row["finished"] or 0.0), int(row["job"])))
 
 
 def why(row: Row) -> str:
     """The reason for a job's state, or who is beside it."""
     mates = row.get("mates") or ()
-    if mates and row["state"] in ("running", "starting"):
+    if mates and row["status"] in ("running", "starting"):
         return "shares with " + ", ".join(str(mate) for mate in mates)
     return str(row.get("reason") or "")
 
@@ -81,7 +81,7 @@ def counts(rows: Sequence[Row]) -> str:
     """One line: how many jobs are where."""
     found: dict[str, int] = {}
     for row in rows:
-        found[row["state"]] = found.get(row["state"], 0) + 1
+        found[row["status"]] = found.get(row["status"], 0) + 1
     return ", ".join(f"{number} {state}" for state, number in found.items()) or "no jobs"
 
 
@@ -132,7 +132,7 @@ def _facts(row: Row, now: float) -> list[tuple[str, Any]]:
     return [
         ("job", f"{row['job']} {row['name']}".strip()),
         ("user", row["user"]),
-        ("state", row["state"] + (f" ({row['reason']})" if row.get("reason") else "")),
+        ("status", row["status"] + (f" ({row['reason']})" if row.get("reason") else "")),
         ("command", " ".join(spec.get("command", ()))),
         ("directory", spec.get("directory")),
         ("environment", " ".join(sorted(spec.get("env") or ()))),

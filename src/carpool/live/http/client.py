@@ -180,7 +180,7 @@ class Client:
         """The job's state once it has ended."""
         while True:
             row: dict[str, Any] = self.patiently(lambda: self.get(f"{job_path(job)}/wait", timeout_s=30), away)
-            if row["state"] in ("finished", "failed", "cancelled"):
+            if row["status"] in ("finished", "failed", "cancelled"):
                 return row
 
     def log(

@@ -107,7 +107,7 @@ async def wait(
     with suppress(TimeoutError):
         await asyncio.wait_for(inside.service.queries.wait(job), timeout_s)
     row = inside.service.queries.show(job)
-    return Json({key: row.get(key) for key in ("job", "state", "exit_code", "reason")})
+    return Json({key: row.get(key) for key in ("job", "status", "exit_code", "reason")})
 
 
 LOG_ANSWER: dict[int | str, dict[str, Any]] = {
@@ -150,7 +150,7 @@ async def read_log(
 
 async def _changed(inside: Box, job: str) -> Json:
     row = inside.service.queries.show(job)
-    return Json({key: row[key] for key in ("job", "state", "held")})
+    return Json({key: row[key] for key in ("job", "status", "held")})
 
 
 CHANGE = answers(403, 404, 409, 422, 503, model=messages.JobStatusAnswer)

@@ -78,7 +78,7 @@ def explain(book: Book, job: JobId, ahead: dict[JobId, Forecast] | None = None) 
         "job": job,
         "name": book.name(job),
         "user": record.job.user,
-        "state": PUBLIC.get(status, str(status)),
+        "status": PUBLIC.get(status, str(status)),
         "position": position(book.state, record),
         "waiting": len(book.state.queue),
         "reason": reason(book, record),
@@ -273,11 +273,10 @@ def _head(book: Book, record: JobRecord, data: dict[str, Any]) -> str:
     if record.gpus:
         done = 1.0 - record.iterations_left(max(book.now, book.state.now)) / record.job.iterations
         where = " ".join(book.gpu(gpu) for gpu in record.gpus)
-        return (
-            f"{called[0].upper()}{called[1:]} is {data['state']} on {where}, attempt {record.attempt}, {done:.0%} done."
-        )
+        place = f" on {where}, attempt {record.attempt}, {done:.0%} done"
+        return f"{called[0].upper()}{called[1:]} is {data['status']}{place}."
     place = f", number {data['position']} of {data['waiting']} in the queue" if data["position"] else ""
-    return f"{called[0].upper()}{called[1:]} is {data['state']}{place}."
+    return f"{called[0].upper()}{called[1:]} is {data['status']}{place}."
 
 
 def _outlook(record: JobRecord, data: dict[str, Any], now: float) -> list[str]:

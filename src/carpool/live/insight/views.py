@@ -8,9 +8,10 @@ from carpool.channel import Report
 from carpool.core.model import Status
 from carpool.core.record import JobRecord
 from carpool.core.state import State
+from carpool.job_schema import SUBMITTED_COLUMNS
 from carpool.live.executors.base import Slot
 from carpool.live.insight.explain import limit_reason
-from carpool.live.insight.receipt import ran, receipt
+from carpool.live.insight.receipt import ran, receipt, sentences
 from carpool.live.spec import Spec
 
 Row = dict[str, Any]
@@ -19,13 +20,15 @@ SHOWN = {
     Status.HELD: "pending",
     Status.CANCELLING: "stopping",
 }
+MEASURED = ("duration_s", "can_shrink", "retries")
+"""Fields of a spec that a replay does not take from it: the history tells better."""
 WHY_WAITING = {
     Status.PENDING: "waits for GPUs, or for a place where sharing pays",
     Status.HELD: "on hold; `carpool release` lets it start",
 }
 
 
-def shown_state(status: Status) -> str:
+def shown_status(status: Status) -> str:
     return SHOWN.get(status, str(status))
 
 
@@ -39,7 +42,7 @@ def job_row(
         "job": job.id,
         "name": spec.name,
         "user": job.user,
-        "state": shown_state(record.status),
+        "status": shown_status(record.status),
         "gpus": job.gpus,
         "submitted": job.submitted,
         "started": started,
@@ -81,7 +84,7 @@ def ended_row(state: State, record: JobRecord, spec: Spec, exit_code: int | None
     done = 1.0 if finished else min(1.0, record.done / record.job.iterations)
     return {
         **job_row(state, record, spec, (), None, record.ended),
-        "state": str(record.status),
+        "status": str(record.status),
         "finished": record.ended,
         "exit_code": exit_code,
         "reason": record.reason,
@@ -96,7 +99,7 @@ def gpu_rows(state: State, slots: Sequence[Slot], names: Mapping[int, str], spec
         if slot.id not in state.topology.node_of:
             continue
         residents = [
-            {"job": r.job.id, "name": specs[r.job.id].name, "user": r.job.user, "state": shown_state(r.status)}
+            {"job": r.job.id, "name": specs[r.job.id].name, "user": r.job.user, "status": shown_status(r.status)}
             for r in state.jobs_on(slot.id)
             if r.job.id in specs
         ]
@@ -116,11 +119,23 @@ def gpu_rows(state: State, slots: Sequence[Slot], names: Mapping[int, str], spec
     return rows
 
 
+def read_story(text: str) -> Row:
+    """Return the row of an ended job from the journal, also where an earlier release wrote it."""
+    story: Row = json.loads(text)
+    if "status" not in story:  # release 0.1
+        story["status"] = story.pop("state")
+    story["receipt"]["sentences"] = sentences(story["receipt"])
+    return story
+
+
 def workload_row(row: Mapping[str, Any]) -> Row:
     """A finished job as the simulator reads it, with what became of it here; from its row in the journal."""
-    story, spec, receipt = json.loads(row["story"]), json.loads(row["spec"]), json.loads(row["story"])["receipt"]
+    story, spec = read_story(row["story"]), json.loads(row["spec"])
+    receipt = story["receipt"]
     same = ("job", "name", "user", "gpus", "submitted", "started", "finished", "batch", "iterations", "model")
-    wishes = {key: spec[key] for key in ("exclusive", "max_slowdown", "priority", "after") if key in spec}
+    wishes = {
+        one.name: spec[one.name] for one in SUBMITTED_COLUMNS if one.name in spec and one.name not in (*same, *MEASURED)
+    }
     shared = bool(receipt["shares"] or receipt["hosted"])
     account = {"alone_s": receipt["alone_s"], "ran_s": receipt["ran_s"], "shared": shared}
     return {**{key: story[key] for key in same}, **wishes, **account, "measured": receipt["measured"]}

@@ -106,7 +106,7 @@ class Inside:
         row = views.ended_row(self._state, record, self.specs[record.job.id], ending.exit_code)
         row["alone_estimate_s"] = record.job.iterations * record.whole_iteration_s
         row["batch"], row["iterations"] = record.job.batch, record.job.iterations
-        return {"id": int(record.job.id), "state": row["state"], "ended": record.ended, "story": json.dumps(row)}
+        return {"id": int(record.job.id), "state": row["status"], "ended": record.ended, "story": json.dumps(row)}
 
 
 def new_row(name: str, user: str, submitted: float, spec: Spec, source: Mapping[str, Any]) -> Row:

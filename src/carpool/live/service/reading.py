@@ -30,7 +30,7 @@ class Reading(Requests):
     def jobs(self, all: bool = False, *, limit: int | None = None, before: str | None = None) -> list[Row]:
         """Jobs in order of submission, with `all` also those that ended; the last `limit` of them before a job id.
 
-        Keys: job, name, user, state, gpus, submitted, started, finished, exit_code, and reason, priority, held,
+        Keys: job, name, user, status, gpus, submitted, started, finished, exit_code, and reason, priority, held,
         model, attempt, ran_s (in all attempts), progress (0 to 1), measured (or estimated), on (GPUs as node:index),
         mates.
         """
@@ -58,7 +58,7 @@ class Reading(Requests):
         return [self._fresh_row(ending) for ending in reversed(fresh)] + rows
 
     def _story(self, row: Row) -> Row:
-        story: Row = json.loads(row["story"])
+        story = views.read_story(row["story"])
         return {key: value for key, value in story.items() if key != "receipt"}
 
     def show(self, job: str) -> Row:
@@ -70,7 +70,7 @@ class Reading(Requests):
             row = {**self._row(record), "receipt": receipt(record, self._clock.now())}
         else:
             known = self._known_row(job)
-            spec, row = from_json(known["spec"]), json.loads(known["story"])
+            spec, row = from_json(known["spec"]), views.read_story(known["story"])
             source = json.loads(known["source"]) if known["source"].startswith("{") else {}
         return {**row, "spec": spec.plain(), "attempts": self._attempts(job, row["attempt"]), "source": source}
 
@@ -87,7 +87,7 @@ class Reading(Requests):
             return self._outlook.explain(job)
         row = {key: value for key, value in self.show(job).items() if key not in ("spec", "attempts")}
         why = f": {row['reason']}" if row["reason"] else ""
-        return {**row, "sentences": [f"Job {job} has {row['state']}{why}.", *row["receipt"]["sentences"]]}
+        return {**row, "sentences": [f"Job {job} has {row['status']}{why}.", *row["receipt"]["sentences"]]}
 
     def dry_run(self, spec: Spec, user: str) -> Row:
         """What would happen: `where` (GPUs or None), `mates`, `start` and `end` estimates with a range and source."""
@@ -132,7 +132,7 @@ class Reading(Requests):
 
     def history(self, *, limit: int = 100, before: str | None = None, user: str | None = None) -> list[Row]:
         """Ended jobs, the latest first, with their receipts."""
-        return [json.loads(row["story"]) for row in self._ended_rows(limit, before, user)[:limit]]
+        return [views.read_story(row["story"]) for row in self._ended_rows(limit, before, user)[:limit]]
 
     def accuracy(self) -> Row:
         """How right the estimates were."""
@@ -143,7 +143,7 @@ class Reading(Requests):
         return [views.workload_row(row) for row in reversed(self._ended_rows(None)) if row["state"] == "finished"]
 
     async def wait(self, job: str) -> str:
-        """The job's state once it has ended: finished, failed or cancelled."""
+        """The job's status once it has ended: finished, failed or cancelled."""
         while job in self.specs:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             waiters = self._waiters.setdefault(job, [])

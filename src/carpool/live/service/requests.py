@@ -128,7 +128,9 @@ class Requests(Inside):
         def prepare(now: float, batch: Batch) -> Sequence[ev.Event]:
             record = self._living(job)
             if record.status not in (Status.STARTING, Status.RUNNING):
-                raise WrongState(f"job {job} is {views.shown_state(record.status)}; only a running one can be requeued")
+                raise WrongState(
+                    f"job {job} is {views.shown_status(record.status)}; only a running one can be requeued"
+                )
             return (ev.Requeued(now, job, record.attempt),)
 
         await self._driver.ask(prepare)
