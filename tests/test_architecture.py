@@ -17,13 +17,15 @@ import pytest
 import carpool
 
 SOURCE = Path(carpool.__file__).parent
-BOTTOM = {"errors", "units", "files", "interrupts"}
+BOTTOM = {"errors", "units", "files", "interrupts", "field_types", "job_schema"}
 SCHEDULER = {"core", "policies", "belief", "profile"}
 DEPENDS_ON: dict[str, set[str]] = {
     # helpers that every package may use
     "errors": set(),
     "units": {"errors"},
     "interrupts": set(),
+    "field_types": {"errors", "units"},
+    "job_schema": {"errors", "field_types"},
     "files": {"errors", "interrupts"},
     # what a training process imports; it knows the scheduler only through the channel
     "channel": set(),
@@ -48,7 +50,7 @@ DEPENDS_ON: dict[str, set[str]] = {
     "live.commands": {"live", "live.service", "live.http", "gpu", "sim", "report", "train"} | SCHEDULER | BOTTOM,
     "cli": {"errors"},
 }
-PURE = ("errors", "units", "interrupts", "files", "channel", "core", "policies", "belief")
+PURE = ("errors", "units", "field_types", "job_schema", "interrupts", "files", "channel", "core", "policies", "belief")
 """Parts that import the standard library and nothing else from outside."""
 ONLY_IN = {
     "torch": ("train", "profile", "live.commands"),
@@ -57,6 +59,7 @@ ONLY_IN = {
     "matplotlib": ("report",),
     "click": ("commands", "live.commands", "cli"),
     "fastapi": ("live.http",),
+    "pydantic": ("live.http",),
 }
 """Packages from outside that are confined to some parts."""
 HEAVY = ("torch", "numpy", "scipy", "matplotlib", "fastapi", "pydantic", "sqlalchemy", "rich", "click")

@@ -183,7 +183,7 @@ def test_history_receipts_users_and_limits(home):
         assert shown["spec"]["batch"] == 24
         assert shown["spec"]["can_shrink"] is True
         assert shown["source"]["kind"] == "profile"
-        assert served.ask("/jobs/13")["spec"]["time_s"] == 30.0
+        assert served.ask("/jobs/13")["spec"]["duration_s"] == 30.0
         assert {row["job"] for row in served.ask("/workload")["jobs"]} >= {"1", "4", "5", "6", "7", "8", "12"}
         assert served.ask("/me", token="token-of-alice")["name"] == "alice"
         users = {row["name"]: row for row in served.ask("/users")["users"]}

@@ -375,7 +375,7 @@ def test_tables_fit_narrow_terminals(service):
         (["submit", "--name", "a\x1bb", "--", "true"], "control characters"),
         (["submit", "--array", "x", "--", "true"], "array"),
         (["submit", "--after", "999999", "--", "true"], "there is no job"),
-        (["submit", "--after", "abc", "--", "true"], "is no job's id"),
+        (["submit", "--after", "abc", "--", "true"], "must be the id of a job"),
         (["submit", "nothing-here.yaml"], "No such file"),
         (["submit", "nothing-here.yaml", "--gpus", "2"], "options before the job file"),
         (["show", "999999"], "there is no job"),
@@ -476,7 +476,8 @@ def test_who_waits_or_follows_outlives_a_killed_service_too(tmp_path):
 def test_sigterm_ends_the_service_and_not_the_jobs(tmp_path):
     served = Served(tmp_path / "home", "--gpus", "2").start()
     try:
-        job = served.submit("sh", "-c", f"echo $$ > {tmp_path}/pid; sleep 1.5; echo survived")
+        script = f"echo $$ > {tmp_path}/pid; while ! test -e {tmp_path}/go; do sleep 0.1; done; echo survived"
+        job = served.submit("sh", "-c", script)
         served.until(job, "running")
         began = time.monotonic()
         assert served.stop() == 0
@@ -486,6 +487,7 @@ def test_sigterm_ends_the_service_and_not_the_jobs(tmp_path):
         os.kill(int((tmp_path / "pid").read_text()), 0)  # still there
         assert process("jobs", CARPOOL_HOME=str(served.home)).code == 2
         served.start()
+        (tmp_path / "go").touch()
         assert served.until(job, "finished", "failed")["exit_code"] == 0
         assert served.call("logs", job).out == "survived\n"
         assert served.process is not None

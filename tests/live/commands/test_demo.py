@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'carp
 
 
 def test_two_trainings_and_the_comparison(monkeypatch):
-    few = (demo.Training("gang", 2, 40, 64, 5), demo.Training("short", 1, 20, 64, 5))
+    few = (demo.DemoJob("gang", 2, 40, 64, 5), demo.DemoJob("short", 1, 20, 64, 5))
     monkeypatch.setattr(demo, "DOZEN", few)
     monkeypatch.setattr(demo, "PAUSE_S", 0.2)
     said = call("demo")

@@ -2,6 +2,7 @@
 
 import os
 import stat
+from types import SimpleNamespace
 
 import pytest
 
@@ -75,13 +76,13 @@ def test_a_service_that_is_not_root_says_what_that_means(monkeypatch, capsys, tm
 
     options = {"gpus": 2, "policy": "sjf"}
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    serve._greet("http://127.0.0.1:1", Home(tmp_path), Nothing(), options)
+    serve._greet("http://127.0.0.1:1", Home(tmp_path), SimpleNamespace(queries=Nothing()), options)
     said = capsys.readouterr().err
     assert "carpool serves 2 logical GPUs (logical) under sjf at http://127.0.0.1:1" in said
     assert "let in only people who trust each other" in said
     assert "clear text" not in said
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    serve._greet("http://10.0.0.5:1", Home(tmp_path), Nothing(), options)
+    serve._greet("http://10.0.0.5:1", Home(tmp_path), SimpleNamespace(queries=Nothing()), options)
     said = capsys.readouterr().err
     assert "trust each other" not in said
     assert "tokens travel in clear text" in said
@@ -93,7 +94,7 @@ def test_whose_uid_jobs_get(monkeypatch):
             return {"old": {"uid": accounts.FIRST_UID}, "other": {"uid": 5}}
 
     def uid(name, given=None, as_root=True):
-        return box_routes._uid(Box(Users(), None, None, as_root=as_root), name, given)
+        return box_routes._uid(Box(SimpleNamespace(queries=Users()), None, None, as_root=as_root), name, given)
 
     assert uid("nobody-of-that-name") == accounts.FIRST_UID + 1
     assert uid("nobody-of-that-name", 1234) == 1234
