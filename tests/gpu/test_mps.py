@@ -88,7 +88,7 @@ def test_an_unknown_daemon_that_does_not_stop_gives_one_clear_line(daemon, tmp_p
     monkeypatch.setattr(mps, "STOP_S", 0.2)
     daemon.start()
     (daemon.directory / "daemon.json").unlink()
-    with pytest.raises(mps.MpsError, match="answers there; end it and start again"):
+    with pytest.raises(mps.MpsError, match="answers there; stop it and start again"):
         mps.Daemon(tmp_path / "mps", ["GPU-1", "GPU-2"], control).start()
     daemon.stop()  # while it is not waited for
 
