@@ -39,9 +39,9 @@ def gains(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             measured = [alone[machine] / jct for machine, jct in here.items()]
             both = zip(row["sjf_jct_s"], row["measured"]["mean_jct_s"], strict=True)
             what = f"{row['policy']}, {row['mechanism']}, up to {row['jobs_per_gpu']} jobs per GPU"
-            told = f"{_listed(measured)} on the same machine" if measured else "not measured on the same machine"
-            fair = f"{_listed([sjf / jct for sjf, jct in both])} by simulation with the same cores"
-            found.append(f"- {what}: the mean JCT of exclusive SJF, times as long: {told}; {fair}")
+            here_too = f"{_listed(measured)} on the same machine" if measured else "not measured on the same machine"
+            simulated = f"{_listed([sjf / jct for sjf, jct in both])} by simulation with the same cores"
+            found.append(f"- {what}: mean JCT of exclusive SJF over that of this case: {here_too}; {simulated}")
     return found
 
 
