@@ -80,7 +80,7 @@ def test_one_line_and_a_core_field_add_a_column(monkeypatch):
     workload.write(jobs, file, columns)
     assert file.getvalue() == "job,submitted_s,model,gpus,batch,iterations,deadline_s\na,0,bert,1,8,10,99.5\n"
     header, line = (text.split(",") for text in file.getvalue().splitlines())
-    row = workload.Row("jobs.csv", {})
+    row = workload.CsvRow("jobs.csv", {})
     row.values = line
     assert (
         row.job([(header.index(one.name), one, one.attribute or one.name) for one in columns if one.name in header])

@@ -47,7 +47,7 @@ class Workload:
         return replace(self, jobs=tuple(replace(job, submitted=job.submitted / load) for job in self.jobs))
 
 
-class Row:
+class CsvRow:
     """One line of a CSV file."""
 
     __slots__ = ("_columns", "_source", "line", "values")
@@ -166,9 +166,9 @@ def _rows(
     columns: Mapping[str, int],
     select: Mapping[str, str],
     seen: Mapping[str, dict[str, None]],
-) -> Iterator[Row]:
+) -> Iterator[CsvRow]:
     """Yield the selected rows. `seen` collects some values of the selecting columns, for a message."""
-    row = Row(source, columns)
+    row = CsvRow(source, columns)
     wanted = [(columns[name], value) for name, value in select.items()]
     width = len(columns)
     for values in rows:
@@ -197,13 +197,13 @@ def _same(value: str, wanted: str) -> bool:
         return False
 
 
-Reader = Callable[[Iterable[Row]], Iterator[tuple[int, Job]]]
+Reader = Callable[[Iterable[CsvRow]], Iterator[tuple[int, Job]]]
 
 
 def _reader_for(source: str, columns: Mapping[str, int], among: Sequence[JobField] = COLUMNS) -> Reader:
     present = [(columns[one.name], one, one.attribute or one.name) for one in among if one.name in columns]
 
-    def own(rows: Iterable[Row]) -> Iterator[tuple[int, Job]]:
+    def own(rows: Iterable[CsvRow]) -> Iterator[tuple[int, Job]]:
         return ((row.line, row.job(present)) for row in rows)
 
     formats = ((OWN_COLUMNS, own), (POLLUX_COLUMNS, _pollux), (PHILLY_COLUMNS, _philly))
@@ -215,7 +215,7 @@ def _reader_for(source: str, columns: Mapping[str, int], among: Sequence[JobFiel
     raise InputError(f"{source}:1: header lacks {', '.join(missing)}; expected at least {', '.join(likely)}")
 
 
-def _pollux(rows: Iterable[Row]) -> Iterator[tuple[int, Job]]:
+def _pollux(rows: Iterable[CsvRow]) -> Iterator[tuple[int, Job]]:
     """Yield the jobs of a Pollux file: its batch is that of the whole gang, ours is per GPU; all jobs are elastic."""
     for row in rows:
         gpus = row.value("gpus", FIELD_TYPES["gpus"])
@@ -232,7 +232,7 @@ def _pollux(rows: Iterable[Row]) -> Iterator[tuple[int, Job]]:
         yield row.line, job
 
 
-def _philly(rows: Iterable[Row]) -> Iterator[tuple[int, Job]]:
+def _philly(rows: Iterable[CsvRow]) -> Iterator[tuple[int, Job]]:
     """Yield the jobs of a Philly file. It states only durations, so that one iteration stands for about a second."""
     read = []
     for row in rows:

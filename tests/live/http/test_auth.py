@@ -10,8 +10,8 @@ from carpool.errors import InputError
 from carpool.live import accounts
 from carpool.live.commands import serve
 from carpool.live.home import Home
-from carpool.live.http import box_routes
-from carpool.live.http.api import Box
+from carpool.live.http import service_routes
+from carpool.live.http.api import ApiContext
 from carpool.live.http.auth import Keyring, Principal, admin_token, digest, new_token, read_token
 
 
@@ -94,7 +94,9 @@ def test_whose_uid_jobs_get(monkeypatch):
             return {"old": {"uid": accounts.FIRST_UID}, "other": {"uid": 5}}
 
     def uid(name, given=None, as_root=True):
-        return box_routes._uid(Box(SimpleNamespace(queries=Users()), None, None, as_root=as_root), name, given)
+        return service_routes._uid(
+            ApiContext(SimpleNamespace(queries=Users()), None, None, as_root=as_root), name, given
+        )
 
     assert uid("nobody-of-that-name") == accounts.FIRST_UID + 1
     assert uid("nobody-of-that-name", 1234) == 1234

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.errors import InputError
-from carpool.live.http import snapshot
+from carpool.live.http import code_snapshot
 from carpool.live.http.unpack import unpack
 
 FILE, FOLDER, LINK, HARD_LINK = tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE
@@ -102,11 +102,11 @@ def test_unpacking_needs_no_extraction_filter(tmp_path, monkeypatch):
     for name in ("data_filter", "tar_filter", "fully_trusted_filter"):
         monkeypatch.delattr(tarfile, name, raising=False)
     monkeypatch.delattr(tarfile.TarFile, "extractall")
-    uploads = snapshot.Uploads(tmp_path / "uploads")
+    uploads = code_snapshot.Uploads(tmp_path / "uploads")
     (tmp_path / "project").mkdir()
     (tmp_path / "project/train.py").write_text("print()")
     packed = io.BytesIO()
-    snapshot.pack(tmp_path / "project", packed)
+    code_snapshot.pack(tmp_path / "project", packed)
     packed.seek(0)
     with uploads.taken(uploads.add(packed, "alice"), "alice") as files:
         assert (files / "train.py").read_text() == "print()"

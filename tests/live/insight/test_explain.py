@@ -9,9 +9,9 @@ from carpool.core import events as ev
 from carpool.core.model import Job, Limits, Node, Status
 from carpool.core.perf import ConstantInterference, FittedModel
 from carpool.core.scheduler import Scheduler
-from carpool.live.insight import outlook
+from carpool.live.insight import forecaster
 from carpool.live.insight.explain import explain, position
-from carpool.live.insight.outlook import Outlook, accuracy
+from carpool.live.insight.forecaster import Forecaster, accuracy
 from carpool.live.insight.receipt import receipt
 
 
@@ -26,7 +26,7 @@ class Box:
         self.scheduler = Scheduler(policies.make(policy), FittedModel({}, ConstantInterference(xi), 4))
         self.state = self.scheduler.state
         self.now = 0.0
-        self.outlook = Outlook(
+        self.outlook = Forecaster(
             lambda: self.state,
             lambda: policies.make(policy),
             lambda job: {"kind": "time", "detail": "what its owner said"},
@@ -179,7 +179,7 @@ def test_estimates_are_judged_and_teach_the_next_ranges():
     box.submit(job("20", 4, 10))
     learned = box.outlook.estimate(box.state.jobs["20"].job)
     assert (learned.low, learned.high) == pytest.approx((10.0, 20.0))
-    fresh = Outlook(lambda: box.state, lambda: None, lambda job: {"kind": "time"}, str, str, lambda: 0.0)
+    fresh = Forecaster(lambda: box.state, lambda: None, lambda job: {"kind": "time"}, str, str, lambda: 0.0)
     fresh.learn(rows)  # as the next service does, from the journal
     assert fresh.estimate(box.state.jobs["20"].job).high == pytest.approx(20.0)
 
@@ -193,7 +193,7 @@ def test_what_failed_is_not_judged():
 
 
 def test_the_far_end_of_a_long_queue_is_estimated_from_the_work_before_it(monkeypatch):
-    monkeypatch.setattr("carpool.live.insight.forecast.MOST_WAITING", 3)
+    monkeypatch.setattr("carpool.live.insight.forecast.MAX_WAITING", 3)
     box = Box("fifo")
     box.submit(*(job(str(number), 4, 10) for number in range(1, 9)))
     assert box.explain("8")["start"]["value"] == pytest.approx(70.0)
@@ -207,4 +207,4 @@ def test_everything_is_said_in_sentences():
         for line in explain(box.outlook._book(), name)["sentences"]:
             assert line[0].isupper()
             assert line.endswith(".")
-    assert outlook.SPREADS["default"] > outlook.SPREADS["time"] > 1.0
+    assert forecaster.SPREADS["default"] > forecaster.SPREADS["time"] > 1.0

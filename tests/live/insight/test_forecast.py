@@ -6,7 +6,9 @@ import pytest
 
 from carpool import policies
 from carpool.core import events as ev
+from carpool.core.model import Status
 from carpool.core.state import State
+from carpool.live.insight import forecast as module
 from carpool.live.insight.forecast import forecast
 from carpool.profile.schema import load
 from carpool.sim import Setup, generate, simulate
@@ -46,6 +48,44 @@ def test_it_says_what_happens(policy, share):
     for name, times in found.items():
         assert times.believed.end == pytest.approx(ended[name].ended, rel=1e-9)
         assert times.believed.start == pytest.approx(ended[name].first_start, rel=1e-9)
+
+
+@pytest.mark.parametrize("policy", ["tiresias:start_s=600,restart_s=900", "pollux", "srtf"])
+def test_a_start_costs_what_the_policy_says(policy):
+    """Also for jobs that have their GPUs when the forecast is made, and whose workers are not up."""
+    events, ended, perf = story(policy, count=12)
+    starting, wrong = 0, []
+    for cut in range(1, len(events)):
+        if events[cut].at <= events[cut - 1].at:
+            continue
+        state = State(perf, policies.make(policy).key, 2)
+        for event in events[:cut]:
+            state.apply(event)
+        awaited = [name for name, record in state.jobs.items() if record.status is Status.STARTING]
+        if not awaited:
+            continue
+        found = forecast(state, lambda: policies.make(policy))
+        for name in awaited:
+            starting += 1
+            if state.jobs[name].attempt == 1 and found[name].believed.start != pytest.approx(ended[name].first_start):
+                wrong.append((name, cut))
+        if starting > 20:
+            break
+    assert starting, "no job was starting at any time"
+    assert wrong == []
+
+
+def test_a_job_far_back_in_the_queue_pays_for_its_start_too(monkeypatch):
+    policy = "tiresias:start_s=600,restart_s=900"
+    events, _, perf = story(policy, count=12)
+    state = middle(events, perf, policy, 0.3)
+    waiting = [record.job.id for record in state.queue]
+    monkeypatch.setattr(module, "MAX_WAITING", 1)
+    dear = forecast(state, lambda: policies.make(policy))
+    free = forecast(state, lambda: policies.make("tiresias:start_s=0,restart_s=0"))
+    assert len(waiting) > 2
+    for name in waiting[1:]:
+        assert dear[name].believed.start >= free[name].believed.start + 600
 
 
 def test_the_present_is_left_alone():

@@ -27,7 +27,7 @@ COLOURS = {"ok": "green", "note": "", "warning": "yellow", "error": "red"}
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Diagnosis:
     """One thing that was looked at."""
 
     what: str
@@ -49,7 +49,7 @@ def doctor(home: Path | None, as_json: bool) -> None:
     raise SystemExit(any(finding.level == "error" for finding in findings))
 
 
-def examine(home: Path | None) -> Iterator[Finding]:
+def examine(home: Path | None) -> Iterator[Diagnosis]:
     yield from _installation()
     place = Home(home)
     yield from _home(place)
@@ -57,23 +57,23 @@ def examine(home: Path | None) -> Iterator[Finding]:
     yield from _service(place, home)
 
 
-def _installation() -> Iterator[Finding]:
-    yield Finding("version", "ok", f"carpool {__version__}, Python {platform.python_version()}")
+def _installation() -> Iterator[Diagnosis]:
+    yield Diagnosis("version", "ok", f"carpool {__version__}, Python {platform.python_version()}")
     missing = [name for name in ("fastapi", "uvicorn", "sqlalchemy", "yaml") if find_spec(name) is None]
     if missing:
-        yield Finding("packages", "error", f"{', '.join(missing)} missing", "pip install 'carpool[live]'")
+        yield Diagnosis("packages", "error", f"{', '.join(missing)} missing", "pip install 'carpool[live]'")
     if find_spec("torch") is None:
-        yield Finding(
+        yield Diagnosis(
             "PyTorch",
             "note",
             "not installed beside carpool",
             "jobs may use their own: docs/how-to/prepare-a-training-script.md",
         )
     if sys.platform != "linux":
-        yield Finding("system", "warning", f"{sys.platform} is not tested", "use Linux for the service")
+        yield Diagnosis("system", "warning", f"{sys.platform} is not tested", "use Linux for the service")
     _, hard = _open_files()
     if hard < 4096:
-        yield Finding("open files", "warning", f"at most {hard} for one process", "raise it: ulimit -n 65536")
+        yield Diagnosis("open files", "warning", f"at most {hard} for one process", "raise it: ulimit -n 65536")
 
 
 def _open_files() -> tuple[int, int]:
@@ -82,9 +82,9 @@ def _open_files() -> tuple[int, int]:
     return resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
-def _home(place: Home) -> Iterator[Finding]:
+def _home(place: Home) -> Iterator[Diagnosis]:
     if not place.path.exists():
-        yield Finding("home", "note", f"{place.path} is not there yet", "`carpool serve` makes it")
+        yield Diagnosis("home", "note", f"{place.path} is not there yet", "`carpool serve` makes it")
         return
     for path, wanted in ((place.path, 0o077), (place.admin_token, 0o077), (place.journal, 0o077)):
         try:
@@ -93,42 +93,42 @@ def _home(place: Home) -> Iterator[Finding]:
             continue
         except PermissionError:
             note = "set CARPOOL_URL and CARPOOL_TOKEN to be its client"
-            yield Finding("home", "note", f"{path} belongs to somebody else", note)
+            yield Diagnosis("home", "note", f"{path} belongs to somebody else", note)
             return
         loose = stat.S_IMODE(found.st_mode) & wanted
         if loose & 0o066:
-            yield Finding("permissions", "error", f"others can read or write {path}", f"chmod go-rw {path}")
+            yield Diagnosis("permissions", "error", f"others can read or write {path}", f"chmod go-rw {path}")
     free = shutil.disk_usage(place.path).free
     level: Literal["ok", "error"] = "ok" if free > LITTLE_DISK else "error"
     remedy = "" if free > LITTLE_DISK else "make room: nothing can be submitted on a full disk"
-    yield Finding("home", level, f"{place.path}, {size(free)} free", remedy)
+    yield Diagnosis("home", level, f"{place.path}, {size(free)} free", remedy)
 
 
-def _gpus() -> Iterator[Finding]:
+def _gpus() -> Iterator[Diagnosis]:
     try:
         from carpool.gpu import mps, nvml
     except ModuleNotFoundError:
-        yield Finding(
+        yield Diagnosis(
             "GPUs", "note", "this installation cannot look for GPUs", "`carpool serve --gpus N` works without"
         )
         return
     devices = nvml.devices()
     if not devices:
-        yield Finding("GPUs", "note", "NVML finds none", "`carpool serve --gpus N` offers logical ones")
+        yield Diagnosis("GPUs", "note", "NVML finds none", "`carpool serve --gpus N` offers logical ones")
         return
     for device in devices:
         uses = nvml.processes(device.uuid)
         held = sum(use.memory or 0 for use in uses)
         found = f"{device.index}: {device.name}, {size(device.memory)}"
-        yield Finding("GPU", "ok", found + (f", {size(held)} held by {len(uses)} processes" if uses else ""))
+        yield Diagnosis("GPU", "ok", found + (f", {size(held)} held by {len(uses)} processes" if uses else ""))
     why = mps.available()
     if why:
-        yield Finding("MPS", "warning", f"not usable: {why}", "jobs that share will be time-sliced, which costs more")
+        yield Diagnosis("MPS", "warning", f"not usable: {why}", "jobs that share will be time-sliced, which costs more")
     else:
-        yield Finding("MPS", "ok", "can be used")
+        yield Diagnosis("MPS", "ok", "can be used")
 
 
-def _service(place: Home, home: Path | None) -> Iterator[Finding]:
+def _service(place: Home, home: Path | None) -> Iterator[Diagnosis]:
     try:
         client = Client.find(home)
         status: dict[str, Any] = client.get("/v1/status")
@@ -136,18 +136,20 @@ def _service(place: Home, home: Path | None) -> Iterator[Finding]:
         address = place.read_address()
         gone = address is not None and not os.environ.get(ENV_URL) and not _alive(address.get("pid"))
         remedy = "the last one ended without a word; `carpool serve` goes on where it was" if gone else ""
-        yield Finding("service", "warning", str(error), remedy)
+        yield Diagnosis("service", "warning", str(error), remedy)
         return
     except InputError as error:
-        yield Finding("service", "error", str(error))
+        yield Diagnosis("service", "error", str(error))
         return
-    yield Finding("service", "ok", f"answers at {client.url}, policy {status['policy']}")
+    yield Diagnosis("service", "ok", f"answers at {client.url}, policy {status['policy']}")
     if status["version"] != __version__:
-        yield Finding("service", "warning", f"runs release {status['version']}", "restart it; jobs go on meanwhile")
+        yield Diagnosis("service", "warning", f"runs release {status['version']}", "restart it; jobs go on meanwhile")
     if not status["as_root"]:
-        yield Finding("users", "note", "all jobs run as the service's user", "let in only people who trust each other")
+        yield Diagnosis(
+            "users", "note", "all jobs run as the service's user", "let in only people who trust each other"
+        )
     gpus = client.get("/v1/gpus")
-    yield Finding("sharing", "ok", str(gpus.get("mechanism", "unknown")))
+    yield Diagnosis("sharing", "ok", str(gpus.get("mechanism", "unknown")))
 
 
 def _alive(pid: Any) -> bool:
@@ -160,7 +162,7 @@ def _alive(pid: Any) -> bool:
     return True
 
 
-def _print(findings: list[Finding]) -> None:
+def _print(findings: list[Diagnosis]) -> None:
     from rich.text import Text
 
     from carpool.report.console import new_console

@@ -112,7 +112,7 @@ async def _serve(place: Home, listening: socket.socket, names: tuple[str, ...], 
 def _server(service: Any, place: Home, keyring: Any, listening: Any, names: tuple[str, ...], options: Any) -> Any:
     import uvicorn
 
-    from carpool.live.http.api import Box, create_app
+    from carpool.live.http.api import ApiContext, create_app
 
     class Quiet(uvicorn.Server):
         @contextmanager
@@ -120,7 +120,7 @@ def _server(service: Any, place: Home, keyring: Any, listening: Any, names: tupl
             yield  # signals are ours: they end the service too
 
     hosts = (*names, listening.getsockname()[0])
-    box = Box(
+    box = ApiContext(
         service,
         place,
         keyring,

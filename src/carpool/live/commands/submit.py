@@ -15,7 +15,7 @@ from carpool.live.commands import job_file
 from carpool.live.commands.options import Command, OptionType, connect, home_option, json_option, print_json
 from carpool.live.commands.tables import dry_run_lines
 from carpool.live.http.client import Client
-from carpool.live.http.snapshot import pack
+from carpool.live.http.code_snapshot import pack
 from carpool.live.text import printable, size
 
 EXIT_CODES = {"finished": 0, "failed": 1, "cancelled": 130}

@@ -23,8 +23,8 @@ from carpool.live.errors import NoSuchJob, Unavailable, WrongState
 from carpool.live.home import Home
 from carpool.live.http import messages
 from carpool.live.http.auth import Keyring, Principal
+from carpool.live.http.code_snapshot import MOST_PACKED, Uploads
 from carpool.live.http.gate import HEALTH, App, Gate
-from carpool.live.http.snapshot import MOST_PACKED, Uploads
 from carpool.live.service.service import Service
 
 log = logging.getLogger("carpool.api")
@@ -41,7 +41,7 @@ PROBLEMS = {
 
 
 @dataclass(frozen=True)
-class Box:
+class ApiContext:
     """What the routes work with."""
 
     service: Service
@@ -96,14 +96,14 @@ def me(request: Request) -> Principal:
     return principal
 
 
-def box(request: Request) -> Box:
-    found: Box = request.app.state.box
+def api_context(request: Request) -> ApiContext:
+    found: ApiContext = request.app.state.context
     return found
 
 
-def create_app(inside: Box) -> App:
+def create_app(context: ApiContext) -> App:
     """The whole application, gate included."""
-    from carpool.live.http import box_routes, job_routes
+    from carpool.live.http import job_routes, service_routes
 
     app = FastAPI(
         title="Carpool",
@@ -114,7 +114,7 @@ def create_app(inside: Box) -> App:
         redirect_slashes=False,
         default_response_class=Json,
     )
-    app.state.box = inside
+    app.state.context = context
     _answer_errors(app)
 
     @app.get(HEALTH, responses={200: {"model": messages.HealthAnswer}, 400: answers()[400], 413: answers()[413]})
@@ -123,9 +123,9 @@ def create_app(inside: Box) -> App:
         return Json({"status": "ok"})
 
     app.include_router(job_routes.router, prefix="/v1")
-    app.include_router(box_routes.router, prefix="/v1")
+    app.include_router(service_routes.router, prefix="/v1")
     _document_security(app)
-    return Gate(app, inside.keyring.who, hosts=inside.hosts, large_bodies={"/v1/snapshots": MOST_PACKED})
+    return Gate(app, context.keyring.who, hosts=context.hosts, large_bodies={"/v1/snapshots": MOST_PACKED})
 
 
 def _answer_errors(app: FastAPI) -> None:

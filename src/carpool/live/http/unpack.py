@@ -1,6 +1,6 @@
 """Unpack an archive that a client sent, so that no byte lands outside the target directory.
 
-`snapshot.Uploads` calls this for every code snapshot. It does not use the extraction filters of `tarfile`, which
+`code_snapshot.Uploads` calls this for every code snapshot. It does not use the extraction filters of `tarfile`, which
 Python has only since 3.11.4: every interpreter takes the same path. The target directory is new and belongs to the
 service. Files and directories are written first and symbolic links last, so that no write can follow a link of the
 archive; a link that would leave the directory is refused, whatever other links it passes through.

@@ -1,8 +1,8 @@
-"""When will each job start and end? The present is copied and played forward by the simulator's engine under the same
-policy, three times: with jobs as long as believed, and at the short and the long end of what is believed.
+"""Forecasts: when each job starts and ends, if no other job is submitted.
 
-`explain`, `submit --dry-run` and the service's own book of estimates use it. Nothing arrives in such a future, so a
-forecast for a waiting job is what holds if nobody submits anything more urgent.
+The state is copied and simulated forward by the simulator's engine under the same policy, three times: with durations
+as believed, and at the short and the long end of what is believed. `explain`, `submit --dry-run` and the record of
+judged estimates use it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,17 +16,18 @@ from carpool.core import snapshot
 from carpool.core.elastic import Pace, Scaling
 from carpool.core.model import GpuId, Job, JobId, Status
 from carpool.core.perf import Mate, PerformanceModel, Placement
+from carpool.core.record import JobRecord
 from carpool.core.scheduler import Policy, Scheduler
 from carpool.core.state import State
 from carpool.sim.engine import CannotFinish, Engine
 
-MOST_WAITING = 200
-"""Jobs further back in the queue than this are not played, but estimated from the work before them."""
+MAX_WAITING = 200
+"""Number of queued jobs that are simulated; those behind them are estimated from the work before them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
-    """When a job starts and ends, in the clock of the state; infinite where it never does."""
+class JobTimes:
+    """Start and end of a job, in the clock of the state; infinite where it never starts or ends."""
 
     start: float
     end: float
@@ -34,15 +35,15 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """A job's times: as believed, and between the short and the long end."""
+    """Start and end of a job as believed, and their range."""
 
-    believed: Times
-    early: Times
-    late: Times
+    believed: JobTimes
+    early: JobTimes
+    late: JobTimes
 
 
-class Fixed:
-    """A performance model as it answers now. A belief would learn from what is only imagined."""
+class FrozenModel:
+    """A performance model that does not learn: a simulated future must not teach the belief."""
 
     def __init__(self, model: PerformanceModel) -> None:
         self.iteration_time: Callable[[Job, int, Placement], float] = model.iteration_time
@@ -61,80 +62,92 @@ def forecast(
     *,
     now: float | None = None,
 ) -> dict[JobId, Forecast]:
-    """For every job that has not ended and is not held. `policy` makes a fresh one for each play; `spread` says how
-    much shorter and longer than believed a job may be, as factors; `now` may be later than the last event."""
+    """Return forecasts of all jobs that have not ended and are not held.
+
+    `policy` makes a new policy for each simulation. `spread` returns two factors for a job: how much shorter and how
+    much longer than believed it may be. `now` may be later than the last event.
+    """
     now = state.now if now is None else max(now, state.now)
-    present = _present(state)
-    believed = _play(state, policy(), present, {}, now)
+    present = _encode(state)
+    believed = _simulate(state, policy(), present, {}, now)
     low, high = ({name: spread(state.jobs[name].job)[end] for name in believed} for end in (0, 1))
     if all(factor == 1.0 for factor in (*low.values(), *high.values())):
         early = late = believed
     else:
-        early = _play(state, policy(), present, low, now)
-        late = _play(state, policy(), present, high, now)
+        early = _simulate(state, policy(), present, low, now)
+        late = _simulate(state, policy(), present, high, now)
     found = {}
     for name, times in believed.items():
         pair = (times, early.get(name, times), late.get(name, times))
-        # a shorter queue may start a job later than a longer one would (gangs pack otherwise): order the ends
+        # shorter jobs may start a gang later, because others fill the gaps first: sort the bounds
         starts, ends = sorted(t.start for t in pair), sorted(t.end for t in pair)
-        found[name] = Forecast(times, Times(starts[0], ends[0]), Times(starts[2], ends[2]))
-    if len(state.queue) > MOST_WAITING:
-        found.update(_far(state, found, spread, now))
+        found[name] = Forecast(times, JobTimes(starts[0], ends[0]), JobTimes(starts[2], ends[2]))
+    if len(state.queue) > MAX_WAITING:
+        found.update(_far(state, policy(), found, spread, now))
     return found
 
 
 def _far(
-    state: State, near: Mapping[JobId, Forecast], spread: Callable[[Job], tuple[float, float]], now: float
+    state: State,
+    policy: Policy,
+    near: Mapping[JobId, Forecast],
+    spread: Callable[[Job], tuple[float, float]],
+    now: float,
 ) -> dict[JobId, Forecast]:
-    """Jobs at the far end of a long queue: all the work before them, spread evenly over all GPUs."""
+    """Return forecasts of jobs at the far end of a long queue: the work before them is spread evenly over all GPUs."""
     gpus = max(1, len(state.cluster.residents))
     work = [sum(record.alone_left(now) * record.job.gpus for record in state.running)] * 3
     found = {}
     for record in state.queue:
-        own = record.alone_left(now)
+        own, delay = record.alone_left(now), _start_delay(policy, record)
         factors = (1.0, *spread(record.job))
         if record.job.id not in near:
-            starts = [now + ahead / gpus for ahead in work]
-            times = [Times(start, start + own * factor) for start, factor in zip(starts, factors, strict=True)]
+            starts = [now + ahead / gpus + delay for ahead in work]
+            times = [JobTimes(start, start + own * factor) for start, factor in zip(starts, factors, strict=True)]
             found[record.job.id] = Forecast(*times)
         for i, factor in enumerate(factors):
-            work[i] += own * factor * record.job.gpus
+            work[i] += (own * factor + delay) * record.job.gpus
     return found
 
 
+def _start_delay(policy: Policy, record: JobRecord) -> float:
+    """Return the seconds that the simulator charges for the next start of a job that waits."""
+    return policy.restart_s if record.attempt else float(getattr(policy, "start_s", 0.0))
+
+
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """What a job would meet if it were submitted now."""
+class DryRun:
+    """What would happen to a job that is submitted now."""
 
     gpus: tuple[GpuId, ...]
-    """Where it would start at once; empty: it would wait."""
+    """GPUs on which it would start at once; empty: it would wait."""
     mates: tuple[JobId, ...]
     forecast: Forecast
 
 
-def trial(
+def dry_run(
     state: State,
     policy: Callable[[], Policy],
     job: Job,
     spread: Callable[[Job], tuple[float, float]],
     now: float,
-) -> Trial:
-    """Submit a job to a copy of the present, and see."""
-    world = snapshot.restore(_present(state), Fixed(state.perf), state.sort_key, state.jobs_per_gpu)
+) -> DryRun:
+    """Submit a job to a copy of the state and return what happens to it."""
+    world = snapshot.restore(_encode(state), FrozenModel(state.perf), state.sort_key, state.jobs_per_gpu)
     world.apply(ev.Submitted(max(now, state.now), job))
     scheduler = Scheduler(policy(), world.perf, state.jobs_per_gpu, strict=False)
     scheduler.state = world
     scheduler.step(world.now, (), wake=True)
     record = world.jobs[job.id]
     mates = tuple(mate.job.id for mate in world.cluster.mates(record)) if record.gpus else ()
-    return Trial(record.gpus, mates, forecast(world, policy, spread)[job.id])
+    return DryRun(record.gpus, mates, forecast(world, policy, spread)[job.id])
 
 
-def _present(state: State) -> dict[str, Any]:
-    """The state as data, without jobs on hold and without the far end of the queue."""
-    waiting = (Status.PENDING, Status.BLOCKED) if len(state.queue) > MOST_WAITING else ()
-    near = {record.job.id for record, _ in zip(state.queue, range(MOST_WAITING), strict=False)}
-    shallow = copy(state)  # only its list of jobs is another one
+def _encode(state: State) -> dict[str, Any]:
+    """Return the state as data, without held jobs and without the far end of the queue."""
+    waiting = (Status.PENDING, Status.BLOCKED) if len(state.queue) > MAX_WAITING else ()
+    near = {record.job.id for record, _ in zip(state.queue, range(MAX_WAITING), strict=False)}
+    shallow = copy(state)  # shares everything but the list of jobs
     shallow.jobs = {
         name: record
         for name, record in state.jobs.items()
@@ -143,8 +156,8 @@ def _present(state: State) -> dict[str, Any]:
     return snapshot.encode(shallow)
 
 
-class Future(Engine):
-    """The engine, begun in the middle of things."""
+class FutureEngine(Engine):
+    """The simulator's engine, started from a state in which jobs already wait and run."""
 
     def __init__(self, state: State, policy: Policy) -> None:
         super().__init__([], [], policy, belief=state.perf, jobs_per_gpu=state.jobs_per_gpu)
@@ -156,8 +169,7 @@ class Future(Engine):
             if record.status is Status.RUNNING and record.iteration_s:
                 self._push(max(now, record.end()), record, record.pace_version)
             elif record.status in (Status.STARTING, Status.RUNNING):
-                restart_s = self.scheduler.policy.restart_s if record.attempt > 1 else 0.0
-                at = max(now, record.gpus_since + restart_s)
+                at = max(now, self._launch_time(record.gpus_since, record))
                 self._push(at, ev.Started(at, record.job.id, record.attempt), 0)
             elif record.status in (Status.STOPPING, Status.CANCELLING):
                 self._push(now, ev.Stopped(now, record.job.id, record.attempt, record.checkpoint), 0)
@@ -166,26 +178,26 @@ class Future(Engine):
         self._step(now, batch, True)
 
 
-def _play(
+def _simulate(
     state: State, policy: Policy, present: Mapping[str, Any], stretch: Mapping[JobId, float], now: float
-) -> dict[JobId, Times]:
-    """One future, from a copy of the present in which jobs are so many times as long."""
+) -> dict[JobId, JobTimes]:
+    """Simulate a copy of the state to its end, with the durations of jobs multiplied by the factors in `stretch`."""
     jobs = []
     for entry in present["jobs"]:
         factor = stretch.get(entry["job"]["id"], 1.0)
-        paces = {key: entry[key] * factor for key in ("whole_iteration_s", "alone_iteration_s", "iteration_s")}
-        jobs.append({**entry, **paces} if factor != 1.0 else dict(entry))
-    perf = Fixed(state.perf)
+        stretched = {key: entry[key] * factor for key in ("whole_iteration_s", "alone_iteration_s", "iteration_s")}
+        jobs.append({**entry, **stretched} if factor != 1.0 else dict(entry))
+    perf = FrozenModel(state.perf)
     world = snapshot.restore({**present, "jobs": jobs}, perf, policy.key, state.jobs_per_gpu)
     world.advance(now)
-    future = Future(world, policy)
+    future = FutureEngine(world, policy)
     try:
         future.begin()
         future.run()
     except CannotFinish:
-        pass  # some wait for ever: for a limit to be raised, or a held forerunner
+        pass  # some jobs never start: a limit or a held job stands in their way
     times = {}
     for record in (*world.ended.values(), *world.jobs.values()):
         started = record.first_start if record.first_start >= 0.0 else inf
-        times[record.job.id] = Times(started, record.ended if record.ended >= 0.0 else inf)
+        times[record.job.id] = JobTimes(started, record.ended if record.ended >= 0.0 else inf)
     return times

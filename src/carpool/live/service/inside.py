@@ -19,7 +19,7 @@ from carpool.live.executors.local import LocalExecutor
 from carpool.live.executors.machine import Machine
 from carpool.live.home import Home
 from carpool.live.insight import views
-from carpool.live.insight.outlook import Outlook
+from carpool.live.insight.forecaster import Forecaster
 from carpool.live.journal.store import Store
 from carpool.live.service.driver import Driver, Ending
 from carpool.live.service.knowledge import Knowledge
@@ -70,7 +70,7 @@ class Inside:
         self._driver: Driver
         self._machine: Machine
         self._knowledge: Knowledge
-        self._outlook: Outlook
+        self._outlook: Forecaster
 
     @property
     def _state(self) -> State:

@@ -11,7 +11,7 @@ from pathlib import Path
 from carpool.core.record import JobRecord
 from carpool.errors import InputError
 from carpool.live.insight import views
-from carpool.live.insight.outlook import accuracy
+from carpool.live.insight.forecaster import accuracy
 from carpool.live.insight.receipt import receipt
 from carpool.live.service.inside import Row
 from carpool.live.service.requests import Requests

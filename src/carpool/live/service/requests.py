@@ -21,7 +21,7 @@ from carpool.live.accounts import account
 from carpool.live.errors import WrongState
 from carpool.live.home import write_private
 from carpool.live.insight import views
-from carpool.live.insight.outlook import alone_s
+from carpool.live.insight.forecaster import alone_s
 from carpool.live.journal.store import Batch
 from carpool.live.service import recovery
 from carpool.live.service.inside import Inside, new_row

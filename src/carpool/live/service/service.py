@@ -26,7 +26,7 @@ from carpool.live.executors.base import Ended, Launch
 from carpool.live.executors.machine import Ours, discover, gang_of
 from carpool.live.executors.processes import boot_id
 from carpool.live.home import write_private
-from carpool.live.insight.outlook import Outlook
+from carpool.live.insight.forecaster import Forecaster
 from carpool.live.journal.store import Batch, StoreError
 from carpool.live.service import prune, recovery
 from carpool.live.service.driver import Driver, Ending
@@ -105,7 +105,7 @@ class Service(Reading):
             self._driver.note(text)
         self._resume_clock()
         self._read_jobs()
-        self._outlook = Outlook(
+        self._outlook = Forecaster(
             lambda: self._state,
             lambda: policies.make(self.policy),
             lambda job: self._sources.get(job, {}),

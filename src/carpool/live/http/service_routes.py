@@ -13,11 +13,11 @@ from carpool.errors import InputError
 from carpool.live.accounts import uid_for
 from carpool.live.errors import NoSuchJob, WrongState
 from carpool.live.http import messages
-from carpool.live.http.api import Box, Forbidden, Json, answers, box, me
+from carpool.live.http.api import ApiContext, Forbidden, Json, answers, api_context, me
 from carpool.live.http.auth import ADMIN, Principal, digest, new_token
 
 Me = Annotated[Principal, Depends(me)]
-Inside = Annotated[Box, Depends(box)]
+Context = Annotated[ApiContext, Depends(api_context)]
 Name = Annotated[str, Path(pattern=r"^[a-z_][a-z0-9_.-]{0,31}$", max_length=32)]
 router = APIRouter()
 Before = Annotated[str | None, Query(pattern=r"^[0-9]{1,18}$", max_length=18)]
@@ -40,47 +40,47 @@ async def whoami(who: Me) -> Json:
 
 
 @router.get("/status", tags=["service"], responses=answers(model=messages.ServiceInfo))
-async def status(inside: Inside, who: Me) -> Json:
+async def status(context: Context, who: Me) -> Json:
     """What kind of service this is."""
     return Json(
         {
             "version": __version__,
-            "policy": inside.policy,
-            "jobs_per_gpu": inside.jobs_per_gpu,
-            "as_root": inside.as_root,
-            "started": inside.started,
+            "policy": context.policy,
+            "jobs_per_gpu": context.jobs_per_gpu,
+            "as_root": context.as_root,
+            "started": context.started,
             "pid": os.getpid(),
-            "home": str(inside.home.path) if who.admin else None,
+            "home": str(context.home.path) if who.admin else None,
         }
     )
 
 
 @router.get("/gpus", tags=["service"], responses=answers(model=dict[str, Any]))
-async def gpus(inside: Inside, who: Me) -> Json:
+async def gpus(context: Context, who: Me) -> Json:
     """Nodes, GPUs and who is on them; and by what mechanism jobs share."""
-    return Json(inside.service.queries.gpus())
+    return Json(context.service.queries.gpus())
 
 
 @router.get("/history", tags=["service"], responses=answers(422, model=messages.HistoryPage))
 async def history(
-    inside: Inside, who: Me, limit: Annotated[int, Query(ge=1, le=10_000)] = 100, before: Before = None
+    context: Context, who: Me, limit: Annotated[int, Query(ge=1, le=10_000)] = 100, before: Before = None
 ) -> Json:
     """Ended jobs, the latest first, with what sharing gained or cost them."""
-    rows = inside.service.queries.history(limit=limit + 1, before=before)
+    rows = context.service.queries.history(limit=limit + 1, before=before)
     page = rows[:limit]
     return Json({"jobs": page, "next": page[-1]["job"] if len(page) < len(rows) else None})
 
 
 @router.get("/accuracy", tags=["service"], responses=answers(model=dict[str, Any]))
-async def accuracy(inside: Inside, who: Me) -> Json:
+async def accuracy(context: Context, who: Me) -> Json:
     """How right the service's estimates were."""
-    return Json(inside.service.queries.accuracy())
+    return Json(context.service.queries.accuracy())
 
 
 @router.get("/workload", tags=["service"], responses=answers(model=messages.WorkloadAnswer))
-async def workload(inside: Inside, who: Me) -> Json:
+async def workload(context: Context, who: Me) -> Json:
     """The history as the simulator reads it."""
-    return Json({"jobs": inside.service.queries.workload()})
+    return Json({"jobs": context.service.queries.workload()})
 
 
 @router.post(
@@ -95,13 +95,13 @@ async def workload(inside: Inside, who: Me) -> Json:
         }
     },
 )
-async def upload(request: Request, inside: Inside, who: Me) -> Json:
+async def upload(request: Request, context: Context, who: Me) -> Json:
     """Upload a directory (a gzipped tar archive) for a job that is submitted next."""
     with tempfile.TemporaryFile() as packed:
         async for part in request.stream():
             packed.write(part)
         packed.seek(0)
-        name = await asyncio.to_thread(inside.uploads.add, packed, who.name)
+        name = await asyncio.to_thread(context.uploads.add, packed, who.name)
     return Json({"snapshot": name}, 201)
 
 
@@ -115,10 +115,10 @@ def _shown(name: str, row: dict[str, Any]) -> dict[str, Any]:
 
 
 @router.get("/users", tags=["users"], responses=answers(403, model=messages.UserList))
-async def users(inside: Inside, who: Me) -> Json:
+async def users(context: Context, who: Me) -> Json:
     """Everybody who has or had a token."""
     _admin_only(who)
-    return Json({"users": [_shown(name, row) for name, row in sorted(inside.service.queries.users().items())]})
+    return Json({"users": [_shown(name, row) for name, row in sorted(context.service.queries.users().items())]})
 
 
 @router.post(
@@ -127,36 +127,36 @@ async def users(inside: Inside, who: Me) -> Json:
     status_code=201,
     responses=answers(403, 409, 422, 503, ok=201, model=messages.NewUserAnswer),
 )
-async def add_user(request: messages.UserRequest, inside: Inside, who: Me) -> Json:
+async def add_user(request: messages.UserRequest, context: Context, who: Me) -> Json:
     """Let somebody in. The answer holds their token, which is not kept and cannot be asked for again."""
     _admin_only(who)
     name = request.name
-    known = inside.service.queries.users().get(name)
+    known = context.service.queries.users().get(name)
     if name == ADMIN or (known and not known.get("revoked")):
         raise WrongState(f"user {name} exists already; revoke them first to give them a new token")
     token = new_token()
     row = {
         "token_hash": digest(token),
         "role": "user",
-        "uid": _uid(inside, name, request.uid),
+        "uid": _uid(context, name, request.uid),
         "revoked": False,
         **request.model_dump(include={"max_jobs", "max_gpus", "max_priority"}),
     }
-    await inside.service.requests.put_user(name, row)
-    await inside.service.requests.set_limits(name, Limits(request.max_jobs, request.max_gpus))
-    inside.keyring.add(name, row["token_hash"])
+    await context.service.requests.put_user(name, row)
+    await context.service.requests.set_limits(name, Limits(request.max_jobs, request.max_gpus))
+    context.keyring.add(name, row["token_hash"])
     return Json({**_shown(name, row), "token": token}, 201)
 
 
-def _uid(inside: Box, name: str, uid: int | None) -> int | None:
+def _uid(context: ApiContext, name: str, uid: int | None) -> int | None:
     """Whose uid a user's jobs get; only a service that runs as root can give one."""
-    if not inside.as_root:
+    if not context.as_root:
         if uid is not None:
             raise InputError("uid: this service does not run as root, so all jobs run as its own user; leave --uid out")
         return None
     if uid is not None:
         return uid
-    users = inside.service.queries.users()
+    users = context.service.queries.users()
     found = uid_for(name, (row.get("uid") for row in users.values()), users.get(name, {}).get("uid"))
     if found == 0:
         raise InputError(f"uid: the login name {name} is root's; give another name, or --uid")
@@ -164,27 +164,27 @@ def _uid(inside: Box, name: str, uid: int | None) -> int | None:
 
 
 @router.delete("/users/{name}", tags=["users"], responses=answers(403, 404, 422, 503, model=messages.UserAnswer))
-async def revoke(name: Name, inside: Inside, who: Me) -> Json:
+async def revoke(name: Name, context: Context, who: Me) -> Json:
     """Shut somebody out. Their jobs go on; cancel them where that is not wanted."""
     _admin_only(who)
-    row = {**_known(inside, name), "token_hash": "", "revoked": True}
-    await inside.service.requests.put_user(name, row)
-    inside.keyring.revoke(name)
+    row = {**_known(context, name), "token_hash": "", "revoked": True}
+    await context.service.requests.put_user(name, row)
+    context.keyring.revoke(name)
     return Json(_shown(name, row))
 
 
 @router.put("/users/{name}/limits", tags=["users"], responses=answers(403, 404, 422, 503, model=messages.UserAnswer))
-async def limit(name: Name, request: messages.LimitsRequest, inside: Inside, who: Me) -> Json:
+async def limit(name: Name, request: messages.LimitsRequest, context: Context, who: Me) -> Json:
     """What somebody may hold at a time; what is left out has no limit."""
     _admin_only(who)
-    row = {**_known(inside, name), **request.model_dump()}
-    await inside.service.requests.put_user(name, row)
-    await inside.service.requests.set_limits(name, Limits(request.max_jobs, request.max_gpus))
+    row = {**_known(context, name), **request.model_dump()}
+    await context.service.requests.put_user(name, row)
+    await context.service.requests.set_limits(name, Limits(request.max_jobs, request.max_gpus))
     return Json(_shown(name, row))
 
 
-def _known(inside: Box, name: str) -> dict[str, Any]:
-    row = inside.service.queries.users().get(name)
+def _known(context: ApiContext, name: str) -> dict[str, Any]:
+    row = context.service.queries.users().get(name)
     if row is None:
         raise NoSuchUser(name)
     return dict(row)

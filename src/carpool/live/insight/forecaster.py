@@ -27,14 +27,14 @@ SPREADS = {"measured": 1.1, "profile": 1.3, "history": 1.5, "time": 2.0, "defaul
 ENOUGH = 10
 """So many judged estimates make experience."""
 KEPT = 1000
-MOST_FORESEEN = 200
+MAX_FORECAST_JOBS = 200
 """With more jobs than this, forecasts are made only when somebody asks."""
 FRESH_S = 2.0
 """A forecast may be told again for so long: the scheduler waits while one is made."""
 
 
 @dataclass(frozen=True, slots=True)
-class Foreseen:
+class FirstForecast:
     """What was forecast of a job when it was first looked at."""
 
     at: float
@@ -42,7 +42,7 @@ class Foreseen:
     waiting: bool
 
 
-class Outlook:
+class Forecaster:
     def __init__(
         self,
         state: Callable[[], State],
@@ -60,7 +60,7 @@ class Outlook:
         self._gpu = gpu
         self._now = now
         self._why: dict[JobId, str] = {}
-        self._foreseen: dict[JobId, Foreseen] = {}
+        self._first_forecasts: dict[JobId, FirstForecast] = {}
         self._ratios: dict[str, list[float]] = {}
         self._latest: tuple[float, dict[JobId, forecast.Forecast]] = (-inf, {})
 
@@ -137,7 +137,7 @@ class Outlook:
             return (low, high) if other.id == job.id else book.spread(other)
 
         now = self._now()
-        found = forecast.trial(self._state(), self._policy, job, spread, now)
+        found = forecast.dry_run(self._state(), self._policy, job, spread, now)
         value = alone_s(self._state().perf, job)
         run = {"value": value, "low": value * low, "high": value * high, "source": source["detail"]}
         answer: Row = {
@@ -153,19 +153,19 @@ class Outlook:
     def look_ahead(self) -> None:
         """Make the first forecast of jobs that have none."""
         state = self._state()
-        if len(state.jobs) > MOST_FORESEEN or all(name in self._foreseen for name in state.jobs):
+        if len(state.jobs) > MAX_FORECAST_JOBS or all(name in self._first_forecasts for name in state.jobs):
             return
         book, now = self._book(), self._now()
         for name, times in forecast.forecast(state, self._policy, book.spread, now=now).items():
-            if name not in self._foreseen:
+            if name not in self._first_forecasts:
                 waiting = state.jobs[name].first_start < 0.0
-                self._foreseen[name] = Foreseen(now, times, waiting)
+                self._first_forecasts[name] = FirstForecast(now, times, waiting)
 
     def judge(self, record: JobRecord, source: Mapping[str, Any]) -> list[Row]:
         """Compare what was said of a job with what became of it: rows for the table of estimates."""
         name = record.job.id
         self._why.pop(name, None)
-        seen = self._foreseen.pop(name, None)
+        seen = self._first_forecasts.pop(name, None)
         if record.status is not Status.FINISHED:
             return []
         rows = []
