@@ -91,8 +91,7 @@ def test_one_line_and_a_core_field_add_a_column(monkeypatch):
 def test_one_line_adds_a_row_to_the_documentation():
     line = next(line for line in job_schema.field_table(WIDER).splitlines() if "deadline" in line)
     cells = [cell.strip() for cell in line.strip("|").split("|")]
-    assert cells[0] == "`deadline_s`"
-    assert cells[3:7] == ["`--deadline`", "`deadline`", "`deadline_s`", "`deadline_s`"]
+    assert cells[:3] == ["`deadline`", "`deadline_s`", "`deadline_s`"]
 
 
 # ---- the edges agree -----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The generated parts of the documentation: commands, policies, decisions, and tables read from CSV files.
+"""The generated parts of the documentation: commands, policies, job fields, decisions, and tables read from CSV files.
 
 MkDocs calls `on_page_markdown` for every page. A line such as `<!-- generated: commands -->` is replaced by what the
 code says, so that no option or policy is written down twice. An unknown marker is a warning, which fails the build.
@@ -16,6 +16,7 @@ from typing import Any
 import click
 import click.testing
 
+from carpool import job_schema
 from carpool.cli import SECTIONS, cli
 
 MARKER = re.compile(r"^( *)<!-- generated: ([\w-]+)(?: ([\w./-]+))? -->$", re.MULTILINE)
@@ -43,6 +44,10 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             lines = _policies()
         elif kind == "decisions":
             lines = _decisions(folder)
+        elif kind == "job-fields":
+            lines = iter([job_schema.field_table()])
+        elif kind == "columns":
+            lines = _columns()
         elif kind == "table":
             lines = _table(folder / argument)
         else:
@@ -112,6 +117,13 @@ def _policies() -> Iterator[str]:
             for option, about in facts["options"].items():
                 yield f"| `{option}` | `{_shown(about['default'])}` | {_escaped(about['help'])} |"
             yield ""
+
+
+def _columns() -> Iterator[str]:
+    yield "| column | value | default | meaning |\n| --- | --- | --- | --- |"
+    for column in job_schema.COLUMNS:
+        default = "required" if column.column_required else column.shown_default
+        yield f"| `{column.name}` | {_escaped(column.type.wanted)} | {_escaped(default)} | {_escaped(column.help)} |"
 
 
 def _shown(value: Any) -> str:

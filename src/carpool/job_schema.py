@@ -285,25 +285,21 @@ def names(edge: Edge, among: Iterable[JobField] = FIELDS) -> dict[str, JobField]
 
 
 def field_table(among: Iterable[JobField] = FIELDS) -> str:
-    """Return a Markdown table of all fields and what they are called on each edge, for the reference pages."""
-    lines = [
-        "| field | value | default | command line | job file | request (JSON) | workload (CSV) | meaning |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    """Return a Markdown table of all fields and what they are called on each edge, for the reference pages.
+
+    Options of the command line have the names of job files, with dashes.
+    """
+    lines = ["| job file, option | JSON | CSV column | value | meaning |", "| --- | --- | --- | --- | --- |"]
     for one in among:
         if one.edges is Edge.STORED:
             continue
-        option = ", ".join(f"`{name}`" for name in (*one.options, *filter(None, [one.negated])))
-        files = ", ".join(f"`{name}`" for name in (one.short_name, *one.old_short_names))
-        request = ", ".join(f"`{name}`" for name in (one.name, *one.old_names))
+        default = "required" if one.required and not one.default_text else one.shown_default
         cells = [
-            f"`{one.name}`",
-            one.type.wanted,
-            "required" if one.required and not one.default_text else one.shown_default,
-            option if Edge.OPTION in one.edges else "after `--`" if one.name == "command" else "",
-            files if Edge.FILE in one.edges else "",
-            request if Edge.REQUEST in one.edges else "",
-            f"`{one.name}`" + (" (required)" if one.column_required else "") if Edge.COLUMN in one.edges else "",
+            f"`{one.short_name}`" if (Edge.FILE | Edge.OPTION) & one.edges else "",
+            f"`{one.name}`" if Edge.REQUEST in one.edges else "",
+            f"`{one.name}`" if Edge.COLUMN in one.edges else "",
+            one.type.wanted
+            + (f" ({default})" if default == "required" else f"; default: {default}" if default else ""),
             one.help,
         ]
         lines.append(f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |")
