@@ -18,8 +18,8 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from carpool.core.model import Decision
 from carpool.core.view import View
-from carpool.policies.pollux.policy import Pollux, Round
-from carpool.policies.pollux.shares import Allowance, share_out
+from carpool.policies.pollux.policy import Pollux, PolluxRound
+from carpool.policies.pollux.shares import UserAllowance, share_out
 from carpool.sim import Setup, read, simulate
 
 Curve = list[tuple[int, float]]
@@ -36,8 +36,8 @@ class Watched(Pollux):
         self.solver_s: list[float] = []
 
     def decide(self, view: View) -> list[Decision]:
-        self._goodputs.under(view.perf)
-        this = Round(self, view, self._goodputs)
+        self._goodputs.under(view.perf, view.belief_version)
+        this = PolluxRound(self, view, self._goodputs)
         if not this.contenders:
             return []
         curves = [
@@ -45,7 +45,7 @@ class Watched(Pollux):
             for c in this.contenders
         ]
         began = perf_counter()
-        shares = share_out(this.contenders, this.gpus, this.node_gpus, Allowance(view, this.contenders))
+        shares = share_out(this.contenders, this.gpus, this.node_gpus, UserAllowance(view, this.contenders))
         self.ours_s.append(perf_counter() - began)
         best = optimum(curves, this.gpus)
         ours = sum(dict(curve)[shares.get(c.record.seq, 0)] for curve, c in zip(curves, this.contenders, strict=True))
@@ -55,7 +55,7 @@ class Watched(Pollux):
             solved = solve(curves, this.gpus)
             self.solver_s.append(perf_counter() - began)
             assert abs(solved / best - 1.0) < 1e-3
-        places = this.best_places()
+        places = this.best_gpus()
         cost = 0.0
         for c in this.contenders:
             gpus = places.get(c.record.seq, ())

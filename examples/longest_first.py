@@ -1,4 +1,7 @@
-"""A policy of one's own, complete: see docs/how-to/write-a-policy.md."""
+"""A complete policy outside the package. docs/how-to/write-a-policy.md explains it; run it with
+
+carpool simulate --policy examples/longest_first.py:LongestFirst
+"""
 
 from dataclasses import dataclass
 
@@ -11,12 +14,14 @@ class LongestFirst(BasePolicy):
     """The job with the most time left starts first."""
 
     name = "longest-first"
-    skip: bool = option(True, "let shorter jobs pass one that does not fit")
+    skip: bool = option(True, "let shorter jobs start before one that does not fit")
 
-    def key(self, job, now):  # the place in the queue, smallest first
+    def key(self, job, now):
+        """Return the sort key of a job in the queue, smallest first."""
         return (-job.alone_left(now),)
 
-    def decide(self, view):  # what to change now: a list of decisions
+    def decide(self, view):
+        """Return what to change now, as a list of decisions."""
         draft = Draft(view)
         pending = draft.pending()
         for job in pending:

@@ -498,7 +498,7 @@ def test_policies_of_installed_packages():
     assert type(policies.make("sjf")) is Sjf, "the names of built-in policies are taken"
     with pytest.raises(InputError, match="did you mean shorter"):
         policies.make("shortr")
-    with pytest.raises(InputError, match=r"policy broken .* does not load: ImportError: no module; mend"):
+    with pytest.raises(InputError, match=r"policy broken .* does not load: ImportError: no module; fix"):
         policies.make("broken")
     with pytest.raises(InputError, match="is not a class"):
         policies.make("number")

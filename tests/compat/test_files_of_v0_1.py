@@ -200,7 +200,17 @@ def test_a_generated_workload_gives_the_same_simulation():
     setup = Setup(cluster="4x4", truth="1.2", costs=Costs(launch_s=3.0, stop_s=5.0))
     result = simulate(read(DATA / "workloads/generated.csv"), "carpool:suspend=true", setup, log=log.append)
     assert result.summary.mean_jct_s == told["mean_jct_s"]
-    assert log == [codec.decode(line) for line in lines("logs/simulation.jsonl")]
+    assert without_reasons(log) == without_reasons(codec.decode(line) for line in lines("logs/simulation.jsonl"))
+
+
+def without_reasons(log):
+    """The events without the texts that explain decisions: those may be reworded."""
+    return [
+        replace(event, decisions=tuple(replace(decision, why="") for decision in event.decisions))
+        if isinstance(event, ev.Planned)
+        else event
+        for event in log
+    ]
 
 
 # ---- profiles -------------------------------------------------------------------------------------------------------

@@ -20,9 +20,9 @@ from carpool.core.perf import AllReduce, ConstantInterference, FittedModel, Plac
 from carpool.core.rules import IllegalPlan, check
 from carpool.core.state import State
 from carpool.errors import InputError
-from carpool.policies.pollux.goodput import Goodputs, Kind
-from carpool.policies.pollux.policy import Pollux, Round
-from carpool.policies.pollux.shares import Allowance, Contender, share_out
+from carpool.policies.pollux.goodput import ElasticKind, Goodputs
+from carpool.policies.pollux.policy import Pollux, PolluxRound
+from carpool.policies.pollux.shares import Contender, UserAllowance, share_out
 from carpool.profile.schema import load
 from carpool.sim import Setup, read, simulate
 from carpool.sim.engine import Engine
@@ -84,8 +84,8 @@ def test_the_best_batch_beats_every_other_that_the_task_allows(task, placement):
     job = Job("a", 0.0, task, 1, scaling.initial_batch, 100, elastic=True)
     for phase in scaling.phases:
         goodputs = Goodputs()
-        goodputs.under(perf)
-        kind = Kind(task, phase.noise, scaling.max_sub_batch, can_shrink=True)
+        goodputs.under(perf, 0)
+        kind = ElasticKind(task, phase.noise, scaling.max_sub_batch, can_shrink=True)
         best = goodputs.best(kind, job, scaling, placement)
         assert best.batch / best.accumulation <= scaling.max_sub_batch
         assert scaling.initial_batch <= gpus * best.batch <= scaling.max_batch
@@ -102,10 +102,10 @@ def test_the_best_batch_beats_every_other_that_the_task_allows(task, placement):
 def test_a_job_that_may_not_shrink_gets_no_accumulation():
     perf = FittedModel(T4, ConstantInterference(1.5), 4, ignore_memory=True)
     goodputs = Goodputs()
-    goodputs.under(perf)
+    goodputs.under(perf, 0)
     job, scaling = Job("a", 0.0, "bert", 1, 12, 100, elastic=True), T4["bert"].scaling
     for placement in (Placement(8, 2), Placement(16, 4)):
-        kinds = [Kind("bert", 50_000.0, 12, can_shrink) for can_shrink in (True, False)]
+        kinds = [ElasticKind("bert", 50_000.0, 12, can_shrink) for can_shrink in (True, False)]
         free, bound = [goodputs.best(kind, job, scaling, placement) for kind in kinds]
         assert free.accumulation > 1
         assert bound.accumulation == 1
@@ -391,7 +391,7 @@ def test_gpus_are_shared_out_nearly_as_well_as_can_be(seed):
         held = tuple(range(random.randint(0, 2)))
         curve = [1.0 / (value + 1e-3) for value in speed]
         contenders.append(contender(number, held, curve, random.choice([0.5, 0.9])))
-    shares = share_out(contenders, gpus, 8, Allowance(None, ()))
+    shares = share_out(contenders, gpus, 8, UserAllowance(None, ()))
     assert sum(shares.values()) <= gpus
 
     def cost(sizes):
@@ -530,11 +530,11 @@ def test_a_plan_is_no_worse_than_leaving_things_as_they_are(data):
 
     class Watched(Pollux):
         def decide(self, view):
-            self._goodputs.under(view.perf)
-            this = Round(self, view, self._goodputs)
+            self._goodputs.under(view.perf, view.belief_version)
+            this = PolluxRound(self, view, self._goodputs)
             if not this.contenders:
                 return []
-            places = this.best_places()
+            places = this.best_gpus()
             before = after = 0.0
             for c in this.contenders:
                 gpus = places.get(c.record.seq, ())

@@ -10,9 +10,9 @@ from carpool.core import events as ev
 from carpool.core.availability import Availability, finish
 from carpool.core.model import Status
 from carpool.policies.joint.policy import Carpool
-from carpool.policies.joint.queue_estimate import line_up
-from carpool.policies.joint.simulate_ends import Participant, pair_ends, simulate_ends
-from carpool.policies.sharing.pair import together
+from carpool.policies.joint.queue_estimate import queue_sum
+from carpool.policies.joint.simulate_ends import Participant, simulate_ends
+from carpool.policies.sharing.pair import pair_ends, together
 from tests.support.situations import situations
 from tests.support.world import job, model
 
@@ -83,7 +83,7 @@ def test_the_queue_lines_up_as_gpu_by_gpu(moments, wishes, now):
     for moment in moments:
         available.add(float(moment), 1)
     waiting = [(gpus, float(left), order, 0) for order, (gpus, left) in enumerate(wishes)]
-    assert line_up(available.moments, waiting, float(now)) == pytest.approx(naive_line_up(moments, waiting, now))
+    assert queue_sum(available.moments, waiting, float(now)) == pytest.approx(naive_line_up(moments, waiting, now))
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4)), min_size=1, max_size=8), st.randoms())

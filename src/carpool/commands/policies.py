@@ -1,4 +1,4 @@
-"""`carpool policies`: what there is to choose from."""
+"""`carpool policies`: the policies that `--policy` accepts."""
 
 import json
 from typing import Any
@@ -14,7 +14,7 @@ from carpool.errors import InputError
 def policies(as_json: bool) -> None:
     """List the policies with their options and defaults.
 
-    Write options as name:key=value,… and a policy of your own as path/to/file.py:Class, with options as
+    Give options as name:key=value,… and your own policy as path/to/file.py:Class, with options as
     path/to/file.py:Class:key=value,….
     """
     known = registry.known()
@@ -26,7 +26,7 @@ def policies(as_json: bool) -> None:
 
     from carpool.report.console import new_console
 
-    table = Table("policy", "what it does, and its options with their defaults", show_lines=True)
+    table = Table("policy", "what it does, its options and their defaults", show_lines=True)
     for name, cls in known.items():
         if isinstance(cls, InputError):
             table.add_row(Text(name, "bold"), Text(str(cls), "red"))
@@ -48,7 +48,7 @@ def _facts(cls: type[Any] | InputError) -> dict[str, Any]:
 
 
 def _plain(default: Any) -> Any:
-    """A default as JSON knows it."""
+    """Return a default as JSON can hold it; None for an option without one."""
     if default is registry.REQUIRED or isinstance(default, bool | int | float | str | None):
         return None if default is registry.REQUIRED else default
     return str(default)

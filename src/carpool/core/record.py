@@ -119,6 +119,10 @@ class JobRecord:
         """The same with the uncut batch, most consolidated; times a `Size.relative_time` for a cut one."""
         return self.iterations_left(now) * self.whole_iteration_s
 
+    def waited(self, now: float) -> float:
+        """Seconds that the job was pending (not held, not blocked), over all its attempts."""
+        return self.waited_s + (now - self.pending_since) if self.queue_entry is not None else self.waited_s
+
     def service(self, now: float) -> float:
         """GPU-seconds held so far."""
         return self.served + len(self.gpus) * (now - self.gpus_since) if self.gpus else self.served

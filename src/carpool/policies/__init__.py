@@ -1,8 +1,8 @@
 """Scheduling policies, grouped by family.
 
-`registry` finds a policy by name, file or entry point; `base` is what every policy derives from. The families:
-`simple` (one job at a time per GPU, no preemption), `preemptive`, `sharing` (pairs, Theorem 1), `joint` (the policy
-`carpool`) and `pollux` (elastic jobs).
+`registry` finds a policy by name, file or entry point; every policy derives from `base.BasePolicy`. The families:
+`simple` (each job alone on its GPUs, no preemption), `preemptive`, `sharing` (pairs of jobs, Theorem 1), `joint` (the
+policy `carpool`) and `pollux` (elastic jobs). `registry` says how to add a policy.
 """
 
 from carpool.policies.registry import BUILT_IN, REQUIRED, known, make, options, summary

@@ -1,48 +1,88 @@
-"""What the policies have in common: a policy is a small dataclass whose fields are its options."""
+"""What every policy derives from, and what policies of several families use.
+
+A policy is a dataclass: its fields are its options, its docstring's first line is what `carpool policies` shows. To add
+one, write a file in a family folder and add its class to the table in `registry`; or keep it outside and name it as
+`path/to/file.py:Class`. examples/longest_first.py is a complete policy.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import floor
 from typing import Any, ClassVar
 
-from carpool.core.model import Decision
+from carpool.core.model import Decision, JobId
 from carpool.core.view import JobView, View
 
 
 def option(default: Any, help: str) -> Any:
-    """A policy's option with its default and one line on what it does."""
+    """Declare an option of a policy: its default, and one line of help that `carpool policies` shows."""
     return field(default=default, metadata={"help": help})
 
 
 @dataclass
 class BasePolicy:
-    """Sort the queue by `key`, fill a `Draft` in `decide`. The class's docstring is what `carpool policies` shows."""
+    """A policy without decisions: a subclass names itself, sorts the queue by `key` and decides in `decide`."""
 
     name: ClassVar[str]
+    """The name under which users choose the policy."""
     restart_s: ClassVar[float] = 0.0
+    """Seconds that the simulator charges when a suspended job starts again."""
     start_s: ClassVar[float] = 0.0
+    """Seconds that the simulator charges when a job starts for the first time."""
 
     def key(self, job: JobView, now: float) -> tuple[float, ...]:
+        """Return the job's sort key in the queue, smallest first. It stays as it is while the job waits."""
         raise TypeError(f"{type(self).__name__} must define key()")
 
     def decide(self, view: View) -> Sequence[Decision]:
+        """Return what to change now. The same view gives the same decisions; fill a `Draft` and return its list."""
         raise TypeError(f"{type(self).__name__} must define decide()")
 
     def wake(self, view: View) -> float | None:
+        """Return when to be asked again even if nothing happens; None: only when something happens."""
+        return None
+
+    def explain(self, view: View, job: JobView) -> "Explanation | None":
+        """Return why a pending job that finds too few free GPUs does not share; None: there is nothing to say."""
         return None
 
     @property
     def in_rounds(self) -> bool:
-        """Is the policy asked only at the times that `wake` names?"""
+        """Whether the policy is asked only at the times that `wake` names."""
         return False
 
 
+@dataclass(frozen=True, slots=True)
+class PairComparison:
+    """What a policy compared for a waiting job and one running job: to share from now on, or to wait for its end."""
+
+    host: JobId
+    guest_slowdown: float
+    host_slowdown: float
+    share_s: float
+    """Sum of both completion times, counted from now, if they share."""
+    wait_s: float
+    """The same sum if the guest waits for the host to end."""
+    pays: bool
+    """Whether sharing beats waiting; a tie waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a policy lets a job wait instead of sharing. `carpool explain` shows it."""
+
+    why: str
+    """Half a sentence without a full stop. Where hosts were compared, it continues a sentence about the best one."""
+    compared: tuple[PairComparison, ...] = ()
+    """The running jobs that it could join, best first."""
+
+
 def next_round(now: float, round_s: float) -> float:
-    """The first multiple of the round after now."""
+    """Return the first multiple of the round after now."""
     number = floor(now / round_s) + 1
     return number * round_s if number * round_s > now else (number + 1) * round_s
 
 
 def shortest_first(job: JobView, now: float) -> tuple[float, ...]:
-    """SJF's key: the expected time left alone, L_k (Alg. 1, l. 1)."""
+    """Return SJF's sort key: the expected time left alone, L_k (Alg. 1, l. 1)."""
     return (job.alone_left(now),)

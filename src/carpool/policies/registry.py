@@ -1,6 +1,9 @@
-"""The policies by name, and how to make one from what a person writes: `name`, `name:key=value,…`, `file.py:Class`.
+"""The table of policies, and how to make one from what a user writes: `name`, `name:key=value,…`, `file.py:Class`.
 
-A package adds policies of its own through the entry-point group `carpool.policies` (name = module:Class).
+There are three ways to add a policy, a class derived from `carpool.policies.base.BasePolicy`:
+- built in: write a file in a family folder, import its class here and add it to `_CLASSES`;
+- in a package: offer it through the entry-point group `carpool.policies` (name = module:Class);
+- in a file of your own: name it as `path/to/file.py:Class`. Nothing needs to be installed.
 """
 
 import re
@@ -28,19 +31,37 @@ from carpool.policies.simple.backfill import Backfill
 from carpool.policies.simple.fifo import Fifo
 from carpool.policies.simple.sjf import Sjf
 
-PAPERS = (Fifo, Sjf, Tiresias, SjfFfs, SjfBsbf, Pollux)
-BASELINES = (Backfill, Srtf, Srsf, Las, Lucid, Tesserae)
-BUILT_IN: dict[str, type[BasePolicy]] = {cls.name: cls for cls in (*PAPERS, Carpool, *BASELINES)}
+_CLASSES: tuple[type[BasePolicy], ...] = (
+    # the paper's policies
+    Fifo,
+    Sjf,
+    Tiresias,
+    SjfFfs,
+    SjfBsbf,
+    Pollux,
+    # the joint rule
+    Carpool,
+    # further baselines
+    Backfill,
+    Srtf,
+    Srsf,
+    Las,
+    Lucid,
+    Tesserae,
+)
+BUILT_IN: dict[str, type[BasePolicy]] = {cls.name: cls for cls in _CLASSES}
+"""The built-in policies by name, in the order in which `carpool policies` shows them."""
 ENTRY_POINTS = "carpool.policies"
+"""Entry-point group in which installed packages offer policies."""
 REQUIRED = object()
-"""The default of an option that has none."""
-MOST = 1e12
-"""The largest number an option may be."""
+"""Marker for an option without a default."""
+MAX_NUMBER = 1e12
+"""Largest number that an option accepts."""
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
-    """One option of a policy, as shown to people."""
+class PolicyOption:
+    """One option of a policy, as users see it."""
 
     name: str
     default: Any
@@ -48,7 +69,7 @@ class Option:
 
 
 def known() -> dict[str, type[Any] | InputError]:
-    """All policies that can be named, built in or added by installed packages; the error of one that does not load."""
+    """Return all policies that can be named, built in or from packages; an error stands for one that does not load."""
     found: dict[str, type[Any] | InputError] = dict(BUILT_IN)
     for name, point in _added().items():
         try:
@@ -59,7 +80,7 @@ def known() -> dict[str, type[Any] | InputError]:
 
 
 def _added() -> dict[str, EntryPoint]:
-    """What installed packages offer, not yet loaded. The names of built-in policies are taken."""
+    """Return what installed packages offer, not yet loaded. A built-in policy keeps its name."""
     return {point.name: point for point in entry_points(group=ENTRY_POINTS) if point.name not in BUILT_IN}
 
 
@@ -67,25 +88,26 @@ def _from_entry_point(point: EntryPoint) -> type[Any]:
     try:
         cls = point.load()
     except Exception as error:
-        problem = f"does not load: {type(error).__name__}: {error}; mend or remove its package"
+        problem = f"does not load: {type(error).__name__}: {error}; fix or remove its package"
         raise InputError(f"policy {point.name} (entry point {point.value}) {problem}") from error
     if not isinstance(cls, type):
-        raise InputError(f"policy {point.name} (entry point {point.value}) is not a class; mend or remove its package")
+        raise InputError(f"policy {point.name} (entry point {point.value}) is not a class; fix or remove its package")
     return cls
 
 
 def summary(cls: type[Any]) -> str:
+    """Return the first line of a policy's docstring."""
     return (cls.__doc__ or "").strip().split("\n")[0]
 
 
-def options(cls: type[Any]) -> list[Option]:
-    """A policy's options: the fields of its dataclass."""
+def options(cls: type[Any]) -> list[PolicyOption]:
+    """Return a policy's options: the fields of its dataclass."""
     try:
         own = fields(cls)
     except TypeError:
         return []
     shown = [field for field in own if field.init and not field.name.startswith("_")]
-    return [Option(field.name, _default(field), field.metadata.get("help", "")) for field in shown]
+    return [PolicyOption(field.name, _default(field), field.metadata.get("help", "")) for field in shown]
 
 
 def _default(field: Field[Any]) -> Any:
@@ -95,7 +117,7 @@ def _default(field: Field[Any]) -> Any:
 
 
 def make(text: str) -> Policy:
-    """A policy from its specification."""
+    """Make a policy from what a user wrote."""
     cls: type[Any]
     file = re.match(r"(?P<path>[^=]*?\.py)(?:$|:(?P<cls>[^:]*):?(?P<rest>.*))", text.strip(), re.DOTALL)
     if file:
@@ -136,11 +158,11 @@ def _from_file(path: Path, class_name: str) -> type[Any]:
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for the meaning of annotations
+    sys.modules[spec.name] = module  # dataclasses resolve annotations there
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise InputError(f"policy file {path} does not load: {type(error).__name__}: {error}; mend it") from error
+        raise InputError(f"policy file {path} does not load: {type(error).__name__}: {error}; fix it") from error
     cls = getattr(module, class_name, None)
     if not isinstance(cls, type):
         classes = [n for n, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
@@ -148,7 +170,7 @@ def _from_file(path: Path, class_name: str) -> type[Any]:
     return cls
 
 
-def _parse(policy: str, text: str, allowed: list[Option]) -> dict[str, Any]:
+def _parse(policy: str, text: str, allowed: list[PolicyOption]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     by_name = {option.name: option for option in allowed}
     for part in filter(None, (piece.strip() for piece in text.split(","))):
@@ -176,8 +198,8 @@ def _convert(policy: str, key: str, value: str, default: Any) -> Any:
             number = type(default)(value)
         except ValueError:
             number = -1
-        if not 0 <= number <= MOST:
+        if not 0 <= number <= MAX_NUMBER:
             kind = "whole number" if isinstance(default, int) else "number"
-            raise InputError(f"option {key} of policy {policy}: {value!r} must be a {kind} from 0 to {MOST:g}")
+            raise InputError(f"option {key} of policy {policy}: {value!r} must be a {kind} from 0 to {MAX_NUMBER:g}")
         return number
     return value

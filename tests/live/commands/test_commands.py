@@ -179,7 +179,7 @@ def test_explain_tells_why_who_and_when(service):
     assert shared["mates"][0]["their_slowdown"]["predicted"] > 1.0
     text = service.call("explain", guest).out
     assert f"with job {host} (host)" in text
-    assert "times (predicted from no information about this pair; not measured yet)" in text
+    assert "× as long (predicted from no information about this pair; not measured so far)" in text
     waiting = service.json("explain", alone)
     assert (waiting["position"], waiting["status"]) == (1, "pending")
     assert "asked not to share" in waiting["reason"]

@@ -91,8 +91,10 @@ def test_why_it_does_not_share():
     box = Box(xi=2.5)
     box.submit(job("1", 4, 100))
     box.submit(job("2", 1, 90))
-    assert "2.50 times slower" in box.explain("2")["reason"]
-    assert "waiting is sooner" in box.explain("2")["reason"]
+    assert "it would take 2.50× as long (host 2.50×), so the two finish sooner" in box.explain("2")["reason"]
+    (pair,) = box.explain("2")["compared"]
+    assert (pair["job"], pair["slowdown"], pair["pays"]) == ("1", 2.5, False)
+    assert (pair["share_s"], pair["wait_s"]) == pytest.approx((100 + 225 * 1.6, 290.0))
     box.submit(job("3", 1, 90, exclusive=True))
     assert "asked not to share" in box.explain("3")["reason"]
 
@@ -101,8 +103,8 @@ def test_why_it_does_not_share_under_the_joint_rule():
     box = Box("carpool", xi=3.0)
     box.submit(job("1", 4, 50), job("2", 4, 100), job("3", 4, 200, exclusive=True))
     told = box.explain("2")["reason"]
-    assert "beside job 1 (name-1), its best host, it would be 3.00 times slower and that one 3.00 times" in told
-    assert told.endswith("and no move was found that lowers the sum over it, them and everybody who waits")
+    assert "beside job 1 (name-1), its best host, it would take 3.00× as long (host 3.00×)" in told
+    assert told.endswith("no move was found that lowers the sum of completion times over it, its hosts and the queue")
     assert box.explain("3")["reason"].endswith("; it asked not to share")
 
 
@@ -118,7 +120,7 @@ def test_mates_and_why_there():
         1.5,
         None,
     )
-    assert any("yet sooner than by waiting" in line for line in told["sentences"])
+    assert any("still finishes sooner than waiting" in line for line in told["sentences"])
     record = box.state.jobs["2"]
     box.now = 6.0
     box.step(ev.Observed(6.0, "2", 1, 100.0, 0.02 * 1.4 / 2))
@@ -204,7 +206,7 @@ def test_everything_is_said_in_sentences():
     box = Box()
     box.submit(job("1", 4, 100), job("2", 4, 50))
     for name in ("1", "2"):
-        for line in explain(box.outlook._book(), name)["sentences"]:
+        for line in explain(box.outlook._context(), name)["sentences"]:
             assert line[0].isupper()
             assert line.endswith(".")
     assert forecaster.SPREADS["default"] > forecaster.SPREADS["time"] > 1.0

@@ -42,7 +42,7 @@ def jobs_table(rows: Sequence[Row], limit: int = 50, width: int | None = None) -
     for row in order(rows)[:limit]:
         cells = [_text(row["job"]), _text(row["name"]), _text(row["user"])]
         cells += [_text(row["status"], COLOURS.get(row["status"], "")), _text(row["gpus"])]
-        cells += [_text(span(_waited(row, now))), _text(span(_ran(row, now))), _text(_share(row.get("progress")))]
+        cells += [_text(span(row["waited_s"])), _text(span(_ran(row, now))), _text(_share(row.get("progress")))]
         cells += [_text(" ".join(map(str, row.get("on") or ())))] if wide else []
         table.add_row(*cells, _text(why(row)))
     return table
@@ -60,11 +60,6 @@ def why(row: Row) -> str:
     if mates and row["status"] in ("running", "starting"):
         return "shares with " + ", ".join(str(mate) for mate in mates)
     return str(row.get("reason") or "")
-
-
-def _waited(row: Row, now: float) -> float | None:
-    """Whenever it did not run: also between two attempts."""
-    return max(0.0, float(row["finished"] or now) - float(row["submitted"]) - (_ran(row, now) or 0.0))
 
 
 def _ran(row: Row, now: float) -> float | None:

@@ -1,14 +1,16 @@
-"""Why a job waits, why it is where it is, and when it will be done: `carpool explain`, in data and in plain sentences.
+"""Why a job waits, why it is where it is, and when it will be done: `carpool explain`, as data and in plain sentences.
 
-Pure functions over the scheduler's state. The service hands over a `Book`, which says what the state does not know:
-how jobs and GPUs are called, and how long a job should take and how that is known. Every estimate carries its source.
+These are pure functions over the scheduler's state. The policy says why a job does not share, in its own `explain`. The
+service passes an `ExplainContext` with what the state does not know: the names of jobs and GPUs, and how long a job
+should take. Every estimate carries its source.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Protocol
+from typing import Any
 
+from carpool.belief.estimate import Estimate
 from carpool.core.model import GpuId, Job, JobId, Status
 from carpool.core.perf import Mate
 from carpool.core.record import JobRecord
@@ -17,84 +19,74 @@ from carpool.core.state import State
 from carpool.live.insight.forecast import Forecast, forecast
 from carpool.live.insight.receipt import receipt
 from carpool.live.text import clock, span
-from carpool.policies.sharing.pair import apart, options, together
+from carpool.policies.base import Explanation, PairComparison
 
-HOSTS_LOOKED_AT = 200
+SHOWN_HOSTS = 5
+"""Number of hosts in the data about what the policy compared."""
 PUBLIC = {Status.BLOCKED: "pending", Status.HELD: "pending", Status.CANCELLING: "stopping"}
-"""States as users see them, where the scheduler's own words differ."""
-
-
-class Estimate(Protocol):
-    """A number with its range and where it came from."""
-
-    @property
-    def value(self) -> float: ...
-    @property
-    def low(self) -> float: ...
-    @property
-    def high(self) -> float: ...
-    @property
-    def source(self) -> str: ...
+"""The status as users see it, where the scheduler's own word differs."""
 
 
 @dataclass(frozen=True)
-class Book:
-    """What an explanation draws on."""
+class ExplainContext:
+    """What an explanation is made from."""
 
     state: State
     policy: Callable[[], Policy]
-    """A fresh one, to play the future with."""
+    """Makes a fresh policy: the forecast lets it decide about the future."""
     estimate: Callable[[Job], Estimate]
-    """Seconds of the whole job, alone."""
+    """Duration of a job in seconds."""
     name: Callable[[JobId], str] = lambda job: ""
     gpu: Callable[[GpuId], str] = str
     why: Callable[[JobId], str] = lambda job: ""
-    """The policy's reason for the job's present place."""
+    """The policy's reason for the GPUs that the job has now."""
     pair: Callable[[JobRecord, JobRecord], tuple[float, float, str]] | None = None
-    """The range of a job's slow-down beside a mate, and how it is known."""
+    """Range of a job's slow-down beside a mate, and its source."""
     now: float = 0.0
-    """The time, where it is later than the state's last event."""
+    """Current time; the state's own is that of its last event."""
 
     def called(self, record: JobRecord) -> str:
+        """Return the job's id with its name and user."""
         words = [word for word in (self.name(record.job.id), record.job.user) if word]
         return f"job {record.job.id}" + (f" ({', '.join(words)})" if words else "")
 
     def spread(self, job: Job) -> tuple[float, float]:
-        """How much shorter and longer than believed a job may be."""
+        """Return the factors by which a job may be shorter and longer than believed."""
         estimate = self.estimate(job)
         if not estimate.value > 0.0:
             return 1.0, 1.0
         return min(1.0, estimate.low / estimate.value), max(1.0, estimate.high / estimate.value)
 
 
-def explain(book: Book, job: JobId, ahead: dict[JobId, Forecast] | None = None) -> dict[str, Any]:
-    """All there is to say about a job that has not ended. `ahead`: a forecast made a moment ago, where there is one."""
-    record, now = book.state.jobs[job], max(book.now, book.state.now)
+def explain(context: ExplainContext, job: JobId, ahead: dict[JobId, Forecast] | None = None) -> dict[str, Any]:
+    """Explain a job that has not ended. `ahead` is a recent forecast; None: make one."""
+    record, now = context.state.jobs[job], max(context.now, context.state.now)
     if ahead is None:
-        ahead = forecast(book.state, book.policy, book.spread, now=now)
-    estimate = book.estimate(record.job)
-    status = record.status
+        ahead = forecast(context.state, context.policy, context.spread, now=now)
+    estimate = context.estimate(record.job)
+    status, explanation = record.status, _policy_says(context, record)
     data: dict[str, Any] = {
         "job": job,
-        "name": book.name(job),
+        "name": context.name(job),
         "user": record.job.user,
         "status": PUBLIC.get(status, str(status)),
-        "position": position(book.state, record),
-        "waiting": len(book.state.queue),
-        "reason": reason(book, record),
-        "mates": [_mate(book, record, mate) for mate in _mates(book.state, record)],
+        "position": position(context.state, record),
+        "waiting": len(context.state.queue),
+        "reason": reason(context, record, explanation),
+        "compared": [_compared(pair) for pair in explanation.compared[:SHOWN_HOSTS]] if explanation else [],
+        "mates": [_mate(context, record, mate) for mate in _mates(context.state, record)],
         "run": {"value": estimate.value, "low": estimate.low, "high": estimate.high, "source": estimate.source},
         **times_of(ahead.get(job), estimate.source),
         "receipt": receipt(record, now),
     }
-    return {**data, "sentences": _sentences(book, record, data)}
+    return {**data, "sentences": _sentences(context, record, data)}
 
 
 def times_of(found: Forecast | None, source: str) -> dict[str, Any]:
-    """Start and end as estimates; None where they are not in sight."""
+    """Return start and end as estimates; None where the forecast does not reach them."""
     if found is None:
         return {"start": None, "end": None}
-    source = f"the queue played forward with the speeds believed now; this job's from {source}"
+    source = f"a forecast of the queue with the speeds believed now; this job's from {source}"
     ends = {}
     for key in ("start", "end"):
         value, low, high = (getattr(t, key) for t in (found.believed, found.early, found.late))
@@ -107,7 +99,7 @@ def _finite(value: float) -> float | None:
 
 
 def position(state: State, record: JobRecord) -> int | None:
-    """The job's place in the queue, from 1; None: it is not in the queue."""
+    """Return the job's place in the queue, from 1; None: it is not in the queue."""
     if record.queue_entry is None:
         return None
     return next(number for number, other in enumerate(state.queue, 1) if other is record)
@@ -121,28 +113,28 @@ def _mates(state: State, record: JobRecord) -> list[JobRecord]:
     return list(mates.values())
 
 
-def _mate(book: Book, record: JobRecord, mate: JobRecord) -> dict[str, Any]:
-    shared = [book.gpu(gpu) for gpu in record.gpus if gpu in mate.gpus]
+def _mate(context: ExplainContext, record: JobRecord, mate: JobRecord) -> dict[str, Any]:
+    shared = [context.gpu(gpu) for gpu in record.gpus if gpu in mate.gpus]
     return {
         "job": mate.job.id,
-        "name": book.name(mate.job.id),
+        "name": context.name(mate.job.id),
         "user": mate.job.user,
         "on": shared,
-        "slowdown": _slowdown(book, record, mate),
-        "their_slowdown": _slowdown(book, mate, record),
+        "slowdown": _slowdown(context, record, mate),
+        "their_slowdown": _slowdown(context, mate, record),
     }
 
 
-def _slowdown(book: Book, record: JobRecord, mate: JobRecord) -> dict[str, Any]:
-    """Of a job beside all its mates; the range and the source are those beside this one."""
-    found: dict[str, Any] = {"predicted": _predicted(book.state, record), "measured": _measured(record)}
-    if book.pair is not None:
-        found["low"], found["high"], found["source"] = book.pair(record, mate)
+def _slowdown(context: ExplainContext, record: JobRecord, mate: JobRecord) -> dict[str, Any]:
+    """Return a job's slow-down beside all its mates; range and source are those beside this mate."""
+    found: dict[str, Any] = {"predicted": _predicted(context.state, record), "measured": _measured(record)}
+    if context.pair is not None:
+        found["low"], found["high"], found["source"] = context.pair(record, mate)
     return found
 
 
 def _predicted(state: State, record: JobRecord) -> float:
-    """ξ as believed now, beside all who are on its GPUs; a gang waits for its slowest worker."""
+    """Return ξ as believed now beside all its mates; a gang waits for its slowest worker."""
     worst = 1.0
     for gpu in record.gpus:
         mates: list[Mate] = [(other.job, other.accumulation) for other in state.jobs_on(gpu) if other is not record]
@@ -152,7 +144,7 @@ def _predicted(state: State, record: JobRecord) -> float:
 
 
 def _measured(record: JobRecord) -> float | None:
-    """ξ as its workers report it beside these mates; None: they have not yet."""
+    """Return ξ as its workers report it beside these mates; None: no report so far."""
     seen = getattr(record, "pace_seen", False) and record.iteration_s and record.alone_iteration_s
     return record.iteration_s / record.alone_iteration_s if seen else None
 
@@ -160,9 +152,9 @@ def _measured(record: JobRecord) -> float | None:
 # ---- why it waits ----------------------------------------------------------------------------------------------------
 
 
-def reason(book: Book, record: JobRecord) -> str:
-    """Why a job does not run, as half a sentence; empty for one that does."""
-    state, job = book.state, record.job
+def reason(context: ExplainContext, record: JobRecord, explanation: Explanation | None) -> str:
+    """Return why a job does not run, as half a sentence; empty for one that does."""
+    state, job = context.state, record.job
     if record.status is Status.HELD:
         return f"it is held; `carpool release {job.id}` lets it start"
     if record.status is Status.BLOCKED:
@@ -170,7 +162,7 @@ def reason(book: Book, record: JobRecord) -> str:
         return f"it starts after {', '.join(waits)}"
     if record.status is not Status.PENDING:
         return ""
-    return limit_reason(state, record) or _room(book, record)
+    return limit_reason(state, record) or _room(context, record) + _why_not_share(context, explanation)
 
 
 def _state_of(state: State, name: JobId) -> str:
@@ -179,7 +171,7 @@ def _state_of(state: State, name: JobId) -> str:
 
 
 def limit_reason(state: State, record: JobRecord) -> str:
-    """The user's limit that keeps it waiting, if one does."""
+    """Return the user's limit that keeps the job waiting, if one does."""
     if not state.limits:
         return ""
     user = record.job.user
@@ -191,88 +183,80 @@ def limit_reason(state: State, record: JobRecord) -> str:
     return ""
 
 
-def _room(book: Book, record: JobRecord) -> str:
-    state, wanted = book.state, record.job.gpus
+def _room(context: ExplainContext, record: JobRecord) -> str:
+    state, wanted = context.state, record.job.gpus
     total, free = len(state.cluster.residents), state.free.count
     if wanted > total:
         return f"it asks for {wanted} GPUs and there are {total}"
     if free >= wanted:
         place = position(state, record) or 1
-        ahead = f"; {place - 1} jobs go before it" if place > 1 else ""
-        return f"{free} GPUs are free, but the policy keeps them, or too little memory is free on them{ahead}"
-    text = (
-        f"it asks for {wanted} GPU{'s' if wanted > 1 else ''} and {free or 'none'} {'are' if free > 1 else 'is'} free"
-    )
-    return text + _why_not_share(book, record)
+        ahead = f"; {place - 1} jobs are before it in the queue" if place > 1 else ""
+        return f"{free} GPUs are free, but the policy keeps them for other jobs, or they have too little memory{ahead}"
+    gpus, are = f"{wanted} GPU{'s' if wanted > 1 else ''}", "are" if free > 1 else "is"
+    return f"it asks for {gpus} and {free or 'none'} {are} free"
 
 
-def _why_not_share(book: Book, record: JobRecord) -> str:
-    """Why it does not join somebody, where the policy would let it."""
-    state, policy = book.state, str(getattr(book.policy(), "name", ""))
-    joint = policy == "carpool"
-    if state.jobs_per_gpu == 1 or not (joint or "bsbf" in policy):
+def _why_not_share(context: ExplainContext, explanation: Explanation | None) -> str:
+    """Return the policy's explanation as the end of a sentence; empty where it has none."""
+    if explanation is None:
         return ""
-    if record.job.exclusive:
-        return "; it asked not to share"
-    best = _best_host(state, record)
-    if best is None:
-        return "; it fits beside no running job (their wishes, or memory)"
-    host, guest_xi, host_xi, pays = best
-    slower = f"it would be {guest_xi:.2f} times slower and that one {host_xi:.2f} times"
-    beside = f"; beside {book.called(host)}, its best host, {slower}"
-    if joint:
-        return f"{beside}, and no move was found that lowers the sum over it, them and everybody who waits"
-    if pays:
-        return "; enough hosts for the whole gang are not there yet"
-    return f"{beside}, so waiting is sooner for the two together"
+    if not explanation.compared:
+        return f"; {explanation.why}"
+    best = explanation.compared[0]
+    slower = f"it would take {best.guest_slowdown:.2f}× as long (host {best.host_slowdown:.2f}×)"
+    return f"; beside {context.called(context.state.jobs[best.host])}, its best host, {slower}, {explanation.why}"
 
 
-def _best_host(state: State, record: JobRecord) -> tuple[JobRecord, float, float, bool] | None:
-    """The running job that is the best to join by Theorem 1: with both slow-downs, and whether joining pays."""
-    best, found = inf, None
-    guest_left = record.alone_left(state.now)
-    for host, _ in zip(state.running, range(HOSTS_LOOKED_AT), strict=False):
-        crowd = max(len(state.jobs_on(gpu)) for gpu in host.gpus)
-        if host.status is not Status.RUNNING or host.job.exclusive or crowd >= state.jobs_per_gpu:
-            continue
-        room = min(state.topology.memory_of(gpu) - state.memory_used(gpu) for gpu in host.gpus)
-        host_left = host.alone_left(state.now)
-        for option in options(state.perf, record, host.job, host.accumulation, room):
-            time = together(host_left, guest_left * option.relative_time, option.host_xi, option.guest_xi)
-            loss = time - apart(host_left, guest_left)
-            if loss < best:
-                best, found = loss, (host, option.guest_xi, option.host_xi, loss < 0.0)
-    return found
+def _compared(pair: PairComparison) -> dict[str, Any]:
+    return {
+        "job": pair.host,
+        "slowdown": pair.guest_slowdown,
+        "their_slowdown": pair.host_slowdown,
+        "share_s": pair.share_s,
+        "wait_s": pair.wait_s,
+        "pays": pair.pays,
+    }
+
+
+def _policy_says(context: ExplainContext, record: JobRecord) -> Explanation | None:
+    """Ask the policy why a job that finds too few free GPUs does not share."""
+    wanted, free = record.job.gpus, context.state.free.count
+    if record.status is not Status.PENDING or limit_reason(context.state, record):
+        return None
+    if free >= wanted or wanted > len(context.state.cluster.residents):
+        return None
+    ask = getattr(context.policy(), "explain", None)  # a policy need not have it
+    return ask(context.state, record) if ask is not None else None
 
 
 # ---- in words --------------------------------------------------------------------------------------------------------
 
 
-def _sentences(book: Book, record: JobRecord, data: dict[str, Any]) -> list[str]:
-    now = max(book.now, book.state.now)
-    lines = [_head(book, record, data)]
+def _sentences(context: ExplainContext, record: JobRecord, data: dict[str, Any]) -> list[str]:
+    now = max(context.now, context.state.now)
+    lines = [_head(context, record, data)]
     if data["reason"]:
         lines.append(f"It waits: {data['reason']}.")
-    why = book.why(record.job.id)
+    why = context.why(record.job.id)
     if why and record.gpus:
-        lines.append(f"Why there: {why}.")
+        lines.append(f"Why these GPUs: {why}.")
     for mate in data["mates"]:
         other = f"job {mate['job']}" + (f" ({mate['name']})" if mate["name"] else "")
         own, theirs = _xi(mate["slowdown"]), _xi(mate["their_slowdown"])
-        lines.append(f"It shares {' '.join(mate['on'])} with {other}: it is slowed {own}, {other} {theirs}.")
+        lines.append(f"It shares {' '.join(mate['on'])} with {other}: it takes {own}, {other} {theirs}.")
     run = data["run"]
-    lines.append(f"Alone it takes {ranged(run, span)} in all; known from: {run['source']}.")
+    lines.append(f"Alone it takes {ranged(run, span)} in all; source: {run['source']}.")
     lines += _outlook(record, data, now)
     if record.ran_s or record.iteration_s:
         lines += data["receipt"]["sentences"][1:]
     return lines
 
 
-def _head(book: Book, record: JobRecord, data: dict[str, Any]) -> str:
-    called = book.called(record)
+def _head(context: ExplainContext, record: JobRecord, data: dict[str, Any]) -> str:
+    called = context.called(record)
     if record.gpus:
-        done = 1.0 - record.iterations_left(max(book.now, book.state.now)) / record.job.iterations
-        where = " ".join(book.gpu(gpu) for gpu in record.gpus)
+        done = 1.0 - record.iterations_left(max(context.now, context.state.now)) / record.job.iterations
+        where = " ".join(context.gpu(gpu) for gpu in record.gpus)
         place = f" on {where}, attempt {record.attempt}, {done:.0%} done"
         return f"{called[0].upper()}{called[1:]} is {data['status']}{place}."
     place = f", number {data['position']} of {data['waiting']} in the queue" if data["position"] else ""
@@ -285,21 +269,22 @@ def _outlook(record: JobRecord, data: dict[str, Any], now: float) -> list[str]:
 
     lines = []
     if record.first_start < 0.0 and data["start"]:
-        lines.append(f"It should start at {ranged(data['start'], moment)}, if nobody submits anything more urgent.")
+        lines.append(f"It should start at {ranged(data['start'], moment)}, if no more urgent job is submitted.")
     if data["end"]:
         lines.append(f"It should end at {ranged(data['end'], moment)}.")
     elif record.queue_entry is not None or not record.gpus:
-        lines.append("When it starts and ends is not in sight.")
+        lines.append("The forecast does not reach its start and end.")
     return lines
 
 
 def ranged(estimate: dict[str, Any], show: Callable[[Any], str]) -> str:
+    """Return an estimate in words, with its range where there is one."""
     value, low, high = (show(estimate[key]) for key in ("value", "low", "high"))
     return value if low == high else f"{value} (between {low} and {high})"
 
 
 def _xi(slowdown: dict[str, Any]) -> str:
     measured = slowdown["measured"]
-    seen = "not measured yet" if measured is None else f"measured {measured:.2f}"
+    seen = "not measured so far" if measured is None else f"measured {measured:.2f}×"
     source = f" from {slowdown['source']}" if "source" in slowdown else ""
-    return f"{slowdown['predicted']:.2f} times (predicted{source}; {seen})"
+    return f"{slowdown['predicted']:.2f}× as long (predicted{source}; {seen})"

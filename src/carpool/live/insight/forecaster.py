@@ -96,8 +96,8 @@ class Forecaster:
         factor = SPREADS.get(kind, SPREADS["default"])
         return 1.0 / factor, factor
 
-    def _book(self) -> explain.Book:
-        return explain.Book(
+    def _context(self) -> explain.ExplainContext:
+        return explain.ExplainContext(
             self._state(),
             self._policy,
             self.estimate,
@@ -121,20 +121,20 @@ class Forecaster:
 
     def explain(self, job: JobId) -> Row:
         """Of a job that has not ended."""
-        book = self._book()
+        context = self._context()
         made, ahead = self._latest
-        if not 0.0 <= book.now - made <= FRESH_S or job not in ahead:
-            ahead = forecast.forecast(book.state, self._policy, book.spread, now=book.now)
-            self._latest = book.now, ahead
-        return explain.explain(book, job, ahead)
+        if not 0.0 <= context.now - made <= FRESH_S or job not in ahead:
+            ahead = forecast.forecast(context.state, self._policy, context.spread, now=context.now)
+            self._latest = context.now, ahead
+        return explain.explain(context, job, ahead)
 
     def dry_run(self, job: Job, source: Mapping[str, str]) -> Row:
         """Of a job that is not there."""
         low, high = self._spread(source["kind"])
-        book = self._book()
+        context = self._context()
 
         def spread(other: Job) -> tuple[float, float]:
-            return (low, high) if other.id == job.id else book.spread(other)
+            return (low, high) if other.id == job.id else context.spread(other)
 
         now = self._now()
         found = forecast.dry_run(self._state(), self._policy, job, spread, now)
@@ -155,8 +155,8 @@ class Forecaster:
         state = self._state()
         if len(state.jobs) > MAX_FORECAST_JOBS or all(name in self._first_forecasts for name in state.jobs):
             return
-        book, now = self._book(), self._now()
-        for name, times in forecast.forecast(state, self._policy, book.spread, now=now).items():
+        context, now = self._context(), self._now()
+        for name, times in forecast.forecast(state, self._policy, context.spread, now=now).items():
             if name not in self._first_forecasts:
                 waiting = state.jobs[name].first_start < 0.0
                 self._first_forecasts[name] = FirstForecast(now, times, waiting)

@@ -16,15 +16,13 @@ NOTICEABLE_S = 0.5
 
 def receipt(record: JobRecord, now: float) -> dict[str, Any]:
     """The job's account up to now. `measured`: its slow-downs come from its own reports, not from belief."""
-    ran_s, alone_s, waited_s = ran(record, now), record.alone_s, record.waited_s
+    ran_s, alone_s = ran(record, now), record.alone_s
     if record.iteration_s:  # since the last settlement
         alone_s += (now - record.since) / record.slowdown
-    if record.queue_entry is not None:
-        waited_s += now - record.pending_since
     lost_s = max(0.0, ran_s - alone_s)
     saved_s = record.saved_s if record.shares else None
     account: dict[str, Any] = {
-        "waited_s": waited_s,
+        "waited_s": record.waited(now),
         "ran_s": ran_s,
         "alone_s": alone_s,
         "slowdown": ran_s / alone_s if alone_s > 0.0 else None,

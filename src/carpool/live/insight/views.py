@@ -53,6 +53,7 @@ def job_row(
         "held": record.on_hold,
         "model": spec.model,
         "attempt": record.attempt,
+        "waited_s": record.waited(max(now, state.now)),
         "ran_s": max(0.0, ran(record, max(now, state.now))),
         "progress": progress(record, report, max(now, state.now)),
         "measured": report is not None,
@@ -124,6 +125,7 @@ def read_story(text: str) -> Row:
     story: Row = json.loads(text)
     if "status" not in story:  # release 0.1
         story["status"] = story.pop("state")
+        story["waited_s"] = story["receipt"]["waited_s"]
     story["receipt"]["sentences"] = sentences(story["receipt"])
     return story
 

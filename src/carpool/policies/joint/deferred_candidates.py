@@ -1,7 +1,7 @@
-"""The joint rule's other candidates: GPUs that are not free yet, to be waited for, kept, or taken from somebody.
+"""The joint rule's candidates that use GPUs which are not free yet: wait for them, keep them, or suspend their jobs.
 
 `later` finds hosts whose end is worth waiting for, `reservation` keeps the next GPUs for a job that starves, and
-`suspensions` finds long jobs that could make room. `joint_places.py` has the places that are open now.
+`suspensions` finds long jobs that could make room. `join_candidates` has the places that are open now.
 """
 
 from collections.abc import Iterator
@@ -12,41 +12,44 @@ from carpool.core.draft import Draft
 from carpool.core.model import GpuId, Status
 from carpool.core.shapes import Size
 from carpool.core.view import JobView
-from carpool.policies.joint.objective import Move, Objective
+from carpool.policies.joint.moves import Claim, Suspend
+from carpool.policies.joint.objective import Objective
 
-CHOICES = 3
-"""So many of the best are priced."""
+PRICED = 3
+"""Number of the best candidates of each sort that are priced."""
 PER_KIND = 32
-"""So many hosts of a kind, or victims of a size, are looked at."""
+"""Number of hosts of a kind, or victims of a gang size, that are looked at."""
 
 
 class DeferredCandidates:
+    """The moves of one scheduling pass for which GPUs must first become free."""
+
     def __init__(self, draft: Draft, objective: Objective) -> None:
         self.draft = draft
         self.objective = objective
         self.topology = draft.view.topology
         self._lone: dict[int, list[JobView]] | None = None  # as the pass began
 
-    def later(self, guest: JobView, bar: float) -> list[Move]:
-        """GPUs to wait for: those of the lone hosts that end soonest, as far as that may gain more than the bar."""
+    def later(self, guest: JobView, bar: float) -> list[Claim]:
+        """Return claims on the GPUs of the lone hosts that end soonest, where that may gain more than the bar."""
         objective, need = self.objective, guest.shape.gpus
         soonest: list[JobView] = []
         for group in self.draft.view.hosts.lone.values():
             large = (entry[2] for entry in islice(group.entries, PER_KIND) if len(entry[2].gpus) >= need)
-            soonest += islice((host for host in large if host.seq not in objective.moved), CHOICES)
+            soonest += islice((host for host in large if host.seq not in objective.moved), PRICED)
         moves = []
-        for host in nsmallest(CHOICES, soonest, key=lambda host: (objective.end(host), host.seq)):
+        for host in nsmallest(PRICED, soonest, key=lambda host: (objective.end(host), host.seq)):
             cost = objective.left(host) + guest.alone_left(objective.now)
             if objective.budget(guest) - cost <= bar:
                 break
             gpus = tuple(self.topology.most_consolidated(host.gpus, need))
-            moves.append(Move(guest, gpus, None, {guest.seq: objective.now + cost}, cost, (host,), lone=True))
+            moves.append(Claim(guest, gpus, {guest.seq: objective.now + cost}, cost, (host,), lone=True))
         return moves
 
     # ---- for a job that starves ------------------------------------------------------------------------------------
 
-    def reservation(self, guest: JobView) -> Move | None:
-        """The GPUs that will be free soonest."""
+    def reservation(self, guest: JobView) -> Claim | None:
+        """Return a claim on the GPUs that will be free soonest; None where there will never be enough."""
         objective, need = self.objective, guest.shape.gpus
         size = self._size_alone(guest)
         gpus: list[GpuId] = list(self.draft.some_free(need, size))
@@ -56,34 +59,37 @@ class DeferredCandidates:
             if len(gpus) == need:
                 break
             gpus.append(gpu)
-            hosts.update((member.record.seq, member.record) for member in self.draft.residents(gpu))
+            hosts.update((resident.record.seq, resident.record) for resident in self.draft.residents(gpu))
             moment = max(moment, end)
         if len(gpus) < need:
             return None
         cost = moment - objective.now + guest.alone_left(objective.now)
-        return Move(guest, tuple(gpus), None, {guest.seq: objective.now + cost}, cost, tuple(hosts.values()))
+        return Claim(guest, tuple(gpus), {guest.seq: objective.now + cost}, cost, tuple(hosts.values()))
 
     def _next_gpus(self, size: Size) -> Iterator[tuple[float, GpuId]]:
-        """GPUs with memory enough that somebody uses, by the moment at which the last of its jobs ends."""
+        """Yield the GPUs in use that have enough memory, by the moment at which the last of their jobs ends."""
         objective, memory_of = self.objective, self.topology.memory_of
         ends = [(objective.end(job), job.seq, job) for job in self.draft.view.running if job.seq not in objective.moved]
         heapify(ends)
         while ends:
             end, seq, job = heappop(ends)
             for gpu in job.gpus:
-                last = max((objective.end(m.record), m.record.seq) for m in self.draft.residents(gpu))
+                last = max((objective.end(r.record), r.record.seq) for r in self.draft.residents(gpu))
                 if last == (end, seq) and memory_of(gpu) >= size.memory:
                     yield end, gpu
 
     def _size_alone(self, guest: JobView) -> Size:
-        """The largest sub-batch that fits a GPU of the cluster."""
+        """Return the largest sub-batch that fits a GPU of the cluster."""
         sizes, largest = guest.shape.sizes, self.topology.largest_memory
         return next((size for size in sizes if size.memory <= largest), sizes[-1])
 
     # ---- suspension ------------------------------------------------------------------------------------------------
 
-    def suspensions(self, guest: JobView) -> list[Move]:
-        """Running jobs to suspend so that the guest can start alone: few GPUs, and much more time left than it has."""
+    def suspensions(self, guest: JobView) -> list[Suspend]:
+        """Return sets of running jobs to suspend so that the guest can start alone.
+
+        Jobs with few GPUs come first; all have much more time left than the guest.
+        """
         objective = self.objective
         size = self._size_alone(guest)
         short = guest.shape.gpus - len(self.draft.some_free(guest.shape.gpus, size))
@@ -91,7 +97,7 @@ class DeferredCandidates:
             return []
         left = guest.whole_left(objective.now) * size.relative_time
         victims = sorted(self._victims(guest, size, left + objective.restart_s), key=self._victim_rank)
-        sets = [[job] for job in victims if len(job.gpus) >= short][:CHOICES]
+        sets = [[job] for job in victims if len(job.gpus) >= short][:PRICED]
         several: list[JobView] = []
         for job in victims:
             if short > 0:
@@ -100,14 +106,14 @@ class DeferredCandidates:
         if short <= 0 and len(several) > 1:
             sets.append(several)
         ends = {guest.seq: objective.now + left}
-        gpus = (0,) * guest.shape.gpus  # the draft chooses, once the victims are gone
-        return [Move(guest, gpus, size, ends, left, victims=tuple(chosen)) for chosen in sets]
+        gpus = (0,) * guest.shape.gpus  # only their number counts: the draft picks them once the victims are gone
+        return [Suspend(guest, gpus, ends, left, size, tuple(chosen)) for chosen in sets]
 
     def _victim_rank(self, job: JobView) -> tuple[int, float, int]:
         return len(job.gpus), -self.objective.end(job), job.seq
 
     def _victims(self, guest: JobView, size: Size, least: float) -> Iterator[JobView]:
-        """Lone jobs that can checkpoint and have more than so much time left; of each gang size those with the most."""
+        """Yield lone jobs that may be suspended and have more than `least` seconds left, per gang size the longest."""
         if self._lone is None:
             self._lone = self._lone_by_gang()
         for jobs in self._lone.values():
@@ -115,7 +121,7 @@ class DeferredCandidates:
             yield from islice((job for job in long if self._may_stop(job, guest, size)), PER_KIND)
 
     def _lone_by_gang(self) -> dict[int, list[JobView]]:
-        """The running jobs that share with nobody, may they or not, by their number of GPUs; the last to end first."""
+        """Return the running jobs without mates, exclusive ones too, by number of GPUs; the last to end comes first."""
         view, objective = self.draft.view, self.objective
         found: dict[int, list[JobView]] = {}
         for job in view.running:
@@ -127,7 +133,7 @@ class DeferredCandidates:
         return found
 
     def _may_stop(self, job: JobView, guest: JobView, size: Size) -> bool:
-        """For this guest, in this pass."""
+        """Return whether a job may be suspended for this guest in this pass."""
         return (
             job.job.can_checkpoint
             and job.seq not in self.objective.moved

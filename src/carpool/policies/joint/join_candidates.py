@@ -1,7 +1,7 @@
-"""The joint rule's candidates: where a waiting job could join running ones now.
+"""The joint rule's candidates that are open now: where a waiting job, the guest, could join running jobs.
 
 A *cell* is the GPUs that hold one and the same set of jobs. For cells of one job Theorem 1 is the filter: it keeps long
-guests out of the second place, which short ones pass through quickly. Cells of several jobs are played forward.
+guests out of the second place, which short ones pass through quickly. Cells of several jobs are simulated to their end.
 A guest takes one cell, or a union of cells and free GPUs.
 """
 
@@ -16,25 +16,28 @@ from carpool.core.perf import Mate, Placement
 from carpool.core.rules import Resident
 from carpool.core.shapes import Size
 from carpool.core.view import JobView
-from carpool.policies.joint.objective import Move, Objective
-from carpool.policies.joint.simulate_ends import Participant, pair_ends, simulate_ends
+from carpool.policies.joint.moves import Join
+from carpool.policies.joint.objective import Objective
+from carpool.policies.joint.simulate_ends import Participant, simulate_ends
 from carpool.policies.sharing.candidates import Candidate, Candidates
-from carpool.policies.sharing.pair import Option
+from carpool.policies.sharing.pair import SharingOption
 
 PER_KIND = 6
-"""So many hosts of a kind are looked at: the others cost the guest more."""
-CHOICES = 3
-"""So many of the best single cells are priced."""
+"""Number of hosts of a kind that are looked at: the others cost the guest more."""
+PRICED = 3
+"""Number of the best single cells that are priced."""
 GOOD_SPEED = 0.9
-"""A pair whose total speed is below this is considered only where there is no better one."""
-MOST_STRETCH = 3.0
+"""Total speed of a pair below which it is considered only where there is no better one."""
+MAX_STRETCH = 3.0
+"""Maximum of a job's time left while sharing, relative to its time left alone or to SHORT_S, whichever is more."""
 SHORT_S = 600.0
-"""Nobody may run longer than MOST_STRETCH times its time left alone, or times this, where it has less left."""
 
 _cost = attrgetter("cost")
 
 
 class JoinCandidates:
+    """The moves of one scheduling pass with which a guest joins running jobs."""
+
     def __init__(self, draft: Draft, candidates: Candidates, objective: Objective) -> None:
         self.draft = draft
         self.candidates = candidates
@@ -42,25 +45,25 @@ class JoinCandidates:
         self.perf = draft.view.perf
         self.topology = draft.view.topology
 
-    def now(self, guest: JobView) -> list[Move]:
-        """Ways to join running jobs at once."""
+    def now(self, guest: JobView) -> list[Join]:
+        """Return ways to join running jobs at once."""
         jobs_per_gpu = self.draft.view.jobs_per_gpu
         if guest.shape.exclusive or jobs_per_gpu == 1:
             return []
         cells = self._single(guest)
         if jobs_per_gpu > 2:
-            cells += self._crowded(guest)
+            cells += self._shared(guest)
         if not cells:
             return []
         large = [cell for cell in cells if len(cell.gpus) >= guest.shape.gpus]
-        unions = [[cell] for cell in sorted(large, key=_cost)[:CHOICES]]
+        unions = [[cell] for cell in sorted(large, key=_cost)[:PRICED]]
         if guest.shape.gpus > 1:
             unions += self._unions(guest, cells)
         moves = [self._join(guest, union) for union in unions]
         return [move for move in moves if move is not None]
 
     def _unions(self, guest: JobView, cells: Sequence[Candidate]) -> list[list[Candidate]]:
-        """Several cells, and free GPUs where they do not suffice: by Theorem 1's rank, and by what a GPU costs."""
+        """Return sets of cells, to be filled up with free GPUs: by Theorem 1's rank, and by the cost of one GPU."""
         if sum([len(cell.gpus) for cell in cells]) + self.draft.free_count < guest.shape.gpus:
             return []
         guest_left = guest.alone_left(self.objective.now)
@@ -86,11 +89,11 @@ class JoinCandidates:
     # ---- cells -----------------------------------------------------------------------------------------------------
 
     def _single(self, guest: JobView) -> list[Candidate]:
-        """The hosts with which, by Theorem 1, sharing beats waiting, and which cost less than the budget.
+        """Return the hosts with which, by Theorem 1, sharing beats waiting, and which cost less than the budget.
 
-        Few of each kind: the sooner a host of a kind ends, the less it costs, so where the first is too dear all are.
+        Few of each kind: the sooner a host of a kind ends, the less it costs. Where the first costs too much, all do.
         """
-        most = CHOICES if guest.shape.gpus == 1 else max(PER_KIND, guest.shape.gpus)
+        most = PRICED if guest.shape.gpus == 1 else max(PER_KIND, guest.shape.gpus)
         budget = None
         found: list[Candidate] = []
         for stream in self.candidates.by_kind(guest, 1):
@@ -108,59 +111,62 @@ class JoinCandidates:
 
     def _open(self, cells: Iterable[Candidate], guest: JobView) -> Iterator[Candidate]:
         for cell in cells:
-            if self._may_join(guest, cell.members):
+            if self._may_join(guest, cell.residents):
                 yield cell
 
-    def _may_join(self, guest: JobView, members: Sequence[Resident]) -> bool:
-        """Not where a job of this pass waits for their GPUs, and nobody of a higher priority."""
+    def _may_join(self, guest: JobView, residents: Sequence[Resident]) -> bool:
+        """Return whether no resident has a higher priority, and no job of this pass waits for their GPUs."""
         claimed, priority = self.objective.claimed, guest.shape.priority
-        for member in members:
-            record = member.record
+        for resident in residents:
+            record = resident.record
             if record.shape.priority > priority or record.seq in claimed:
                 return False
         return True
 
-    def _crowded(self, guest: JobView) -> list[Candidate]:
-        """The cells of several jobs that it pays to join now."""
+    def _shared(self, guest: JobView) -> list[Candidate]:
+        """Return the cells of several jobs that it pays to join now."""
         found = []
-        for members, gpus in self.candidates.crowded():
-            if self._may_join(guest, members):
+        for residents, gpus in self.candidates.shared_cells():
+            if self._may_join(guest, residents):
                 for size in guest.shape.sizes:
                     fitting = tuple([gpu for gpu in gpus if self.draft.accepts(gpu, guest, size)])
                     if fitting:
-                        cell = self._crowd(guest, size, members, fitting)
+                        cell = self._shared_cell(guest, size, residents, fitting)
                         if cell is not None and cell.cost < self.objective.budget(guest):
                             found.append(cell)
                         break
         return found
 
-    def _crowd(
-        self, guest: JobView, size: Size, members: Sequence[Resident], gpus: tuple[GpuId, ...]
+    def _shared_cell(
+        self, guest: JobView, size: Size, residents: Sequence[Resident], gpus: tuple[GpuId, ...]
     ) -> Candidate | None:
-        """A cell of several: to be joined where total speed rises, and not better when the first of them leaves."""
-        there = [(member.record.job, member.accumulation) for member in members]
-        everybody: list[Mate] = [(guest.job, size.accumulation), *there]
-        xis = [self.perf.slowdown(*job, [*everybody[:n], *everybody[n + 1 :]]) for n, job in enumerate(everybody)]
+        """Return a cell of several jobs as a candidate.
+
+        None where total speed would not rise, or where the guest had better wait for the first of them to end.
+        """
+        there = [(resident.record.job, resident.accumulation) for resident in residents]
+        jobs: list[Mate] = [(guest.job, size.accumulation), *there]
+        xis = [self.perf.slowdown(*job, [*jobs[:n], *jobs[n + 1 :]]) for n, job in enumerate(jobs)]
         speed = sum(1.0 / self.perf.slowdown(*job, [*there[:n], *there[n + 1 :]]) for n, job in enumerate(there))
         if sum(1.0 / xi for xi in xis) <= speed:
             return None
         guest_left = guest.whole_left(self.objective.now) * size.relative_time
         participants = [
             Participant(guest_left, guest.job, size.accumulation),
-            *(self._participant(m, [members]) for m in members),
+            *(self._participant(resident, [residents]) for resident in residents),
         ]
         together = sum(simulate_ends(participants, [range(len(participants))], self.perf))
         if together >= self._join_later(participants):
             return None
         alone = guest.alone_left(self.objective.now)
-        relative_time = guest_left / alone if alone else 1.0  # one that was stopped at its very end
-        option = Option(size, max(xis[1:]), xis[0], relative_time, 0.0)
-        names = tuple([member.record.job.id for member in members])
-        left = sum(self.objective.left(member.record) for member in members)
-        return Candidate(together, len(members), members[0].record.seq, gpus, names, option, tuple(members), left)
+        relative_time = guest_left / alone if alone else 1.0  # a job that was stopped at its very end has none left
+        option = SharingOption(size, max(xis[1:]), xis[0], relative_time, 0.0)
+        names = tuple([resident.record.job.id for resident in residents])
+        left = sum(self.objective.left(resident.record) for resident in residents)
+        return Candidate(together, len(residents), residents[0].record.seq, gpus, names, option, tuple(residents), left)
 
     def _join_later(self, participants: Sequence[Participant]) -> float:
-        """The sum of all ends if the first actor joins the others once the first of those has left."""
+        """Return the sum of all ends if the first participant joins the others once the first of those has left."""
         guest, hosts = participants[0], participants[1:]
         alone = simulate_ends(hosts, [range(len(hosts))], self.perf)
         wait = min(alone)
@@ -175,8 +181,8 @@ class JoinCandidates:
 
     # ---- joining them ----------------------------------------------------------------------------------------------
 
-    def _join(self, guest: JobView, cells: Sequence[Candidate]) -> Move | None:
-        """The move that takes the cells' GPUs, cut to the gang's size or filled up with free ones, if it is allowed."""
+    def _join(self, guest: JobView, cells: Sequence[Candidate]) -> Join | None:
+        """Return the move that takes the cells' GPUs, trimmed to the gang or filled up with free ones, if allowed."""
         size = max((cell.option.size for cell in cells), key=lambda size: size.accumulation)
         gpus: list[GpuId] = []
         for cell in cells:
@@ -186,27 +192,27 @@ class JoinCandidates:
             gpus += self.draft.some_free(guest.shape.gpus - len(gpus), size)
         if len(gpus) < guest.shape.gpus:
             return None
-        cut = any(cell.option.size is not size for cell in cells)  # one sub-batch for the whole gang
-        if cut and not all(self.draft.accepts(gpu, guest, size) for gpu in gpus):
+        resized = any(cell.option.size is not size for cell in cells)  # one sub-batch for the whole gang
+        if resized and not all(self.draft.accepts(gpu, guest, size) for gpu in gpus):
             return None
         guest_left = self._left_on(guest, size, gpus)
         first = cells[0]
-        host = first.members[0]
-        if len(cells) == first.crowd == 1 and len(self.draft.gpus_of(host.record)) == len(first.gpus):
-            ends = pair_ends(self.candidates.left(host), guest_left, first.option.host_xi, first.option.guest_xi)
+        host = first.residents[0]
+        if len(cells) == first.number == 1 and len(self.draft.gpus_of(host.record)) == len(first.gpus):
+            ends = first.option.ends(self.candidates.left(host), guest_left)
             return self._move(guest, gpus, size, [host], ends, lone=True)
-        hosts = list({member.record.seq: member for cell in cells for member in cell.members}.values())
-        number = {member.record.seq: index for index, member in enumerate(hosts, start=1)}
-        crowds = [cell.members for cell in cells]
+        hosts = list({resident.record.seq: resident for cell in cells for resident in cell.residents}.values())
+        number = {resident.record.seq: index for index, resident in enumerate(hosts, start=1)}
+        simulated = [cell.residents for cell in cells]
         participants = [
             Participant(guest_left, guest.job, size.accumulation),
-            *(self._participant(member, crowds) for member in hosts),
+            *(self._participant(resident, simulated) for resident in hosts),
         ]
-        shared = [[0, *(number[member.record.seq] for member in crowd)] for crowd in crowds]
+        shared = [[0, *(number[resident.record.seq] for resident in residents)] for residents in simulated]
         return self._move(guest, gpus, size, hosts, simulate_ends(participants, shared, self.perf))
 
     def _left_on(self, guest: JobView, size: Size, gpus: Sequence[GpuId]) -> float:
-        """The guest's time left alone on these GPUs."""
+        """Return the guest's time left alone on these GPUs."""
         nodes = self.topology.nodes_spanned(gpus)
         if nodes == guest.shape.placement.nodes:
             return guest.whole_left(self.objective.now) * size.relative_time
@@ -224,34 +230,36 @@ class JoinCandidates:
         ends: Sequence[float],
         *,
         lone: bool = False,
-    ) -> Move | None:
-        """`ends` are those of the guest and its hosts, in seconds from now; None where somebody would run too long."""
+    ) -> Join | None:
+        """Return the move; None where a job would run too long.
+
+        `ends` are those of the guest and of its hosts, in seconds from now.
+        """
         objective = self.objective
-        if ends[0] > MOST_STRETCH * max(guest.alone_left(objective.now), SHORT_S):
+        if ends[0] > MAX_STRETCH * max(guest.alone_left(objective.now), SHORT_S):
             return None
         cost = ends[0]
         new_ends = {guest.seq: objective.now + ends[0]}
         for host, end in zip(hosts, ends[1:], strict=True):
-            if end > MOST_STRETCH * max(self.candidates.left(host), SHORT_S):
+            if end > MAX_STRETCH * max(self.candidates.left(host), SHORT_S):
                 return None
             cost += max(0.0, end - objective.left(host.record))
             new_ends[host.record.seq] = objective.now + end
-        return Move(guest, tuple(gpus), size, new_ends, cost, tuple([host.record for host in hosts]), lone=lone)
+        return Join(guest, tuple(gpus), new_ends, cost, size, tuple([host.record for host in hosts]), lone=lone)
 
-    def _participant(self, host: Resident, crowds: Sequence[Sequence[Resident]]) -> Participant:
-        """A host as it takes part in a play about these cells."""
-        return Participant(
-            self.candidates.left(host), host.record.job, host.accumulation, self._elsewhere(host, crowds)
-        )
+    def _participant(self, host: Resident, simulated: Sequence[Sequence[Resident]]) -> Participant:
+        """Return a host as it takes part in a simulation of these cells."""
+        left, elsewhere = self.candidates.left(host), self._elsewhere(host, simulated)
+        return Participant(left, host.record.job, host.accumulation, elsewhere)
 
-    def _elsewhere(self, host: Resident, crowds: Sequence[Sequence[Resident]]) -> list[Until]:
-        """What slows a host down on GPUs whose cells are not part of the play."""
+    def _elsewhere(self, host: Resident, simulated: Sequence[Sequence[Resident]]) -> list[Until]:
+        """Return what slows a host down on GPUs whose cells are not part of the simulation."""
         record, objective, draft = host.record, self.objective, self.draft
         gpus = draft.gpus_of(record)
         if len(gpus) == 1:
             return []
-        played = {tuple([member.record for member in crowd]) for crowd in crowds}
-        cells = {there: gpu for gpu in gpus if len(there := draft.jobs_on(gpu)) > 1 and there not in played}
+        inside = {tuple([resident.record for resident in residents]) for residents in simulated}
+        cells = {there: gpu for gpu in gpus if len(there := draft.jobs_on(gpu)) > 1 and there not in inside}
         steps: list[Until] = []
         for gpu in cells.values():
             mates = [mate for mate in draft.residents(gpu) if mate.record is not record]

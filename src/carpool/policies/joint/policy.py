@@ -1,8 +1,8 @@
-"""The joint rule: every move is judged by what it does to the guest, to every host and to everybody who waits.
+"""The joint rule: every move is judged by what it does to the guest, to its hosts and to all jobs that wait.
 
-`joint_scene.py` is the objective, `joint_places.py` and `joint_openings.py` find the candidates, and here is the
-choice: start alone, share now, wait for certain GPUs, suspend somebody, or stay in the queue.
-docs/explanation/joint-rule.md tells the rule in words.
+`moves` says what can be done, `join_candidates` and `deferred_candidates` find the candidates, `objective` prices them,
+and this module chooses: start alone, share now, wait for certain GPUs, suspend a job, or stay in the queue.
+docs/explanation/joint-rule.md describes the rule in words.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,13 +11,14 @@ from itertools import takewhile
 
 from carpool.core.draft import Draft
 from carpool.core.model import Decision, Status
-from carpool.core.shapes import Size
 from carpool.core.view import JobView, ScanView, View
-from carpool.policies.base import BasePolicy, option, shortest_first
+from carpool.policies.base import BasePolicy, Explanation, option, shortest_first
 from carpool.policies.joint.deferred_candidates import DeferredCandidates
 from carpool.policies.joint.join_candidates import JoinCandidates
-from carpool.policies.joint.objective import CLOSE, Move, Objective, names
+from carpool.policies.joint.moves import Claim, Join, Move, StartAlone, Suspend, names
+from carpool.policies.joint.objective import CLOSE, Objective
 from carpool.policies.sharing.candidates import Candidates, OptionCache
+from carpool.policies.sharing.explain import ASKED_NOT_TO_SHARE, FITS_BESIDE_NO_JOB, compare_hosts
 
 
 @dataclass
@@ -28,10 +29,10 @@ class Carpool(BasePolicy):
     suspend: bool = option(False, "suspend running jobs that can checkpoint, where that lowers the sum")
     restart_s: float = option(30.0, "seconds that a suspended job needs to start again; the simulator charges them")  # type: ignore[misc]
     patience: float = option(
-        10.0, "who waited longer than so many times its length and the mean JCT goes first; 0: off"
+        10.0, "a job goes first once it has waited this many times its length and the mean JCT; 0: never"
     )
-    look_ahead: int = option(48, "so many waiting jobs count when a move is judged")
-    tries: int = option(8, "so many jobs may find no place before a pass ends")
+    look_ahead: int = option(48, "number of waiting jobs that count when a move is judged")
+    tries: int = option(8, "number of jobs that may find no place before a pass ends")
 
     def __post_init__(self) -> None:
         self._options = OptionCache()
@@ -44,11 +45,26 @@ class Carpool(BasePolicy):
         shareable = draft.shareable()  # counted before the first move, and kept up to date from then on
         if not len(view.queue) or not (draft.free_count or shareable or self.suspend):
             return []
-        return Pass(self, draft, self._options).run()
+        return JointPass(self, draft, self._options).run()
+
+    def explain(self, view: View, job: JobView) -> Explanation | None:
+        if view.jobs_per_gpu == 1:
+            return None
+        if job.shape.exclusive:
+            return ASKED_NOT_TO_SHARE
+        compared = tuple(compare_hosts(view, job))
+        if not compared:
+            return FITS_BESIDE_NO_JOB
+        allowed = tuple(c for c in compared if view.jobs[c.host].shape.priority <= job.shape.priority)
+        if not allowed:
+            return Explanation("but every host that it fits beside has a higher priority", compared)
+        return Explanation(
+            "and no move was found that lowers the sum of completion times over it, its hosts and the queue", allowed
+        )
 
 
-class Pass:
-    """One scheduling pass: who waits is tried in order, the starved first, then the shortest."""
+class JointPass:
+    """One scheduling pass: waiting jobs are tried in order, starved ones first, then the shortest."""
 
     def __init__(self, policy: Carpool, draft: Draft, cache: OptionCache) -> None:
         self.policy = policy
@@ -56,22 +72,23 @@ class Pass:
         self.view = draft.view
         self.starved = _starved(draft.view, policy.patience) if policy.patience else []
         self.objective = Objective(draft, policy.look_ahead, policy.restart_s, self.starved)
-        self.places = JoinCandidates(draft, Candidates(draft, cache), self.objective)
-        self.openings = DeferredCandidates(draft, self.objective)
+        self.joins = JoinCandidates(draft, Candidates(draft, cache), self.objective)
+        self.deferred = DeferredCandidates(draft, self.objective)
 
     def run(self) -> list[Decision]:
+        """Try the waiting jobs in order, and return what was decided."""
         draft = self.draft
         pending = draft.pending()
-        somebody_waits = False
+        one_waits = False
         blocked = 0
         for job, from_scan in self._in_order(pending):
             if not draft.may_start(job):
                 alike_too = True
-            elif not somebody_waits and self._start_alone(job):
+            elif not one_waits and self._start_alone(job):
                 continue
             else:
                 alike_too = not self._place(job)
-                somebody_waits = somebody_waits or alike_too or bool(self.objective.claimed)
+                one_waits = one_waits or alike_too or bool(self.objective.claimed)
                 blocked += alike_too
             if alike_too and from_scan:
                 pending.skip_alike()
@@ -80,14 +97,14 @@ class Pass:
         return draft.decisions
 
     def _in_order(self, pending: ScanView) -> Iterator[tuple[JobView, bool]]:
-        """The waiting jobs, and whether the scan handed them out; who starves comes before others of its priority.
+        """Yield the waiting jobs and whether the scan yielded them; a starved job comes first in its priority.
 
-        Where too few GPUs are free for anybody and none was given back just now, only new jobs are tried: the others
-        found no place since, and as time passes the hosts have less left, so that joining them pays less.
+        Where too few GPUs are free for any job and none was given back just now, only new jobs are tried. The others
+        have found no place since, and as time passes the hosts have less left, so that joining them pays less.
         """
         starved = list(self.starved)
-        nobody_fits = min([shape.gpus for shape in self.view.queue.buckets]) > self.draft.free_count
-        if nobody_fits and not starved and self.view.last_capacity_change < self.view.now:
+        none_fits = min([shape.gpus for shape in self.view.queue.buckets]) > self.draft.free_count
+        if none_fits and not starved and self.view.last_capacity_change < self.view.now:
             for job in self._new():
                 yield job, False
             return
@@ -98,7 +115,7 @@ class Pass:
                 yield job, True
 
     def _new(self) -> list[JobView]:
-        """The jobs that were submitted just now, in the queue's order."""
+        """Return the jobs that were submitted just now, in the queue's order."""
         now = self.view.now
         new = takewhile(lambda job: job.pending_since == now, self.view.newest_first())
         waiting = [job for job in new if job.status is Status.PENDING]
@@ -107,21 +124,20 @@ class Pass:
     # ---- the choice ------------------------------------------------------------------------------------------------
 
     def _start_alone(self, job: JobView) -> bool:
-        """Nobody before it waits, so nobody can lose."""
+        """Start a job on free GPUs. No job before it waits, so none can lose."""
         move = self._alone(job)
         if move is None:
             return False
         self.objective.note(move)
-        assert move.size is not None
-        self.draft.assign(job, move.gpus, move.size, "its GPUs are free, and it keeps nobody before it waiting")
+        self.draft.assign(job, move.gpus, move.size, "its GPUs are free, and no job before it waits")
         return True
 
     def _place(self, job: JobView) -> bool:
-        """Make the best move for a job, if there is one; for a job that starves, keep GPUs for it otherwise."""
+        """Make the best move for a job, if there is one. A starved job without one gets GPUs reserved."""
         within = job.shape.gpus <= self.draft.free_count + self.draft.shareable().bit_count()
         move = self._choose(job) if within or self.policy.suspend else None
         if move is None and job in self.starved:
-            move = self.openings.reservation(job)
+            move = self.deferred.reservation(job)
         if move is None:
             return False
         self._make(move)
@@ -133,69 +149,68 @@ class Pass:
             gain = self.objective.price(alone)
             if gain is not None and gain >= -CLOSE:
                 return alone
-        best = self._best(self.places.now(job))
+        best = self._best(self.joins.now(job))
         if best is not None:
-            best = self._best(self.openings.later(job, best.gain), best)
+            best = self._best(self.deferred.later(job, best.gain), best)
         if self.policy.suspend:
-            best = self._best(self.openings.suspensions(job), best)
+            best = self._best(self.deferred.suspensions(job), best)
         return best
 
     def _best(self, moves: Iterable[Move], best: Move | None = None) -> Move | None:
-        """The move with the largest gain, provided that it beats `best`, or doing nothing."""
+        """Return the move with the largest gain, provided that it beats `best`, or doing nothing."""
         objective = self.objective
         for move in moves:
             bar = best.gain if best is not None else CLOSE
-            if not move.victims and objective.budget(move.guest) - move.cost <= bar:
-                continue  # not even if those who wait lose nothing
+            if not isinstance(move, Suspend) and objective.budget(move.guest) - move.cost <= bar:
+                continue  # not even if the waiting jobs lose nothing
             gain = objective.price(move)
             if gain is not None and gain > bar:
                 best = move
         return best
 
-    def _alone(self, job: JobView) -> Move | None:
+    def _alone(self, job: JobView) -> StartAlone | None:
         place = self.draft.place_alone(job)
         if place is None:
             return None
         gpus, size = place
         now = self.view.now
         left = job.whole_left(now) * size.relative_time
-        return Move(job, gpus, size, {job.seq: now + left}, left)
+        return StartAlone(job, gpus, {job.seq: now + left}, left, size)
 
     def _make(self, move: Move) -> None:
-        draft, guest, size = self.draft, move.guest, move.size
+        draft, guest = self.draft, move.guest
         self.objective.note(move)
-        if size is None:
+        saves = f"saves {max(0.0, move.gain):.0f} s in sum"
+        if isinstance(move, Claim):
             draft.hold([gpu for gpu in move.gpus if not draft.jobs_on(gpu)])
-            return
-        if move.victims:
+        elif isinstance(move, Suspend):
             for victim in move.victims:
-                draft.stop(
-                    victim, f"suspended so that {guest.job.id} can run first, which saves {move.gain:.0f} s in sum"
-                )
-            draft.start(guest, f"starts in place of {names(move.victims)}, which saves {move.gain:.0f} s in sum")
-            return
-        draft.assign(guest, move.gpus, size, self._why(move, size))
+                draft.stop(victim, f"suspended so that {guest.job.id} can run first, which {saves}")
+            draft.start(guest, f"starts in place of {names(move.victims)}, which {saves}")
+        elif isinstance(move, Join):
+            draft.assign(guest, move.gpus, move.size, self._why_join(move, saves))
+        elif isinstance(move, StartAlone):
+            why = f"its GPUs are free, and starting it {saves} over it and the queue"
+            draft.assign(guest, move.gpus, move.size, why)
 
-    def _why(self, move: Move, size: Size) -> str:
-        if not move.hosts:
-            return f"its GPUs are free, and those who wait lose less than it gains, by {max(0.0, move.gain):.0f} s"
-        now = self.view.now
+    def _why_join(self, move: Join, saves: str) -> str:
+        now, size = self.view.now, move.size
         alone = move.guest.alone_left(now)
-        ratio = (move.ends[move.guest.seq] - now) / alone if alone else 1.0  # one that was stopped at its very end
-        cut = f", batch cut in {size.accumulation}" if size.accumulation > 1 else ""
-        shares = f"shares with {names(move.hosts)}{cut}: takes {ratio:.2f} times as long as alone"
-        return f"{shares}, yet saves {move.gain:.0f} s in sum over it, them and the queue"
+        ratio = (move.ends[move.guest.seq] - now) / alone if alone else 1.0  # stopped at its very end: none left
+        split = f", batch split into {size.accumulation}" if size.accumulation > 1 else ""
+        longer = f"takes {ratio:.2f}× as long as alone{split}"
+        return f"shares with {names(move.hosts)}: {longer}, still {saves} over it, its hosts and the queue"
 
 
 def _starved(view: View, patience: float) -> list[JobView]:
-    """Jobs that have waited more than `patience` times their length and the mean JCT so far, longest wait first."""
+    """Return the jobs that have waited more than `patience` times their length and the mean JCT, in queue order."""
     now, least = view.now, patience * view.mean_jct_s
     found = []
     young = now - least
     for _, record in view.queue.by_age:
         if record.job.submitted >= young:
             break
-        waited = record.waited_s + now - record.pending_since
+        waited = record.waited(now)
         if waited > least and waited > patience * record.alone_left(now):
             found.append(record)
     found.sort(key=lambda record: (-record.shape.priority, record.seq))

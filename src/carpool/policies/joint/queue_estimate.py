@@ -1,7 +1,7 @@
-"""What would the queue do? A quick estimate of how long everybody who waits will have to.
+"""A quick estimate of how long all waiting jobs will have to wait.
 
-The joint rule asks it before and after a move that it considers: the difference is what the move costs or saves
-those who wait.
+The joint rule makes it before and after a move that it considers: the difference is what the move costs or saves the
+jobs that wait.
 """
 
 from collections.abc import Sequence
@@ -9,31 +9,33 @@ from heapq import heappop, heappush
 from math import inf
 
 NEVER = (inf, 1 << 60)
-"""So many GPUs, which nobody lives to see free."""
+"""Sentinel of the heap: more GPUs than any job wants, which are never free."""
 
-Waiting = tuple[int, float, int, int]
-"""Of a job in the queue: the GPUs it wants, its time left alone, its order of submission, its priority. A plain tuple,
-because many are made in every pass."""
-_GPUS, LEFT, ORDER, PRIORITY = range(4)
+WaitingJob = tuple[int, float, int, int]
+"""A job in the queue: the GPUs it wants, its time left alone, its `seq` and its priority. A plain tuple, because many
+are made in every pass."""
+_GPUS, LEFT, SEQ, PRIORITY = range(4)
 
 
 class QueueEstimate:
-    """Each in turn gets the GPUs that are free soonest, for itself. A copy goes on from where the original stands, so
-    that two lines with the same beginning need not both be played from the start."""
+    """Each job in turn gets the GPUs that are free soonest, for itself.
+
+    A copy continues from where the original stands, so that two queues with the same beginning share its estimate.
+    """
 
     __slots__ = ("_given", "_moments", "_now", "_size", "_taken", "_total")
 
     def __init__(self, moments: Sequence[float], now: float) -> None:
-        """`moments` are those from which the GPUs are free, soonest first."""
+        """`moments` are the times from which the GPUs are free, soonest first."""
         self._moments = moments
         self._now = now
-        self._taken = 0  # so many of the moments
-        self._given = [NEVER]  # a heap: when somebody in the queue will have had how many GPUs
+        self._taken = 0  # number of moments in use
+        self._given = [NEVER]  # a heap: when a job of the queue gives back how many GPUs
         self._total = 0.0
         self._size = 0
 
     def __len__(self) -> int:
-        """How many stand in it."""
+        """Number of jobs in the estimate."""
         return self._size
 
     def copy(self) -> "QueueEstimate":
@@ -44,17 +46,18 @@ class QueueEstimate:
 
     @property
     def sum(self) -> float:
-        """The sum of completion times, from now on."""
+        """Sum of completion times, counted from now."""
         return self._total - self._now * self._size
 
-    def add(self, waiting: Sequence[Waiting]) -> "QueueEstimate":
+    def add(self, waiting: Sequence[WaitingJob]) -> "QueueEstimate":
+        """Append jobs to the queue, and return the estimate itself."""
         moments, given, now = self._moments, self._given, self._now
         taken, total = self._taken, self._total
         last = len(moments)
         soonest, there = given[0]
         for gpus, left, _, _ in waiting:
             final = taken + gpus - 1
-            if final < last and (start := moments[final]) < soonest:  # mostly: before anybody in the queue is done
+            if final < last and (start := moments[final]) < soonest:  # mostly: before a job of the queue is done
                 taken = final + 1
             else:
                 need = gpus
@@ -81,6 +84,6 @@ class QueueEstimate:
         return self
 
 
-def line_up(moments: Sequence[float], waiting: Sequence[Waiting], now: float) -> float:
-    """The sum of completion times, from now on, of those who wait."""
+def queue_sum(moments: Sequence[float], waiting: Sequence[WaitingJob], now: float) -> float:
+    """Return the sum of completion times of the waiting jobs, counted from now."""
     return QueueEstimate(moments, now).add(waiting).sum

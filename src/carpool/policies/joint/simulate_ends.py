@@ -1,7 +1,7 @@
-"""What happens if a guest joins? Plays the guest and its hosts forward until all of them are done.
+"""When will a guest and its hosts end? Simulates them until all of them are done.
 
-Speeds change as each of them ends. Other mates of a host, with whom the guest shares no GPU, slow the host down until
-their own predicted end.
+This is Theorem 1's case, `pair_ends` in `sharing.pair`, for any number of jobs: speeds change as each of them ends. A
+host may have other mates, which share no GPU with the guest; they slow it down until their own predicted ends.
 """
 
 from collections.abc import Sequence
@@ -12,37 +12,30 @@ from carpool.core.model import Job
 from carpool.core.perf import PerformanceModel
 
 DONE = 1e-9
-"""The share of its work up to which a job counts as done."""
+"""Share of its work below which a job counts as done."""
 
 
 class Participant(NamedTuple):
-    """A job that takes part: its time left alone, and what slows it down besides the others."""
+    """A job that takes part in the simulation."""
 
     left: float
+    """Time left alone."""
     job: Job
     accumulation: int
     elsewhere: Sequence[Until] = ()
     """Slow-downs on its other GPUs, with the seconds from now until which they last."""
 
 
-def pair_ends(host_left: float, guest_left: float, host_xi: float, guest_xi: float) -> tuple[float, float]:
-    """Seconds until the guest and until its only host are done, if they share from now on (Theorem 1, κ = 0)."""
-    host, guest = host_xi * host_left, guest_xi * guest_left
-    if guest <= host:
-        return guest, host_left + guest * (1.0 - 1.0 / host_xi)
-    return guest_left + host * (1.0 - 1.0 / guest_xi), host
-
-
 def simulate_ends(
     participants: Sequence[Participant], cells: Sequence[Sequence[int]], perf: PerformanceModel
 ) -> list[float]:
-    """Seconds until each of the actors is done; a cell lists the actors that are on one and the same GPUs."""
+    """Return the seconds until each participant is done; a cell lists the participants on the same GPUs."""
     own: list[list[Sequence[int]]] = [[] for _ in participants]
     for cell in cells:
         for index in cell:
             own[index].append(cell)
-    breaks = sorted({until for actor in participants for until, _ in actor.elsewhere if until > 0.0}, reverse=True)
-    left = [actor.left for actor in participants]
+    breaks = sorted({until for one in participants for until, _ in one.elsewhere if until > 0.0}, reverse=True)
+    left = [one.left for one in participants]
     ends = [0.0] * len(participants)
     slow = [1.0] * len(participants)
     active = set(range(len(participants)))
@@ -75,10 +68,10 @@ def _slowdown(
     now: float,
     perf: PerformanceModel,
 ) -> float:
-    """The worst over an actor's cells and over its other GPUs: a gang waits for its slowest worker."""
-    actor = participants[index]
+    """Return the worst slow-down over its cells and its other GPUs: a gang waits for its slowest worker."""
+    one = participants[index]
     worst = 1.0
-    for until, xi in actor.elsewhere:
+    for until, xi in one.elsewhere:
         if until > now and xi > worst:
             worst = xi
     for cell in cells:
@@ -88,5 +81,5 @@ def _slowdown(
             if mate != index and mate in active
         ]
         if mates:
-            worst = max(worst, perf.slowdown(actor.job, actor.accumulation, mates))
+            worst = max(worst, perf.slowdown(one.job, one.accumulation, mates))
     return worst

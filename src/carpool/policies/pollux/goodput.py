@@ -1,7 +1,8 @@
-"""Goodput: useful samples a second, which is throughput × statistical efficiency; and the batch that makes it largest.
+"""Goodput: useful samples per second, which is throughput × statistical efficiency; and the batch that maximises it.
 
-Pollux asks here for what a job would be worth on so many GPUs. The answer depends on the task, the phase of its
-training and the memory, but not on the single job, so it is computed once and kept.
+Pollux asks here for the goodput of a job on a number of GPUs. The answer depends on the task, the phase of its
+training, the memory and what the scheduler believes about speeds, but not on the single job. It is computed once and
+kept until the belief changes.
 """
 
 from collections.abc import Iterator
@@ -14,23 +15,23 @@ from carpool.core.model import Job
 from carpool.core.perf import PerformanceModel, Placement
 
 BATCHES = 50
-"""So many batches are tried between the smallest and the largest, at equal ratios, as Pollux does."""
+"""Number of batches that are tried between the smallest and the largest, at equal ratios, as in Pollux."""
 
 
-class Choice(NamedTuple):
+class BatchChoice(NamedTuple):
     """The best batch for a number of GPUs."""
 
     goodput: float
     batch: int
-    """Samples per GPU and iteration."""
+    """Samples per GPU per iteration."""
     accumulation: int
 
 
-NOTHING = Choice(0.0, 0, 1)
+NOTHING = BatchChoice(0.0, 0, 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ElasticKind:
     """All that decides what GPUs are worth to an elastic job."""
 
     model: str
@@ -40,50 +41,48 @@ class Kind:
 
 
 class Goodputs:
-    """The best choice for each kind of job and placement, under one performance model."""
+    """The best batch for each kind of job and placement, as one performance model believes at one time."""
 
     def __init__(self) -> None:
         self._perf: PerformanceModel | None = None
-        self._known: dict[Kind, dict[Placement, Choice]] = {}
+        self._version = 0
+        self._known: dict[ElasticKind, dict[Placement, BatchChoice]] = {}
         self._micro_steps: dict[tuple[str, int], int] = {}
         self._least_memory: dict[str, int] = {}
 
-    def under(self, perf: PerformanceModel) -> None:
-        """Forget what another performance model said."""
-        if perf is not self._perf:
-            self._perf = perf
+    def under(self, perf: PerformanceModel, belief_version: int) -> None:
+        """Answer from now on as this model believes; forget what another one said, or this one before it learned."""
+        if perf is not self._perf or belief_version != self._version:
+            self._perf, self._version = perf, belief_version
             self._known.clear()
             self._micro_steps.clear()
             self._least_memory.clear()
 
-    def table(self, kind: Kind) -> dict[Placement, Choice]:
-        """What is known so far of a kind; `best` adds to it."""
-        return self._known.setdefault(kind, {})
-
-    def best(self, kind: Kind, job: Job, scaling: Scaling, placement: Placement) -> Choice:
-        table = self.table(kind)
+    def best(self, kind: ElasticKind, job: Job, scaling: Scaling, placement: Placement) -> BatchChoice:
+        """Return the batch with the largest goodput; `NOTHING` where no batch is possible."""
+        table = self._known.setdefault(kind, {})
         found = table.get(placement)
         if found is None:
             found = table[placement] = self._search(kind, job, scaling, placement)
         return found
 
-    def _search(self, kind: Kind, job: Job, scaling: Scaling, placement: Placement) -> Choice:
+    def _search(self, kind: ElasticKind, job: Job, scaling: Scaling, placement: Placement) -> BatchChoice:
         perf, gpus, best = self._perf, placement.gpus, NOTHING
         assert perf is not None
-        for samples, accumulation in _cuts(scaling, gpus, kind.max_sub_batch):
+        for samples, accumulation in _batches(scaling, gpus, kind.max_sub_batch):
             if accumulation > 1 and not kind.can_shrink:
                 continue
             batch = samples * accumulation
-            # named after its model, so that what a belief gets wrong about single jobs does not enter
+            # named after its model, so that errors of a belief about single jobs do not enter
             sized = replace(job, id=job.model, gpus=gpus, batch=batch, duration_s=None)
             throughput = gpus * batch / perf.iteration_time(sized, accumulation, placement)
             goodput = throughput * scaling.efficiency(kind.noise, gpus * batch)
             if goodput > best.goodput:
-                best = Choice(goodput, batch, accumulation)
+                best = BatchChoice(goodput, batch, accumulation)
         return best
 
     def least_memory(self, job: Job, scaling: Scaling) -> int:
-        """Bytes that the smallest micro-step of a task takes."""
+        """Return the bytes that the smallest micro-step of a task takes."""
         found = self._least_memory.get(job.model)
         if found is None:
             assert self._perf is not None
@@ -91,7 +90,7 @@ class Goodputs:
         return found
 
     def max_sub_batch(self, job: Job, scaling: Scaling, memory: int) -> int:
-        """The most samples per micro-step within the task's limit and the memory of a GPU; 0: not even the fewest."""
+        """Return the most samples per micro-step within the task's limit and the memory; 0: not even the fewest fit."""
         key = (job.model, memory)
         found = self._micro_steps.get(key)
         if found is None:
@@ -110,8 +109,8 @@ class Goodputs:
         return fits if fits >= scaling.min_sub_batch else 0
 
 
-def _cuts(scaling: Scaling, gpus: int, max_sub_batch: int) -> Iterator[tuple[int, int]]:
-    """Samples per micro-step and accumulation for each batch that is tried."""
+def _batches(scaling: Scaling, gpus: int, max_sub_batch: int) -> Iterator[tuple[int, int]]:
+    """Yield the samples per micro-step and the accumulation for each batch that is tried."""
     least, most = max(scaling.initial_batch, scaling.min_sub_batch * gpus), scaling.max_batch
     if least > most or not max_sub_batch:
         return

@@ -1,8 +1,8 @@
 """Pollux: co-adaptive scheduling of elastic jobs for goodput (Qiao et al., OSDI 2021).
 
-Every round the GPUs are shared out anew among all jobs, and each elastic job gets the batch that suits its GPUs and the
-phase of its training. The objective is Pollux's: the power mean of the jobs' speed-ups over a fair share, with its
-penalty for restarts. The search (`shares.py`) is our own and draws no lots, where Pollux's is genetic.
+Every round redistributes the GPUs among all jobs and gives each elastic job the batch that suits its GPUs and the phase
+of its training. The objective is Pollux's: the power mean of the jobs' speed-ups over a fair share, with its penalty
+for restarts. The search (`shares`) is deterministic, where Pollux's is genetic.
 """
 
 from collections.abc import Callable
@@ -16,25 +16,25 @@ from carpool.core.shapes import Size
 from carpool.core.view import JobView, View
 from carpool.errors import InputError
 from carpool.policies.base import BasePolicy, next_round, option
-from carpool.policies.pollux.goodput import NOTHING, Choice, Goodputs, Kind
-from carpool.policies.pollux.shares import Allowance, Contender, JoinCandidates, Placer, share_out
+from carpool.policies.pollux.goodput import NOTHING, BatchChoice, ElasticKind, Goodputs
+from carpool.policies.pollux.shares import Contender, GpusBySeq, Placer, UserAllowance, share_out
 
 LEAST = 1e-3
-"""Added to every speed-up, so that a job without GPUs counts as very slow, not infinitely slow; Pollux's constant."""
+"""Summand of every speed-up, so that a job without GPUs counts as very slow, not infinitely slow; Pollux's value."""
 FAIREST = 50.0
-"""A greater exponent cannot be told from it, and 0.001 to its power is no number any more."""
+"""Largest exponent: greater ones decide the same, and 0.001 to their power overflows."""
 YOUNGEST_S = 1.0
-"""A job counts as at least this old: at age 0, Pollux's penalty would make it worth nothing."""
+"""Minimum age of a job in seconds: at age 0, Pollux's penalty would make it worth nothing."""
 
 
 @dataclass
 class Pollux(BasePolicy):
-    """Every round, GPUs and batches of elastic jobs are chosen anew for the best goodput that is fair to all."""
+    """Every round chooses the GPUs and batches of elastic jobs anew, for the best goodput that is fair to all."""
 
     name = "pollux"
-    round_s: float = option(60.0, "decide only at multiples of so many seconds; 0: whenever something happens")
-    restart_s: float = option(30.0, "seconds the simulator charges when a job starts again on other GPUs")  # type: ignore[misc]
-    start_s: float = option(30.0, "seconds the simulator charges when a job starts for the first time")  # type: ignore[misc]
+    round_s: float = option(60.0, "interval of decisions in seconds; 0: decide whenever something happens")
+    restart_s: float = option(30.0, "seconds that the simulator charges when a job starts again on other GPUs")  # type: ignore[misc]
+    start_s: float = option(30.0, "seconds that the simulator charges when a job starts for the first time")  # type: ignore[misc]
     fairness: float = option(1.0, "minus the exponent of the power mean: 0 is the geometric mean, more is fairer")
 
     def __post_init__(self) -> None:
@@ -58,13 +58,13 @@ class Pollux(BasePolicy):
         return next_round(view.now, self.round_s) if busy and self.round_s else None
 
     def decide(self, view: View) -> list[Decision]:
-        self._goodputs.under(view.perf)
-        this = Round(self, view, self._goodputs)
-        return this.decisions(this.best_places()) if this.contenders else []
+        self._goodputs.under(view.perf, view.belief_version)
+        this = PolluxRound(self, view, self._goodputs)
+        return this.decisions(this.best_gpus()) if this.contenders else []
 
 
-class Round:
-    """One round: who asks, what it would cost each to get so much, and what is decided."""
+class PolluxRound:
+    """One round: which jobs ask for GPUs, what each number of GPUs costs each of them, and what is decided."""
 
     def __init__(self, policy: Pollux, view: View, goodputs: Goodputs) -> None:
         self.policy = policy
@@ -82,31 +82,32 @@ class Round:
         self.gpus = topology.total() - len(self.closed)
         self.fair = max(1, -(-self.gpus // max(1, len(asking))))
         self.node_share = len(topology.present) / max(1, topology.total())
-        self.scaled: dict[int, Scaled] = {}  # by order of submission
+        self.scaled: dict[int, ScaledJob] = {}  # by seq
         self.contenders = [found for job in asking if (found := self._contender(job)) is not None]
 
     def _may_move(self, job: JobView) -> bool:
-        """Who is just starting, is being cancelled, shares GPUs or cannot be suspended is left alone."""
+        """Return whether a job may be moved: it runs, has no mates and can be suspended."""
         alone = all(len(self.view.jobs_on(gpu)) == 1 for gpu in job.gpus)
         return job.status is Status.RUNNING and job.job.can_checkpoint and alone
 
     # ---- what GPUs are worth to a job ------------------------------------------------------------------------------
 
     def _contender(self, record: JobView) -> Contender | None:
-        """None: no open GPUs suffice for the job."""
+        """Return the job with its costs; None where no open GPUs suffice for it."""
         now, spanned = self.view.now, self.view.topology.nodes_spanned
-        scaled = Scaled.of(record, self.view, self.goodputs)
+        scaled = ScaledJob.of(record, self.view, self.goodputs)
         if scaled is not None:
             self.scaled[record.seq] = scaled
             sizes, eligible = self._sizes(scaled, record), scaled.eligible
         else:
-            size = self._cut(record)
+            size = self._own_size(record)
             sizes, eligible = (record.shape.gpus,), self.view.topology.wholly_with_memory(size.memory) if size else 0
         if not eligible or not sizes:
             return None
         fair = self._fair_goodput(scaled) if scaled else float(self.fair)
         age, delay = max(YOUNGEST_S, now - record.job.submitted), self.policy.restart_s
-        kept = max(0.0, age - max(0, record.attempt - 1) * delay) / (age + delay)  # what a restart leaves of it
+        # the share of its speed-up that one more restart leaves
+        kept = max(0.0, age - max(0, record.attempt - 1) * delay) / (age + delay)
         known: dict[tuple[int, bool], float] = {}
 
         def cost(gpus: int, several: bool) -> float:
@@ -123,24 +124,24 @@ class Round:
         rank = (-record.shape.priority, record.service(now), record.job.submitted, record.seq)
         return Contender(record, rank, sizes, cost, self._cost(0.0), stay, eligible)
 
-    def _fair_goodput(self, scaled: "Scaled") -> float:
+    def _fair_goodput(self, scaled: "ScaledJob") -> float:
         gpus = min(self.fair, scaled.most)
         return scaled.goodput(gpus, gpus > self.node_gpus) or scaled.goodput(1, False)
 
     def _cost(self, speedup: float) -> float:
-        """A job's part of the power mean, which is best where the sum of costs is least."""
+        """Return a job's part of the power mean, which is best where the sum of costs is least."""
         value = speedup * self.node_share + LEAST
         return -log(value) if self.policy.fairness == 0.0 else value**-self.policy.fairness
 
-    def _sizes(self, scaled: "Scaled", record: JobView) -> tuple[int, ...]:
-        """At most twice the GPUs that the job ever had; half nodes beyond the first."""
+    def _sizes(self, scaled: "ScaledJob", record: JobView) -> tuple[int, ...]:
+        """Return the numbers of GPUs to try: at most twice as many as the job ever had, half nodes beyond the first."""
         most = min(scaled.most, max(1, 2 * record.most_gpus), self.gpus)
         half = max(1, self.node_gpus // 2)
         sizes = {*range(1, min(most, self.node_gpus) + 1), *range(self.node_gpus, most + 1, half), len(record.gpus)}
         return tuple(size for size in sorted(sizes) if size and scaled.goodput(size, size > self.node_gpus) > 0.0)
 
-    def _cut(self, record: JobView) -> Size | None:
-        """The size at which a job that is not elastic may start: the largest sub-batch that enough GPUs hold."""
+    def _own_size(self, record: JobView) -> Size | None:
+        """Return the size at which a job that is not elastic may start: the largest sub-batch that enough GPUs hold."""
         topology = self.view.topology
         for size in record.shape.sizes:
             if topology.total(topology.wholly_with_memory(size.memory)) >= record.shape.gpus:
@@ -149,29 +150,29 @@ class Round:
 
     # ---- what is decided -------------------------------------------------------------------------------------------
 
-    def best_places(self) -> JoinCandidates:
-        """The best of three plans: all shared out anew, with and without moving small jobs, and nobody moved at all."""
+    def best_gpus(self) -> GpusBySeq:
+        """Return the best of three plans: new shares with and without moving small jobs, and no job moved at all."""
         contenders, view = self.contenders, self.view
-        anew = share_out(contenders, self.gpus, self.node_gpus, Allowance(view, contenders))
+        anew = share_out(contenders, self.gpus, self.node_gpus, UserAllowance(view, contenders))
         same = {c.record.seq: c.held for c in contenders if c.held}
         if anew == same:
             return {c.record.seq: c.record.gpus for c in contenders if c.held}
         plans = []
         for shares, displace in ((anew, False), (anew, True), (same, False)):
-            seating = Placer(view.topology, self.closed, displace)
-            seating.seat(contenders, shares)
-            plans.append(seating)
-        return min(plans, key=lambda plan: plan.cost).places
+            placer = Placer(view.topology, self.closed, displace)
+            placer.place(contenders, shares)
+            plans.append(placer)
+        return min(plans, key=lambda plan: plan.cost).gpus_by_seq
 
-    def decisions(self, places: JoinCandidates) -> list[Decision]:
-        """What changes; whoever is to be where and as it is now is not mentioned."""
+    def decisions(self, gpus_by_seq: GpusBySeq) -> list[Decision]:
+        """Return what changes; a job that stays as it is now is not mentioned."""
         stops, starts = [], []
         for contender in self.contenders:
             record = contender.record
-            gpus = places.get(record.seq, ())
+            gpus = gpus_by_seq.get(record.seq, ())
             if not gpus:
                 if record.gpus:
-                    stops.append(Decision(record.job.id, None, "others gain more from its GPUs"))
+                    stops.append(Decision(record.job.id, None, "other jobs gain more from its GPUs"))
                 continue
             allocation = self._allocation(record, gpus)
             if allocation != Allocation(record.gpus, record.accumulation, record.batch):
@@ -185,28 +186,28 @@ class Round:
             return Allocation(gpus, choice.accumulation, choice.batch)
         if gpus == record.gpus:
             return Allocation(gpus, record.accumulation, record.batch)
-        size = self._cut(record)
+        size = self._own_size(record)
         assert size is not None
         return Allocation(gpus, size.accumulation)
 
 
 @dataclass(frozen=True, slots=True)
-class Scaled:
-    """An elastic job, and what the goodput of other GPUs would be."""
+class ScaledJob:
+    """An elastic job, and its goodput on any number of GPUs."""
 
     job: Job
-    kind: Kind
+    kind: ElasticKind
     scaling: Scaling
     most: int
-    """GPUs that the task can use."""
+    """Maximum number of GPUs that the task can use."""
     eligible: int
-    """The nodes on which it fits, one bit each."""
+    """Nodes on which it fits, one bit each."""
     goodputs: Goodputs
     fewest_nodes: Callable[[int], int]
 
     @classmethod
-    def of(cls, record: JobView, view: View, goodputs: Goodputs) -> "Scaled | None":
-        """None: its GPUs and its batch are not to be changed, or its smallest micro-step fits nowhere."""
+    def of(cls, record: JobView, view: View, goodputs: Goodputs) -> "ScaledJob | None":
+        """Return None where its GPUs and batch must not change, or where its smallest micro-step fits nowhere."""
         job, topology = record.job, view.topology
         scaling = view.perf.scaling(job)
         if scaling is None:
@@ -215,14 +216,14 @@ class Scaled:
         memory = topology.smallest_memory(eligible)
         samples = goodputs.max_sub_batch(job, scaling, memory)
         noise = view.perf.noise(job, job.iterations - record.iterations_left(view.now))
-        kind = Kind(job.model, noise, samples, job.can_shrink)
+        kind = ElasticKind(job.model, noise, samples, job.can_shrink)
         most = scaling.max_batch // scaling.min_sub_batch
         if scaling.max_gpus is not None:
             most = min(most, scaling.max_gpus)
         found = cls(job, kind, scaling, most, eligible, goodputs, view.perf.fewest_nodes)
         return found if found.goodput(1, False) > 0.0 else None
 
-    def choice(self, gpus: int, several: bool) -> Choice:
+    def choice(self, gpus: int, several: bool) -> BatchChoice:
         nodes = max(2, self.fewest_nodes(gpus)) if several else 1
         return self.goodputs.best(self.kind, self.job, self.scaling, Placement(gpus, nodes))
 
@@ -234,7 +235,7 @@ def _why(record: JobView, allocation: Allocation) -> str:
     gpus = f"{len(allocation.gpus)} GPU{'s' * (len(allocation.gpus) > 1)}"
     batch = "" if allocation.batch is None else f", batch {allocation.batch * len(allocation.gpus)} in all"
     if not record.gpus:
-        return f"starts on {gpus}{batch}: its share for the best goodput of all"
+        return f"starts on {gpus}{batch}: its share for the best goodput of all jobs"
     if record.gpus == allocation.gpus:
-        return f"another batch suits this phase of its training{batch}"
-    return f"goes from {len(record.gpus)} to {gpus}{batch}: the best goodput of all, restart included"
+        return f"this phase of its training runs better with another batch{batch}"
+    return f"moves from {len(record.gpus)} to {gpus}{batch}: the best goodput of all jobs, restart included"

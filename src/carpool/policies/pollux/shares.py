@@ -1,8 +1,8 @@
-"""Who gets how many GPUs, and where: the search behind Pollux.
+"""How many GPUs each job gets, and which ones: the search behind Pollux.
 
-Every job that asks has a cost for each number of GPUs; the sum of costs is to be small. `share_out` finds the numbers
-as a knapsack is filled, by the steepest gain per GPU along each job's convex hull. `Placer` finds the nodes: large
-jobs first, who need not move stays, and a node holds at most one job that spans several.
+Every job that asks has a cost for each number of GPUs, and the sum of costs should be small. `share_out` finds the
+numbers as a knapsack is filled, by the steepest gain per GPU along each job's convex hull. `Placer` finds the nodes:
+large jobs come first, a job that need not move stays, and a node holds at most one job that spans several nodes.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,9 +13,9 @@ from carpool.core.model import GpuId
 from carpool.core.view import JobView, TopologyView, View
 
 Cost = Callable[[int, bool], float]
-"""What so many GPUs, on several nodes or on one, cost the objective if the job must be (re)started for them."""
-JoinCandidates = dict[int, tuple[GpuId, ...]]
-"""order of a job -> its GPUs."""
+"""Cost of a number of GPUs, on several nodes or on one, if the job must be (re)started for them."""
+GpusBySeq = dict[int, tuple[GpuId, ...]]
+"""The GPUs of each job, by `seq`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,24 +24,25 @@ class Contender:
 
     record: JobView
     rank: tuple[float, ...]
-    """Who comes first among equals, smallest first."""
+    """Order among equals, smallest first."""
     sizes: tuple[int, ...]
-    """The numbers of GPUs it may have, rising."""
+    """Numbers of GPUs that it may have, ascending."""
     cost: Cost
     nothing: float
-    """What it costs if the job gets no GPU."""
+    """Cost if the job gets no GPU."""
     stay: float
-    """What it costs if the job stays where it is."""
+    """Cost if the job stays where it is."""
     eligible: int
-    """The nodes on which it fits, one bit each."""
+    """Nodes on which it fits, one bit each."""
 
     @property
     def held(self) -> int:
+        """Number of GPUs that it holds now."""
         return len(self.record.gpus)
 
 
-class Allowance:
-    """What the users of the contenders may still hold, while GPUs are shared out."""
+class UserAllowance:
+    """How many jobs and GPUs the users of the contenders may still get in this round."""
 
     def __init__(self, view: View, contenders: Iterable[Contender]) -> None:
         self._left: dict[str, list[float]] = {}
@@ -54,20 +55,22 @@ class Allowance:
                 limits, held = view.limits_of(user), view.held_by(user)
                 most = [float("inf") if limit is None else float(limit) for limit in (limits.jobs, limits.gpus)]
                 left = self._left[user] = [most[0] - held[0], most[1] - held[1]]
-            left[0] += contender.held > 0  # what contenders hold now is shared out anew
+            left[0] += contender.held > 0  # the round redistributes what contenders hold now
             left[1] += contender.held
 
     def allows(self, user: str | None, jobs: int, gpus: int) -> bool:
+        """Return whether the user may get this much more."""
         return user is None or (jobs <= self._left[user][0] and gpus <= self._left[user][1])
 
     def take(self, user: str | None, jobs: int, gpus: int) -> None:
+        """Count jobs and GPUs as given to the user."""
         if user is not None:
             self._left[user][0] -= jobs
             self._left[user][1] -= gpus
 
 
-def share_out(contenders: Sequence[Contender], gpus: int, node_gpus: int, allowance: Allowance) -> dict[int, int]:
-    """order of a job -> how many GPUs it shall have (0 is left out)."""
+def share_out(contenders: Sequence[Contender], gpus: int, node_gpus: int, allowance: UserAllowance) -> dict[int, int]:
+    """Return the number of GPUs for each job, by `seq`; jobs without any are left out."""
     steps = []
     curves = []
     for index, contender in enumerate(contenders):
@@ -98,7 +101,7 @@ def share_out(contenders: Sequence[Contender], gpus: int, node_gpus: int, allowa
 
 
 def _hull(curve: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """The lower convex hull of the points, as far as it falls."""
+    """Return the falling part of the lower convex hull of the points."""
     hull: list[tuple[int, float]] = []
     for x, y in curve:
         while len(hull) > 1 and (y - hull[-2][1]) * (hull[-1][0] - hull[-2][0]) <= (hull[-1][1] - hull[-2][1]) * (
@@ -113,26 +116,26 @@ def _hull(curve: list[tuple[int, float]]) -> list[tuple[int, float]]:
 
 
 class Placer:
-    """Nodes are filled with contenders, the largest first.
+    """Finds GPUs for the contenders, the largest first.
 
-    GPUs of a smaller job that could stay are taken only if `displace` says so; it must then move.
+    With `displace`, GPUs of a smaller job that could stay may be taken, and that job must move.
     """
 
     def __init__(self, topology: TopologyView, closed: Mapping[GpuId, bool], displace: bool) -> None:
-        """`closed` GPUs are not to be had; true: somebody there spans several nodes."""
+        """`closed` are GPUs that cannot be given; true: a job there spans several nodes."""
         self.topology = topology
         self.displace = displace
-        self.places: JoinCandidates = {}
+        self.gpus_by_seq: GpusBySeq = {}
         self.cost = 0.0
         self._free = {
             n: [gpu for gpu in topology.nodes[n].gpus if gpu not in closed] for n in topology.present.values()
         }
-        self._reserved: set[GpuId] = set()  # of those who may stay and are not seated yet
-        self._kept = dict.fromkeys(self._free, 0)  # how many of these each node has
+        self._reserved: set[GpuId] = set()  # GPUs of jobs that may stay and are not placed yet
+        self._kept = dict.fromkeys(self._free, 0)  # number of these on each node
         self._spanned = {topology.node_of[gpu] for gpu, spans in closed.items() if spans}  # nodes with a part of a job
 
-    def seat(self, contenders: Sequence[Contender], shares: dict[int, int]) -> None:
-        """Find places for all shares; `places` and `cost` tell the outcome."""
+    def place(self, contenders: Sequence[Contender], shares: dict[int, int]) -> None:
+        """Find GPUs for all shares; `gpus_by_seq` and `cost` hold the result."""
         stays = {c.record.seq for c in contenders if c.held and shares.get(c.record.seq) == c.held}
         for contender in contenders:
             if contender.record.seq in stays:
@@ -142,11 +145,11 @@ class Placer:
         for contender in waiting:
             seq = contender.record.seq
             if seq in stays:
-                self._sit_still(contender)
+                self._keep_in_place(contender)
             else:
                 self._move(contender, shares.get(seq, 0))
 
-    def _sit_still(self, contender: Contender) -> None:
+    def _keep_in_place(self, contender: Contender) -> None:
         gpus = contender.record.gpus
         self._reserve(gpus, -1)
         if all(gpu in self._free[self.topology.node_of[gpu]] for gpu in gpus):
@@ -164,7 +167,7 @@ class Placer:
             self.cost += contender.nothing
 
     def _find(self, contender: Contender, size: int) -> tuple[GpuId, ...]:
-        """Room for the job at its size; otherwise at the size for which there is room and that costs it least."""
+        """Return GPUs for the job at its size; otherwise at the size that has room and costs the job least."""
         nodes = [number for number in self._free if contender.eligible >> number & 1]
         number = self._best_node(nodes, size)
         if number is not None:
@@ -189,7 +192,7 @@ class Placer:
         return self._span(contender, open_nodes, smaller)
 
     def _best_node(self, nodes: Iterable[int], size: int) -> int | None:
-        """The node where the fewest who could stay must go, and then the one that fits best."""
+        """Return the node where the fewest jobs that could stay must move, and then the one that fits best."""
         best, found = None, None
         for number in nodes:
             room = self._room(number)
@@ -200,7 +203,7 @@ class Placer:
         return found
 
     def _span(self, contender: Contender, nodes: Iterable[int], size: int) -> tuple[GpuId, ...]:
-        """GPUs on several nodes, the emptiest first."""
+        """Return GPUs on several nodes, the emptiest first."""
         picked: list[GpuId] = []
         for number in sorted(nodes, key=lambda n: (-self._unreserved(n), -self._room(n), n)):
             picked += self._pick(contender, number, min(size - len(picked), self._room(number)))
@@ -225,7 +228,7 @@ class Placer:
                 self._kept[number] -= 1
 
     def _pick(self, contender: Contender, number: int, size: int) -> tuple[GpuId, ...]:
-        """GPUs of a node: first those that the job has already, then those that nobody wants to keep."""
+        """Return GPUs of a node: first those that the job already has, then those that no other job could keep."""
         own, reserved = contender.record.gpus, self._reserved
         return tuple(sorted(self._free[number], key=lambda gpu: (gpu in reserved, gpu not in own, gpu))[:size])
 
@@ -237,11 +240,11 @@ class Placer:
         for gpu in gpus:
             number = self.topology.node_of[gpu]
             self._free[number].remove(gpu)
-            if gpu in self._reserved:  # who wanted to keep it must move
+            if gpu in self._reserved:  # the job that could have kept it must move
                 self._reserved.remove(gpu)
                 self._kept[number] -= 1
         stays = set(gpus) == set(record.gpus)
-        self.places[record.seq] = record.gpus if stays else gpus
+        self.gpus_by_seq[record.seq] = record.gpus if stays else gpus
         self.cost += contender.stay if stays else contender.cost(len(gpus), several)
 
     def _nodes(self, gpus: Iterable[GpuId]) -> set[int]:

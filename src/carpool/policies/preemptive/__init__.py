@@ -1,1 +1,1 @@
-"""Policies that stop running jobs in favour of others: all jobs stand in one order, the first get the GPUs."""
+"""Policies that suspend running jobs in favour of others: all jobs are sorted by one key, the first get the GPUs."""

@@ -1,8 +1,8 @@
 """Least attained service, preemptive, without any knowledge of run times: the foreground-background rule (Nuyens and
 Wierman's survey, Performance Evaluation 65, 2008) with GPU time as service, as in Tiresias (NSDI 2019).
 
-What we simplify: service counts in quanta, first come first served within one, so that jobs take turns in steps instead
-of sharing a GPU in ever thinner slices; every turn costs `restart_s`. Tiresias is this rule with two levels.
+Simplification: service counts in quanta, first come first served within one, so that jobs take turns in steps instead
+of sharing a GPU in ever thinner slices. Every turn costs `restart_s`. Tiresias is this rule with two levels.
 """
 
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ from carpool.policies.base import BasePolicy, option
 from carpool.policies.preemptive.preemption import RESTART_S, by_key, first_in_order
 
 TICK_S = 1e-3
-"""So close to the end of a quantum counts as its end: see `tiresias`."""
+"""Distance in seconds from the end of a quantum that counts as its end: see `tiresias`."""
 
 
 @dataclass
 class Las(BasePolicy):
-    """Jobs that have used the least GPU time run, each alone; they push out those that have used a quantum more."""
+    """Jobs that have used the least GPU time run, each alone; they displace jobs that have used a quantum more."""
 
     name = "las"
-    quantum_gpu_s: float = option(3600.0, "GPU-seconds by which service is counted")
-    restart_s: float = option(RESTART_S, "seconds the simulator charges when a preempted job starts again")  # type: ignore[misc]
+    quantum_gpu_s: float = option(3600.0, "GPU-seconds of one quantum, the unit in which service counts")
+    restart_s: float = option(RESTART_S, "seconds that the simulator charges when a suspended job starts again")  # type: ignore[misc]
 
     def key(self, job: JobView, now: float) -> tuple[float, ...]:
         return (float(self._level(job, now)), job.job.submitted)
@@ -33,7 +33,7 @@ class Las(BasePolicy):
         return first_in_order(view, rank, "others have used less GPU time", "has used the least GPU time")
 
     def wake(self, view: View) -> float | None:
-        """The next moment at which a running job has used up a quantum."""
+        """Return the next moment at which a running job has used up a quantum."""
         if not len(view.queue):
             return None
         now, quantum = view.now, self._quantum()

@@ -1,5 +1,5 @@
-"""What the preemptive policies have in common: all jobs, running or not, stand in one order, and the first of them get
-the GPUs. `tiresias`, `srtf`, `srsf` and `las` differ only in that order."""
+"""What the preemptive policies have in common: all jobs, running or not, are sorted by one key, and the first of them
+get the GPUs. `tiresias`, `srtf`, `srsf` and `las` differ only in that key."""
 
 from collections.abc import Callable
 from heapq import merge
@@ -10,19 +10,19 @@ from carpool.core.shapes import Shape
 from carpool.core.view import JobView, View
 
 Rank = tuple[float, tuple[float, ...], float]
-"""−priority, the policy's key, and the order of submission, so that no two are equal."""
-Ranked = tuple[Rank, JobView]
+"""−priority, the policy's key, and `seq`, so that no two jobs have the same rank."""
+RankedJob = tuple[Rank, JobView]
 RESTART_S = 30.0
-"""What a restart costs by default: as long as Pollux's authors charge."""
+"""Default cost of a restart in seconds, the one that Pollux's authors charge."""
 
 
 def by_key(key: Callable[[JobView, float], tuple[float, ...]], now: float) -> Callable[[JobView], Rank]:
-    """The order of the queue, extended to running jobs; of two with the same key, the one submitted first."""
+    """Return the order of the queue, extended to running jobs; equal keys are sorted by submission."""
     return lambda job: (-job.shape.priority, key(job, now), job.seq)
 
 
 def first_in_order(view: View, rank: Callable[[JobView], Rank], stops: str, starts: str) -> list[Decision]:
-    """Give the GPUs to the first jobs in order, running or not, each alone; stop who runs and is not among them.
+    """Give the GPUs to the first jobs in order, running or not, each alone, and suspend the other running jobs.
 
     `stops` and `starts` are the reasons that users read.
     """
@@ -31,11 +31,11 @@ def first_in_order(view: View, rank: Callable[[JobView], Rank], stops: str, star
     running, capacity = [], view.topology.total()
     for job in view.running:
         if job.status is Status.CANCELLING or not job.job.can_checkpoint:
-            capacity -= len(job.gpus)  # they keep their GPUs whoever comes
+            capacity -= len(job.gpus)  # it keeps its GPUs in any case
         else:
             running.append((rank(job), job))
     running.sort()
-    hopeless: set[Shape] = set()  # there are GPUs enough, but none with the memory, or the user is at a limit
+    hopeless: set[Shape] = set()  # there are enough GPUs, but none with the memory, or the user is at a limit
     while True:
         keep, start = _choose(view, running, rank, capacity, hopeless)
         if not start:
@@ -51,9 +51,9 @@ def first_in_order(view: View, rank: Callable[[JobView], Rank], stops: str, star
 
 
 def _choose(
-    view: View, running: list[Ranked], rank: Callable[[JobView], Rank], left: int, hopeless: set[Shape]
+    view: View, running: list[RankedJob], rank: Callable[[JobView], Rank], left: int, hopeless: set[Shape]
 ) -> tuple[set[int], list[JobView]]:
-    """Who keeps running (by order) and who starts, as far as `left` GPUs go; what does not fit is skipped."""
+    """Return which jobs keep running (by `seq`) and which start on `left` GPUs; a job that does not fit is skipped."""
     keep: set[int] = set()
     start: list[JobView] = []
     for _, job in merge(running, ((rank(job), job) for job in view.queue.scan(left))):

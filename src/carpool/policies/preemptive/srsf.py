@@ -1,8 +1,8 @@
 """Shortest remaining service first, preemptive: time left times GPUs, the oracle with which Gu et al. compare Tiresias
 (NSDI 2019).
 
-Where `srtf` asks who ends soonest, this asks who costs the cluster least: a long job on one GPU may pass a short one on
-sixteen. We simplify as in `srtf`.
+Where `srtf` prefers the job that ends soonest, this rule prefers the one that costs the cluster least: a long job on
+one GPU may come before a short one on sixteen. The simplifications are those of `srtf`.
 """
 
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ from carpool.policies.preemptive.preemption import RESTART_S, by_key, first_in_o
 
 @dataclass
 class Srsf(BasePolicy):
-    """Jobs with the least GPU time left run, each alone; they push out those that have more."""
+    """Jobs with the least GPU time left run, each alone; they displace jobs that have more."""
 
     name = "srsf"
-    restart_s: float = option(RESTART_S, "seconds the simulator charges when a preempted job starts again")  # type: ignore[misc]
+    restart_s: float = option(RESTART_S, "seconds that the simulator charges when a suspended job starts again")  # type: ignore[misc]
 
     def key(self, job: JobView, now: float) -> tuple[float, ...]:
         return (job.whole_left(now) * job.shape.gpus,)  # not alone_left, see srtf

@@ -1,8 +1,8 @@
 """Shortest remaining time first, preemptive: Schrage's rule (Operations Research 16(3), 1968), optimal on one machine.
 
-An oracle: it knows how long every job still runs. What we simplify: nothing is shared, a job that is pushed out pays
-`restart_s` when it starts again and nothing when it stops (`--stop-s` adds that), and a gang that does not fit into
-what is left is passed over instead of being waited for.
+It is an oracle: it knows how long every job still runs. Simplifications: no GPU is shared; a suspended job pays
+`restart_s` when it starts again and nothing when it stops (`--stop-s` adds that); a gang that does not fit into the
+GPUs that are left is skipped, and none are kept for it.
 """
 
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ from carpool.policies.preemptive.preemption import RESTART_S, by_key, first_in_o
 
 @dataclass
 class Srtf(BasePolicy):
-    """Jobs with the least time left run, each alone; they push out those that have more."""
+    """Jobs with the least time left run, each alone; they displace jobs that have more."""
 
     name = "srtf"
-    restart_s: float = option(RESTART_S, "seconds the simulator charges when a preempted job starts again")  # type: ignore[misc]
+    restart_s: float = option(RESTART_S, "seconds that the simulator charges when a suspended job starts again")  # type: ignore[misc]
 
     def key(self, job: JobView, now: float) -> tuple[float, ...]:
         # At the best placement, whatever the present one: a job that was started on scattered GPUs must not look longer
-        # than it did in the queue, or two jobs would push each other out for ever.
+        # than it did in the queue, or two jobs would displace each other for ever.
         return (job.whole_left(now),)
 
     def decide(self, view: View) -> list[Decision]:

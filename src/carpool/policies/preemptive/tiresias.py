@@ -8,18 +8,18 @@ from carpool.policies.base import BasePolicy, next_round, option
 from carpool.policies.preemptive.preemption import RESTART_S, by_key, first_in_order
 
 TICK_S = 1e-3
-"""So close to the threshold counts as over it: clocks that show seconds since 1970 resolve no less than 1e-6 s."""
+"""Distance in seconds from the threshold that counts as over it: clocks with seconds since 1970 resolve 1e-6 s."""
 
 
 @dataclass
 class Tiresias(BasePolicy):
-    """Jobs that have used few GPU-hours come first and may push out those that have used more."""
+    """Jobs that have used few GPU-hours come first and may displace jobs that have used more."""
 
     name = "tiresias"
     threshold_gpu_s: float = option(3600.0, "attained service, in GPU-seconds, that moves a job to the second queue")
-    restart_s: float = option(RESTART_S, "seconds the simulator charges when a preempted job starts again")  # type: ignore[misc]
-    start_s: float = option(0.0, "seconds the simulator charges when a job starts for the first time")  # type: ignore[misc]
-    round_s: float = option(0.0, "decide only at multiples of so many seconds; 0: whenever something happens")
+    restart_s: float = option(RESTART_S, "seconds that the simulator charges when a suspended job starts again")  # type: ignore[misc]
+    start_s: float = option(0.0, "seconds that the simulator charges when a job starts for the first time")  # type: ignore[misc]
+    round_s: float = option(0.0, "interval of decisions in seconds; 0: decide whenever something happens")
 
     def key(self, job: JobView, now: float) -> tuple[float, ...]:
         # The level is derived from the service, never stored; a waiting job's service does not change.
@@ -31,7 +31,7 @@ class Tiresias(BasePolicy):
         return first_in_order(view, rank, "others have used less GPU time", "has used the least GPU time")
 
     def wake(self, view: View) -> float | None:
-        """The next round, or the next moment at which a running job moves to the second queue."""
+        """Return the next round, or the next moment at which a running job moves to the second queue."""
         if not len(view.queue):
             return None
         if self.round_s:

@@ -1,1 +1,1 @@
-"""Policies that let a job share the GPUs of running jobs, pair by pair. Theorem 1 is in `pair`."""
+"""Policies that let a job share the GPUs of running jobs. Theorem 1, which decides about pairs, is in `pair`."""

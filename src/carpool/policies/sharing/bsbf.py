@@ -7,27 +7,29 @@ from enum import Enum, auto
 from carpool.core.draft import Draft
 from carpool.core.model import Decision, GpuId
 from carpool.core.view import JobView, View
-from carpool.policies.base import BasePolicy, option, shortest_first
+from carpool.policies.base import BasePolicy, Explanation, option, shortest_first
 from carpool.policies.sharing.candidates import Candidate, Candidates, OptionCache
+from carpool.policies.sharing.explain import ASKED_NOT_TO_SHARE, FITS_BESIDE_NO_JOB, compare_hosts
+from carpool.policies.sharing.pair import total_speed
 
 
-class Outcome(Enum):
-    """What became of a job that finds no free GPUs."""
+class JoinOutcome(Enum):
+    """What came of the attempt to let a job join running jobs."""
 
     JOINED = auto()
     WAITS = auto()
-    """Its hosts cannot agree on a sub-batch; a longer job may find others."""
+    """Its hosts cannot agree on a sub-batch. A longer job may find other hosts."""
     HOPELESS = auto()
-    """Too few hosts gain. A longer job of this shape gains with fewer still: it need not be tried."""
+    """Too few hosts gain. A longer job of this shape gains with even fewer and need not be tried."""
 
 
 @dataclass
 class SjfBsbf(BasePolicy):
-    """Shortest job first; what finds no free GPUs joins running jobs where, by Theorem 1, sharing beats waiting."""
+    """Shortest job first; a job that finds no free GPUs joins running jobs where sharing beats waiting (Theorem 1)."""
 
     name = "sjf-bsbf"
-    floor: float = option(0.0, "share only in pairs whose total speed, 1/ξ + 1/ξ, is at least this; 0.95 is wise")
-    single_host: bool = option(False, "prefer one host with GPUs enough to a union of better pairs")
+    floor: float = option(0.0, "minimum total speed, 1/ξ + 1/ξ, of a pair that may share; 0.95 is a good choice")
+    single_host: bool = option(False, "prefer one host with enough GPUs to several hosts that make better pairs")
 
     def __post_init__(self) -> None:
         self._options = OptionCache()
@@ -42,36 +44,51 @@ class SjfBsbf(BasePolicy):
         for job in pending:  # Alg. 1, l. 2
             if draft.start(job, "shortest in the queue that fits"):  # l. 6–7
                 continue
-            if self._join(draft, job, candidates) is Outcome.HOPELESS:
+            if self._join(draft, job, candidates) is JoinOutcome.HOPELESS:
                 pending.skip_alike()
         return draft.decisions
 
-    def _join(self, draft: Draft, job: JobView, candidates: Candidates) -> Outcome:
+    def explain(self, view: View, job: JobView) -> Explanation | None:
+        if view.jobs_per_gpu == 1:
+            return None
+        if job.shape.exclusive:
+            return ASKED_NOT_TO_SHARE
+        compared = tuple(compare_hosts(view, job))
+        if not compared:
+            return FITS_BESIDE_NO_JOB
+        fast = tuple(c for c in compared if total_speed(c.guest_slowdown, c.host_slowdown) >= self.floor)
+        if not fast:
+            return Explanation(f"and no pair reaches a total speed of {self.floor:g} (option floor)", compared)
+        if fast[0].pays:
+            return Explanation("but too few GPUs have such a host for the whole gang", fast)
+        return Explanation("so the two finish sooner, in sum, if it waits", fast)
+
+    def _join(self, draft: Draft, job: JobView, candidates: Candidates) -> JoinOutcome:
         """Share with the hosts that make the best pairs (Alg. 1, l. 9–17), or wait."""
         shape = job.shape
         if shape.exclusive or not draft.may_start(job):
-            return Outcome.HOPELESS
+            return JoinOutcome.HOPELESS
         if draft.free_count + draft.shareable().bit_count() < shape.gpus:
-            return Outcome.HOPELESS
+            return JoinOutcome.HOPELESS
         at_least = 1
         while True:
             gpus, hosts = self._gather(draft, job, candidates, at_least)
             if not hosts or len(gpus) + draft.free_count < shape.gpus:
-                return Outcome.HOPELESS if at_least == 1 else Outcome.WAITS
+                return JoinOutcome.HOPELESS if at_least == 1 else JoinOutcome.WAITS
             finest = max((host.option.size for host in hosts), key=lambda size: size.accumulation)
             if any(host.option.size.accumulation != finest.accumulation for host in hosts):
                 at_least = finest.accumulation  # one sub-batch for the whole gang: every pair is checked again with it
                 continue
             gpus += draft.some_free(shape.gpus - len(gpus), finest)
             if len(gpus) < shape.gpus:
-                return Outcome.WAITS
+                return JoinOutcome.WAITS
             draft.assign(job, gpus, finest, _why(hosts))
-            return Outcome.JOINED
+            return JoinOutcome.JOINED
 
     def _gather(
         self, draft: Draft, job: JobView, candidates: Candidates, at_least: int
     ) -> tuple[list[GpuId], list[Candidate]]:
-        """The best hosts' GPUs until the gang is whole, or as many as there are."""
+        """Return the GPUs of the best hosts until the gang is whole, or as many as there are, and these hosts."""
         gpus: list[GpuId] = []
         hosts: list[Candidate] = []
         found: Iterable[Candidate] = candidates.for_guest(job, at_least)
@@ -79,12 +96,12 @@ class SjfBsbf(BasePolicy):
             found = (host for host in found if host.option.total_speed >= self.floor)
         if self.single_host:
             found = list(found)
-            found.sort(key=lambda host: len(host.gpus) < job.shape.gpus)  # stable: the best pair among those
+            found.sort(key=lambda host: len(host.gpus) < job.shape.gpus)  # stable: the best pairs stay in front
         for host in found:
             short = job.shape.gpus - len(gpus)
             hosts.append(host)
-            cut = len(host.gpus) > short
-            gpus += draft.view.topology.most_consolidated(host.gpus, short) if cut else host.gpus
+            too_many = len(host.gpus) > short
+            gpus += draft.view.topology.most_consolidated(host.gpus, short) if too_many else host.gpus
             if len(host.gpus) >= short:
                 break
         return gpus, hosts
@@ -95,5 +112,8 @@ def _why(hosts: list[Candidate]) -> str:
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     guest_xi = max(host.option.guest_xi for host in hosts)
     host_xi = max(host.option.host_xi for host in hosts)
-    cut = f", batch cut in {hosts[0].option.size.accumulation}" if hosts[0].option.size.accumulation > 1 else ""
-    return f"shares with {shown}: {guest_xi:.2f} times slower (they {host_xi:.2f}){cut}, yet sooner than by waiting"
+    accumulation = hosts[0].option.size.accumulation
+    split = f", batch split into {accumulation}" if accumulation > 1 else ""
+    who = "host" if len(names) == 1 else "hosts up to"
+    slower = f"takes {guest_xi:.2f}× as long ({who} {host_xi:.2f}×){split}"
+    return f"shares with {shown}: {slower}, still finishes sooner than waiting"

@@ -1,4 +1,4 @@
-"""SJF with first-fit sharing: the paper's baseline for sharing without thinking."""
+"""SJF-FFS: shortest job first with first-fit sharing, the paper's baseline that shares without weighing the cost."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,13 @@ from carpool.core.free import lowest
 from carpool.core.model import Decision, GpuId
 from carpool.core.shapes import Size
 from carpool.core.view import JobView, View
-from carpool.policies.base import BasePolicy, shortest_first
+from carpool.policies.base import BasePolicy, Explanation, shortest_first
+from carpool.policies.sharing.explain import ASKED_NOT_TO_SHARE
 
 
 @dataclass
 class SjfFfs(BasePolicy):
-    """Shortest job first; what finds no free GPUs joins the first lent GPUs with room, whatever that costs."""
+    """Shortest job first; a job that finds no free GPUs joins the first GPUs with room, whatever that costs."""
 
     name = "sjf-ffs"
 
@@ -27,26 +28,33 @@ class SjfFfs(BasePolicy):
                 pending.skip_alike()
         return draft.decisions
 
+    def explain(self, view: View, job: JobView) -> Explanation | None:
+        if view.jobs_per_gpu == 1:
+            return None
+        if job.shape.exclusive:
+            return ASKED_NOT_TO_SHARE
+        return Explanation("too few GPUs have room for it within the limits of the jobs there and the memory")
+
     def _join_first_fit(self, draft: Draft, job: JobView) -> bool:
         shape = job.shape
         if shape.exclusive or not draft.may_start(job):
             return False
-        lent = draft.shareable()
-        if draft.free_count + lent.bit_count() < shape.gpus:
+        shareable = draft.shareable()
+        if draft.free_count + shareable.bit_count() < shape.gpus:
             return False
         for size in shape.sizes:
-            gpus = self._first_fit(draft, job, size, lent)
+            gpus = self._first_fit(draft, job, size, shareable)
             gpus += draft.some_free(shape.gpus - len(gpus), size)
             if len(gpus) == shape.gpus:
-                draft.assign(job, gpus, size, "shortest in the queue; no GPUs free, joins the first that have room")
+                draft.assign(job, gpus, size, "shortest in the queue; too few GPUs are free, joins the first with room")
                 return True
         return False
 
-    def _first_fit(self, draft: Draft, job: JobView, size: Size, lent: int) -> list[GpuId]:
+    def _first_fit(self, draft: Draft, job: JobView, size: Size, shareable: int) -> list[GpuId]:
         gpus: list[GpuId] = []
-        while lent and len(gpus) < job.shape.gpus:
-            gpu = lowest(lent)
-            lent &= lent - 1
+        while shareable and len(gpus) < job.shape.gpus:
+            gpu = lowest(shareable)
+            shareable &= shareable - 1
             if draft.accepts(gpu, job, size):
                 gpus.append(gpu)
         return gpus

@@ -1,8 +1,12 @@
-"""When should two jobs share? Theorem 1, and Algorithm 2's search for the guest's sub-batch.
+"""When should two jobs share a GPU? Theorem 1 of the paper, and Algorithm 2's search for the guest's sub-batch.
 
-The host runs, the guest asks to join. L is time left alone, ξ the slow-down while both run. With the completion times
-counted from now, sharing gives `together`, waiting for the host to end gives 2·L_host + L_guest; a tie waits.
-Waiting is valued at the sub-batch that the guest would have alone, also where it must cut its batch to share.
+This is the only module that states the rule. The host runs, the guest asks to join it. L is a job's time left alone, ξ
+its slow-down while both run, and completion times count from now. Sharing from now on gives `together`; waiting for the
+host to end gives `apart`; a tie waits. Waiting is valued at the sub-batch that the guest would have alone, even where
+it must split its batch to share.
+
+To change the rule, change `together`, `apart` and `pays`, and what follows from them: `pair_ends`, `host_delay` and
+`host_needs`. tests/policies/test_pair.py compares them with each other, and policies and explanations with them.
 """
 
 from collections.abc import Iterable
@@ -15,10 +19,14 @@ from carpool.core.shapes import Size
 from carpool.core.view import JobView
 
 TIE = 1.0 - 1e-9
+"""Factor on `apart` below which sharing counts as better."""
+
+
+# ---- Theorem 1 -------------------------------------------------------------------------------------------------------
 
 
 def together(host_left: float, guest_left: float, host_xi: float, guest_xi: float) -> float:
-    """The sum of both completion times if they share from now on (Theorem 1, κ = 0)."""
+    """Return the sum of both completion times if they share from now on (Theorem 1, κ = 0)."""
     host, guest = host_xi * host_left, guest_xi * guest_left
     if guest <= host:  # the guest ends first; then the host runs on alone
         return host_left + guest * (2.0 - 1.0 / host_xi)
@@ -26,37 +34,39 @@ def together(host_left: float, guest_left: float, host_xi: float, guest_xi: floa
 
 
 def apart(host_left: float, guest_left: float) -> float:
-    """The same if the guest waits for the host to end (κ = L_host)."""
+    """Return the sum of both completion times if the guest waits for the host to end (κ = L_host)."""
     return 2.0 * host_left + guest_left
 
 
-class Option(NamedTuple):
-    """One sub-batch at which a guest of some shape fits beside a host of some kind."""
-
-    size: Size
-    host_xi: float
-    guest_xi: float
-    relative_time: float
-    """Iteration time of the guest at this sub-batch, relative to the one it would have alone."""
-    needs: float
-    """Sharing pays iff the host has more than this times the guest's time left: see `host_needs`."""
-
-    @property
-    def total_speed(self) -> float:
-        """Of both jobs while they share, relative to a job alone; below 1 the GPU gets less done than with one."""
-        return 1.0 / self.guest_xi + 1.0 / self.host_xi
+def pays(share_s: float, host_left: float, guest_left: float) -> bool:
+    """Return whether sharing, with `share_s` as the sum of both completion times, beats waiting."""
+    return share_s < apart(host_left, guest_left) * TIE
 
 
-class Verdict(NamedTuple):
-    together: float
-    option: Option
+def pair_ends(host_left: float, guest_left: float, host_xi: float, guest_xi: float) -> tuple[float, float]:
+    """Return the seconds until the guest and until its host end, if they share from now on: the terms of `together`."""
+    host, guest = host_xi * host_left, guest_xi * guest_left
+    if guest <= host:
+        return guest, host_left + guest * (1.0 - 1.0 / host_xi)
+    return guest_left + host * (1.0 - 1.0 / guest_xi), host
+
+
+def host_delay(cost: float, host_left: float, host_xi: float) -> float:
+    """Return the seconds that the host loses by sharing, where `cost` is `together` − L_host.
+
+    The first term holds where the guest ends first. Otherwise the host is slowed down until its own end, and the
+    second term, which is then the smaller one, holds.
+    """
+    speed = 1.0 / host_xi
+    return min(cost * (1.0 - speed) / (2.0 - speed), host_left * (host_xi - 1.0))
 
 
 def host_needs(host_xi: float, guest_xi: float, relative_time: float) -> float:
-    """The ratio L_host / L_guest above which sharing pays.
+    """Return the ratio L_host / L_guest above which sharing pays.
 
-    Divide together − apart by L_guest and read it as a function of x = L_host / L_guest. It starts at pace − 1 ≥ 0,
-    falls with slope `gain` until the guest ends first (x = turn), and with slope 1 from there on: it crosses zero once.
+    Divide `together` − `apart` by L_guest and read it as a function of x = L_host / L_guest. It starts at
+    relative_time − 1 ≥ 0, falls with slope `gain` until the guest ends first (x = turn), and with slope 1 from there
+    on: it crosses zero once.
     """
     turn = relative_time * guest_xi / host_xi
     gain = 2.0 - host_xi * (2.0 - 1.0 / guest_xi)
@@ -65,21 +75,62 @@ def host_needs(host_xi: float, guest_xi: float, relative_time: float) -> float:
     return relative_time * guest_xi * (2.0 - 1.0 / host_xi) - 1.0
 
 
-def option_at(perf: PerformanceModel, guest: JobView, size: Size, host: Job, host_accumulation: int) -> Option:
+def total_speed(guest_xi: float, host_xi: float) -> float:
+    """Return the speed of both jobs while they share, relative to one job alone.
+
+    Below 1 the GPU gets less done than with one job.
+    """
+    return 1.0 / guest_xi + 1.0 / host_xi
+
+
+# ---- Algorithm 2 -----------------------------------------------------------------------------------------------------
+
+
+class SharingOption(NamedTuple):
+    """One sub-batch at which a guest of some shape fits beside a host of some kind."""
+
+    size: Size
+    host_xi: float
+    guest_xi: float
+    relative_time: float
+    """Iteration time of the guest at this sub-batch, relative to the one that it would have alone."""
+    needs: float
+    """Ratio L_host / L_guest above which sharing pays: see `host_needs`."""
+
+    @property
+    def total_speed(self) -> float:
+        """Speed of both jobs while they share, relative to one job alone."""
+        return total_speed(self.guest_xi, self.host_xi)
+
+    def ends(self, host_left: float, guest_left: float) -> tuple[float, float]:
+        """Return the seconds until the guest and until its host end; `guest_left` is at this sub-batch."""
+        return pair_ends(host_left, guest_left, self.host_xi, self.guest_xi)
+
+
+class SharingVerdict(NamedTuple):
+    """The best option of a pair, and the sum of both completion times with it."""
+
+    together: float
+    option: SharingOption
+
+
+def option_at(perf: PerformanceModel, guest: JobView, size: Size, host: Job, host_accumulation: int) -> SharingOption:
+    """Return the option of a guest at one sub-batch, whether it fits or not."""
     guest_xi = perf.slowdown(guest.job, size.accumulation, [(host, host_accumulation)])
     host_xi = perf.slowdown(host, host_accumulation, [(guest.job, size.accumulation)])
     relative_time = size.relative_time * guest.whole_iteration_s / guest.alone_iteration_s
-    return Option(size, host_xi, guest_xi, relative_time, host_needs(host_xi, guest_xi, relative_time))
+    return SharingOption(size, host_xi, guest_xi, relative_time, host_needs(host_xi, guest_xi, relative_time))
 
 
 def options(
     perf: PerformanceModel, guest: JobView, host: Job, host_accumulation: int, memory_left: int, at_least: int = 1
-) -> list[Option]:
-    """The sub-batches (accumulation `at_least`) at which a guest fits beside a host within both jobs' limits.
+) -> list[SharingOption]:
+    """Return the sub-batches at which a guest fits beside a host within the limits of both jobs.
 
-    Those that another beats in every respect are left out, so that usually one remains.
+    `at_least` is the smallest accumulation to consider. An option that another one beats in every respect is left out,
+    so that usually one remains.
     """
-    found: list[Option] = []
+    found: list[SharingOption] = []
     for size in guest.shape.sizes:  # Alg. 2, l. 5: B, B/2, …, 1
         if size.accumulation < at_least or size.memory > memory_left:
             continue
@@ -98,13 +149,17 @@ def _over(xi: float, limit: float | None) -> bool:
     return limit is not None and xi > limit
 
 
-def best(choices: Iterable[Option], host_left: float, guest_left: float) -> Verdict | None:
-    """Algorithm 2: the option with the smallest `together`, provided that it beats waiting."""
+def least_together(choices: Iterable[SharingOption], host_left: float, guest_left: float) -> SharingVerdict | None:
+    """Return the option with the smallest `together`, whether it beats waiting or not; None without any option."""
     least, winner = inf, None
     for option in choices:
         time = together(host_left, guest_left * option.relative_time, option.host_xi, option.guest_xi)
         if time < least:
             least, winner = time, option
-    if winner is None or least >= apart(host_left, guest_left) * TIE:
-        return None
-    return Verdict(least, winner)
+    return None if winner is None else SharingVerdict(least, winner)
+
+
+def best(choices: Iterable[SharingOption], host_left: float, guest_left: float) -> SharingVerdict | None:
+    """Algorithm 2: return the option with the smallest `together`, provided that it beats waiting."""
+    verdict = least_together(choices, host_left, guest_left)
+    return verdict if verdict is not None and pays(verdict.together, host_left, guest_left) else None

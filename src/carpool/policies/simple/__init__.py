@@ -1,1 +1,1 @@
-"""Policies that give each job its GPUs alone and never preempt."""
+"""Policies that give each job its GPUs alone and never suspend one."""

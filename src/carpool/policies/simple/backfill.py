@@ -1,10 +1,10 @@
 """EASY backfilling, the default of batch systems: first come first served, with a reservation for the head of the queue
 (Lifka, JSSPP 1995; Mu'alem and Feitelson, IEEE TPDS 12(6), 2001).
 
-The head that does not fit is promised the earliest moment at which enough GPUs will be free; a later job may start now
-if it ends before that moment or takes only GPUs that the head will not need. What we simplify: the run times that users
-would estimate are those that the scheduler believes; GPUs are counted, not named, so a promise can be late where memory
-or placement makes GPUs unequal.
+A head that does not fit gets a reservation at the earliest moment at which enough GPUs will be free. A later job may
+start now if it ends before that moment or takes only GPUs that the head will not need. Simplifications: the run times
+are those that the scheduler believes, not users' estimates; GPUs are counted, not named, so the head can start later
+than reserved where memory or placement makes GPUs unequal.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from carpool.policies.base import BasePolicy
 
 @dataclass
 class Backfill(BasePolicy):
-    """Jobs start in the order of their submission; later ones fill gaps, as long as that does not delay the first."""
+    """Jobs start in order of submission; later ones fill gaps where that does not delay the first that waits."""
 
     name = "backfill"
 
@@ -31,42 +31,42 @@ class Backfill(BasePolicy):
             return []
         draft = Draft(view)
         ends = [(view.end_times.ends[job.seq], len(job.gpus)) for job in view.running]
-        promise: Promise | None = None
+        reservation: HeadReservation | None = None
         pending = draft.pending()
         for job in pending:
             if not draft.free_count:
                 break
             place = draft.place_alone(job)
             if place is None:
-                if promise is None and draft.may_start(job):  # a limit of its user holds nobody else back
-                    promise = Promise.to(job, view.now, draft.free_count, ends)
+                if reservation is None and draft.may_start(job):  # a job at a user's limit holds no other back
+                    reservation = HeadReservation.of(job, view.now, draft.free_count, ends)
                 pending.skip_alike()
                 continue
             end = _end(view, job, *place)
-            if promise is None:
+            if reservation is None:
                 draft.start(job, "first in the queue")
                 ends.append((end, job.shape.gpus))
-            elif promise.allows(job, end):
-                draft.start(job, "fills a gap before the first in the queue starts")
+            elif reservation.allows(job, end):
+                draft.start(job, "fills a gap and does not delay the first in the queue")
         return draft.decisions
 
 
 def _end(view: View, job: JobView, gpus: tuple[GpuId, ...], size: Size) -> float:
-    """When the job would end if it started there now."""
+    """Return when the job would end if it started there now."""
     placement = Placement(len(gpus), view.topology.nodes_spanned(gpus))
     return view.now + job.iterations_left(view.now) * view.perf.iteration_time(job.job, size.accumulation, placement)
 
 
 @dataclass
-class Promise:
+class HeadReservation:
     """When the head of the queue will start, and how many GPUs will then be left over."""
 
     start: float
     spare: int
 
     @classmethod
-    def to(cls, head: JobView, now: float, free: int, ends: list[tuple[float, int]]) -> "Promise":
-        """`ends` tells when jobs end and how many GPUs each gives back."""
+    def of(cls, head: JobView, now: float, free: int, ends: list[tuple[float, int]]) -> "HeadReservation":
+        """Reserve GPUs for the head; `ends` says when jobs end and how many GPUs each gives back."""
         start = now
         for end, gpus in sorted(ends):
             if free >= head.shape.gpus and end > start:
@@ -76,7 +76,7 @@ class Promise:
         return cls(start, free - head.shape.gpus)
 
     def allows(self, job: JobView, end: float) -> bool:
-        """May a job that would end then go first? If so it is counted as gone."""
+        """Return whether a job that would end then may start before the head; if so, count its GPUs as taken."""
         if end <= self.start:
             return True
         if job.shape.gpus > self.spare:

@@ -10,10 +10,10 @@ from carpool.policies.base import BasePolicy, option
 
 @dataclass
 class Fifo(BasePolicy):
-    """Jobs start in the order of their submission, each alone on its GPUs."""
+    """Jobs start in order of submission, each alone on its GPUs."""
 
     name = "fifo"
-    skip: bool = option(False, "let later jobs pass one that does not fit")
+    skip: bool = option(False, "let later jobs start before one that does not fit")
 
     def key(self, job: JobView, now: float) -> tuple[float, ...]:
         return (job.job.submitted,)
@@ -23,7 +23,7 @@ class Fifo(BasePolicy):
 
 
 def start_in_order(view: View, skip: bool, why: str) -> list[Decision]:
-    """Start pending jobs alone, in the queue's order; what does not fit is skipped, or blocks all others."""
+    """Start pending jobs alone, in the queue's order. A job that does not fit is skipped, or blocks all others."""
     if not view.free.count:
         return []
     draft = Draft(view)
@@ -31,7 +31,7 @@ def start_in_order(view: View, skip: bool, why: str) -> list[Decision]:
     for job in pending:
         if draft.start(job, why):
             continue
-        if not skip and draft.may_start(job):  # who is held back by a limit of their user blocks nobody else
+        if not skip and draft.may_start(job):  # a job at a user's limit does not block the others
             break
         pending.skip_alike()
     return draft.decisions

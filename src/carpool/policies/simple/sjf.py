@@ -1,4 +1,4 @@
-"""Shortest job first, with exclusive GPUs and without preemption."""
+"""Shortest job first, each job alone on its GPUs, without preemption."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ class Sjf(BasePolicy):
     """The job with the least time left starts first, alone on its GPUs."""
 
     name = "sjf"
-    skip: bool = option(True, "let longer jobs pass one that does not fit")
+    skip: bool = option(True, "let longer jobs start before one that does not fit")
 
     def key(self, job: JobView, now: float) -> tuple[float, ...]:
         return shortest_first(job, now)

@@ -1,0 +1,68 @@
+"""What the joint rule can do for a waiting job, the guest: four kinds of move.
+
+`join_candidates` and `deferred_candidates` propose moves, `objective` prices them, and `policy` makes the best one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from carpool.core.availability import Availability
+from carpool.core.model import GpuId
+from carpool.core.shapes import Size
+from carpool.core.view import JobView
+
+
+@dataclass(slots=True)
+class Move:
+    """What all moves have in common."""
+
+    guest: JobView
+    gpus: tuple[GpuId, ...]
+    ends: dict[int, float]
+    """The end of the guest and the new ends of its hosts, by `seq`."""
+    cost: float
+    """The guest's completion time, counted from now, and what its hosts lose."""
+    gain: float = field(default=0.0, kw_only=True)
+    """Seconds by which the objective falls; known once the move was priced."""
+    available_after: Availability | None = field(default=None, kw_only=True)
+    """When GPUs will be free if the move is made; known once the move was priced."""
+
+
+@dataclass(slots=True)
+class StartAlone(Move):
+    """Start the guest on free GPUs."""
+
+    size: Size
+
+
+@dataclass(slots=True)
+class Join(Move):
+    """Start the guest on GPUs of its hosts, filled up with free ones."""
+
+    size: Size
+    hosts: tuple[JobView, ...]
+    lone: bool = False
+    """Whether its only host has all of its GPUs to itself."""
+
+
+@dataclass(slots=True)
+class Claim(Move):
+    """Let the guest wait until its hosts have ended, and keep their GPUs for it."""
+
+    hosts: tuple[JobView, ...]
+    lone: bool = False
+    """Whether its only host has all of its GPUs to itself."""
+
+
+@dataclass(slots=True)
+class Suspend(Move):
+    """Suspend running jobs and start the guest alone. The draft picks the GPUs once the victims are gone."""
+
+    size: Size
+    victims: tuple[JobView, ...]
+
+
+def names(records: Sequence[JobView]) -> str:
+    """Return the ids of the first three jobs, and how many more there are."""
+    shown = ", ".join(record.job.id for record in records[:3])
+    return shown + (f" and {len(records) - 3} more" if len(records) > 3 else "")
