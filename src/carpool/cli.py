@@ -1,5 +1,7 @@
-"""The command `carpool`. Subcommands live beside what they command and are imported when they are called, so that
-starting is quick. Bad input becomes one line on standard error and exit code 2, never a traceback."""
+"""The command `carpool`. A subcommand is imported when it is called, so that the start is quick.
+
+Bad input becomes one line on standard error and exit code 2, never a traceback.
+"""
 
 import os
 import signal
@@ -32,7 +34,7 @@ SECTIONS = {
         "doctor": "carpool.live.commands.doctor:doctor",
         "demo": "carpool.live.commands.demo:demo",
     },
-    "Know trainings and GPUs": {
+    "Profile trainings and GPUs": {
         "check": "carpool.commands.check:check",
         "profile": "carpool.commands.profile:profile",
         "profiles": "carpool.commands.profiles:profiles",
@@ -52,7 +54,7 @@ COMMANDS = {name: place for section in SECTIONS.values() for name, place in sect
 
 
 class Terminated(BaseException):
-    """Somebody asked the process to end (SIGTERM, or the terminal went away)."""
+    """The process was asked to end: by SIGTERM, or because its terminal is gone."""
 
 
 class LazyGroup(click.Group):
@@ -78,7 +80,7 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="carpool")
 def cli() -> None:
-    """Schedule deep-learning jobs that share GPUs when that lowers the mean completion time, and only then."""
+    """Schedule deep-learning jobs on GPUs. Jobs share a GPU only when that lowers the mean completion time."""
 
 
 def main() -> None:
@@ -98,19 +100,19 @@ def main() -> None:
     except Terminated:
         print("terminated; nothing was written", file=sys.stderr)
         code = 143
-    except BrokenPipeError:  # the reader of our output went away
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left has nowhere to go
+    except BrokenPipeError:  # the reader of our output is gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing reads what is left
         code = 141
     sys.exit(code)
 
 
 def _prepare() -> None:
-    """Being terminated cleans up as an interrupt does; a terminal without ξ or ± shows a question mark."""
+    """Clean up on SIGTERM as on an interrupt; print a question mark where a terminal lacks ξ or ±."""
 
     names = ("SIGTERM", "SIGHUP")
 
     def terminate(number: int, frame: FrameType | None) -> None:
-        for name in names:  # `timeout` sends it twice: once is enough, and cleaning up is not to be disturbed
+        for name in names:  # `timeout` sends it twice: the second must not disturb the cleaning up
             if hasattr(signal, name):
                 signal.signal(getattr(signal, name), signal.SIG_IGN)
         raise Terminated

@@ -1,4 +1,4 @@
-"""`carpool workload`: make, look at and convert workloads."""
+"""`carpool workload`: generate, describe and convert workloads."""
 
 import json
 import sys
@@ -21,7 +21,7 @@ from carpool.sim.workload import Workload, write
 
 @click.group()
 def workload() -> None:
-    """Make, look at and convert workloads."""
+    """Generate, describe and convert workloads."""
 
 
 @workload.command("generate")
@@ -30,14 +30,22 @@ def workload() -> None:
     type=click.Choice(generate.GENERATORS),
     default=generate.NAME,
     show_default=True,
-    help="Which generator.",
+    help="Generator of the workload.",
 )
-@click.option("--jobs", type=click.IntRange(1, MOST_JOBS), default=240, show_default=True, help="How many.")
-@click.option("--load", type=number(*LOADS), default=1.0, show_default=True, help="Arrivals: so many times 30 an hour.")
-@click.option("--hours", type=number(0.01, 1e6), help="Hours over which they arrive at load 1.  [default: jobs / 30]")
-@click.option("--seed", type=int, default=1, show_default=True, help="The same seed gives the same jobs.")
-@click.option("--profile", default="t4", show_default=True, help="Turns run times into iterations.")
-@click.option("--out", type=click.Path(path_type=Path), help="The CSV file.  [default: standard output]")
+@click.option("--jobs", type=click.IntRange(1, MOST_JOBS), default=240, show_default=True, help="Number of jobs.")
+@click.option(
+    "--load",
+    type=number(*LOADS),
+    default=1.0,
+    show_default=True,
+    help="Arrival-rate multiplier; 1 is 30 jobs per hour.",
+)
+@click.option(
+    "--hours", type=number(0.01, 1e6), help="Hours over which the jobs arrive at load 1.  [default: jobs / 30]"
+)
+@click.option("--seed", type=int, default=1, show_default=True, help="Random seed.")
+@click.option("--profile", default="t4", show_default=True, help="Profile that turns durations into iterations.")
+@click.option("--out", type=click.Path(path_type=Path), help="File to write.  [default: standard output]")
 def generate_command(
     like: str, jobs: int, load: float, hours: float | None, seed: int, profile: str, out: Path | None
 ) -> None:
@@ -47,21 +55,25 @@ def generate_command(
 
 @workload.command("convert")
 @click.argument("source")
-@click.option("--select", help="Rows of a file that holds many workloads, such as n=240,seed=3.")
-@click.option("--out", type=click.Path(path_type=Path), help="The CSV file.  [default: standard output]")
+@click.option("--select", help="Select one workload of a file with many, such as n=240,seed=3.")
+@click.option("--out", type=click.Path(path_type=Path), help="File to write.  [default: standard output]")
 def convert(source: str, select: str | None, out: Path | None) -> None:
-    """Turn Pollux's or Philly's CSV into ours."""
+    """Convert a Pollux or Philly trace to Carpool's CSV format."""
     _write(_read(source, select, "t4"), out)
 
 
 @workload.command("show")
 @click.argument("source", default=generate.NAME)
-@click.option("--select", help="Rows of a file that holds many workloads, such as n=240,seed=3.")
-@click.option("--profile", default="t4", show_default=True, help="Tells run times of jobs without a duration.")
-@click.option("--gpus", type=click.IntRange(1), default=64, show_default=True, help="Cluster to tell the load of.")
+@click.option("--select", help="Select one workload of a file with many, such as n=240,seed=3.")
+@click.option(
+    "--profile", default="t4", show_default=True, help="Profile that predicts the durations of jobs without one."
+)
+@click.option(
+    "--gpus", type=click.IntRange(1), default=64, show_default=True, help="Number of GPUs to compute the load for."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show(source: str, select: str | None, profile: str, gpus: int, as_json: bool) -> None:
-    """Tell what is in a workload: jobs, gangs, models, run times, load."""
+    """Describe a workload: jobs, gangs, models, durations, load."""
     facts = describe(_read(source, select, profile), profile, gpus)
     if as_json:
         click.echo(json.dumps(facts))
@@ -88,7 +100,7 @@ def _write(jobs: Workload, out: Path | None) -> None:
 
 
 def describe(jobs: Workload, profile: str, gpus: int) -> dict[str, Any]:
-    """The facts about a workload."""
+    """Return the facts about a workload as JSON shows them."""
     tasks = load_profile(profile).core_tasks()
     runs = []
     for job in jobs.jobs:

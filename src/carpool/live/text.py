@@ -1,4 +1,4 @@
-"""Words for people: times, sizes, and texts that came from somebody else made harmless for a terminal."""
+"""Durations, times and sizes in words, and text of users made harmless for a terminal."""
 
 import re
 from datetime import datetime
@@ -10,8 +10,12 @@ _CONTROL = re.compile(
 )
 
 
+FAR_S = 1e9
+"""Seconds beyond which a date says nothing; the calendar of Python ends in the year 9999."""
+
+
 def printable(text: object) -> str:
-    """A text with its control characters spelt out, so that a name cannot move the cursor or hide a line."""
+    """Return a text with control characters spelt out, so that a name cannot move the cursor or hide a line."""
     shown = str(text)
     if shown.isprintable():
         return shown
@@ -19,7 +23,7 @@ def printable(text: object) -> str:
 
 
 def harmless(data: bytes) -> bytes:
-    """A log for a terminal: line ends, tabs and colours stay, whatever else a terminal would obey goes."""
+    """Return a log for a terminal: line ends, tabs and colours stay, other control sequences are removed."""
     return b"".join(
         part if _COLOUR.fullmatch(part) else b"" if _CONTROL.fullmatch(part) else part for part in _pieces(data)
     )
@@ -34,7 +38,7 @@ def _pieces(data: bytes) -> list[bytes]:
 
 
 def span(seconds: float | None) -> str:
-    """A length of time in its two largest units."""
+    """Return a duration in its two largest units."""
     if seconds is None:
         return "-"
     sign, rest = ("-", -seconds) if seconds < 0 else ("", seconds)
@@ -49,14 +53,17 @@ def span(seconds: float | None) -> str:
 
 
 def clock(at: float | None, now: float) -> str:
-    """A moment: the time of day, with the date where it is not today."""
+    """Return the time of day, with the date if it is not today."""
     if at is None:
         return "-"
+    if abs(at - now) > FAR_S:
+        return "in more than 30 years"
     moment, today = datetime.fromtimestamp(at), datetime.fromtimestamp(now)
     return moment.strftime("%H:%M:%S" if moment.date() == today.date() else "%a %d %b %H:%M")
 
 
 def size(count: float | None) -> str:
+    """Return a number of bytes in GiB, MiB or KiB."""
     if count is None:
         return "-"
     for unit, name in ((2**30, "GiB"), (2**20, "MiB")):

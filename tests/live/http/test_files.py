@@ -139,7 +139,7 @@ def test_what_cannot_be_read_is_one_line(project, monkeypatch):
 
 
 def test_too_large_a_directory_is_refused_before_it_is_sent(project, monkeypatch):
-    monkeypatch.setattr(code_snapshot, "MOST_BYTES", 20)
+    monkeypatch.setattr(code_snapshot, "MAX_BYTES", 20)
     with pytest.raises(InputError, match=r"holds more than .*carpoolignore"):
         packed(project)
 
@@ -169,7 +169,7 @@ def test_links_devices_and_bombs_in_an_archive(tmp_path, monkeypatch):
         file.seek(0)
         with pytest.raises(InputError, match="safely"):
             Uploads(tmp_path / "uploads").add(file, "alice")
-    monkeypatch.setattr(code_snapshot, "MOST_BYTES", 1000)
+    monkeypatch.setattr(code_snapshot, "MAX_BYTES", 1000)
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w:gz") as archive:
         info = tarfile.TarInfo("zeros")

@@ -39,7 +39,7 @@ def ask(path="/v1/jobs", *, headers=None, body=(b"",), large=None, host="127.0.0
         sent.append(message)
 
     scope = {"type": "http", "path": path, "raw_path": path.encode(), "headers": given, "query_string": query}
-    asyncio.run(Gate(application, KEYRING.who, most_body=1000, large_bodies=large)(scope, receive, send))
+    asyncio.run(Gate(application, KEYRING.who, max_body=1000, large_bodies=large)(scope, receive, send))
     answer = json.loads(sent[1]["body"])
     return sent[0]["status"], answer["error"], reached
 

@@ -1,7 +1,7 @@
-"""`carpool demo`: a dozen real trainings share four GPUs on this machine, live; then the same dozen in the simulator.
+"""`carpool demo`: run a dozen real trainings on this machine, then simulate the same jobs under other policies.
 
-Starts a service in a home of its own, submits the jobs, shows the queue until all have ended, compares what was
-achieved with what the simulator says of other policies, and leaves nothing behind, whatever interrupts it.
+It starts a service in a temporary home, submits the jobs, shows the queue until all have ended and prints the
+comparison. Nothing is left behind, also after an interrupt.
 """
 
 import os
@@ -31,7 +31,7 @@ GPUS = 4
 START_S = 30.0
 ENOUGH_S = 300.0
 PAUSE_S = 1.0
-"""Between two looks, and between two submissions."""
+"""Seconds between two refreshes, and between two submissions."""
 ASSUMED_SLOWDOWN = 1.75
 COMPARED = ("fifo", "sjf", "sjf-bsbf")
 
@@ -47,7 +47,7 @@ class DemoJob(NamedTuple):
 
     @property
     def duration_s(self) -> float:
-        """What its owner would guess."""
+        """The estimate that its owner would give."""
         return self.iterations * (self.rest_ms + 3.0) / 1000.0 + 3.0
 
 
@@ -68,10 +68,10 @@ DOZEN = (
 
 
 @click.command()
-@click.option("--policy", default="sjf-bsbf", show_default=True, help="See `carpool policies`.")
-@click.option("--quick", is_flag=True, help="A fifth of the iterations.")
+@click.option("--policy", default="sjf-bsbf", show_default=True, help="Scheduling policy; see `carpool policies`.")
+@click.option("--quick", is_flag=True, help="Run a fifth of the iterations.")
 def demo(policy: str, quick: bool) -> None:
-    """A dozen small real trainings on this machine, live, and what other policies would have made of them."""
+    """Run a dozen small trainings on this machine and compare the result with other policies in the simulator."""
     if find_spec("torch") is None:
         raise InputError("the demo trains with PyTorch: pip install 'carpool[live,train]'")
     dozen = [one._replace(iterations=max(20, one.iterations // 5)) if quick else one for one in DOZEN]
@@ -88,12 +88,12 @@ def demo(policy: str, quick: bool) -> None:
 
 @contextmanager
 def served(home: Path, policy: str) -> Iterator[Client]:
-    """A service in this home, and a client of it. Afterwards neither it nor any of its jobs runs."""
+    """Run a service in this home and yield a client. Afterwards neither the service nor any of its jobs runs."""
     command = [sys.executable, "-m", "carpool.cli", "serve", "--home", str(home), "--port", "0", "--policy", policy]
     log = home / "serve.log"
-    with log.open("wb") as said:
+    with log.open("wb") as output:
         process = subprocess.Popen(
-            [*command, *_gpus()], stdout=said, stderr=subprocess.STDOUT, start_new_session=True, env=_environment()
+            [*command, *_gpus()], stdout=output, stderr=subprocess.STDOUT, start_new_session=True, env=_environment()
         )
         try:
             client = _client(home, process, log)
@@ -111,14 +111,14 @@ def served(home: Path, policy: str) -> Iterator[Client]:
 
 
 def _gpus() -> list[str]:
-    """Logical ones, unless there are real ones."""
+    """Return options that ask for logical GPUs where the machine has none."""
     from carpool.gpu import nvml
 
     return [] if nvml.devices() else ["--gpus", str(GPUS)]
 
 
 def _environment() -> dict[str, str]:
-    """This very source, also where it is not installed."""
+    """Return an environment in which the service imports this source, also where it is not installed."""
     return {**os.environ, "PYTHONPATH": str(Path(carpool.__file__).parents[1])}
 
 
@@ -131,12 +131,12 @@ def _client(home: Path, process: subprocess.Popen[bytes], log: Path) -> Client:
                 client.get("/v1/me")
                 return client
         time.sleep(0.1)
-    last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
+    last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["its log is empty"]
     raise InputError(f"the demo's service did not start: {last[0]}")
 
 
 def _cancel_all(client: Client) -> None:
-    """End what is still there, and wait for it to be gone."""
+    """Cancel all jobs and wait for their end."""
     with suppress(InputError):
         until = time.monotonic() + 30.0
         while (left := client.jobs()) and time.monotonic() < until:
@@ -167,8 +167,10 @@ def submit(client: Client, one: DemoJob) -> str:
 
 
 def watch(client: Client, dozen: Sequence[DemoJob]) -> None:
-    """Submit one job after the other and show the queue until all have ended: a live table in a terminal, a line for
-    each change elsewhere."""
+    """Submit one job after the other and show the queue until all have ended.
+
+    A terminal shows a table that refreshes; elsewhere each change is a line.
+    """
     until = time.monotonic() + ENOUGH_S
     following = iter(dozen)
     seen: dict[str, str] = {}
@@ -219,24 +221,24 @@ def compare(rows: list[dict[str, Any]], cluster: str, policy: str, jobs: list[di
         table.add_row(outcome.policy, f"{outcome.summary.mean_jct_s:.1f}", "simulated")
     console.print(table)
     console.print(
-        f"simulated: the same jobs at the same times, each as long as it ran here alone, on {cluster} GPUs; "
-        f"sharing costs {xi:.2f} times, {known}."
+        f"simulated: the same jobs at the same times with their durations alone, on {cluster} GPUs; "
+        f"a job that shares takes {xi:.2f}× as long, {known}."
     )
     if cores := _short_of_cores():
-        console.print(f"This machine has {cores} cores for all of them, which the simulator does not know of.")
+        console.print(f"All jobs share the {cores} CPU cores of this machine, which the simulator does not model.")
     if len(finished) < len(jobs):
         raise SystemExit(1)
 
 
 def _short_of_cores() -> int:
-    """How many there are, where that is less than one for each process that may run at a time; else 0."""
+    """Return the number of cores if it is smaller than the number of processes that may run at a time, else 0."""
     cores = len(os.sched_getaffinity(0))
     return cores if cores < 2 * GPUS else 0
 
 
 def sharing_cost(rows: list[dict[str, Any]]) -> tuple[float, str]:
-    """How much slower jobs were while they shared, on average over those that did, and how that is known."""
+    """Return the mean slow-down of the jobs that shared, and where it is known from."""
     slowed = [row["ran_s"] / row["alone_s"] for row in rows if row["shared"] and row["measured"] and row["alone_s"]]
     if slowed:
         return max(1.0, fmean(slowed)), "as measured here"
-    return ASSUMED_SLOWDOWN, "as assumed, for no two jobs shared"
+    return ASSUMED_SLOWDOWN, "an assumption, because no two jobs shared"

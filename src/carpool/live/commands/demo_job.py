@@ -1,8 +1,8 @@
-"""The training that the demo's jobs run: a small network on made-up data, alone or as a gang, with Carpool's library.
+"""The training script of the demo: a small network on random data, on one GPU or as a gang, with Carpool's library.
 
-On a CPU every step rests for a while, as a process does whose accelerator is at work: otherwise a dozen jobs would
-measure how they fight for two cores. `carpool demo` runs it as
-`python -m carpool.live.commands.demo_job ITERATIONS WIDTH REST_MS` (milliseconds of rest a step).
+On a CPU every step sleeps for a while, as a process does while its accelerator works. Without that, a dozen jobs would
+measure only how they compete for the cores. `carpool demo` runs it as
+`python -m carpool.live.commands.demo_job ITERATIONS WIDTH REST_MS` (REST_MS: milliseconds of sleep per step).
 """
 
 import os

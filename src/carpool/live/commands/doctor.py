@@ -1,5 +1,7 @@
-"""`carpool doctor`: what is wrong with this set-up, and what to do about it. Looks at the installation, the home
-directory, the GPUs and the running service; changes nothing."""
+"""`carpool doctor`: find problems of this set-up and say how to fix them.
+
+It looks at the installation, the home directory, the GPUs and the running service, and changes nothing.
+"""
 
 import os
 import platform
@@ -28,7 +30,7 @@ COLOURS = {"ok": "green", "note": "", "warning": "yellow", "error": "red"}
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     what: str
     level: Literal["ok", "note", "warning", "error"]
@@ -40,7 +42,7 @@ class Diagnosis:
 @home_option
 @json_option
 def doctor(home: Path | None, as_json: bool) -> None:
-    """Say what is wrong with this set-up. Exits with 1 if something must be mended."""
+    """Check this set-up and say how to fix problems. Exits with 1 if something must be fixed."""
     findings = list(examine(home))
     if as_json:
         print_json([asdict(finding) for finding in findings])
@@ -66,11 +68,11 @@ def _installation() -> Iterator[Diagnosis]:
         yield Diagnosis(
             "PyTorch",
             "note",
-            "not installed beside carpool",
-            "jobs may use their own: docs/how-to/prepare-a-training-script.md",
+            "not installed in this environment",
+            "jobs may use another environment: see docs/how-to/prepare-a-training-script.md",
         )
     if sys.platform != "linux":
-        yield Diagnosis("system", "warning", f"{sys.platform} is not tested", "use Linux for the service")
+        yield Diagnosis("system", "warning", f"{sys.platform} is not supported", "run the service on Linux")
     _, hard = _open_files()
     if hard < 4096:
         yield Diagnosis("open files", "warning", f"at most {hard} for one process", "raise it: ulimit -n 65536")
@@ -84,7 +86,7 @@ def _open_files() -> tuple[int, int]:
 
 def _home(place: Home) -> Iterator[Diagnosis]:
     if not place.path.exists():
-        yield Diagnosis("home", "note", f"{place.path} is not there yet", "`carpool serve` makes it")
+        yield Diagnosis("home", "note", f"{place.path} does not exist", "`carpool serve` creates it")
         return
     for path, wanted in ((place.path, 0o077), (place.admin_token, 0o077), (place.journal, 0o077)):
         try:
@@ -92,15 +94,15 @@ def _home(place: Home) -> Iterator[Diagnosis]:
         except FileNotFoundError:
             continue
         except PermissionError:
-            note = "set CARPOOL_URL and CARPOOL_TOKEN to be its client"
-            yield Diagnosis("home", "note", f"{path} belongs to somebody else", note)
+            note = "to use its service, set CARPOOL_URL and CARPOOL_TOKEN"
+            yield Diagnosis("home", "note", f"{path} belongs to another user", note)
             return
         loose = stat.S_IMODE(found.st_mode) & wanted
         if loose & 0o066:
             yield Diagnosis("permissions", "error", f"others can read or write {path}", f"chmod go-rw {path}")
     free = shutil.disk_usage(place.path).free
     level: Literal["ok", "error"] = "ok" if free > LITTLE_DISK else "error"
-    remedy = "" if free > LITTLE_DISK else "make room: nothing can be submitted on a full disk"
+    remedy = "" if free > LITTLE_DISK else "free disk space: no job can be submitted when the disk is full"
     yield Diagnosis("home", level, f"{place.path}, {size(free)} free", remedy)
 
 
@@ -109,12 +111,12 @@ def _gpus() -> Iterator[Diagnosis]:
         from carpool.gpu import mps, nvml
     except ModuleNotFoundError:
         yield Diagnosis(
-            "GPUs", "note", "this installation cannot look for GPUs", "`carpool serve --gpus N` works without"
+            "GPUs", "note", "this installation cannot search for GPUs", "`carpool serve --gpus N` works without"
         )
         return
     devices = nvml.devices()
     if not devices:
-        yield Diagnosis("GPUs", "note", "NVML finds none", "`carpool serve --gpus N` offers logical ones")
+        yield Diagnosis("GPUs", "note", "NVML finds none", "`carpool serve --gpus N` offers N logical GPUs")
         return
     for device in devices:
         uses = nvml.processes(device.uuid)
@@ -123,9 +125,11 @@ def _gpus() -> Iterator[Diagnosis]:
         yield Diagnosis("GPU", "ok", found + (f", {size(held)} held by {len(uses)} processes" if uses else ""))
     why = mps.available()
     if why:
-        yield Diagnosis("MPS", "warning", f"not usable: {why}", "jobs that share will be time-sliced, which costs more")
+        yield Diagnosis(
+            "MPS", "warning", f"not usable: {why}", "jobs that share a GPU are time-sliced, which slows them down more"
+        )
     else:
-        yield Diagnosis("MPS", "ok", "can be used")
+        yield Diagnosis("MPS", "ok", "is usable")
 
 
 def _service(place: Home, home: Path | None) -> Iterator[Diagnosis]:
@@ -135,7 +139,7 @@ def _service(place: Home, home: Path | None) -> Iterator[Diagnosis]:
     except Unreachable as error:
         address = place.read_address()
         gone = address is not None and not os.environ.get(ENV_URL) and not _alive(address.get("pid"))
-        remedy = "the last one ended without a word; `carpool serve` goes on where it was" if gone else ""
+        remedy = "the service ended unexpectedly; `carpool serve` resumes where it was" if gone else ""
         yield Diagnosis("service", "warning", str(error), remedy)
         return
     except InputError as error:
@@ -143,7 +147,9 @@ def _service(place: Home, home: Path | None) -> Iterator[Diagnosis]:
         return
     yield Diagnosis("service", "ok", f"answers at {client.url}, policy {status['policy']}")
     if status["version"] != __version__:
-        yield Diagnosis("service", "warning", f"runs release {status['version']}", "restart it; jobs go on meanwhile")
+        yield Diagnosis(
+            "service", "warning", f"runs release {status['version']}", "restart it; running jobs are not interrupted"
+        )
     if not status["as_root"]:
         yield Diagnosis(
             "users", "note", "all jobs run as the service's user", "let in only people who trust each other"
@@ -173,4 +179,4 @@ def _print(findings: list[Diagnosis]) -> None:
         line = f"{MARKS[finding.level]} {finding.what}: {printable(finding.found)}{printable(remedy)}"
         console.print(Text(line, COLOURS[finding.level]))
     bad = sum(finding.level == "error" for finding in findings)
-    console.print(f"{bad} must be mended" if bad else "nothing must be mended")
+    console.print(f"{bad} to fix" if bad else "nothing to fix")

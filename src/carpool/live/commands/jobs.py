@@ -1,5 +1,7 @@
-"""The commands about jobs that are there: `jobs`, `show`, `logs`, `explain`, `cancel`, `hold`, `release`, `requeue`,
-`priority`. Each is a request to the service and a way to print its answer."""
+"""Commands on submitted jobs: `jobs`, `show`, `explain`, `logs`, `cancel`, `hold`, `release`, `requeue`, `priority`.
+
+Each sends a request to the service and prints its answer.
+"""
 
 import sys
 import time
@@ -19,14 +21,14 @@ job_argument = click.argument("job")
 
 
 @click.command()
-@click.option("--all", "everything", is_flag=True, help="Also those that ended.")
-@click.option("--mine", is_flag=True, help="Only your own.")
-@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Rows of the table.")
-@click.option("--watch", is_flag=True, help="Show it again every second, until interrupted.")
+@click.option("--all", "everything", is_flag=True, help="Include the jobs that have ended.")
+@click.option("--mine", is_flag=True, help="Only your own jobs.")
+@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Number of rows to show.")
+@click.option("--watch", is_flag=True, help="Refresh the table every second until interrupted.")
 @home_option
 @json_option
 def jobs(everything: bool, mine: bool, limit: int, watch: bool, home: Path | None, as_json: bool) -> None:
-    """The queue and what runs."""
+    """List the jobs that run or wait."""
     client = connect(home)
 
     def rows() -> list[dict[str, Any]]:
@@ -47,7 +49,7 @@ def jobs(everything: bool, mine: bool, limit: int, watch: bool, home: Path | Non
 @home_option
 @json_option
 def show(job: str, home: Path | None, as_json: bool) -> None:
-    """All that is known of a job, with its receipt: the time it gained or lost by sharing."""
+    """Show all details of a job, and its receipt: the time that sharing gained or cost it."""
     row = connect(home).get(job_path(job))
     print_json(row) if as_json else tables.print_job(row)
 
@@ -57,26 +59,30 @@ def show(job: str, home: Path | None, as_json: bool) -> None:
 @home_option
 @json_option
 def explain(job: str, home: Path | None, as_json: bool) -> None:
-    """Why a job waits, or with whom it shares; when it starts and ends, and how that is known."""
+    """Explain why a job waits or where it runs, and forecast its start and end."""
     row = connect(home).get(f"{job_path(job)}/explain")
     print_json(row) if as_json else click.echo("\n".join(printable(line) for line in row["sentences"]))
 
 
 @click.command()
 @job_argument
-@click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
-@click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="Which worker.")
-@click.option("--attempt", type=click.IntRange(1), help="Which start of the job.  [default: the latest]")
+@click.option("-f", "--follow", is_flag=True, help="Follow the log until the job has ended.")
+@click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="Rank of the worker.")
+@click.option("--attempt", type=click.IntRange(1), help="Number of the attempt.  [default: the latest]")
 @click.option(
-    "--stream", type=click.Choice(["stdout", "stderr", "both"]), default="both", show_default=True, help="Which."
+    "--stream",
+    type=click.Choice(["stdout", "stderr", "both"]),
+    default="both",
+    show_default=True,
+    help="Stream to print.",
 )
-@click.option("--tail", type=click.IntRange(0, 100_000), metavar="LINES", help="Begin with the last so many lines.")
-@click.option("--raw", is_flag=True, help="Leave escape sequences in, also on a terminal.")
+@click.option("--tail", type=click.IntRange(0, 100_000), metavar="LINES", help="Print only the last lines.")
+@click.option("--raw", is_flag=True, help="Keep escape sequences on a terminal, too.")
 @home_option
 def logs(
     job: str, follow: bool, rank: int, attempt: int | None, stream: str, tail: int | None, raw: bool, home: Path | None
 ) -> None:
-    """What a worker wrote: its standard output to ours, its standard error to ours."""
+    """Print the output of a worker: its standard output to standard output, its standard error to standard error."""
     client = connect(home)
     streams = ("stdout", "stderr") if stream == "both" else (stream,)
     readers = {name: client.log(job, rank=rank, stream=name, attempt=attempt, tail=tail) for name in streams}
@@ -110,7 +116,7 @@ def _write(stream: str, data: bytes, raw: bool) -> None:
 
 
 def _changes(names: tuple[str, ...], home: Path | None, as_json: bool, change: Any) -> None:
-    """Do it to each job; what is refused is said, and the rest is done."""
+    """Change each job. A refusal is printed and does not keep the other jobs from being changed."""
     client = connect(home)
     rows, refused = [], []
     for name in names:
@@ -124,7 +130,7 @@ def _changes(names: tuple[str, ...], home: Path | None, as_json: bool, change: A
         print_json(rows[0] if len(names) == 1 and rows else rows)
     else:
         for row in rows:
-            held = f"; stopped, it stays on hold until `carpool release {printable(row['job'])}`"
+            held = f"; it stays on hold after it stops, until `carpool release {printable(row['job'])}`"
             if not row.get("held"):
                 held = ""
             elif row["status"] == "pending":
@@ -150,10 +156,10 @@ def _simple(action: str, words: str) -> click.Command:
     return command
 
 
-cancel = _simple("cancel", "Stop a job for good, all of its workers.")
+cancel = _simple("cancel", "Stop all workers of a job for good.")
 hold = _simple("hold", "Keep a waiting job from starting until `carpool release`.")
-release = _simple("release", "Let a held job start again.")
-requeue = _simple("requeue", "Stop a running job, which saves first, and put it back into the queue.")
+release = _simple("release", "Allow a held job to start.")
+requeue = _simple("requeue", "Stop a running job after it has saved, and put it back into the queue.")
 
 
 @click.command()
@@ -162,7 +168,7 @@ requeue = _simple("requeue", "Stop a running job, which saves first, and put it 
 @home_option
 @json_option
 def priority(jobs: tuple[str, ...], value: int, home: Path | None, as_json: bool) -> None:
-    """Change a job's place in the queue: higher goes first. A negative one needs `--` before it."""
+    """Change the priority of a job; a higher one starts first. Write `--` before a negative number."""
 
     def change(client: Client, path: str) -> Any:
         return client.put(f"{path}/priority", {"priority": value})

@@ -1,4 +1,4 @@
-"""What the commands of the live service share: options, and how an answer is printed."""
+"""Options that the commands of the live service share, and how they print JSON."""
 
 import json
 import sys
@@ -35,12 +35,12 @@ def home_option(command: Command) -> Command:
     return click.option(
         "--home",
         type=click.Path(path_type=Path, file_okay=False),
-        help="The service's home directory.  [default: CARPOOL_HOME, else the user's state directory]",
+        help="Home directory of the service.  [default: CARPOOL_HOME, else the user's state directory]",
     )(command)
 
 
 def json_option(command: Command) -> Command:
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table or text.")(command)
 
 
 def connect(home: Path | None) -> Client:
@@ -48,5 +48,5 @@ def connect(home: Path | None) -> Client:
 
 
 def print_json(data: Any) -> None:
-    """Non-ASCII characters are escaped, and with them everything that a terminal would obey."""
+    """Print data as JSON. Non-ASCII characters are escaped, and so is everything that a terminal would obey."""
     click.echo(json.dumps(data, indent=2 if sys.stdout.isatty() else None))

@@ -1,4 +1,4 @@
-"""The commands about the machine and the past: `gpus` and `history`."""
+"""The commands `gpus` and `history`: the machine as it is now, and the jobs that have ended."""
 
 import time
 from collections.abc import Mapping
@@ -17,18 +17,24 @@ from carpool.report.console import new_console
 @home_option
 @json_option
 def gpus(home: Path | None, as_json: bool) -> None:
-    """The GPUs, who is on them, and how jobs share them."""
+    """Show the GPUs, the jobs on them, and how jobs share them."""
     answer = connect(home).get("/v1/gpus")
     print_json(answer) if as_json else tables.print_gpus(answer)
 
 
 @click.command()
-@click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="The latest so many.")
-@click.option("--accuracy", is_flag=True, help="How right the estimates were, instead of the jobs.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    default=20,
+    show_default=True,
+    help="Number of jobs to show, the latest first.",
+)
+@click.option("--accuracy", is_flag=True, help="Show how accurate the estimates were, instead of the jobs.")
 @home_option
 @json_option
 def history(limit: int, accuracy: bool, home: Path | None, as_json: bool) -> None:
-    """What ended, the latest first, with what sharing gained or cost."""
+    """Show the jobs that have ended, with the time that sharing gained or cost them."""
     client = connect(home)
     if accuracy:
         answer = client.get("/v1/accuracy")
@@ -53,18 +59,18 @@ def _print_history(rows: list[dict[str, Any]]) -> None:
             "-" if slowdown is None else f"{slowdown:.2f}",
             span(receipt.get("gained_s")),
         )
-    console.print(table if rows else "nothing has ended yet")
+    console.print(table if rows else "no job has ended so far")
 
 
 def _print_accuracy(answer: Mapping[str, Any]) -> None:
-    """Whatever the service judges: one row for each kind of estimate."""
+    """Print one row for each kind of estimate that the service judges."""
     console = new_console()
     kinds = {name: part for name, part in answer.items() if isinstance(part, Mapping)}
     columns = list(dict.fromkeys(key for part in kinds.values() for key in part))
     table = tables.new_table("estimate", *(column.replace("_", " ") for column in columns))
     for name, part in kinds.items():
         table.add_row(printable(name), *(_number(part.get(column)) for column in columns))
-    console.print(table if kinds else "no estimate could be judged yet")
+    console.print(table if kinds else "no estimate has been judged so far")
 
 
 def _number(value: Any) -> str:

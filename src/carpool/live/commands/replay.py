@@ -1,5 +1,7 @@
-"""`carpool replay`: what would other policies have made of my history? The jobs that ran here go through the simulator,
-on a cluster like this one, and the table sets the results beside what really happened."""
+"""`carpool replay`: simulate the jobs that ran here under other policies, on a cluster like this one.
+
+The table shows the results beside what was achieved live.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -28,7 +30,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Achieved:
-    """What really happened to the jobs that are replayed."""
+    """What was achieved live with the jobs that are replayed."""
 
     jobs: int
     mean_jct_s: float
@@ -36,11 +38,17 @@ class Achieved:
 
 
 @click.command()
-@click.option("--policy", "chosen", multiple=True, help="One or several.  [default: fifo, sjf, sjf-ffs, sjf-bsbf]")
-@click.option("--interference", help="Slow-down of sharing: a number or a table.  [default: 1.5]", default="1.5")
-@click.option("--profile", default="t4", show_default=True, help="Speeds and memory of the models that it knows.")
-@click.option("--jobs-per-gpu", type=click.IntRange(1, 100), default=2, show_default=True, help="Most jobs on a GPU.")
-@click.option("--cluster", help="Nodes x GPUs per node.  [default: as it is here]")
+@click.option(
+    "--policy", "chosen", multiple=True, help="Policy to simulate; repeatable.  [default: fifo, sjf, sjf-ffs, sjf-bsbf]"
+)
+@click.option(
+    "--interference", help="Slow-down of jobs that share: a number or a table.  [default: 1.5]", default="1.5"
+)
+@click.option("--profile", default="t4", show_default=True, help="Profile with the speed and memory of models.")
+@click.option(
+    "--jobs-per-gpu", type=click.IntRange(1, 100), default=2, show_default=True, help="Largest number of jobs on a GPU."
+)
+@click.option("--cluster", help="Cluster as nodes x GPUs per node.  [default: as it is here]")
 @home_option
 @json_option
 def replay(
@@ -52,10 +60,10 @@ def replay(
     home: Path | None,
     as_json: bool,
 ) -> None:
-    """Run my history through other policies in the simulator and compare.
+    """Simulate the history of this service under other policies and compare.
 
-    Only jobs that finished count. Each is as long as it was here, alone: what sharing cost it is taken out, and the
-    simulator puts its own slow-down in where a policy lets jobs share.
+    Only finished jobs count. A job's duration is the time that it would have needed here alone: the cost of sharing is
+    taken out, and the simulator adds its own slow-down where a policy lets jobs share.
     """
     for name in chosen:
         policies.make(name)
@@ -71,29 +79,31 @@ def replay(
         )
         return
     comparison_tables(outcomes, setup)
-    click.echo(f"as it was: mean JCT {achieved.mean_jct_s:.2f} s, {achieved.mean_queue_s:.2f} s of it in the queue")
+    click.echo(
+        f"achieved live: mean JCT {achieved.mean_jct_s:.2f} s, of which {achieved.mean_queue_s:.2f} s before the start"
+    )
 
 
 def cluster_of(gpus: Row) -> str:
-    """This machine as the simulator writes clusters."""
+    """Return this machine as the simulator writes clusters."""
     sizes = [len(node.get("gpus", ())) for node in gpus.get("nodes", ())]
     if not sizes or not gpus_of(gpus):
-        raise InputError("this service has no GPUs; give --cluster")
+        raise InputError("this service has no GPUs; give a cluster with --cluster, such as 1x4")
     return f"{len(sizes)}x{max(sizes)}"
 
 
 def run(rows: Sequence[Row], setup: Setup, names: Sequence[str]) -> list[CaseResult]:
-    """The finished jobs of a history under each policy."""
+    """Simulate the finished jobs of a history under each policy."""
     known = set(load(setup.profile).core_tasks())
     jobs = jobs_of(rows, known)
     if not jobs:
-        raise InputError("no job has finished here yet; there is nothing to replay")
-    workload = Workload(tuple(jobs), "my history")
-    return run_all(list(names), [SweepCase(f"{len(jobs)} jobs of my history", "1", workload)], setup, workers=1)
+        raise InputError("no job has finished here; replay when one has")
+    workload = Workload(tuple(jobs), "history")
+    return run_all(list(names), [SweepCase(f"{len(jobs)} jobs of the history", "1", workload)], setup, workers=1)
 
 
 def jobs_of(rows: Sequence[Row], known: set[str]) -> list[Job]:
-    """As the simulator wants them: in order, from time 0 on, each with its measured length."""
+    """Return the jobs for the simulator: in order of submission, from time 0 on, with their measured durations."""
     ran = sorted((row for row in rows if row["alone_s"] > 0.0), key=lambda row: row["submitted"])
     ids = {row["job"] for row in ran}
     return [

@@ -1,4 +1,4 @@
-"""`carpool submit`: from options and job files to a request, and with --wait to the job's exit code."""
+"""`carpool submit`: makes a request from options and job files, and with --wait returns the job's exit code."""
 
 import os
 import tempfile
@@ -71,10 +71,10 @@ def submit(words: tuple[str, ...], home: Path | None, as_json: bool, dry_run: bo
         request["snapshot"] = _upload(client, Path(request["directory"]), quiet=as_json)
     answer = client.post("/v1/jobs", request)
     if not wait:
-        print_json(answer) if as_json else click.echo(_said(answer["jobs"]))
+        print_json(answer) if as_json else click.echo(_submitted(answer["jobs"]))
         return
     if not as_json:
-        click.echo(f"{_said(answer['jobs'])}; waiting for the end", err=True)
+        click.echo(f"{_submitted(answer['jobs'])}; waiting for its end", err=True)
     raise SystemExit(_wait(client, answer, as_json))
 
 
@@ -90,7 +90,7 @@ def _request(words: tuple[str, ...], given: dict[str, Any]) -> dict[str, Any]:
     elif words:
         request["command"] = list(words)
     else:
-        raise InputError("nothing to run: give a command after --, as in `carpool submit -- python train.py`")
+        raise InputError("no command: give one after --, as in `carpool submit -- python train.py`")
     for one in on(Edge.OPTION):
         value = given[one.name]
         if value is None or value == ():
@@ -121,34 +121,34 @@ def _upload(client: Client, directory: Path, quiet: bool) -> str:
         length = file.tell()
         file.seek(0)
         if not quiet:
-            click.echo(f"snapshot of {directory}: {packed.files} files, {size(packed.size)}", err=True)
+            click.echo(f"copied {directory}: {packed.files} files, {size(packed.size)}", err=True)
         name: str = client.upload("/v1/snapshots", file, length)["snapshot"]
         return name
 
 
-def _said(jobs: list[str]) -> str:
+def _submitted(jobs: list[str]) -> str:
     if len(jobs) == 1:
         return f"job {printable(jobs[0])}"
     return f"jobs {printable(jobs[0])} to {printable(jobs[-1])} ({len(jobs)})"
 
 
 def exit_code(row: dict[str, Any]) -> int:
-    """What a shell would have said: the first worker's code that is not 0, 128 + n for signal n; 130 for a job that
-    was cancelled, however its workers took it."""
+    """Return the exit code as a shell would: that of the first worker that failed, 128 + n for signal n, and 130 for a
+    job that was cancelled, however its workers ended."""
     code = row.get("exit_code")
     if code is None or row["status"] == "cancelled":
         return EXIT_CODES[row["status"]]
     return 128 - code if code < 0 else int(code) or EXIT_CODES[row["status"]]
 
 
-def _away() -> None:
-    click.echo("the service is away and the job goes on; waiting for it to come back", err=True)
+def _print_away() -> None:
+    click.echo("the service does not answer; the job goes on, waiting for the service to come back", err=True)
 
 
 def _wait(client: Client, answer: dict[str, Any], as_json: bool) -> int:
-    """Wait for all; the first exit code that is not 0."""
+    """Wait for all jobs and return the first exit code that is not 0."""
     try:
-        rows = [client.wait(job, _away) for job in answer["jobs"]]
+        rows = [client.wait(job, _print_away) for job in answer["jobs"]]
     except Exception:
         raise
     except BaseException as stopped:  # Ctrl-C or SIGTERM

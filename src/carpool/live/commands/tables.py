@@ -1,4 +1,4 @@
-"""Tables and lines for people about live jobs. Whatever came from somebody else is printed harmlessly."""
+"""Tables and lines about live jobs for a terminal. Text that users wrote is made harmless first."""
 
 import sys
 import time
@@ -33,7 +33,7 @@ def _text(value: object, style: str = "") -> Any:
 
 
 def jobs_table(rows: Sequence[Row], limit: int = 50, width: int | None = None) -> Any:
-    """What runs first, then what waits, then what ended; a narrow terminal gets fewer columns."""
+    """Return a table of running, then waiting, then ended jobs. A narrow terminal gets fewer columns."""
     now = time.time()
     wide = (width or new_console().width) >= WIDE
     columns = ["job", "name", "user", "status", "GPUs", "waited", "ran", "done"]
@@ -49,13 +49,13 @@ def jobs_table(rows: Sequence[Row], limit: int = 50, width: int | None = None) -
 
 
 def order(rows: Sequence[Row]) -> list[Row]:
-    """What runs, what waits, and what ended, the latest end first: only so many rows are shown."""
+    """Return running, waiting and ended jobs in this order; of the ended ones the latest first."""
     ranks = {"running": 0, "starting": 0, "stopping": 0, "pending": 1}
     return sorted(rows, key=lambda row: (ranks.get(row["status"], 2), -(row["finished"] or 0.0), int(row["job"])))
 
 
 def why(row: Row) -> str:
-    """The reason for a job's state, or who is beside it."""
+    """Return the reason for a job's status, or its mates."""
     mates = row.get("mates") or ()
     if mates and row["status"] in ("running", "starting"):
         return "shares with " + ", ".join(str(mate) for mate in mates)
@@ -73,11 +73,11 @@ def _share(value: float | None) -> str:
 
 
 def counts(rows: Sequence[Row]) -> str:
-    """One line: how many jobs are where."""
+    """Return one line with the number of jobs in each status."""
     found: dict[str, int] = {}
     for row in rows:
         found[row["status"]] = found.get(row["status"], 0) + 1
-    return ", ".join(f"{number} {state}" for state, number in found.items()) or "no jobs"
+    return ", ".join(f"{number} {status}" for status, number in found.items()) or "no jobs"
 
 
 def print_jobs(rows: Sequence[Row], limit: int) -> None:
@@ -88,7 +88,7 @@ def print_jobs(rows: Sequence[Row], limit: int) -> None:
 
 
 def watch(render: Callable[[], Any], until: Callable[[], bool] = lambda: False) -> None:
-    """A table that stays up to date in a terminal; without one, printed once."""
+    """Show a table that refreshes in a terminal; print it once elsewhere."""
     console = new_console()
     if not sys.stdout.isatty():
         console.print(render())
@@ -161,7 +161,7 @@ def _attempts(attempts: Sequence[Row], now: float) -> Any:
 
 
 def estimate_lines(estimates: Mapping[str, Any], now: float) -> list[str]:
-    """Estimates with their range and where they came from."""
+    """Return a line for each estimate, with its range and its source."""
     lines = []
     for name, estimate in estimates.items():
         if isinstance(estimate, Mapping) and "value" in estimate:
@@ -173,11 +173,11 @@ def estimate_lines(estimates: Mapping[str, Any], now: float) -> list[str]:
 
 
 def _moment(at: float | None, now: float) -> str:
-    return "not in sight" if at is None else clock(at, now)
+    return "unknown" if at is None else clock(at, now)
 
 
 def dry_run_lines(answer: Row) -> list[str]:
-    """What a dry run says, as sentences where the service wrote some."""
+    """Return the answer of a dry run as lines: the service's sentences, where it has written some."""
     sentences = answer.get("sentences")
     if sentences:
         return [printable(line) for line in sentences]
@@ -194,7 +194,7 @@ def dry_run_lines(answer: Row) -> list[str]:
 
 def print_gpus(answer: Row) -> None:
     console = new_console()
-    table = new_table("GPU", "kind", "memory", "reserved", "others", "jobs", right=("memory", "reserved", "others"))
+    table = new_table("GPU", "model", "memory", "reserved", "foreign", "jobs", right=("memory", "reserved", "foreign"))
     for gpu in gpus_of(answer):
         jobs = ", ".join(_resident(job) for job in gpu.get("jobs") or ())
         table.add_row(
@@ -221,5 +221,5 @@ def _resident(job: Any) -> str:
 
 
 def gpus_of(answer: Row) -> list[Row]:
-    """All GPUs of all nodes."""
+    """Return all GPUs of all nodes."""
     return [gpu for node in answer.get("nodes", ()) for gpu in node.get("gpus", ())]

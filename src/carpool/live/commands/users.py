@@ -1,4 +1,4 @@
-"""`carpool user`: who may talk to the service. Only the administrator's token may use it."""
+"""`carpool user`: add, list, limit and revoke the users of a service. It needs the administrator's token."""
 
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,15 @@ LIMITS = ("max_jobs", "max_gpus", "max_priority")
 
 def limit_options(command: Command) -> Command:
     for option in (
-        click.option("--max-priority", type=OptionType(PRIORITY), help="Highest priority.  [default: no limit]"),
-        click.option("--max-gpus", type=click.IntRange(0), help="GPUs at a time.  [default: no limit]"),
-        click.option("--max-jobs", type=click.IntRange(0), help="Running jobs at a time.  [default: no limit]"),
+        click.option(
+            "--max-priority", type=OptionType(PRIORITY), help="Highest priority of a job.  [default: no limit]"
+        ),
+        click.option(
+            "--max-gpus", type=click.IntRange(0), help="Number of GPUs held at the same time.  [default: no limit]"
+        ),
+        click.option(
+            "--max-jobs", type=click.IntRange(0), help="Number of jobs running at the same time.  [default: no limit]"
+        ),
     ):
         command = option(command)
     return command
@@ -27,23 +33,25 @@ def limit_options(command: Command) -> Command:
 
 @click.group()
 def user() -> None:
-    """Let people in, shut them out, and limit what they hold."""
+    """Manage the users of the service and their limits."""
 
 
 @user.command()
 @click.argument("name")
-@click.option("--uid", type=click.IntRange(1), help="Whose uid their jobs get.  [default: that of the login name]")
+@click.option(
+    "--uid", type=click.IntRange(1), help="Uid that the user's jobs run under.  [default: that of the login name]"
+)
 @limit_options
 @home_option
 @json_option
 def add(name: str, uid: int | None, home: Path | None, as_json: bool, **limits: int | None) -> None:
-    """Let somebody in; prints their token, this once."""
+    """Add a user and print their token. It is shown only once."""
     request = {"name": name, "uid": uid, **limits}
     answer = connect(home).post("/v1/users", {key: value for key, value in request.items() if value is not None})
     if as_json:
         print_json(answer)
         return
-    click.echo(f"{answer['name']} may come in with this token, which is shown only now:", err=True)
+    click.echo(f"token of {answer['name']}, which is shown only now:", err=True)
     click.echo(answer["token"])
 
 
@@ -51,7 +59,7 @@ def add(name: str, uid: int | None, home: Path | None, as_json: bool, **limits: 
 @home_option
 @json_option
 def list_users(home: Path | None, as_json: bool) -> None:
-    """Who has or had a token, and their limits."""
+    """List the users with their limits, including revoked ones."""
     rows = connect(home).get("/v1/users")["users"]
     if as_json:
         print_json(rows)
@@ -60,7 +68,7 @@ def list_users(home: Path | None, as_json: bool) -> None:
     for row in rows:
         numbers = ["-" if row.get(key) is None else str(row[key]) for key in ("uid", *LIMITS)]
         table.add_row(printable(row["name"]), *numbers, "revoked" if row["revoked"] else "")
-    new_console().print(table if rows else "nobody but the administrator")
+    new_console().print(table if rows else "no users besides the administrator")
 
 
 @user.command()
@@ -68,9 +76,9 @@ def list_users(home: Path | None, as_json: bool) -> None:
 @home_option
 @json_option
 def revoke(name: str, home: Path | None, as_json: bool) -> None:
-    """Shut somebody out at once. Their jobs go on."""
+    """Revoke a user's token at once. Their jobs go on."""
     answer = connect(home).delete(f"/v1/users/{segment(name)}")
-    print_json(answer) if as_json else click.echo(f"{answer['name']} may not come in any more; their jobs go on")
+    print_json(answer) if as_json else click.echo(f"token of {answer['name']} revoked; their jobs go on")
 
 
 @user.command()
@@ -79,7 +87,7 @@ def revoke(name: str, home: Path | None, as_json: bool) -> None:
 @home_option
 @json_option
 def limit(name: str, home: Path | None, as_json: bool, **limits: int | None) -> None:
-    """Set what somebody may hold at a time; what is not given has no limit any more."""
+    """Set all limits of a user. A limit that is not given is removed."""
     answer: dict[str, Any] = connect(home).put(f"/v1/users/{segment(name)}/limits", limits)
     if as_json:
         print_json(answer)

@@ -1,7 +1,7 @@
 """The HTTP API: a FastAPI application around a `Service`, documented at `/openapi.json`.
 
-Routes are thin: they check whose job it is, call the service, and answer in JSON. Everything that could go wrong with a
-request ends as `{"error": "one sentence"}` with the status that says whose fault it is. `carpool serve` runs it.
+Routes are thin: they check whose job it is, call the service and answer in JSON. Every failure ends as
+`{"error": "one sentence"}` with a status that says whose fault it is. `carpool serve` runs the application.
 """
 
 import json
@@ -23,26 +23,26 @@ from carpool.live.errors import NoSuchJob, Unavailable, WrongState
 from carpool.live.home import Home
 from carpool.live.http import messages
 from carpool.live.http.auth import Keyring, Principal
-from carpool.live.http.code_snapshot import MOST_PACKED, Uploads
+from carpool.live.http.code_snapshot import MAX_PACKED, Uploads
 from carpool.live.http.gate import HEALTH, App, Gate
 from carpool.live.service.service import Service
 
 log = logging.getLogger("carpool.api")
 PROBLEMS = {
-    400: "The request cannot be understood: a wrong host, path or body.",
-    401: "There is no token, or it is not known.",
-    403: "The job belongs to somebody else, or only the administrator may do this.",
-    404: "There is no such job, user or file.",
-    409: "The job is in a state in which this cannot be done.",
+    400: "The host, the path or the body of the request is malformed.",
+    401: "The token is missing or unknown.",
+    403: "The job belongs to another user, or only the administrator may do this.",
+    404: "The job, the user or the file does not exist.",
+    409: "The status of the job does not allow this.",
     413: "The body is too large.",
-    422: "A field is wrong, or the job could never run here.",
-    503: "Nothing can be written down at the moment (the disk is full, say).",
+    422: "A field is invalid, or the job could never run here.",
+    503: "The service cannot write its journal at the moment, for example because the disk is full.",
 }
 
 
 @dataclass(frozen=True)
 class ApiContext:
-    """What the routes work with."""
+    """The objects that the routes work with."""
 
     service: Service
     home: Home
@@ -59,11 +59,11 @@ class ApiContext:
 
 
 class Forbidden(Exception):
-    """Somebody may not do that; the message says who may."""
+    """The user may not do that; the message says who may."""
 
 
 class Json(JSONResponse):
-    """Plain data as JSON. Not FastAPI's own way: validating ten thousand rows takes longer than making them."""
+    """Plain data as JSON. FastAPI would validate every row, which takes longer than making them."""
 
     def render(self, content: Any) -> bytes:
         try:
@@ -73,7 +73,7 @@ class Json(JSONResponse):
 
 
 def finite(value: Any) -> Any:
-    """JSON has no infinity: what never ends is None."""
+    """Return the value with infinite numbers replaced by None, because JSON has none."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -82,7 +82,7 @@ def finite(value: Any) -> Any:
 
 
 def answers(*codes: int, ok: int = 200, model: Any = None) -> dict[int | str, dict[str, Any]]:
-    """What a route may answer, for the OpenAPI document. Every route has 400, 401 and 413, which the gate gives."""
+    """Return the documented answers of a route. Every route has 400, 401 and 413, which the gate gives."""
     documented: dict[int | str, dict[str, Any]] = {
         code: {"model": messages.ErrorAnswer, "description": PROBLEMS[code]} for code in sorted({400, 401, 413, *codes})
     }
@@ -102,14 +102,14 @@ def api_context(request: Request) -> ApiContext:
 
 
 def create_app(context: ApiContext) -> App:
-    """The whole application, gate included."""
+    """Return the application, wrapped in its gate."""
     from carpool.live.http import job_routes, service_routes
 
     app = FastAPI(
         title="Carpool",
         version=__version__,
-        description="Jobs that share GPUs. Every path but /health needs `Authorization: Bearer TOKEN`.",
-        docs_url=None,  # its page loads scripts from elsewhere
+        description="Submit, inspect and change jobs. Every path except /health needs `Authorization: Bearer TOKEN`.",
+        docs_url=None,  # the page would load scripts from another host
         redoc_url=None,
         redirect_slashes=False,
         default_response_class=Json,
@@ -119,13 +119,13 @@ def create_app(context: ApiContext) -> App:
 
     @app.get(HEALTH, responses={200: {"model": messages.HealthAnswer}, 400: answers()[400], 413: answers()[413]})
     async def health() -> Json:
-        """Is somebody there? Needs no token and tells nothing else."""
+        """Return ok. It needs no token and reveals nothing else."""
         return Json({"status": "ok"})
 
     app.include_router(job_routes.router, prefix="/v1")
     app.include_router(service_routes.router, prefix="/v1")
     _document_security(app)
-    return Gate(app, context.keyring.who, hosts=context.hosts, large_bodies={"/v1/snapshots": MOST_PACKED})
+    return Gate(app, context.keyring.who, hosts=context.hosts, large_bodies={"/v1/snapshots": MAX_PACKED})
 
 
 def _answer_errors(app: FastAPI) -> None:
@@ -152,21 +152,23 @@ def _answer_errors(app: FastAPI) -> None:
         if first["type"] == "json_invalid":
             return problem(400, "the body is not JSON")
         where = [str(part) for part in first["loc"][1:]] or ["body"]
-        why = first.get("ctx", {}).get("error", first["msg"])  # our own readers' words, where one of them refused it
+        why = first.get("ctx", {}).get(
+            "error", first["msg"]
+        )  # the message of the field's own reader, where that refused it
         return problem(422, f"{ascii('.'.join(where))[1:-1][:100]}: {why}")
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
         words = {
-            404: "there is nothing at this path; /openapi.json lists what there is",
-            405: "this path does not take that method",
+            404: "no such path; /openapi.json lists the paths",
+            405: "this path does not allow that method; see /openapi.json",
         }
         return problem(error.status_code, words.get(error.status_code, "the body cannot be read"), error.headers)
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
         log.error("request failed: %s %s", request.method, request.url.path, exc_info=error)
-        return problem(500, "something went wrong in the service; its log has the details")
+        return problem(500, "internal error; the log of the service has the details")
 
 
 def problem(status: int, sentence: str, headers: Any = None) -> JSONResponse:
@@ -174,7 +176,7 @@ def problem(status: int, sentence: str, headers: Any = None) -> JSONResponse:
 
 
 def _document_security(app: FastAPI) -> None:
-    """The token in the OpenAPI document, for every path but the health check."""
+    """Document the token in the OpenAPI document, for every path except the health check."""
     original = app.openapi
 
     def openapi() -> dict[str, Any]:

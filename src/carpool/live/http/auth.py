@@ -1,8 +1,8 @@
-"""Who may do what: tokens, the people behind them, and the administrator's token file.
+"""Tokens, the users they belong to, and the administrator's token file.
 
-A token is 256 random bits. Only its SHA-256 is kept: a slow, salted hash protects passwords because they can be
-guessed, and a number of that size cannot. `Keyring.who` compares with every digest in constant time. The HTTP gate asks
-it at every request; `carpool serve` makes the administrator's token; users live in the service's store.
+A token is 256 random bits. Only its SHA-256 is kept: passwords need a slow, salted hash because they can be guessed,
+and a number of that size cannot. `Keyring.who` compares with every digest in constant time. The HTTP gate asks it at
+every request; `carpool serve` creates the administrator's token; the service's store holds the users.
 """
 
 import hashlib
@@ -21,13 +21,13 @@ TOKEN_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who sent a request."""
+    """The user who sent a request."""
 
     name: str
     admin: bool = False
 
     def may_change(self, owner: str) -> bool:
-        """Read logs of, cancel, or change a job of that owner."""
+        """Return whether this user may read the logs of, cancel or change a job of that owner."""
         return self.admin or self.name == owner
 
 
@@ -40,7 +40,7 @@ def digest(token: str) -> str:
 
 
 class Keyring:
-    """The digests of all tokens that open the door."""
+    """The digests of all valid tokens."""
 
     def __init__(self, admin_digest: str, digests: Mapping[str, str] | None = None) -> None:
         self._digests = {ADMIN: admin_digest}
@@ -48,7 +48,7 @@ class Keyring:
 
     def who(self, token: str) -> Principal | None:
         offered, found = digest(token), None
-        for name, known in self._digests.items():  # all of them, so that the time does not tell which was near
+        for name, known in self._digests.items():  # all of them, so that the time does not reveal which one was close
             if hmac.compare_digest(offered, known):
                 found = name
         return None if found is None else Principal(found, found == ADMIN)
@@ -61,7 +61,7 @@ class Keyring:
 
 
 def admin_token(path: Path) -> str:
-    """The administrator's token, made at the first start. The file is created with its mode, never loosened later."""
+    """Return the administrator's token, creating it at the first start. The file is private from the beginning."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     except FileExistsError:
@@ -75,7 +75,7 @@ def admin_token(path: Path) -> str:
 
 
 def read_token(path: Path) -> str:
-    """A token file's content. One that others can read is refused: who read it is not known."""
+    """Return the token in a file. A file that others can read is refused: somebody may have read it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError as error:
@@ -84,7 +84,7 @@ def read_token(path: Path) -> str:
         mode = os.fstat(file.fileno()).st_mode
         token = file.read(4096).strip()
     if mode & 0o077:
-        raise InputError(f"{path}: others can read it; run `chmod 600 {path}`, or remove it to have a new one made")
+        raise InputError(f"{path}: others can read it; run `chmod 600 {path}`, or remove the file to get a new token")
     if len(token) < TOKEN_BYTES or not token.isascii() or not token.isprintable():
-        raise InputError(f"{path}: does not hold a token; remove it to have a new one made at the next start")
+        raise InputError(f"{path}: does not hold a token; remove the file to get a new one at the next start")
     return token

@@ -1,7 +1,7 @@
-"""The client's side of the API: finds the service, sends a request, turns a refusal into an `InputError`.
+"""The Python client of the HTTP API: it finds the service, sends requests and turns refusals into `InputError`.
 
-Built on the standard library's HTTP client: a command starts in half the time, and a proxy named in the environment
-never sees a token. The commands use it; so may scripts.
+It uses the HTTP client of the standard library: a command starts in half the time, and a proxy named in the
+environment never sees a token. The commands use it, and scripts can.
 """
 
 import http.client
@@ -20,18 +20,18 @@ from carpool.live.http.auth import read_token
 ENV_URL = "CARPOOL_URL"
 ENV_TOKEN = "CARPOOL_TOKEN"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-"""Only to these is the token of the home directory sent unasked."""
+"""Hosts to which the token of the home directory is sent without being asked for."""
 TIMEOUT_S = 90.0
-"""Longer than the service lets anybody wait."""
+"""Seconds to wait for an answer; longer than the service lets a request wait."""
 AWAY_S = 600.0
-"""So long may a service be away that somebody waits for: jobs outlive it, so waiting does too."""
+"""Seconds to wait for a service that went away: jobs outlive it, and so does waiting for them."""
 AGAIN_S = 0.5
 Params = Mapping[str, str | int | float | bool | None]
 Answer = TypeVar("Answer")
 
 
 class Refusal(InputError):
-    """The service said no; `status` is the HTTP status."""
+    """The service refused a request; `status` is the HTTP status."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -39,12 +39,12 @@ class Refusal(InputError):
 
 
 class Unreachable(InputError):
-    """Nobody answers."""
+    """No service answers."""
 
 
 class Client:
     def __init__(self, url: str, token: str, place: Home | None = None) -> None:
-        """`place`: the home that told the address; a service that starts again may have another one."""
+        """`place` is the home where the address was found: a service that starts again may write another one there."""
         self._place = place
         self._answered = False
         self._headers = {"Authorization": f"Bearer {token}"}
@@ -66,12 +66,12 @@ class Client:
 
     @classmethod
     def find(cls, home: str | Path | None = None) -> "Client":
-        """By `CARPOOL_URL` and `CARPOOL_TOKEN`, and what is not set there by the home directory."""
+        """Return a client by `CARPOOL_URL` and `CARPOOL_TOKEN`; the home directory has what is not set."""
         place = Home(home)
         url, token = None if home else os.environ.get(ENV_URL), os.environ.get(ENV_TOKEN)
         if url and not token and urlsplit(url).hostname not in LOOPBACK:
             raise InputError(f"{ENV_TOKEN}: is not set; {url} needs the token that its administrator gave you")
-        told = not url
+        from_home = not url
         if not url:
             address = place.read_address()
             if address is None:
@@ -80,7 +80,7 @@ class Client:
                     f"or set {ENV_URL} and {ENV_TOKEN}"
                 )
             url = str(address["url"])
-        return cls(url, token or read_token(place.admin_token), place if told else None)
+        return cls(url, token or read_token(place.admin_token), place if from_home else None)
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
@@ -124,7 +124,9 @@ class Client:
                 return response, content
             except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError) as error:
                 self._connection.close()
-                if attempt == 2 or method != "GET":  # a kept connection may just have been closed; asking again is safe
+                if (
+                    attempt == 2 or method != "GET"
+                ):  # a kept connection may just have been closed; repeating a GET is safe
                     raise self._unreachable(error) from None
             except (OSError, http.client.HTTPException) as error:
                 self._connection.close()
@@ -147,7 +149,7 @@ class Client:
     # ---- what several commands need --------------------------------------------------------------------------------
 
     def jobs(self, all: bool = False) -> list[dict[str, Any]]:
-        """Every page of the list, in order of submission."""
+        """Return the rows of all pages, in order of submission."""
         pages: list[list[dict[str, Any]]] = []
         before = None
         while True:
@@ -158,8 +160,8 @@ class Client:
                 return [row for rows in reversed(pages) for row in rows]
 
     def patiently(self, ask: Callable[[], Answer], away: Callable[[], None] = lambda: None) -> Answer:
-        """An answer of a service that has answered before, also if it is started again meanwhile; `away` is called when
-        it is found to be gone."""
+        """Return the answer to a request, also if the service is restarted meanwhile. A service that has never answered
+        is not waited for. `away` is called when the service is found to be gone."""
         until = None
         while True:
             try:
@@ -177,7 +179,7 @@ class Client:
                 self._go_to(str(address["url"]))
 
     def wait(self, job: str, away: Callable[[], None] = lambda: None) -> dict[str, Any]:
-        """The job's state once it has ended."""
+        """Wait for the end of a job and return its row."""
         while True:
             row: dict[str, Any] = self.patiently(lambda: self.get(f"{job_path(job)}/wait", timeout_s=30), away)
             if row["status"] in ("finished", "failed", "cancelled"):
@@ -186,13 +188,13 @@ class Client:
     def log(
         self, job: str, *, offset: int = 0, attempt: int | None = None, **which: str | int | None
     ) -> Iterator[tuple[bytes, int, bool]]:
-        """Pieces of a log from an offset on: bytes, the offset that follows, whether that was all. Without an `attempt`
-        it begins with the latest one and goes on with those that follow."""
+        """Yield pieces of a log from an offset on: bytes, the offset that follows, and whether the log has ended.
+        Without an `attempt` it begins with the latest attempt and continues with those that follow."""
         path, now = f"{job_path(job)}/logs", attempt
         while True:
-            asked = {**which, "offset": offset, "attempt": now}
-            data, headers = self.patiently(lambda asked=asked: self.raw(path, **asked))  # type: ignore[misc]
-            which.pop("tail", None)  # only where to begin
+            query = {**which, "offset": offset, "attempt": now}
+            data, headers = self.patiently(lambda query=query: self.raw(path, **query))  # type: ignore[misc]
+            which.pop("tail", None)  # it says only where to begin
             offset, now = int(headers.get("carpool-next", offset)), int(headers.get("carpool-attempt", now or 1))
             ended = headers.get("carpool-ended") == "1"
             if ended and attempt is None and now < int(headers.get("carpool-last-attempt", now)):
@@ -201,18 +203,18 @@ class Client:
 
 
 def segment(text: str) -> str:
-    """A user's name as one part of a path, whatever somebody typed."""
+    """Return a user's name as one part of a path, whatever it contains."""
     return quote(text, safe="") or "-"
 
 
 def job_id(job: str) -> str:
     if not (job.isascii() and job.isdigit() and len(job) <= 18):
-        raise InputError(f"{ascii(job)[:40]} is no job's id; `carpool jobs --all` lists them")
+        raise InputError(f"{ascii(job)[:40]} is not the id of a job; `carpool jobs --all` lists them")
     return job
 
 
 def job_path(job: str) -> str:
-    """Where a job is; what can be no id never becomes a path."""
+    """Return the path of a job. Text that cannot be an id never becomes a path."""
     return f"/v1/jobs/{job_id(job)}"
 
 

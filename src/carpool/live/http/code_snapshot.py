@@ -1,8 +1,7 @@
-"""`submit --snapshot`: the working directory as it is now, packed by the client and unpacked by the service, so that
-later edits do not change a queued job.
+"""Code snapshots (`submit --snapshot`): the client packs the working directory, the service unpacks the copy.
 
-The client reads its own files: a service that runs as root is never asked to read a directory for somebody. What is
-left out, and how much is too much, is stated here once and printed by the command.
+Later edits then do not change a queued job. The client reads its own files: a service that runs as root is never asked
+to read a user's directory. This module states once which files are left out and how large a snapshot may be.
 """
 
 import os
@@ -35,28 +34,28 @@ LEFT_OUT = frozenset(
         ".ruff_cache",
     }
 )
-"""Directories of these names, wherever they are; so is everything that is neither a file, a directory nor a link."""
+"""Names of directories that are left out at any depth; sockets, pipes and devices are left out, too."""
 IGNORE_FILE = ".carpoolignore"
-MOST_BYTES = 256 << 20
-MOST_FILES = 20_000
-MOST_PACKED = MOST_BYTES + (64 << 20)
+MAX_BYTES = 256 << 20
+MAX_FILES = 20_000
+MAX_PACKED = MAX_BYTES + (64 << 20)
 KEPT_S = 600.0
-"""An upload that no submit asked for in this time is removed."""
+"""Seconds after which an upload that no job has used is removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
     files: int
     size: int
-    """Before packing."""
+    """Bytes before packing."""
 
 
 def pack(directory: Path, target: IO[bytes]) -> Packed:
-    """The directory as a compressed archive. Raises `InputError` where it is too large, naming the largest part, or
-    cannot be read, or has a link that leaves it."""
+    """Write a directory as a compressed archive. Raises `InputError` if it is too large, naming the largest file, if it
+    cannot be read, or if it has a link that leaves it."""
     try:
         return _pack(directory, target)
-    except OSError as error:  # also a file that goes or shrinks while it is read
+    except OSError as error:  # also a file that vanishes or shrinks while it is read
         where = f"{error.filename}: " if error.filename else ""
         why = error.strerror or "a file changed while it was read"
         raise InputError(f"--snapshot: {where}{why}; name it in {IGNORE_FILE}, or submit again") from None
@@ -74,13 +73,13 @@ def _pack(directory: Path, target: IO[bytes]) -> Packed:
             files += 1
             size += info.size
             largest = max(largest, (info.size, relative))
-            if size > MOST_BYTES or files > MOST_FILES:
+            if size > MAX_BYTES or files > MAX_FILES:
                 raise InputError(
-                    f"--snapshot: {directory} holds more than {MOST_BYTES >> 20} MiB or {MOST_FILES} files (largest: "
-                    f"{largest[1]!a}); name what is not needed in {IGNORE_FILE}, one name a line, or submit without"
+                    f"--snapshot: {directory} holds more than {MAX_BYTES >> 20} MiB or {MAX_FILES} files (largest: "
+                    f"{largest[1]!a}); name unneeded files in {IGNORE_FILE}, one a line, or submit without --snapshot"
                 )
             if info.isreg():
-                info.type, info.linkname = tarfile.REGTYPE, ""  # hard links would point outside of what is packed
+                info.type, info.linkname = tarfile.REGTYPE, ""  # a hard link could point outside the directory
                 with path.open("rb") as file:
                     info.size = os.fstat(file.fileno()).st_size
                     archive.addfile(info, file)
@@ -90,11 +89,11 @@ def _pack(directory: Path, target: IO[bytes]) -> Packed:
 
 
 def _check_link(info: tarfile.TarInfo) -> None:
-    """A link that leaves the directory would be refused by the service; here its name can be told."""
+    """Refuse a link that leaves the directory. The service would refuse it, too, but could not name it."""
     to = os.path.normpath(os.path.join(os.path.dirname(info.name), info.linkname))
     if info.issym() and (os.path.isabs(to) or to.split(os.sep)[0] == os.pardir):
         raise InputError(
-            f"--snapshot: {info.name!a} is a link to {info.linkname!a}, outside of what is copied; name it in "
+            f"--snapshot: {info.name!a} is a link to {info.linkname!a}, outside the copied directory; name it in "
             f"{IGNORE_FILE}, and give the job the path itself"
         )
 
@@ -105,17 +104,17 @@ def _ignored(directory: Path) -> frozenset[str]:
     except OSError:
         return LEFT_OUT
     except UnicodeDecodeError:
-        raise InputError(f"{IGNORE_FILE}: is not text; write one name a line") from None
+        raise InputError(f"{IGNORE_FILE}: is not a text file; write one name a line") from None
     return LEFT_OUT | {line.strip().rstrip("/") for line in lines if line.strip() and not line.startswith("#")}
 
 
 def _walk(directory: Path, ignored: frozenset[str]) -> Iterator[tuple[Path, str]]:
-    """Files, links and directories below, each with its path from the top; in a fixed order."""
+    """Yield the files, links and directories below with their relative paths, in a fixed order."""
 
-    def complain(error: OSError) -> None:
+    def fail(error: OSError) -> None:
         raise InputError(f"--snapshot: {error.filename}: {error.strerror}; name it in {IGNORE_FILE}, or leave it out")
 
-    for folder, folders, names in os.walk(directory, onerror=complain):
+    for folder, folders, names in os.walk(directory, onerror=fail):
         base = os.path.relpath(folder, directory)
         folders[:] = sorted(
             name
@@ -132,19 +131,19 @@ def _walk(directory: Path, ignored: frozenset[str]) -> Iterator[tuple[Path, str]
 
 
 class Uploads:
-    """Unpacked snapshots on the service's side, each waiting for the submit that names it."""
+    """Unpacked code snapshots of the service, each waiting for the job that names it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def add(self, packed: IO[bytes], user: str) -> str:
-        """Unpack an archive; the name by which its owner may use it once."""
+        """Unpack an archive and return the name by which its owner may use it once."""
         self.path.mkdir(mode=0o700, exist_ok=True)
         self._forget_old()
         name = uuid4().hex
         target = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=self.path))
         try:
-            unpack(packed, target / "files", most_bytes=MOST_BYTES, most_files=MOST_FILES)
+            unpack(packed, target / "files", most_bytes=MAX_BYTES, most_files=MAX_FILES)
             (target / "user").write_text(user)
             target.rename(self.path / name)
         except BaseException:
@@ -154,16 +153,18 @@ class Uploads:
 
     @contextmanager
     def taken(self, name: str, user: str) -> Iterator[Path]:
-        """The directory of an upload, for one submit."""
+        """Yield the directory of an upload; it is removed if the caller succeeds."""
         upload = self.path / name
         try:
             owner = (upload / "user").read_text()
         except OSError:
             owner = ""
         if owner != user or not name.isalnum():
-            raise InputError("snapshot: there is no such upload of yours; upload the directory again")
+            raise InputError("snapshot: you have no such upload; upload the directory again")
         yield upload / "files"
-        shutil.rmtree(upload, ignore_errors=True)  # only after success: a refused submit may be mended and sent again
+        shutil.rmtree(
+            upload, ignore_errors=True
+        )  # only after success: a refused request may be corrected and sent again
 
     def _forget_old(self) -> None:
         for entry in self.path.iterdir():

@@ -1,6 +1,7 @@
-"""What every request passes before it reaches a route: the host it was sent to, the shape of its path, its token and
-the size and depth of its body. Written against ASGI itself, so that nothing, not even the OpenAPI document or an
-unknown path, is answered without these checks; `api.py` puts it around the application.
+"""Checks of every request before it reaches a route: its host, its path, its token, and the size and depth of its body.
+
+The gate is written against ASGI itself, so that nothing is answered without these checks, not even an unknown path or
+the OpenAPI document. `api.py` wraps the application in it.
 """
 
 import asyncio
@@ -18,26 +19,26 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 HEALTH = "/health"
-"""The one path that needs no token."""
+"""The only path that needs no token."""
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
-MOST_BODY = 1 << 20
-MOST_DEPTH = 32
+MAX_BODY = 1 << 20
+MAX_DEPTH = 32
 BODY_TIMEOUT_S = 30.0
-MOST_DRAINED = 64 << 20
+MAX_DRAINED = 64 << 20
 DRAIN_S = 2.0
 _BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 _TRICKS = re.compile(rb"%(?:00|2e|2f|5c|25)|\\|//|(?:^|/)\.{1,2}(?:/|$)|[\x00-\x20\x7f-\xff]", re.IGNORECASE)
 
 
 class Refused(Exception):
-    """A request that goes no further: a status and one sentence."""
+    """A refused request: a status and one sentence."""
 
     def __init__(self, status: int, sentence: str, unread: bool = False) -> None:
         super().__init__(sentence)
         self.status = status
         self.sentence = sentence
         self.unread = unread
-        """More of the body is on its way."""
+        """Whether more of the body is still arriving."""
 
 
 class Gate:
@@ -47,21 +48,21 @@ class Gate:
         who: Callable[[str], Principal | None],
         *,
         hosts: Iterable[str] = (),
-        most_body: int = MOST_BODY,
+        max_body: int = MAX_BODY,
         large_bodies: MutableMapping[str, int] | None = None,
     ) -> None:
         self.app = app
         self.who = who
         self.hosts = LOOPBACK | {host.lower() for host in hosts}
-        self.most_body = most_body
+        self.max_body = max_body
         self.large_bodies = dict(large_bodies or {})
-        """Paths whose bodies may be larger, and are not JSON."""
+        """Paths whose bodies may be larger and are not JSON, with their limits."""
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
-        if scope["type"] != "http":  # a websocket: there is none here
+        if scope["type"] != "http":  # a websocket: the API has none
             await receive()
             await send({"type": "websocket.close", "code": 1008})
             return
@@ -71,7 +72,7 @@ class Gate:
             if scope["path"] != HEALTH:
                 scope.setdefault("state", {})["principal"] = self._authenticate(scope)
             limit = self.large_bodies.get(scope["path"])
-            if limit is not None:  # read by its route as it comes
+            if limit is not None:  # its route reads it as it arrives
                 await self.app(scope, self._counted(scope, receive, limit), send)
                 return
             body = await self._body(scope, receive)
@@ -83,7 +84,8 @@ class Gate:
         await self.app(scope, _replay(body, receive), send)
 
     def _check_host(self, scope: MutableMapping[str, Any]) -> None:
-        """A page in a browser may reach us under a name of its own (DNS rebinding); it cannot choose the header."""
+        """Refuse foreign host names. A page in a browser can reach us under its own name (DNS rebinding), but it cannot
+        choose the header."""
         given = _values(scope, b"host")
         try:
             name = urlsplit(f"//{given[0].decode('ascii')}").hostname if len(given) == 1 else None
@@ -94,7 +96,7 @@ class Gate:
 
     def _check_path(self, scope: MutableMapping[str, Any]) -> None:
         if _TRICKS.search(scope.get("raw_path", scope["path"].encode())):
-            raise Refused(400, "the path holds something that no path of this service has")
+            raise Refused(400, "the path has characters that no path of this service has; see /openapi.json")
 
     def _authenticate(self, scope: MutableMapping[str, Any]) -> Principal:
         given = _values(scope, b"authorization")
@@ -106,19 +108,20 @@ class Gate:
         return principal
 
     async def _body(self, scope: MutableMapping[str, Any], receive: Receive) -> bytes:
-        """The whole body."""
-        counted, parts, more = self._counted(scope, receive, self.most_body), [], True
+        """Return the whole body."""
+        counted, parts, more = self._counted(scope, receive, self.max_body), [], True
         while more:
             message = await counted()
             parts.append(message.get("body", b""))
             more = message.get("more_body", False)
         body = b"".join(parts)
-        if body and depth(body) > MOST_DEPTH:
-            raise Refused(400, f"the body is nested more than {MOST_DEPTH} levels deep")
+        if body and depth(body) > MAX_DEPTH:
+            raise Refused(400, f"the body is nested more than {MAX_DEPTH} levels deep")
         return body
 
     def _counted(self, scope: MutableMapping[str, Any], receive: Receive, limit: int) -> Receive:
-        """A body counted as it comes, because a chunked one announces no length, and refused when it is late."""
+        """Return a `receive` that refuses a body that is too long or too late. It counts bytes, because a chunked body
+        announces no length."""
         announced = _values(scope, b"content-length")
         if announced and (not announced[0].isdigit() or int(announced[0][:20]) > limit):
             raise Refused(413, f"the body is larger than {limit} bytes", unread=True)
@@ -141,7 +144,7 @@ class Gate:
 
 
 def depth(body: bytes) -> int:
-    """How deep a JSON text is nested, without parsing it: a parser would have to recurse."""
+    """Return how deep a JSON text is nested without parsing it: a parser would recurse."""
     level = deepest = 0
     for found in _BRACKETS.finditer(body):
         if found[0] in b"[{":
@@ -153,8 +156,8 @@ def depth(body: bytes) -> int:
 
 
 async def _drain(receive: Receive) -> None:
-    """Let a client that sends too much finish, within reason: who is cut off in mid-sentence does not hear why."""
-    left = MOST_DRAINED
+    """Read and drop the rest of a body, within limits: a client that cannot finish sending does not see the answer."""
+    left = MAX_DRAINED
     try:
         async with asyncio.timeout(DRAIN_S):
             while left > 0:
@@ -172,7 +175,7 @@ async def answer(send: Send, status: int, sentence: str) -> None:
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     if status in (408, 413):
-        headers.append((b"connection", b"close"))  # what is left of the body is not read
+        headers.append((b"connection", b"close"))  # the rest of the body is not read
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
@@ -182,7 +185,7 @@ def _values(scope: MutableMapping[str, Any], name: bytes) -> list[bytes]:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """The body once, then what follows (the client's leaving)."""
+    """Return a `receive` that gives the body once and then what follows (the client's disconnect)."""
     given = False
 
     async def again() -> Message:

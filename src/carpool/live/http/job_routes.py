@@ -1,7 +1,7 @@
-"""The routes of jobs: submit, look, explain, read logs, change. Who may do what is decided here.
+"""Routes on jobs: submit, list, show, explain, read logs, change. They decide who may do what.
 
-Everybody sees the queue; logs, commands and environments belong to a job's owner and the administrator, and so does
-the right to change it. An environment is shown to nobody else in any answer.
+All users see the queue. Only the owner of a job and the administrator see its command, environment and logs, and only
+they may change it.
 """
 
 import asyncio
@@ -22,22 +22,22 @@ router = APIRouter(tags=["jobs"])
 Me = Annotated[Principal, Depends(me)]
 Context = Annotated[ApiContext, Depends(api_context)]
 Job = Annotated[str, Path(pattern=r"^[0-9]{1,18}$", max_length=18)]
-MOST_ROWS = 10_000
+MAX_ROWS = 10_000
 PRIVATE = ("spec", "env", "command", "directory", "attempts", "note")
-"""What `show` keeps from other users: commands and paths may hold secrets, environments often do."""
+"""Fields of `show` that other users do not see: commands and paths may hold secrets, environments often do."""
 
 
 def _own(context: ApiContext, who: Principal, job: str) -> None:
     owner = context.service.queries.owner(job)
     if not who.may_change(owner):
-        raise Forbidden(f"job {job} belongs to {owner}; only they and the administrator may do this")
+        raise Forbidden(f"job {job} belongs to {owner}; only the owner and the administrator may do this")
 
 
 def _check_priority(context: ApiContext, who: Principal, priority: int) -> None:
     most = None if who.admin else context.service.queries.users().get(who.name, {}).get("max_priority")
     if most is not None and priority > most:
         raise Forbidden(
-            f"priority: {priority} is above {most}, the highest that the administrator lets {who.name} have"
+            f"priority: {priority} is above {most}, the limit of user {who.name}; ask the administrator to raise it"
         )
 
 
@@ -51,7 +51,7 @@ def _specs(request: messages.JobRequest) -> tuple[list[spec.Spec], str | None]:
 
 @router.post("/jobs", status_code=201, responses=answers(403, 422, 503, ok=201, model=messages.SubmitAnswer))
 async def submit(request: messages.JobRequest, context: Context, who: Me) -> Json:
-    """Queue a job, or an array of them: all or none. They are on disk when the answer comes."""
+    """Submit a job, or an array of jobs: all or none. They are on disk when the answer arrives."""
     specs, snapshot = _specs(request)
     _check_priority(context, who, specs[0].priority)
     if snapshot is None:
@@ -65,7 +65,7 @@ async def submit(request: messages.JobRequest, context: Context, who: Me) -> Jso
 
 @router.post("/jobs/dry-run", responses=answers(422, model=dict[str, Any]))
 async def dry_run(request: messages.JobRequest, context: Context, who: Me) -> Json:
-    """What would happen to a job, without queueing it."""
+    """Return what would happen to a job, without submitting it."""
     return Json(context.service.queries.dry_run(_specs(request)[0][0], who.name))
 
 
@@ -73,11 +73,11 @@ async def dry_run(request: messages.JobRequest, context: Context, who: Me) -> Js
 async def jobs(
     context: Context,
     who: Me,
-    all: Annotated[bool, Query(description="Also those that ended.")] = False,
-    limit: Annotated[int, Query(ge=1, le=MOST_ROWS)] = 1000,
+    all: Annotated[bool, Query(description="Include the jobs that have ended.")] = False,
+    limit: Annotated[int, Query(ge=1, le=MAX_ROWS)] = 1000,
     before: Annotated[str | None, Query(pattern=r"^[0-9]{1,18}$", max_length=18)] = None,
 ) -> Json:
-    """The queue and what runs, in order of submission; the latest `limit` of them, or of those before a job."""
+    """Return running and waiting jobs in order of submission: the latest `limit`, or the latest before a job."""
     rows = context.service.queries.jobs(all, limit=limit + 1, before=before)
     page = rows[-limit:]
     return Json({"jobs": page, "next": page[0]["job"] if len(page) < len(rows) else None})
@@ -85,7 +85,7 @@ async def jobs(
 
 @router.get("/jobs/{job}", responses=answers(404, 422, model=messages.JobRow))
 async def show(job: Job, context: Context, who: Me) -> Json:
-    """All that is known of a job; of another user's, what the queue shows, and its receipt."""
+    """Return all details of a job; of another user's job only what the queue shows, and its receipt."""
     row = context.service.queries.show(job)
     if not who.may_change(row["user"]):
         row = {key: value for key, value in row.items() if key not in PRIVATE}
@@ -94,7 +94,7 @@ async def show(job: Job, context: Context, who: Me) -> Json:
 
 @router.get("/jobs/{job}/explain", responses=answers(404, 422, model=messages.ExplainAnswer))
 async def explain(job: Job, context: Context, who: Me) -> Json:
-    """Why it waits or shares, with whom, and when it starts and ends."""
+    """Return why a job waits or where it runs, its mates, and a forecast of its start and end."""
     return Json(context.service.queries.explain(job))
 
 
@@ -102,7 +102,7 @@ async def explain(job: Job, context: Context, who: Me) -> Json:
 async def wait(
     job: Job, context: Context, who: Me, timeout_s: Annotated[float, Query(ge=0, le=60, allow_inf_nan=False)] = 5.0
 ) -> Json:
-    """The job's row once it has ended, or as it is after the timeout."""
+    """Wait for the end of a job or for the timeout, and return its status."""
     context.service.queries.owner(job)
     with suppress(TimeoutError):
         await asyncio.wait_for(context.service.queries.wait(job), timeout_s)
@@ -112,13 +112,16 @@ async def wait(
 
 LOG_ANSWER: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "Bytes of the log as they were written.",
+        "description": "Bytes of the log.",
         "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
         "headers": {
-            "Carpool-Next": {"description": "The offset of what follows.", "schema": {"type": "integer"}},
-            "Carpool-Ended": {"description": "1: this attempt is over, its log whole.", "schema": {"type": "integer"}},
-            "Carpool-Attempt": {"description": "Which attempt this is.", "schema": {"type": "integer"}},
-            "Carpool-Last-Attempt": {"description": "The job's latest attempt.", "schema": {"type": "integer"}},
+            "Carpool-Next": {"description": "Offset of the bytes that follow.", "schema": {"type": "integer"}},
+            "Carpool-Ended": {
+                "description": "1: the attempt has ended and its log is complete.",
+                "schema": {"type": "integer"},
+            },
+            "Carpool-Attempt": {"description": "Number of this attempt.", "schema": {"type": "integer"}},
+            "Carpool-Last-Attempt": {"description": "Number of the latest attempt.", "schema": {"type": "integer"}},
         },
     }
 }
@@ -134,13 +137,17 @@ async def read_log(
     attempt: Annotated[int | None, Query(ge=1, le=1_000_000)] = None,
     offset: Annotated[int, Query(ge=0, le=2**62)] = 0,
     limit: Annotated[int, Query(ge=1, le=logs.MOST_BYTES)] = logs.MOST_BYTES,
-    tail: Annotated[int | None, Query(ge=0, le=100_000, description="Only the last so many lines.")] = None,
+    tail: Annotated[
+        int | None, Query(ge=0, le=100_000, description="Return only this many lines from the end.")
+    ] = None,
 ) -> Response:
-    """A worker's output from an offset on; to follow it, ask again from `Carpool-Next`, for the same attempt."""
+    """Return the output of a worker from an offset on. To follow it, repeat with the offset in `Carpool-Next`."""
     _own(context, who, job)
     last = context.service.queries.last_attempt(job)
     number = attempt or max(1, last)
-    over = context.service.queries.is_over(job, number)  # asked first: what was written before its end is then read
+    over = context.service.queries.is_over(
+        job, number
+    )  # before reading: then everything written before the end is read
     path = context.service.queries.log_file(job, rank, stream, number)
     part = await asyncio.to_thread(logs.read, path, offset, limit, tail)
     headers = {"Carpool-Next": str(part.next), "Carpool-Ended": str(int(over and part.last))}
@@ -158,7 +165,7 @@ CHANGE = answers(403, 404, 409, 422, 503, model=messages.JobStatusAnswer)
 
 @router.post("/jobs/{job}/cancel", responses=CHANGE)
 async def cancel(job: Job, context: Context, who: Me) -> Json:
-    """Stop the whole gang for good."""
+    """Stop all workers of a job for good."""
     _own(context, who, job)
     await context.service.requests.cancel(job)
     return await _changed(context, job)
@@ -166,7 +173,7 @@ async def cancel(job: Job, context: Context, who: Me) -> Json:
 
 @router.post("/jobs/{job}/hold", responses=CHANGE)
 async def hold(job: Job, context: Context, who: Me) -> Json:
-    """Keep a waiting job from starting."""
+    """Keep a waiting job from starting until it is released."""
     _own(context, who, job)
     await context.service.requests.hold(job)
     return await _changed(context, job)
@@ -174,7 +181,7 @@ async def hold(job: Job, context: Context, who: Me) -> Json:
 
 @router.post("/jobs/{job}/release", responses=CHANGE)
 async def release(job: Job, context: Context, who: Me) -> Json:
-    """Let a held job start again."""
+    """Allow a held job to start."""
     _own(context, who, job)
     await context.service.requests.release(job)
     return await _changed(context, job)
@@ -182,7 +189,7 @@ async def release(job: Job, context: Context, who: Me) -> Json:
 
 @router.post("/jobs/{job}/requeue", responses=CHANGE)
 async def requeue(job: Job, context: Context, who: Me) -> Json:
-    """Stop a running job (it saves first) and put it back into the queue."""
+    """Stop a running job after it has saved, and put it back into the queue."""
     _own(context, who, job)
     await context.service.requests.requeue(job)
     return await _changed(context, job)
@@ -190,7 +197,7 @@ async def requeue(job: Job, context: Context, who: Me) -> Json:
 
 @router.put("/jobs/{job}/priority", responses=CHANGE)
 async def set_priority(job: Job, request: messages.PriorityRequest, context: Context, who: Me) -> Json:
-    """Change a job's place in the queue: higher goes first."""
+    """Change the priority of a job; a higher one starts first."""
     _own(context, who, job)
     _check_priority(context, who, request.priority)
     await context.service.requests.set_priority(job, request.priority)

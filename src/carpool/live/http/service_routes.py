@@ -1,4 +1,4 @@
-"""The routes of the machine and its people: GPUs, history, accuracy, the workload for replays, snapshots and users."""
+"""Routes on the service itself: GPUs, history, accuracy, the workload for replays, code snapshots and users."""
 
 import asyncio
 import os
@@ -35,13 +35,13 @@ def _admin_only(who: Principal) -> None:
 
 @router.get("/me", tags=["service"], responses=answers(model=messages.MeAnswer))
 async def whoami(who: Me) -> Json:
-    """Whose token this is."""
+    """Return the user that the token belongs to."""
     return Json({"name": who.name, "admin": who.admin})
 
 
 @router.get("/status", tags=["service"], responses=answers(model=messages.ServiceInfo))
 async def status(context: Context, who: Me) -> Json:
-    """What kind of service this is."""
+    """Return the version, the policy and other facts about the service."""
     return Json(
         {
             "version": __version__,
@@ -57,7 +57,7 @@ async def status(context: Context, who: Me) -> Json:
 
 @router.get("/gpus", tags=["service"], responses=answers(model=dict[str, Any]))
 async def gpus(context: Context, who: Me) -> Json:
-    """Nodes, GPUs and who is on them; and by what mechanism jobs share."""
+    """Return the nodes, their GPUs with the jobs on them, and the mechanism by which jobs share."""
     return Json(context.service.queries.gpus())
 
 
@@ -65,7 +65,7 @@ async def gpus(context: Context, who: Me) -> Json:
 async def history(
     context: Context, who: Me, limit: Annotated[int, Query(ge=1, le=10_000)] = 100, before: Before = None
 ) -> Json:
-    """Ended jobs, the latest first, with what sharing gained or cost them."""
+    """Return ended jobs, the latest first, with their receipts: the time that sharing gained or cost them."""
     rows = context.service.queries.history(limit=limit + 1, before=before)
     page = rows[:limit]
     return Json({"jobs": page, "next": page[-1]["job"] if len(page) < len(rows) else None})
@@ -73,13 +73,13 @@ async def history(
 
 @router.get("/accuracy", tags=["service"], responses=answers(model=dict[str, Any]))
 async def accuracy(context: Context, who: Me) -> Json:
-    """How right the service's estimates were."""
+    """Return how accurate the estimates of the service were."""
     return Json(context.service.queries.accuracy())
 
 
 @router.get("/workload", tags=["service"], responses=answers(model=messages.WorkloadAnswer))
 async def workload(context: Context, who: Me) -> Json:
-    """The history as the simulator reads it."""
+    """Return the finished jobs as the simulator reads them."""
     return Json({"jobs": context.service.queries.workload()})
 
 
@@ -96,7 +96,7 @@ async def workload(context: Context, who: Me) -> Json:
     },
 )
 async def upload(request: Request, context: Context, who: Me) -> Json:
-    """Upload a directory (a gzipped tar archive) for a job that is submitted next."""
+    """Upload a code snapshot (a gzipped tar archive of a directory) for the job that is submitted next."""
     with tempfile.TemporaryFile() as packed:
         async for part in request.stream():
             packed.write(part)
@@ -109,14 +109,14 @@ async def upload(request: Request, context: Context, who: Me) -> Json:
 
 
 def _shown(name: str, row: dict[str, Any]) -> dict[str, Any]:
-    """A user without the token's hash."""
+    """Return a user without the hash of the token."""
     shown = {key: row.get(key) for key in ("uid", "max_jobs", "max_gpus", "max_priority", "added")}
     return {"name": name, "role": row.get("role", "user"), "revoked": bool(row.get("revoked")), **shown}
 
 
 @router.get("/users", tags=["users"], responses=answers(403, model=messages.UserList))
 async def users(context: Context, who: Me) -> Json:
-    """Everybody who has or had a token."""
+    """Return all users, including revoked ones."""
     _admin_only(who)
     return Json({"users": [_shown(name, row) for name, row in sorted(context.service.queries.users().items())]})
 
@@ -128,12 +128,12 @@ async def users(context: Context, who: Me) -> Json:
     responses=answers(403, 409, 422, 503, ok=201, model=messages.NewUserAnswer),
 )
 async def add_user(request: messages.UserRequest, context: Context, who: Me) -> Json:
-    """Let somebody in. The answer holds their token, which is not kept and cannot be asked for again."""
+    """Add a user. The answer holds their token, which is not kept and cannot be shown again."""
     _admin_only(who)
     name = request.name
     known = context.service.queries.users().get(name)
     if name == ADMIN or (known and not known.get("revoked")):
-        raise WrongState(f"user {name} exists already; revoke them first to give them a new token")
+        raise WrongState(f"user {name} already exists; revoke the user first to create a new token")
     token = new_token()
     row = {
         "token_hash": digest(token),
@@ -149,7 +149,7 @@ async def add_user(request: messages.UserRequest, context: Context, who: Me) -> 
 
 
 def _uid(context: ApiContext, name: str, uid: int | None) -> int | None:
-    """Whose uid a user's jobs get; only a service that runs as root can give one."""
+    """Return the uid that a user's jobs run under. Only a service that runs as root can choose one."""
     if not context.as_root:
         if uid is not None:
             raise InputError("uid: this service does not run as root, so all jobs run as its own user; leave --uid out")
@@ -159,13 +159,13 @@ def _uid(context: ApiContext, name: str, uid: int | None) -> int | None:
     users = context.service.queries.users()
     found = uid_for(name, (row.get("uid") for row in users.values()), users.get(name, {}).get("uid"))
     if found == 0:
-        raise InputError(f"uid: the login name {name} is root's; give another name, or --uid")
+        raise InputError(f"uid: the login name {name} belongs to root; give another name, or --uid")
     return found
 
 
 @router.delete("/users/{name}", tags=["users"], responses=answers(403, 404, 422, 503, model=messages.UserAnswer))
 async def revoke(name: Name, context: Context, who: Me) -> Json:
-    """Shut somebody out. Their jobs go on; cancel them where that is not wanted."""
+    """Revoke a user's token. Their jobs go on; cancel them if that is not wanted."""
     _admin_only(who)
     row = {**_known(context, name), "token_hash": "", "revoked": True}
     await context.service.requests.put_user(name, row)
@@ -175,7 +175,7 @@ async def revoke(name: Name, context: Context, who: Me) -> Json:
 
 @router.put("/users/{name}/limits", tags=["users"], responses=answers(403, 404, 422, 503, model=messages.UserAnswer))
 async def limit(name: Name, request: messages.LimitsRequest, context: Context, who: Me) -> Json:
-    """What somebody may hold at a time; what is left out has no limit."""
+    """Set all limits of a user. A limit that is left out is removed."""
     _admin_only(who)
     row = {**_known(context, name), **request.model_dump()}
     await context.service.requests.put_user(name, row)

@@ -1,7 +1,7 @@
-"""The service's view of what is to come, and its memory of how right it was.
+"""The service's forecasts, and its record of how accurate they were.
 
-Answers `explain` and `submit --dry-run`, remembers the first forecast of every job, and judges it, and the length that
-was believed, when the job has ended. What was judged narrows or widens the ranges of later estimates.
+`Forecaster` answers `explain` and `submit --dry-run`. It remembers the first forecast of every job and judges it, and
+the believed duration, when the job has ended. Judged estimates narrow or widen the ranges of later ones.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -23,19 +23,19 @@ from carpool.sim.metrics import percentile
 
 Row = dict[str, Any]
 SPREADS = {"measured": 1.1, "profile": 1.3, "history": 1.5, "time": 2.0, "default": 10.0}
-"""How far off, as a factor both ways, an estimate from such a source may be, until there is experience with it."""
+"""Factors by which an estimate from each source may be too small or too large, until enough of them were judged."""
 ENOUGH = 10
-"""So many judged estimates make experience."""
+"""Number of judged estimates from which ranges are derived."""
 KEPT = 1000
 MAX_FORECAST_JOBS = 200
-"""With more jobs than this, forecasts are made only when somebody asks."""
+"""Number of jobs above which forecasts are made only on request."""
 FRESH_S = 2.0
-"""A forecast may be told again for so long: the scheduler waits while one is made."""
+"""Seconds for which a forecast is reused: the scheduler waits while one is made."""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstForecast:
-    """What was forecast of a job when it was first looked at."""
+    """The first forecast of a job."""
 
     at: float
     times: forecast.Forecast
@@ -52,7 +52,7 @@ class Forecaster:
         gpu: Callable[[GpuId], str],
         now: Callable[[], float],
     ) -> None:
-        """`source` says how a job's length is known: `kind`, one of `SPREADS`, and `detail` in words."""
+        """`source` returns how a job's duration is known: `kind`, a key of `SPREADS`, and `detail` in words."""
         self._state = state
         self._policy = policy
         self._source = source
@@ -65,19 +65,19 @@ class Forecaster:
         self._latest: tuple[float, dict[JobId, forecast.Forecast]] = (-inf, {})
 
     def planned(self, decisions: Iterable[Any]) -> None:
-        """Remember why jobs are where they are."""
+        """Remember the policy's reasons for the places of jobs."""
         for decision in decisions:
             self._why[decision.job] = decision.why
 
     # ---- estimates -------------------------------------------------------------------------------------------------
 
     def estimate(self, job: Job) -> Estimate:
-        """How long a job takes alone, in all."""
+        """Return the duration of a whole job alone."""
         state = self._state()
         record = state.jobs.get(job.id)
         if record is not None and getattr(record, "alone_seen", False):
             value, kind = job.iterations * record.alone_iteration_s, "measured"
-            detail = "its own reports: seconds per iteration as measured"
+            detail = "its own reports of seconds per iteration"
         else:
             found = run_time(state.perf, job) if isinstance(state.perf, Belief) else None
             if found is not None and found.kind not in ("time", "default"):
@@ -89,7 +89,7 @@ class Forecaster:
         return Estimate(value, value * low, value * high, detail, kind)
 
     def _spread(self, kind: str) -> tuple[float, float]:
-        """From experience, the range in which four out of five were; without, a stated factor."""
+        """Return the range of factors in which four out of five judged estimates were; without enough, a stated range."""
         ratios = sorted(self._ratios.get(kind, ()))
         if len(ratios) >= ENOUGH:
             return min(1.0, percentile(ratios, 0.1)), max(1.0, percentile(ratios, 0.9))
@@ -109,7 +109,7 @@ class Forecaster:
         )
 
     def _pair(self, record: JobRecord, mate: JobRecord) -> tuple[float, float, str]:
-        """The range of ξ of a job beside a mate, and how it is known."""
+        """Return the range of ξ of a job beside a mate, and its source."""
         perf = self._state().perf
         if not isinstance(perf, Belief):
             xi = perf.slowdown(record.job, record.accumulation, [(mate.job, mate.accumulation)])
@@ -120,7 +120,7 @@ class Forecaster:
     # ---- answers ---------------------------------------------------------------------------------------------------
 
     def explain(self, job: JobId) -> Row:
-        """Of a job that has not ended."""
+        """Explain a job that has not ended."""
         context = self._context()
         made, ahead = self._latest
         if not 0.0 <= context.now - made <= FRESH_S or job not in ahead:
@@ -129,7 +129,7 @@ class Forecaster:
         return explain.explain(context, job, ahead)
 
     def dry_run(self, job: Job, source: Mapping[str, str]) -> Row:
-        """Of a job that is not there."""
+        """Return what would happen to a job that is submitted now."""
         low, high = self._spread(source["kind"])
         context = self._context()
 
@@ -148,10 +148,10 @@ class Forecaster:
         }
         return {**answer, "sentences": _dry_sentences(answer, now)}
 
-    # ---- how right it was ------------------------------------------------------------------------------------------
+    # ---- accuracy --------------------------------------------------------------------------------------------------
 
     def look_ahead(self) -> None:
-        """Make the first forecast of jobs that have none."""
+        """Make the first forecast of jobs that have none, so that it can be judged later."""
         state = self._state()
         if len(state.jobs) > MAX_FORECAST_JOBS or all(name in self._first_forecasts for name in state.jobs):
             return
@@ -162,7 +162,7 @@ class Forecaster:
                 self._first_forecasts[name] = FirstForecast(now, times, waiting)
 
     def judge(self, record: JobRecord, source: Mapping[str, Any]) -> list[Row]:
-        """Compare what was said of a job with what became of it: rows for the table of estimates."""
+        """Compare the estimates of an ended job with what happened. Return rows for the table of estimates."""
         name = record.job.id
         self._why.pop(name, None)
         seen = self._first_forecasts.pop(name, None)
@@ -188,7 +188,7 @@ class Forecaster:
         return rows
 
     def learn(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Experience with lengths, by source; also from rows of earlier services."""
+        """Learn how accurate durations were, by their source; also from rows that earlier services wrote."""
         for row in rows:
             if row["kind"] == "duration" and row["value"] > 0.0:
                 ratios = self._ratios.setdefault(row["source"], [])
@@ -197,7 +197,7 @@ class Forecaster:
 
 
 def alone_s(perf: PerformanceModel, job: Job) -> float:
-    """How long a job takes alone, as believed."""
+    """Return the believed duration of a job alone."""
     return job.iterations * perf.iteration_time(job, 1, Placement(job.gpus, perf.fewest_nodes(job.gpus)))
 
 
@@ -218,7 +218,7 @@ def _row(
 
 
 def accuracy(rows: Iterable[Mapping[str, Any]]) -> dict[str, Row]:
-    """How right estimates were: by kind, and lengths by their source too."""
+    """Return how accurate estimates were, by kind; durations also by their source."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         name = f"duration, from {row['source']}" if row["kind"] == "duration" else str(row["kind"])
@@ -241,12 +241,12 @@ def _summary(rows: list[Mapping[str, Any]]) -> Row:
 
 def _dry_sentences(answer: Row, now: float) -> list[str]:
     if answer["where"]:
-        beside = f", beside job {', '.join(answer['mates'])}" if answer["mates"] else ""
-        lines = [f"It would start at once on {' '.join(answer['where'])}{beside}."]
+        beside = f", sharing with job {', '.join(answer['mates'])}" if answer["mates"] else ""
+        lines = [f"The job would start now on {' '.join(answer['where'])}{beside}."]
     else:
-        lines = ["It would wait."]
-    lines.append(f"Alone it takes {explain.ranged(answer['run'], span)}; known from: {answer['run']['source']}.")
+        lines = ["The job would wait."]
+    lines.append(f"Duration alone: {explain.ranged(answer['run'], span)}, from {answer['run']['source']}.")
     for key in ("start", "end") if not answer["where"] else ("end",):
         if answer[key]:
-            lines.append(f"It should {key} at {explain.ranged(answer[key], lambda at: clock(at, now))}.")
+            lines.append(f"Expected {key}: {explain.ranged(answer[key], lambda at: clock(at, now))}.")
     return lines

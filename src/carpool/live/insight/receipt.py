@@ -1,8 +1,8 @@
-"""What sharing gained a job or cost it: the receipt that `carpool show` and `carpool history` print.
+"""Receipts: the time that sharing gained or cost a job, as `carpool show` and `carpool history` print it.
 
-The cost is known: the time it ran beside others, less what the same iterations take alone. The gain is an estimate,
-made at the moment it joined: how much longer it would have waited for its hosts to end. Pure functions over the
-state's records, which remember both.
+The cost is measured: the run time beside mates minus the time that the same iterations take alone. The gain is an
+estimate that is made when the job joins: how much longer it would have waited for the ends of its hosts. Pure functions
+over the records of the state, which remember both.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ NOTICEABLE_S = 0.5
 
 
 def receipt(record: JobRecord, now: float) -> dict[str, Any]:
-    """The job's account up to now. `measured`: its slow-downs come from its own reports, not from belief."""
+    """Return the receipt of a job up to now. `measured` tells whether its slow-down comes from its own reports."""
     ran_s, alone_s = ran(record, now), record.alone_s
     if record.iteration_s:  # since the last settlement
         alone_s += (now - record.since) / record.slowdown
@@ -39,33 +39,33 @@ def receipt(record: JobRecord, now: float) -> dict[str, Any]:
 
 
 def ran(record: JobRecord, now: float) -> float:
-    """How long it has had its GPUs and computed, in all its attempts."""
+    """Return the seconds that a job has computed on its GPUs, in all attempts."""
     return record.ran_s + (now - record.since if record.iteration_s else 0.0)
 
 
 def sentences(account: Mapping[str, Any]) -> list[str]:
-    """The account in words."""
+    """Return the receipt in words."""
     if not account["ran_s"]:
-        return [f"It has waited {span(account['waited_s'])} and has not run."]
-    lines = [f"It waited {span(account['waited_s'])} and ran {span(account['ran_s'])}."]
+        return [f"The job has waited {span(account['waited_s'])} and has not run."]
+    lines = [f"The job waited {span(account['waited_s'])} and ran {span(account['ran_s'])}."]
     if not account["shares"] and not account["hosted"]:
         return [*lines, "It never shared a GPU."]
-    joined = f"joined others {_times(account['shares'])}" if account["shares"] else ""
+    joined = f"joined a running job {_times(account['shares'])}" if account["shares"] else ""
     hosted = f"was joined {_times(account['hosted'])}" if account["hosted"] else ""
-    how = "as measured" if account["measured"] else "as believed, for it does not report its speed"
+    how = "measured" if account["measured"] else "estimated: the job does not report its speed"
     lines.append(
-        f"It {' and '.join(filter(None, (joined, hosted)))}; alone it would have run {span(account['alone_s'])}: "
-        f"sharing cost it {span(account['lost_s'])} ({how})."
+        f"It {' and '.join(filter(None, (joined, hosted)))}. Alone it would have run {span(account['alone_s'])}: "
+        f"sharing cost {span(account['lost_s'])} ({how})."
     )
     if account["saved_s"] is not None:
         gained = account["gained_s"]
-        verdict = "gained" if gained >= 0 else "lost"
+        verdict = "gained" if gained >= 0 else "cost"
         lines.append(
-            f"Without sharing it would have started about {span(account['saved_s'])} later (estimated when it joined): "
-            f"all in all it {verdict} {span(abs(gained))}."
+            f"Without sharing it would have started about {span(account['saved_s'])} later (estimated when it joined). "
+            f"In total, sharing {verdict} {span(abs(gained))}."
         )
     elif account["lost_s"] > NOTICEABLE_S:
-        lines.append("It was a host only: it made room for others and gained nothing by it.")
+        lines.append("It was only a host: it made room for other jobs and gained nothing.")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""What people see of the jobs and GPUs: rows of plain data. Reads the state; changes nothing."""
+"""Jobs and GPUs as rows of plain data, as the API and the commands show them. It reads the state and changes nothing."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,9 +21,9 @@ SHOWN = {
     Status.CANCELLING: "stopping",
 }
 MEASURED = ("duration_s", "can_shrink", "retries")
-"""Fields of a spec that a replay does not take from it: the history tells better."""
+"""Fields of a spec that a replay ignores, because the history knows better."""
 WHY_WAITING = {
-    Status.PENDING: "waits for GPUs, or for a place where sharing pays",
+    Status.PENDING: "waits for GPUs, or for a host where sharing pays",
     Status.HELD: "on hold; `carpool release` lets it start",
 }
 
@@ -35,7 +35,7 @@ def shown_status(status: Status) -> str:
 def job_row(
     state: State, record: JobRecord, spec: Spec, slots: Sequence[Slot], report: Report | None, now: float
 ) -> Row:
-    """A job that has not ended. `now`: what time it is; the state's own is that of the latest event."""
+    """Return the row of a job that has not ended. `now` may be later than the latest event of the state."""
     job = record.job
     started = record.first_start if record.first_start >= 0.0 else None
     return {
@@ -80,7 +80,7 @@ def progress(record: JobRecord, report: Report | None, now: float) -> float:
 
 
 def ended_row(state: State, record: JobRecord, spec: Spec, exit_code: int | None) -> Row:
-    """A job that has ended, as it is kept."""
+    """Return the row of a job that has ended, as the journal keeps it."""
     finished = record.status is Status.FINISHED
     done = 1.0 if finished else min(1.0, record.done / record.job.iterations)
     return {
@@ -131,13 +131,13 @@ def read_story(text: str) -> Row:
 
 
 def workload_row(row: Mapping[str, Any]) -> Row:
-    """A finished job as the simulator reads it, with what became of it here; from its row in the journal."""
+    """Return a finished job for the simulator, with what happened to it here, from its row in the journal."""
     story, spec = read_story(row["story"]), json.loads(row["spec"])
     receipt = story["receipt"]
     same = ("job", "name", "user", "gpus", "submitted", "started", "finished", "batch", "iterations", "model")
-    wishes = {
+    stated = {
         one.name: spec[one.name] for one in SUBMITTED_COLUMNS if one.name in spec and one.name not in (*same, *MEASURED)
     }
     shared = bool(receipt["shares"] or receipt["hosted"])
     account = {"alone_s": receipt["alone_s"], "ran_s": receipt["ran_s"], "shared": shared}
-    return {**{key: story[key] for key in same}, **wishes, **account, "measured": receipt["measured"]}
+    return {**{key: story[key] for key in same}, **stated, **account, "measured": receipt["measured"]}
