@@ -56,7 +56,7 @@ def clock(at: float | None, now: float) -> str:
     """Return the time of day, with the date if it is not today."""
     if at is None:
         return "-"
-    if abs(at - now) > FAR_S:
+    if at - now > FAR_S:
         return "in more than 30 years"
     moment, today = datetime.fromtimestamp(at), datetime.fromtimestamp(now)
     return moment.strftime("%H:%M:%S" if moment.date() == today.date() else "%a %d %b %H:%M")

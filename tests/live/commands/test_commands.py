@@ -157,7 +157,7 @@ def test_a_dry_run_says_what_would_happen_and_queues_nothing(service):
     blocker = service.submit("sleep", "60", gpus=4, exclusive=True, duration_s=60.0)
     service.until(blocker, "running")
     said = service.call("submit", "--dry-run", "--time", "10m", "--", "true")
-    assert said.out.startswith("It would wait.")
+    assert said.out.startswith("The job would wait.")
     service.call("cancel", blocker)
     service.until(blocker, "cancelled")
     assert len(service.json("jobs", "--all")) == before + 1
@@ -253,8 +253,8 @@ def test_replay_compares_policies_on_my_own_history(service):
     assert {mean["policy"] for mean in answer["means"]} == {"fifo", "sjf"}
     assert answer["achieved"]["jobs"] == answer["runs"][0]["jobs"] > 5
     text = service.call("replay").out
-    assert "jobs of my history" in text
-    assert "as it was: mean JCT" in text
+    assert "jobs of the history" in text
+    assert "achieved live: mean JCT" in text
 
 
 def test_doctor(service):
@@ -366,7 +366,7 @@ def test_tables_fit_narrow_terminals(service):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["submit"], "nothing to run"),
+        (["submit"], "no command: give one after --"),
         (["submit", "--gpus", "9", "--", "true"], "asks for 9 GPUs and the cluster has 4"),
         (["submit", "--time", "soon", "--", "true"], "such as"),
         (["submit", "--memory", "8", "--", "true"], "unit"),
@@ -466,7 +466,7 @@ def test_who_waits_or_follows_outlives_a_killed_service_too(tmp_path):
         (tmp_path / "go").touch()
         _, err = waiting.communicate(timeout=30)
         assert waiting.returncode == 5, err
-        assert "the service is away" in err
+        assert "the service does not answer" in err
         assert following.communicate(timeout=30)[0] == "two\n"
         assert following.returncode == 0
     finally:

@@ -103,7 +103,7 @@ def test_whose_uid_jobs_get(monkeypatch):
     monkeypatch.setattr("pwd.getpwnam", lambda name: accounts.account(4321))
     assert uid("somebody") == 4321
     monkeypatch.setattr("pwd.getpwnam", lambda name: accounts.account(0))
-    with pytest.raises(InputError, match="root's"):
+    with pytest.raises(InputError, match="belongs to root"):
         uid("toor")
     assert uid("somebody", as_root=False) is None
     with pytest.raises(InputError, match="does not run as root"):

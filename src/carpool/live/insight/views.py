@@ -1,4 +1,4 @@
-"""Jobs and GPUs as rows of plain data, as the API and the commands show them. It reads the state and changes nothing."""
+"""Jobs and GPUs as rows of plain data, as the API and the commands show them. Nothing is changed here."""
 
 import json
 from collections.abc import Mapping, Sequence
