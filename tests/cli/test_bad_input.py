@@ -1,4 +1,4 @@
-"""Wrong input: one line that says what is wrong and what to do, exit code 2, nothing written; and interruptions."""
+"""Wrong input ends in one line, exit code 2 and nothing written; interrupted commands leave nothing behind."""
 
 import os
 import signal
@@ -57,7 +57,7 @@ def misused(said, *parts: str) -> None:
         ("0,ncf,1,8,9\n", (":1: header lacks job, submitted_s, model, gpus, batch, iterations; expected",)),
     ],
 )
-def test_a_wrong_workload(tmp_path, text, parts):
+def test_a_wrong_workload_is_refused(tmp_path, text, parts):
     path = tmp_path / "jobs.csv"
     path.write_text(text)
     said = process("simulate", "--workload", path, "--out", tmp_path / "deep" / "out", "--json")
@@ -92,12 +92,12 @@ def test_a_job_that_fits_no_gpu_even_at_sub_batch_1(tmp_path):
         (("profiles", "merge", "h200", "h200", "--out", "x.json"), ("h200: the same measurements as in h200",)),
     ],
 )
-def test_a_wrong_name(tmp_path, arguments, parts):
+def test_a_wrong_name_is_refused_with_the_nearest_one(tmp_path, arguments, parts):
     refused(process(*arguments, cwd=tmp_path), *parts)
     assert everything_in(tmp_path) == set()
 
 
-def test_a_binary_file(tmp_path):
+def test_a_binary_file_is_refused(tmp_path):
     path = tmp_path / "w.csv"
     path.write_bytes(os.urandom(5000) + b"\xff\xfe")
     refused(process("simulate", "--workload", path), "w.csv: is not a text file in UTF-8")
@@ -110,18 +110,18 @@ def test_a_binary_file(tmp_path):
     "cluster",
     ["", "16", "x4", "16x", "0x4", "4x0", "-1x4", "1.5x4", "axb", "16x4x2", "9" * 5000 + "x1", "9x99999999"],
 )
-def test_wrong_clusters(cluster):
+def test_wrong_clusters_are_refused(cluster):
     refused(call("simulate", f"--cluster={cluster}"), "write nodes x GPUs per node, for example 16x4")
 
 
 @pytest.mark.parametrize("text", ["n", "n=", "=1", "n=1,n=2", "n=1-900,seed=1-900"])
-def test_wrong_selections(tmp_path, text):
+def test_wrong_selections_are_refused(tmp_path, text):
     path = csv_file(tmp_path, "a,0,ncf,1,8,9")
     for command in ("simulate", "compare"):
         refused(call(command, "--workload", path, "--select", text), "--select")
 
 
-def test_selections_of_what_cannot_be_selected(tmp_path):
+def test_a_selection_that_matches_nothing_is_refused(tmp_path):
     path = csv_file(tmp_path, "1,a,0,ncf,1,8,9", header="seed," + HEADER)
     refused(call("simulate", "--workload", path, "--select", "sed=1"), ":1: no column 'sed'", "did you mean seed?")
     refused(call("simulate", "--workload", path, "--select", "seed=7"), "no jobs with seed=7; seed can be 1")
@@ -134,35 +134,35 @@ def test_selections_of_what_cannot_be_selected(tmp_path):
 
 
 @pytest.mark.parametrize("seeds", ["", "a", "1.5", "-1", "1,,2", "8-1", "1-5000", "1-²", "9" * 5000, "1-" + "9" * 5000])
-def test_wrong_seeds(seeds):
+def test_wrong_seeds_are_refused(seeds):
     said = call("compare", f"--seeds={seeds}") if seeds else call("compare", "--seeds=,")
     refused(said, "--seeds", "write whole numbers such as 1-8")
 
 
 @pytest.mark.parametrize("loads", ["", "a", "0", "-1", "nan", "inf", "1e-300", "1e300", "1,,2"])
-def test_wrong_loads(loads):
+def test_wrong_loads_are_refused(loads):
     refused(call("compare", f"--loads={loads}"), "--loads", "write numbers from 1e-06 to 1e+06")
 
 
 @pytest.mark.parametrize("memory", ["", "24", "GiB", "-1GiB", "0GiB", "infGiB", "1e9GiB", "24XiB", "9" * 400 + "GB"])
-def test_wrong_memory_sizes(memory):
+def test_wrong_memory_sizes_are_refused(memory):
     refused(call("simulate", f"--gpu-memory={memory}"), "--gpu-memory", "with its unit, such as 24GiB")
 
 
 @pytest.mark.parametrize("option", ["--interference", "--truth", "--belief"])
 @pytest.mark.parametrize("xi", ["0.5", "-1", "nan", "inf", "0", "1e300", "nowhere.csv", "nowhere.json", "t4"])
-def test_wrong_slow_downs(option, xi):
+def test_wrong_slow_downs_are_refused(option, xi):
     refused(call("simulate", "--jobs", 3, f"{option}={xi}"))
 
 
 @pytest.mark.parametrize("xi", ["0", "-2", "nan", "inf", "1e300", "x", ""])
-def test_wrong_cells_of_a_matrix(tmp_path, xi):
+def test_wrong_cells_of_a_matrix_are_refused(tmp_path, xi):
     path = csv_file(tmp_path, f"ncf,{xi}", header=",ncf", name="xi.csv")
     jobs = csv_file(tmp_path, "a,0,ncf,1,8,9")
     refused(call("simulate", "--workload", jobs, "--interference", path))
 
 
-def test_a_matrix_that_lacks_a_model_or_a_pair(tmp_path):
+def test_a_matrix_that_lacks_a_model_or_a_pair_is_refused(tmp_path):
     jobs = csv_file(tmp_path, "a,0,ncf,1,8,9", "b,0,bert,1,8,9")
     path = csv_file(tmp_path, "ncf,1.5", header=",ncf", name="xi.csv")
     said = call("simulate", "--workload", jobs, "--interference", path)
@@ -180,7 +180,7 @@ def test_a_matrix_that_lacks_a_model_or_a_pair(tmp_path):
 
 @pytest.mark.parametrize("option", ["--launch-s", "--stop-s", "--duration-error", "--load"])
 @pytest.mark.parametrize("value", ["-1", "nan", "inf", "1e300", "x", ""])
-def test_wrong_numbers(option, value):
+def test_wrong_numbers_are_refused(option, value):
     misused(call("simulate", f"{option}={value}"), f"Invalid value for '{option}'")
 
 
@@ -206,11 +206,11 @@ def test_wrong_numbers(option, value):
         ("workload", "no-such-command"),
     ],
 )
-def test_usage_errors(arguments):
+def test_usage_errors_are_refused(arguments):
     misused(call(*arguments))
 
 
-def test_a_profile_that_will_not_do(tmp_path):
+def test_an_unusable_profile_is_refused(tmp_path):
     refused(call("simulate", "--profile", tmp_path / "none.json"), "none.json: no such profile")
     refused(call("simulate", "--profile", "gavel"), "profile gavel lacks", "try t4")
     jobs = csv_file(tmp_path, "a,0,generic,1,8,9,5", header=DURATION)
@@ -225,7 +225,7 @@ def test_a_profile_that_will_not_do(tmp_path):
 
 @pytest.mark.parametrize("command", [("simulate", "--jobs", 3), ("compare", "--jobs", 3, "--seeds", 1, "--workers", 1)])
 @pytest.mark.parametrize("place", ["file", "file/below", "file/below/deep"])
-def test_a_folder_that_cannot_be_made(tmp_path, command, place):
+def test_a_folder_that_cannot_be_created_is_named(tmp_path, command, place):
     (tmp_path / "file").write_text("a regular file")
     refused(call(*command, "--out", tmp_path / place), f"{tmp_path / place}: cannot write there")
     assert (tmp_path / "file").read_text() == "a regular file"
@@ -233,14 +233,14 @@ def test_a_folder_that_cannot_be_made(tmp_path, command, place):
 
 
 @pytest.mark.parametrize("place", ["file/below.csv", "none/below.csv", "folder"])
-def test_a_workload_file_that_cannot_be_written(tmp_path, place):
+def test_a_workload_file_that_cannot_be_written_is_named(tmp_path, place):
     (tmp_path / "file").write_text("a regular file")
     (tmp_path / "folder").mkdir()
     refused(call("workload", "generate", "--out", tmp_path / place), f"{tmp_path / place}: cannot write there")
     assert everything_in(tmp_path) == {"file", "folder"}
 
 
-def test_a_bad_run_leaves_an_earlier_result_alone(tmp_path):
+def test_a_refused_run_leaves_an_earlier_result_unchanged(tmp_path):
     (tmp_path / "o").mkdir()
     (tmp_path / "o" / "summary.json").write_text("earlier")
     refused(call("simulate", "--workload", tmp_path / "none.csv", "--out", tmp_path / "o"))
@@ -248,7 +248,7 @@ def test_a_bad_run_leaves_an_earlier_result_alone(tmp_path):
     assert (tmp_path / "o" / "summary.json").read_text() == "earlier"
 
 
-def test_an_error_in_a_worker_is_one_line_too(tmp_path):
+def test_an_error_in_a_worker_process_is_one_line(tmp_path):
     path = csv_file(tmp_path, "a,0,ncf,1,8,9", "big,5,ncf,99,8,9")
     said = process("compare", "--workload", path, "--workers", 2, "--out", tmp_path / "o")
     refused(said, f"{path}:3: gpus: job big asks for 99 GPUs")
@@ -268,7 +268,7 @@ LONG_WAITS = [("compare", 0.0), ("compare", 1.0), ("compare few", 1.5), ("simula
 
 
 def processes_of(marker: str) -> list[int]:
-    """Everybody who has the marker in their environment: a command, its workers and whom they started."""
+    """Return the processes that have the marker in their environment: a command, its workers and their children."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -282,7 +282,7 @@ def processes_of(marker: str) -> list[int]:
 
 @pytest.fixture
 def start():
-    """Starts a command in a group of its own, of which nothing outlives the test."""
+    """Start commands in their own process groups and kill what is left at the end of the test."""
     started: list[subprocess.Popen[str]] = []
 
     def begin(*arguments: str, **more: str) -> "subprocess.Popen[str]":
@@ -312,20 +312,20 @@ def gone(marker: str) -> bool:
 @pytest.mark.parametrize("whom", ["process", "group"])
 @pytest.mark.parametrize(("command", "wait_s"), LONG_WAITS)
 def test_an_interrupt_leaves_nothing(tmp_path, start, command, wait_s, whom):
-    """Of the command alone, or of the whole group as a terminal does; early, while workers start, or later."""
+    """The signal goes to the command or to its whole group, as from a terminal, while workers start or later."""
     marker = f"CARPOOL_TEST_MARKER={tmp_path}"
     out_option = ("--out", str(tmp_path / "deep" / "out"))
     running = start(*LONG[command], *out_option, CARPOOL_TEST_MARKER=str(tmp_path), TMPDIR=str(tmp_path))
     deadline = time.monotonic() + 30
     while not (tmp_path / "deep" / "out").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
-    if "compare" in command:  # until there are workers
+    if "compare" in command:  # wait for workers
         while len(processes_of(marker)) < 2 and time.monotonic() < deadline:
             time.sleep(0.02)
     time.sleep(wait_s)
     assert running.poll() is None, "it must still run"
     (os.kill if whom == "process" else os.killpg)(running.pid, signal.SIGINT)
-    out, err = running.communicate(timeout=6)  # far less than a run takes
+    out, err = running.communicate(timeout=6)  # much less than a run takes
     assert running.returncode == 130, err
     assert "Traceback" not in err
     assert err.strip().splitlines()[-1] == "interrupted; nothing was written"
@@ -336,7 +336,7 @@ def test_an_interrupt_leaves_nothing(tmp_path, start, command, wait_s, whom):
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="there is no /proc to look for workers in")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 143), (signal.SIGKILL, -9)])
-def test_whoever_ends_the_command_ends_its_workers(tmp_path, start, number, code):
+def test_the_end_of_a_command_ends_its_workers(tmp_path, start, number, code):
     marker = f"CARPOOL_TEST_MARKER={tmp_path}"
     out_option = ("--out", str(tmp_path / "out"))
     running = start(*LONG["compare"], "--json", *out_option, CARPOOL_TEST_MARKER=str(tmp_path))

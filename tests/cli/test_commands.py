@@ -1,4 +1,4 @@
-"""The command as people and scripts use it: what it prints, what it writes, and what they may rely on."""
+"""The commands of the simulator as users and scripts call them: what they print and write."""
 
 import csv
 import json
@@ -71,7 +71,7 @@ class NoPolicy:
 
 
 def steady(data: dict) -> dict:
-    """Without what differs from run to run."""
+    """Return the summary without the values that differ from run to run."""
     kept = {key: value for key, value in data.items() if key != "cpu_s" and not key.startswith("decision_")}
     return {**kept, "runs": [steady(run) for run in data["runs"]]} if "runs" in data else kept
 
@@ -111,7 +111,7 @@ def test_the_json_that_scripts_rely_on(tmp_path):
 
 
 @pytest.mark.parametrize("policy", PAPER)
-def test_a_run_can_be_repeated(policy):
+def test_the_same_options_give_the_same_result(policy):
     arguments = ("simulate", "--policy", policy, "--jobs", 40, "--load", 3, "--duration-error", 0.3, "--json")
     first, second = (json.loads(process(*arguments, PYTHONHASHSEED=seed).out) for seed in ("1", "2"))
     assert steady(first) == steady(second)
@@ -128,7 +128,7 @@ def test_the_command_does_what_the_function_does(three):
     assert data["makespan_s"] == pytest.approx(220)
 
 
-def test_options_change_the_world(three):
+def test_options_change_the_simulated_world(three):
     def run(*more: object) -> dict:
         said = call("simulate", "--policy", "sjf-ffs", "--workload", three, "--cluster", "1x1", "--json", *more)
         assert said.code == 0, said.err
@@ -162,7 +162,7 @@ def test_gpu_memory_forbids_and_the_limit_can_be_lifted(tmp_path):
     assert shares("--gpu-memory", "1.5GiB") == 0
 
 
-def test_tables_for_people(three):
+def test_tables_are_printed_without_json(three):
     said = call("simulate", "--workload", three, "--cluster", "1x1", "--policy", "sjf-ffs")
     assert said.code == 0
     for part in ("sjf-ffs on", "mean JCT", "makespan", "large (> 4 GPUs)", "generic", "GPU utilisation", "1x1 GPUs"):
@@ -293,7 +293,7 @@ def test_a_comparison_of_the_papers_five_by_default():
     assert "standard error" not in said.out, "there is none of one seed"
 
 
-def test_workloads_of_a_file_are_chosen_and_averaged(tmp_path):
+def test_several_workloads_of_a_file_are_averaged(tmp_path):
     rows = [f"{n},{seed},j{j},{j},ncf,1,64,{100 * seed}" for n in (2, 3) for seed in (1, 2) for j in range(n)]
     path = csv_file(tmp_path, *rows, header="n,seed,name,time,app,gpus,batch,iters")
     said = call(
@@ -327,7 +327,7 @@ def test_generate_show_convert_and_simulate_belong_together(tmp_path):
     assert steady({**read, "workload": ""}) == steady({**made, "workload": ""})
 
 
-def test_show_tells_the_load(tmp_path):
+def test_show_computes_the_load(tmp_path):
     path = csv_file(tmp_path, "a,0,generic,2,1,9,300", "b,100,generic,1,1,9,400", header=HEADER + ",duration_s")
     facts = json.loads(call("workload", "show", path, "--gpus", 4, "--json").out)
     assert facts["gpu_s"] == 1000
@@ -403,7 +403,7 @@ def test_options_of_policies():
         ("nowhere.py:P", "policy file nowhere.py does not exist"),
     ],
 )
-def test_policies_that_cannot_be_made(text, part):
+def test_wrong_policies_are_refused(text, part):
     with pytest.raises(InputError) as caught:
         policies.make(text)
     assert part in str(caught.value)
@@ -438,14 +438,14 @@ def test_a_policy_from_a_file_in_a_comparison(own, three):
         (":Longest:impatience=1", "did you mean patience?"),
     ],
 )
-def test_files_that_hold_no_such_policy(own, rest, part):
+def test_a_file_without_the_policy_is_refused(own, rest, part):
     with pytest.raises(InputError) as caught:
         policies.make(f"{own}{rest}")
     assert part in str(caught.value)
 
 
 @pytest.mark.parametrize("code", ["raise RuntimeError('two\\nlines')", "def broken(:", "import no_such_module_at_all"])
-def test_a_policy_file_that_does_not_load(tmp_path, code):
+def test_a_policy_file_that_does_not_load_is_refused(tmp_path, code):
     path = tmp_path / "bad.py"
     path.write_text(code)
     said = process("simulate", "--policy", f"{path}:P")
@@ -454,7 +454,7 @@ def test_a_policy_file_that_does_not_load(tmp_path, code):
     assert said.err.count("\n") == 1
 
 
-def test_an_illegal_plan_is_told_in_one_line(own, three):
+def test_an_illegal_plan_is_reported_in_one_line(own, three):
     said = process("simulate", "--policy", f"{own}:Rude", "--workload", three, "--cluster", "1x1", "--jobs-per-gpu", 1)
     assert said.code == 2
     assert said.err.startswith(f"error: policy {own}:Rude: GPU 0: 2 jobs on one GPU")
@@ -462,7 +462,7 @@ def test_an_illegal_plan_is_told_in_one_line(own, three):
 
 
 class FakePoint:
-    """What an installed package offers."""
+    """An entry point of an installed package."""
 
     def __init__(self, name: str, what: object) -> None:
         self.name, self.value, self._what = name, f"pkg:{name}", what
@@ -474,7 +474,7 @@ class FakePoint:
 
 
 class Shorter(Sjf):
-    """From another package."""
+    """A policy of another package."""
 
     name = "shorter"
     size: str = "s"
@@ -504,11 +504,11 @@ def test_policies_of_installed_packages():
         policies.make("number")
     said = call("policies")
     assert said.code == 0, "one broken package must not hide the other policies"
-    assert "From another package." in said.out
+    assert "A policy of another package." in said.out
     assert "does not load" in said.out
     listed = json.loads(call("policies", "--json").out)
     assert "does not load" in listed["broken"]["error"]
-    assert listed["shorter"]["summary"] == "From another package."
+    assert listed["shorter"]["summary"] == "A policy of another package."
 
 
 # ---- the command itself --------------------------------------------------------------------------------------------
@@ -557,18 +557,18 @@ def test_a_misspelt_command_is_corrected():
         ("", "known: bert, ncf"),
     ],
 )
-def test_the_nearest_name(word, hint):
+def test_the_nearest_name_is_suggested(word, hint):
     assert nearest(word, ["ncf", "bert"]) == hint
 
 
-def test_the_nearest_of_no_names():
+def test_no_name_is_suggested_where_there_are_none():
     assert nearest("x", []) == "known: none"
 
 
 @pytest.mark.parametrize(
     "arguments", [("workload", "generate", "--jobs", "20000"), ("policies",), ("simulate", "--json")]
 )
-def test_a_reader_that_goes_away_is_no_error(arguments):
+def test_a_closed_pipe_is_no_error(arguments):
     writer = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
     assert writer.stdout is not None
     writer.stdout.close()
@@ -578,13 +578,13 @@ def test_a_reader_that_goes_away_is_no_error(arguments):
     assert writer.returncode in (1, 141)
 
 
-def test_a_terminal_without_greek_letters():
+def test_a_terminal_without_greek_letters_shows_question_marks():
     said = process("simulate", "--jobs", 5, PYTHONIOENCODING="ascii")
     assert said.code == 0, said.err
     assert "? 1.5" in said.out
 
 
-def test_starting_is_quick_because_heavy_modules_wait():
+def test_heavy_modules_are_not_imported_at_the_start():
     code = "import sys, carpool.cli; carpool.cli.cli.get_command(None, 'simulate'); print(' '.join(sys.modules))"
     out = subprocess.run([COMMAND[0], "-c", code], capture_output=True, text=True, env=environment(), check=True).stdout
     assert not {"numpy", "scipy", "matplotlib", "torch", "rich"} & set(out.split())

@@ -1,4 +1,4 @@
-"""A home for every test, and a real service for those of the commands and the API: one for a module, to save time."""
+"""Fixtures of the live tests: a home for each test, and one real service for each module, to save time."""
 
 import os
 import tempfile
@@ -17,7 +17,7 @@ def home(tmp_path) -> Home:
 
 @pytest.fixture
 def quick_home():
-    """A home in memory, where there is such a place: for tests in which syncing proves nothing."""
+    """A home in memory, where the system has such a place, for tests that do not depend on syncing."""
     shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
         yield Home(folder)

@@ -85,7 +85,7 @@ def test_a_required_field_must_be_given(field):
         st.none() | st.integers() | st.text() | st.lists(st.text()) | st.floats(),
     )
 )
-def test_nothing_but_an_input_error_comes_of_bad_input(data):
+def test_bad_input_raises_only_input_errors(data):
     try:
         spec = parse(data)
     except InputError:

@@ -13,11 +13,11 @@ from carpool.live.text import harmless, printable, span
 
 
 @given(st.text())
-def test_nothing_that_a_terminal_obeys_is_left(text):
+def test_printable_text_has_no_control_characters(text):
     assert printable(text).isprintable()
 
 
-def test_what_is_harmless_stays():
+def test_harmless_text_is_unchanged():
     assert printable("résumé ξ 模型") == "résumé ξ 模型"
     assert printable("a\x1b[2Jb\u202e") == "a\\x1b[2Jb\\u202e"
 
@@ -47,11 +47,11 @@ def test_a_harmless_log_holds_no_escape_but_colours(data):
         (None, "-"),
     ],
 )
-def test_spans(seconds, shown):
+def test_durations_are_shown_in_two_units(seconds, shown):
     assert span(seconds) == shown
 
 
-def test_a_job_that_waits_again_does_not_seem_to_run():
+def test_a_job_that_waits_again_is_not_shown_as_running():
     row = {"job": "1", "name": "", "user": "a", "status": "pending", "gpus": 1, "submitted": time.time() - 100.0}
     row |= {"started": row["submitted"] + 10.0, "finished": None, "ran_s": 20.0, "progress": 0.0}
     console = Console(file=io.StringIO(), width=200)

@@ -1,4 +1,4 @@
-"""Workload files: every format we read, what comes of each field, and how a mistake is pointed out."""
+"""Workload files: every format, every field, and the message for each mistake."""
 
 import io
 import os
@@ -44,14 +44,14 @@ def test_all_optional_columns_are_read(tmp_path):
     )
 
 
-def test_columns_in_any_order_and_unknown_ones_besides(tmp_path):
+def test_columns_may_have_any_order_and_unknown_ones_are_ignored(tmp_path):
     path = csv_file(tmp_path, "9,x,7,2,0,bert,a", header="iterations,colour,batch,gpus,submitted_s,model,job")
     assert read(path).jobs == (Job("a", 0.0, "bert", 2, 7, 9),)
 
 
 @pytest.mark.parametrize("ending", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
-def test_line_endings_byte_order_mark_blank_lines_and_spaces(tmp_path, ending, mark):
+def test_line_endings_byte_order_marks_blank_lines_and_spaces_are_accepted(tmp_path, ending, mark):
     lines = ["job, submitted_s ,model,gpus,batch,iterations", "", " a , 1 ,bert, 1 ,8,10", "  ", ' "b" ,2,ncf,1,8,10']
     path = tmp_path / "w.csv"
     path.write_bytes(mark + ending.join([*lines, "", ""]).encode())
@@ -91,13 +91,13 @@ def test_the_same_name_twice_in_after_counts_once(tmp_path):
 POLLUX = "name,time,app,gpus,batch,iters"
 
 
-def test_pollux_gives_the_batch_of_the_gang_and_we_take_that_of_a_gpu(tmp_path):
+def test_the_batch_of_a_pollux_file_is_divided_among_the_gpus(tmp_path):
     path = csv_file(tmp_path, "a,110,bert,3,10,7", "b,120,ncf,1,10,7", "c,130,ncf,16,10,7", header=POLLUX)
     assert [(job.gpus, job.batch) for job in read(path).jobs] == [(3, 4), (1, 10), (16, 1)], "rounded up, at least 1"
     assert read(path).jobs[0] == Job("a", 110.0, "bert", 3, 4, 7, elastic=True)
 
 
-def test_pollux_durations_where_given(tmp_path):
+def test_pollux_durations_are_optional(tmp_path):
     path = csv_file(tmp_path, "a,0,bert,1,10,7,99.5", "b,0,bert,1,10,7,", header=POLLUX + ",dur")
     assert [job.duration_s for job in read(path).jobs] == [99.5, None]
 
@@ -138,14 +138,14 @@ def test_rows_are_selected_by_column(tmp_path):
     assert len(read(path, {"n": "240.0"}).jobs) == 2, "numbers are compared as numbers"
 
 
-def test_several_workloads_in_a_file_are_told_apart_with_select(tmp_path):
+def test_several_workloads_in_a_file_need_a_selection(tmp_path):
     message = complaint(many(tmp_path))
     assert message.startswith("jobs.csv:3: job 'a' is already in line 2")
     assert "--select n=…,seed=…" in message
     assert "--select" not in complaint(csv_file(tmp_path, "a,0,ncf,1,1,1", "a,0,ncf,1,1,1"))
 
 
-def test_nothing_selected_tells_what_could_be(tmp_path):
+def test_an_empty_selection_names_the_possible_values(tmp_path):
     assert complaint(many(tmp_path), n="999") == "jobs.csv: no jobs with n=999; n can be 120, 240"
     assert complaint(many(tmp_path), sed="1").startswith("jobs.csv:1: no column 'sed' to select by: did you mean seed?")
 
@@ -158,12 +158,12 @@ def test_selections_expand_to_all_combinations():
 
 
 @pytest.mark.parametrize("text", ["n", "=3", "n=", "n=1,n=2", "n=1-100,seed=1-100"])
-def test_selections_that_will_not_do(text):
+def test_malformed_selections_are_refused(text):
     with pytest.raises(InputError, match="--select"):
         expand_selection(text)
 
 
-def test_lists_of_seeds_and_loads():
+def test_lists_of_seeds_and_loads_are_sorted_and_unique():
     assert parse_seeds("1-3,7, 2") == [1, 2, 3, 7]
     assert parse_loads("0.5,1,2,1.0") == [0.5, 1.0, 2.0]
 
@@ -198,13 +198,13 @@ def test_a_wrong_value_is_named_with_file_line_field_and_remedy(tmp_path, field,
 
 
 @pytest.mark.parametrize(("field", "value"), [("timestamp", "yesterday"), ("timestamp", ""), ("duration", "-1")])
-def test_wrong_values_in_philly_files(tmp_path, field, value):
+def test_wrong_values_in_philly_files_are_named(tmp_path, field, value):
     row = {"timestamp": "2017-10-09 07:00:00", "duration": "5", "num_gpus": "1"} | {field: value}
     path = csv_file(tmp_path, ",".join(row.values()), header=",".join(row))
     assert complaint(path).startswith(f"jobs.csv:2: {field}: ")
 
 
-def test_a_time_before_the_calendar_is_no_time(tmp_path):
+def test_a_time_before_the_calendar_is_refused(tmp_path):
     path = csv_file(tmp_path, "0001-01-01T00:00:00+14:00,5,1", header="timestamp,duration,num_gpus")
     assert complaint(path).startswith("jobs.csv:2: timestamp: ")
 
@@ -230,13 +230,13 @@ def test_a_time_before_the_calendar_is_no_time(tmp_path):
         ("job,submitted_s,model,gpus,batch,iterations\n" + "a" * 200_000, "jobs.csv:2: is not CSV: field larger"),
     ],
 )
-def test_files_that_are_not_workloads(tmp_path, text, expected):
+def test_a_file_that_is_not_a_workload_is_refused(tmp_path, text, expected):
     path = tmp_path / "jobs.csv"
     path.write_text(text)
     assert complaint(path).startswith(expected)
 
 
-def test_what_cannot_be_read(tmp_path):
+def test_an_unreadable_file_is_named(tmp_path):
     (tmp_path / "binary.csv").write_bytes(bytes(range(256)))
     assert "binary.csv: is not a text file" in complaint(tmp_path / "binary.csv")
     assert "cannot be read" in complaint(tmp_path)
@@ -245,7 +245,7 @@ def test_what_cannot_be_read(tmp_path):
     assert "cannot be read" in complaint(tmp_path / ("x" * 300 + ".csv"))
 
 
-def test_an_unknown_name_that_is_no_file_either():
+def test_an_unknown_workload_is_refused_with_the_nearest_name():
     with pytest.raises(InputError, match="did you mean philly-like"):
         load_workload("philly-lik", {}, None, 1.0, 1, "t4")
     with pytest.raises(InputError, match="unknown workload"):
@@ -259,7 +259,7 @@ def jobs_after(**after: str) -> Workload:
     return Workload(tuple(Job(name, 0.0, "ncf", 1, 1, 1, after=tuple(a.split())) for name, a in after.items()))
 
 
-def test_dependencies_that_can_be_met_pass():
+def test_dependencies_that_can_be_met_are_accepted():
     check_dependencies(jobs_after(a="", b="a", c="a b", d="c"))
 
 
@@ -272,14 +272,14 @@ def test_dependencies_that_can_be_met_pass():
         ({"apple": "", "b": "appel"}, "there is no job 'appel' to wait for: did you mean apple?"),
     ],
 )
-def test_dependencies_that_cannot(after, part):
+def test_dependencies_that_cannot_be_met_are_refused(after, part):
     with pytest.raises(InputError) as caught:
         check_dependencies(jobs_after(**after))
     assert part in str(caught.value)
     assert "after: " in str(caught.value)
 
 
-def test_a_circle_is_pointed_to_by_line(tmp_path):
+def test_a_circle_of_dependencies_is_named_with_its_line(tmp_path):
     path = csv_file(
         tmp_path,
         "z,0,ncf,1,8,9,",
@@ -296,7 +296,7 @@ def test_a_long_chain_is_checked_quickly():
     check_dependencies(Workload(tuple(jobs)))  # a pass over all jobs for each link would take minutes
 
 
-def test_two_jobs_of_one_name_are_refused():
+def test_two_jobs_with_one_id_are_refused():
     job = Job("a", 0.0, "ncf", 1, 1, 1)
     check_ids(Workload((job,)))
     with pytest.raises(InputError, match="job 'a' exists twice"):
@@ -307,7 +307,7 @@ def test_two_jobs_of_one_name_are_refused():
 
 
 @given(st.floats(1e-3, 1e3), st.lists(st.floats(0, 1e6), min_size=1, max_size=5))
-def test_a_load_squeezes_the_arrivals_and_nothing_else(load, times):
+def test_a_load_changes_only_the_arrivals(load, times):
     jobs = tuple(Job(str(n), time, "ncf", 2, 8, 9, duration_s=7.0) for n, time in enumerate(sorted(times)))
     faster = Workload(jobs, "w").at_load(load)
     for before, after in zip(jobs, faster.jobs, strict=True):
@@ -346,14 +346,14 @@ def workloads(draw) -> Workload:
 
 
 @given(workloads())
-def test_what_is_written_is_read_again(tmp_path_factory, workload):
+def test_a_written_workload_is_read_again(tmp_path_factory, workload):
     path = tmp_path_factory.mktemp("round") / "w.csv"
     with open(path, "w", newline="", encoding="utf-8") as file:
         write(workload, file)
     assert read(path).jobs == workload.jobs
 
 
-def test_columns_that_nobody_uses_are_left_out():
+def test_unused_columns_are_not_written():
     jobs = (Job("a", 3.0, "bert", 1, 8, 9), Job("b", 4.25, "bert", 1, 8, 9, user="eve"))
     file = io.StringIO()
     write(Workload(jobs), file)
@@ -366,7 +366,7 @@ def test_columns_that_nobody_uses_are_left_out():
 
 
 @needs_data
-def test_the_calibrated_workloads():
+def test_the_calibrated_workloads_are_read():
     workload = read(f"{DATA}/calibrated/workloads.csv", {"n": "240", "seed": "3"})
     assert len(workload.jobs) == 240
     assert {job.model for job in workload.jobs} <= {"bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3"}

@@ -15,7 +15,7 @@ START_S = 60.0
 
 
 class Served:
-    """A running `carpool serve`, and how to talk to it."""
+    """A running `carpool serve` and its client."""
 
     def __init__(self, home: Path, *options: str) -> None:
         self.home = home
@@ -49,7 +49,7 @@ class Served:
 
     def end(self) -> None:
         """Leave nothing running: neither the service nor any of its jobs."""
-        with contextlib.suppress(ValueError, TypeError):  # there is none
+        with contextlib.suppress(ValueError, TypeError):  # no service runs
             client = self.client()
             for row in client.jobs():
                 with contextlib.suppress(ValueError):
@@ -71,13 +71,13 @@ class Served:
         return Client(self.url, token or self.token)
 
     def call(self, *arguments: object, token: str | None = None, cwd: Path | None = None, **more: str | None) -> Said:
-        """A command as `main` would run it, without the cost of a process."""
+        """Call a command as `main` would, without the cost of a process."""
         env = {"CARPOOL_HOME": str(self.home), "CARPOOL_TOKEN": token, **more}
         with contextlib.chdir(cwd or "/"):
             return call(*arguments, env=env)
 
     def run(self, *arguments: object, token: str | None = None, **more: str) -> Said:
-        """The real command."""
+        """Run the command as a process."""
         if token:
             more["CARPOOL_TOKEN"] = token
         return process(*arguments, CARPOOL_HOME=str(self.home), **more)
@@ -88,7 +88,7 @@ class Served:
         return json.loads(said.out)
 
     def submit(self, *command: str, token: str | None = None, **fields) -> str:
-        """Through the API: quicker than a process."""
+        """Submit through the API, which is quicker than a process."""
         request = {"command": list(command or ("sleep", "60")), "directory": "/", "grace_s": 1.0, **fields}
         return self.client(token).post("/v1/jobs", request)["job"]
 

@@ -1,4 +1,4 @@
-"""Every command of the live service, typed as a user would, against a real one."""
+"""Every command of the live service, called as a user would, against a real service."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def test_submit_and_jobs_as_scripts_rely_on_them(service):
     assert job not in {row["job"] for row in service.json("jobs")}
 
 
-def test_wait_gives_the_jobs_own_exit_code(service):
+def test_wait_returns_the_exit_code_of_the_job(service):
     assert service.run("submit", "--wait", "--", "true").code == 0
     said = service.run("submit", "--wait", "--json", "--", "sh", "-c", "exit 7")
     assert said.code == 7
@@ -48,8 +48,8 @@ def test_wait_gives_the_jobs_own_exit_code(service):
     assert service.call("submit", "--wait", "--", "no-such-program-here").code not in (0, 2)
 
 
-def test_wait_says_130_for_a_job_that_was_cancelled(service):
-    """Whether it was waiting or running, and however its workers took the signal."""
+def test_wait_returns_130_for_a_cancelled_job(service):
+    """It does not matter whether it waited or ran, or how its workers handled the signal."""
     for script in ("sleep 60", "trap 'exit 0' TERM; while true; do sleep 0.1; done"):
         with subprocess.Popen(
             [*COMMAND, "submit", "--wait", "--json", "--", "sh", "-c", script],
@@ -62,8 +62,8 @@ def test_wait_says_130_for_a_job_that_was_cancelled(service):
             assert waiting.wait(30) == 130
 
 
-def test_terminated_twice_it_says_that_the_job_goes_on(service):
-    """`timeout 60 carpool submit --wait …` sends the signal to us and to our group."""
+def test_a_terminated_wait_says_that_the_job_goes_on(service):
+    """`timeout 60 carpool submit --wait …` sends the signal to the command and to its group."""
     with subprocess.Popen(
         [*COMMAND, "submit", "--wait", "--", "sleep", "60"],
         env=environment(CARPOOL_HOME=str(service.home)),
@@ -83,7 +83,7 @@ def test_terminated_twice_it_says_that_the_job_goes_on(service):
 
 
 def newest(service, state) -> str:
-    """The only job there is, once it is in that state."""
+    """Wait for the only job to reach a status and return its id."""
     until = time.monotonic() + 20
     while time.monotonic() < until:
         rows = [row for row in service.json("jobs") if row["status"] == state]
@@ -93,8 +93,8 @@ def newest(service, state) -> str:
     raise AssertionError(f"no job is {state}")
 
 
-def test_what_a_command_gets(service, tmp_path):
-    """The words as they are, the directory, --env and nothing else of ours."""
+def test_a_command_gets_its_words_directory_and_environment(service, tmp_path):
+    """The words are not changed, and no other variable of the caller is passed on."""
     script = "import os, sys, json; print(json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]))"
     words = ["--gpus", "9", "a b", "$HOME", "*"]
     said = service.call(
@@ -112,7 +112,7 @@ def test_what_a_command_gets(service, tmp_path):
     assert service.token not in json.dumps(env)
 
 
-def test_a_job_file_and_options_that_beat_it(service, tmp_path):
+def test_options_override_a_job_file(service, tmp_path):
     (tmp_path / "job.yaml").write_text("name: from-file\ncommand: [sh, -c, 'echo $SEED']\ngpus: 3\nenv: {SEED: 5}\n")
     said = service.call("submit", "--wait", "--gpus", 1, "--json", tmp_path / "job.yaml")
     job = json.loads(said.out)["job"]
@@ -121,7 +121,7 @@ def test_a_job_file_and_options_that_beat_it(service, tmp_path):
     assert service.call("logs", job).out == "5\n"
 
 
-def test_arrays_and_dependencies(service):
+def test_a_job_starts_after_all_jobs_of_an_array(service):
     first = json.loads(service.call("submit", "--array", "0-2", "--name", "part", "--json", "--", "sleep", "0.1").out)
     assert len(first["jobs"]) == 3
     names = {row["job"]: row["name"] for row in service.json("jobs", "--all")}
@@ -133,7 +133,7 @@ def test_arrays_and_dependencies(service):
     assert row["started"] >= max(service.json("show", job)["finished"] for job in first["jobs"])
 
 
-def test_a_snapshot_is_what_runs(service, tmp_path):
+def test_a_job_runs_the_copy_of_its_directory(service, tmp_path):
     (tmp_path / "train.sh").write_text("echo as submitted")
     (tmp_path / ".git").mkdir()
     blocker = service.submit("sleep", "1", gpus=4, exclusive=True)
@@ -166,7 +166,7 @@ def test_a_dry_run_says_what_would_happen_and_queues_nothing(service):
 # ---- looking ---------------------------------------------------------------------------------------------------------
 
 
-def test_explain_tells_why_who_and_when(service):
+def test_explain_names_the_reason_the_mates_and_the_times(service):
     host = service.submit("sleep", "60", gpus=4, duration_s=1000.0, name="host")
     service.until(host, "running")
     guest = service.submit("sleep", "60", duration_s=5.0, name="guest")
@@ -223,8 +223,8 @@ def test_logs_follow_into_the_next_attempt_and_miss_nothing(service):
     assert service.call("logs", said["job"]).out.split() == ["3.1", "3.2", "3.3"]
 
 
-def test_a_job_that_does_not_report_is_done_as_far_as_its_time(service):
-    """The queue and `explain` say the same, at any moment, whatever the last event was."""
+def test_the_progress_of_a_silent_job_follows_its_stated_duration(service):
+    """The queue and `show` agree at any moment, whatever the last event was."""
     job = json.loads(service.call("submit", "--time", "2s", "--json", "--", "sleep", "60").out)["job"]
     service.until(job, "running")
     time.sleep(1.2)
@@ -235,7 +235,7 @@ def test_a_job_that_does_not_report_is_done_as_far_as_its_time(service):
     service.until(job, "cancelled")
 
 
-def test_gpus_history_and_accuracy(service):
+def test_gpus_history_and_accuracy_are_shown(service):
     gpus = service.json("gpus")
     assert [gpu["gpu"] for gpu in gpus["nodes"][0]["gpus"]] == [f"node0:{n}" for n in range(4)]
     assert gpus["mechanism"] == "logical"
@@ -248,7 +248,7 @@ def test_gpus_history_and_accuracy(service):
     assert "within range" in service.call("history", "--accuracy").out
 
 
-def test_replay_compares_policies_on_my_own_history(service):
+def test_replay_compares_policies_on_the_history(service):
     answer = service.json("replay", "--policy", "fifo", "--policy", "sjf")
     assert {mean["policy"] for mean in answer["means"]} == {"fifo", "sjf"}
     assert answer["achieved"]["jobs"] == answer["runs"][0]["jobs"] > 5
@@ -257,7 +257,7 @@ def test_replay_compares_policies_on_my_own_history(service):
     assert "achieved live: mean JCT" in text
 
 
-def test_doctor(service):
+def test_doctor_finds_a_token_file_that_others_can_read(service):
     findings = service.json("doctor")
     assert not [finding for finding in findings if finding["level"] == "error"]
     assert any(finding["what"] == "service" and "answers" in finding["found"] for finding in findings)
@@ -273,14 +273,14 @@ def test_doctor(service):
 # ---- changing --------------------------------------------------------------------------------------------------------
 
 
-def test_hold_release_priority_requeue_cancel(service):
+def test_jobs_are_held_released_reprioritized_requeued_and_cancelled(service):
     blocker = service.submit("sleep", "60", gpus=4, exclusive=True)
     service.until(blocker, "running")
     first, second = service.submit(gpus=4, exclusive=True), service.submit(gpus=4, exclusive=True)
     assert service.json("priority", second, 9)["job"] == second
     assert max(service.json("jobs"), key=lambda row: row["priority"])["job"] == second
     assert service.call("hold", second).out == f"job {second} is pending, on hold\n"
-    assert "stays on hold" in service.call("hold", blocker).out  # it runs, and goes on
+    assert "stays on hold" in service.call("hold", blocker).out  # it keeps running
     assert service.call("release", blocker).out == f"job {blocker} is running\n"
     assert "on hold" in next(row["reason"] for row in service.json("jobs") if row["job"] == second)
     assert service.call("release", first).code == 2
@@ -296,14 +296,14 @@ def test_hold_release_priority_requeue_cancel(service):
         service.until(job, "cancelled")
 
 
-def test_priority_below_zero(service):
+def test_a_negative_priority_follows_two_dashes(service):
     job = service.submit(gpus=4, exclusive=True)
     assert service.call("priority", job, "--", "-5").code == 0
     service.call("cancel", job)
     service.until(job, "cancelled")
 
 
-def test_users_by_command(service):
+def test_users_are_added_limited_and_revoked(service):
     said = service.call("user", "add", "erin", "--max-jobs", 2)
     token = said.out.strip()
     assert (said.code, len(token)) == (0, 43)
@@ -325,7 +325,7 @@ def test_users_by_command(service):
 
 
 def on_a_terminal(service, *arguments, width=60):
-    """What a person would see: a pseudo-terminal of that width."""
+    """Return the output on a pseudo-terminal of that width."""
     ours, theirs = pty.openpty()
     env = environment(CARPOOL_HOME=str(service.home), COLUMNS=str(width), TERM="xterm")
     done = subprocess.Popen([*COMMAND, *arguments], stdout=theirs, stderr=theirs, stdin=theirs, env=env)
@@ -344,7 +344,7 @@ def on_a_terminal(service, *arguments, width=60):
     return seen.decode()
 
 
-def test_a_log_cannot_play_with_the_terminal_and_piped_it_is_as_it_was(service):
+def test_a_log_is_harmless_on_a_terminal_and_unchanged_in_a_pipe(service):
     job = service.submit("printf", "a\\033[31mb\\033[2J\\033]0;title\\007c\\n")
     service.until(job, "finished")
     assert on_a_terminal(service, "logs", job).replace("\r\n", "\n") == "a\x1b[31mbc\n"
@@ -399,20 +399,20 @@ def test_wrong_input_gets_one_line_and_exit_code_2(service, arguments, words, tm
 
 
 @pytest.mark.parametrize("command", ["jobs", "gpus", "history", "replay"])
-def test_without_a_service_there_is_one_clear_line(tmp_path, command):
+def test_without_a_service_a_command_prints_one_line(tmp_path, command):
     said = process(command, CARPOOL_HOME=str(tmp_path / "none"))
     assert said.code == 2
     assert "`carpool serve`" in said.err
     assert len(said.err.splitlines()) == 1
 
 
-def test_clients_by_address_and_token(service, tmp_path):
+def test_a_client_finds_the_service_by_address_and_token(service, tmp_path):
     elsewhere = str(tmp_path / "none")
     said = process("jobs", "--json", CARPOOL_HOME=elsewhere, CARPOOL_URL=service.url, CARPOOL_TOKEN=service.token)
     assert said.code == 0
     assert process("jobs", CARPOOL_HOME=elsewhere, CARPOOL_URL=service.url, CARPOOL_TOKEN="wrong").code == 2
     said = process("jobs", CARPOOL_HOME=elsewhere, CARPOOL_URL="http://gpu.example:1")
-    assert "CARPOOL_TOKEN" in said.err  # the home's token is not sent to strangers
+    assert "CARPOOL_TOKEN" in said.err  # the home's token is not sent to other hosts
     assert process("jobs", CARPOOL_URL="ftp://x", CARPOOL_TOKEN="x" * 43).code == 2
     with socket.create_server(("127.0.0.1", 0)) as other:
         url = f"http://127.0.0.1:{other.getsockname()[1]}"
@@ -435,7 +435,7 @@ def test_a_busy_port_and_a_home_in_use_are_one_line_each(service, tmp_path):
         said = process("serve", "--home", tmp_path / "other", option, "nonsense")
         assert (said.code, len(said.err.splitlines())) == (2, 1)
         assert "nonsense" in said.err
-    assert service.json("jobs") is not None  # the first one did not notice
+    assert service.json("jobs") is not None  # the first service is not disturbed
 
 
 def test_the_home_is_private_and_no_process_shows_a_token(service):
@@ -445,8 +445,8 @@ def test_the_home_is_private_and_no_process_shows_a_token(service):
     assert service.token not in lines
 
 
-def test_who_waits_or_follows_outlives_a_killed_service_too(tmp_path):
-    """It comes back at another address; exit code and log are still the job's own."""
+def test_waiting_and_following_survive_a_killed_service(tmp_path):
+    """The service comes back at another address; the exit code and the log are those of the job."""
     served = Served(tmp_path / "home", "--gpus", "1").start()
     try:
         script = f"echo one; while ! test -e {tmp_path}/go; do sleep 0.1; done; echo two; exit 5"
@@ -484,7 +484,7 @@ def test_sigterm_ends_the_service_and_not_the_jobs(tmp_path):
         assert time.monotonic() - began < 10
         while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().strip():
             time.sleep(0.05)
-        os.kill(int((tmp_path / "pid").read_text()), 0)  # still there
+        os.kill(int((tmp_path / "pid").read_text()), 0)  # it still runs
         assert process("jobs", CARPOOL_HOME=str(served.home)).code == 2
         served.start()
         (tmp_path / "go").touch()

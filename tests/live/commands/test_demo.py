@@ -1,4 +1,4 @@
-"""The demo with two of its dozen: real PyTorch trainings, one of them a gang, and nothing left behind."""
+"""The demo runs real PyTorch trainings, one of them a gang, and leaves nothing behind."""
 
 import re
 import subprocess
@@ -11,13 +11,13 @@ from tests.support.command_line import call
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'carpool[train]'")
 
 
-def test_two_trainings_and_the_comparison(monkeypatch):
+def test_the_demo_runs_two_trainings_and_compares(monkeypatch):
     few = (demo.DemoJob("gang", 2, 40, 64, 5), demo.DemoJob("short", 1, 20, 64, 5))
     monkeypatch.setattr(demo, "DOZEN", few)
     monkeypatch.setattr(demo, "PAUSE_S", 0.2)
     said = call("demo")
     assert said.code == 0, said.out + said.err
-    assert said.out.count("finished") == 3  # two lines, and the sum
+    assert said.out.count("finished") == 3  # one line for each job, and the summary
     assert "2 of 2 jobs finished" in said.out
     for name in (
         r"achieved, live \(sjf-bsbf\) .* measured",

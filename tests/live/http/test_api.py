@@ -1,4 +1,4 @@
-"""The HTTP API of a real service: answers, rights, hostile requests, and whatever schemathesis thinks of."""
+"""The HTTP API of a real service: answers, rights, hostile requests, and requests that schemathesis generates."""
 
 import http.client
 import json
@@ -24,7 +24,7 @@ CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance,
 
 
 def ask(service, method, path, body=None, token=None, **headers):
-    """Status and answer of a request as it is, without a client's manners."""
+    """Send a request without the client's checks; return the status and the answer."""
     parts = urlsplit(service.url)
     connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=20)
     given = {"Authorization": f"Bearer {token or service.token}", **headers}
@@ -62,7 +62,7 @@ def test_the_token_is_documented(service):
     assert document["paths"]["/health"]["get"]["security"] == []
 
 
-def test_users_see_the_queue_and_touch_only_what_is_theirs(service, alice, bob):
+def test_users_see_the_queue_and_change_only_their_own_jobs(service, alice, bob):
     job = service.submit("sh", "-c", "echo secret; sleep 60", token=alice, env={"KEY": "s3cret"}, name="hers")
     service.until(job, "running")
     hers, his, admin = service.client(alice), service.client(bob), service.client()
@@ -84,7 +84,7 @@ def test_users_see_the_queue_and_touch_only_what_is_theirs(service, alice, bob):
     assert "s3cret" not in json.dumps(his.get("/v1/history")) + json.dumps(his.get("/v1/workload"))
 
 
-def test_users_are_the_administrators_business(service, alice):
+def test_only_the_administrator_manages_users(service, alice):
     hers = service.client(alice)
     assert refused(hers.get, "/v1/users") == 403
     assert refused(hers.post, "/v1/users", {"name": "mallory"}) == 403
@@ -92,7 +92,7 @@ def test_users_are_the_administrators_business(service, alice):
     assert refused(hers.put, "/v1/users/alice/limits", {"max_jobs": 100}) == 403
 
 
-def test_a_revoked_user_is_shut_out_at_once_and_may_come_back(service):
+def test_a_revoked_token_is_refused_at_once_and_a_new_one_can_be_made(service):
     admin = service.client()
     token = admin.post("/v1/users", {"name": "carol"})["token"]
     assert service.client(token).get("/v1/me") == {"name": "carol", "admin": False}
@@ -107,7 +107,7 @@ def test_a_revoked_user_is_shut_out_at_once_and_may_come_back(service):
     assert refused(admin.delete, "/v1/users/nobody-here") == 404
 
 
-def test_limits(service):
+def test_limits_of_a_user_hold(service):
     admin = service.client()
     token = admin.post("/v1/users", {"name": "dave", "max_jobs": 1, "max_gpus": 2, "max_priority": 3})["token"]
     assert refused(service.submit, token=token, gpus=3) == 422
@@ -137,7 +137,7 @@ def test_no_token_or_hash_is_ever_shown_or_kept(service, alice):
 # ---- lists and logs --------------------------------------------------------------------------------------------------
 
 
-def test_pages(service):
+def test_lists_come_in_pages(service):
     jobs = service.client().post("/v1/jobs", {"command": ["true"], "directory": "/", "array": "0-6"})["jobs"]
     for job in jobs:
         service.until(job, "finished")
@@ -156,7 +156,7 @@ def test_pages(service):
     assert client.get("/v1/history", limit=2, before=page["next"])["jobs"][0]["job"] == jobs[-3]
 
 
-def test_a_log_in_pieces(service):
+def test_a_log_is_read_in_pieces(service):
     job = service.submit("sh", "-c", "echo one; echo two; echo three; echo bad >&2")
     service.until(job, "finished")
     client = service.client()
@@ -171,14 +171,14 @@ def test_a_log_in_pieces(service):
     assert refused(client.raw, "/v1/jobs/999999/logs") == 404
 
 
-def test_waiting_through_the_api(service):
+def test_a_request_waits_for_the_end_of_a_job(service):
     job = service.submit("sh", "-c", "sleep 0.3; exit 4")
     assert service.client().get(f"/v1/jobs/{job}/wait", timeout_s=0)["status"] != "failed"
     row = service.client().get(f"/v1/jobs/{job}/wait", timeout_s=20)
     assert (row["status"], row["exit_code"]) == ("failed", 4)
 
 
-def test_a_change_that_comes_too_late(service):
+def test_an_ended_job_cannot_be_changed(service):
     job = service.submit("true")
     service.until(job, "finished")
     for action in ("cancel", "hold", "release", "requeue"):
@@ -246,7 +246,7 @@ def test_wrong_fields_are_named(service, change, word):
         b"9" * 10_000,
     ],
 )
-def test_bodies_that_are_no_jobs(service, body):
+def test_a_body_that_is_not_a_job_is_refused(service, body):
     status, answer = ask(service, "POST", "/v1/jobs", body, **{"Content-Type": "application/json"})
     assert status in (400, 422)
     assert answer["error"]
@@ -262,13 +262,13 @@ def test_huge_bodies_are_cut_short(service):
             for _ in range(200):  # 20 MB without an announced length
                 raw.sendall(b"186a0\r\n" + b"x" * 100_000 + b"\r\n")
         except OSError:
-            pass  # it hung up on us
+            pass  # the service closed the connection
         else:
             assert b" 413 " in raw.recv(1000)
     assert ask(service, "GET", "/health")[0] == 200
 
 
-def test_a_body_that_never_comes_does_not_block_others(service):
+def test_a_body_that_never_arrives_does_not_block_other_requests(service):
     parts = urlsplit(service.url)
     with socket.create_connection((parts.hostname, parts.port)) as raw:
         head = f"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {service.token}\r\n"
@@ -281,16 +281,16 @@ def test_a_body_that_never_comes_does_not_block_others(service):
 @pytest.mark.parametrize(
     "path", ["/v1/jobs/../users", "/v1/jobs/%2e%2e", "/v1/jobs/1%2f..%2f2", "//etc/passwd", "/v1/jobs/1/"]
 )
-def test_path_tricks(service, path):
+def test_paths_with_tricks_are_refused(service, path):
     assert ask(service, "GET", path)[0] in (400, 404)
 
 
 @pytest.mark.parametrize("job", ["abc", "-1", "1e3", "٣", "0x1", "9" * 19, "1;2"])
-def test_ids_that_are_none(service, job):
+def test_text_that_is_not_an_id_is_refused(service, job):
     assert ask(service, "GET", f"/v1/jobs/{job.encode('utf-8').hex() if not job.isascii() else job}")[0] in (404, 422)
 
 
-def test_other_hosts_and_methods(service):
+def test_foreign_hosts_and_wrong_methods_are_refused(service):
     assert ask(service, "GET", "/v1/jobs", Host="evil.example")[0] == 400
     assert ask(service, "GET", "/health", Host="evil.example")[0] == 400
     assert ask(service, "PATCH", "/v1/jobs")[0] == 405
@@ -302,7 +302,7 @@ def test_other_hosts_and_methods(service):
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["right", "wrong"])
 def test_no_request_that_the_document_describes_breaks_it(service, mode):
-    """Jobs are submitted as somebody who may run none: what schemathesis makes up is never executed."""
+    """Submit jobs as a user who may run none, so that no generated command is ever executed."""
     admin = service.client()
     name = f"fuzz{mode.name.lower()}"
     token = admin.post("/v1/users", {"name": name, "max_jobs": 0})["token"]
@@ -328,9 +328,7 @@ def test_no_request_that_the_document_describes_breaks_it(service, mode):
     with requests.Session() as session:
         for result in schema.get_all_operations():
             operation = result.ok()
-            if (
-                mode is GenerationMode.POSITIVE or operation.path != "/health"
-            ):  # which takes nothing that could be wrong
+            if mode is GenerationMode.POSITIVE or operation.path != "/health":  # it has no input that could be wrong
                 few(given(operation.as_strategy(generation_mode=mode))(examine))()
     assert asked > 100
     assert "Traceback" not in service.log.read_text()

@@ -42,7 +42,7 @@ def test_a_link_in_place_of_the_token_is_not_followed(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "short", "x" * 50 + "\x1b[2J", "ü" * 50])
-def test_what_is_no_token(tmp_path, content):
+def test_a_file_without_a_token_is_refused(tmp_path, content):
     path = tmp_path / "token"
     path.write_text(content)
     path.chmod(0o600)
@@ -50,7 +50,7 @@ def test_what_is_no_token(tmp_path, content):
         read_token(path)
 
 
-def test_a_keyring_knows_its_people():
+def test_a_keyring_finds_the_user_of_a_token():
     admin, alice, bob = new_token(), new_token(), new_token()
     keyring = Keyring(digest(admin), {"alice": digest(alice)})
     keyring.add("bob", digest(bob))
@@ -59,17 +59,17 @@ def test_a_keyring_knows_its_people():
     assert keyring.who(bob) == Principal("bob")
     keyring.revoke("bob")
     assert keyring.who(bob) is None
-    assert keyring.who(digest(alice)) is None  # who steals the hashes has no token
+    assert keyring.who(digest(alice)) is None  # a stolen hash is no token
     assert keyring.who("") is None
 
 
-def test_rights():
+def test_only_the_owner_and_the_administrator_may_change_a_job():
     assert Principal("admin", True).may_change("alice")
     assert Principal("alice").may_change("alice")
     assert not Principal("bob").may_change("alice")
 
 
-def test_a_service_that_is_not_root_says_what_that_means(monkeypatch, capsys, tmp_path):
+def test_a_service_that_is_not_root_warns_that_users_must_trust_each_other(monkeypatch, capsys, tmp_path):
     class Nothing:
         def gpus(self):
             return {"nodes": [{"gpus": [{}, {}]}], "mechanism": "logical"}
@@ -88,7 +88,7 @@ def test_a_service_that_is_not_root_says_what_that_means(monkeypatch, capsys, tm
     assert "tokens travel in clear text" in said
 
 
-def test_whose_uid_jobs_get(monkeypatch):
+def test_jobs_run_under_the_uid_of_their_user(monkeypatch):
     class Users:
         def users(self):
             return {"old": {"uid": accounts.FIRST_UID}, "other": {"uid": 5}}
@@ -110,8 +110,8 @@ def test_whose_uid_jobs_get(monkeypatch):
         uid("somebody", 1234, as_root=False)
 
 
-def test_somebody_who_comes_back_keeps_their_uid():
-    """Their files and their waiting jobs are still there; a new token must not take them away."""
+def test_a_user_with_a_new_token_keeps_their_uid():
+    """The user's files and waiting jobs belong to the old uid."""
     taken = (None, 7_000_000, 7_000_001, 1000)
     assert accounts.uid_for("no-such-login-here", taken) == 7_000_002
     assert accounts.uid_for("no-such-login-here", taken, before=7_000_000) == 7_000_000

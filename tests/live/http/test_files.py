@@ -1,4 +1,4 @@
-"""Logs, snapshots and job files: what is read from disks."""
+"""Logs, code snapshots and job files are read from disk completely and safely."""
 
 import contextlib
 import io
@@ -20,7 +20,7 @@ from carpool.live.service import logs
 # ---- logs ------------------------------------------------------------------------------------------------------------
 
 
-def test_pieces_of_a_log(tmp_path):
+def test_a_log_is_read_from_an_offset_on(tmp_path):
     path = tmp_path / "log"
     path.write_bytes(b"abcdef")
     first = logs.read(path, 0, 4)
@@ -52,7 +52,7 @@ def test_a_long_log_is_not_read_whole_for_its_last_lines(tmp_path, monkeypatch):
     assert logs.read(path, tail=2).data == b"one\ntwo\n"
 
 
-def test_what_is_not_a_plain_file_is_not_read(tmp_path):
+def test_only_plain_files_are_read_as_logs(tmp_path):
     (tmp_path / "secret").write_text("secret")
     (tmp_path / "link").symlink_to(tmp_path / "secret")
     os.mkfifo(tmp_path / "pipe")
@@ -104,13 +104,13 @@ def test_a_snapshot_is_the_directory_without_what_is_left_out(project, tmp_path)
     assert list((tmp_path / "uploads").iterdir()) == []
 
 
-def test_an_upload_is_its_owners_alone_and_for_one_submit(project, tmp_path):
+def test_an_upload_serves_only_its_owner_and_only_once(project, tmp_path):
     uploads = Uploads(tmp_path / "uploads")
     name = uploads.add(packed(project)[0], "alice")
     with pytest.raises(InputError, match="no such upload"), uploads.taken(name, "bob"):
         pass
     with pytest.raises(ZeroDivisionError), uploads.taken(name, "alice"):
-        raise ZeroDivisionError  # a submit that was refused: it may be tried again
+        raise ZeroDivisionError  # a refused request may be sent again
     with uploads.taken(name, "alice"):
         pass
     with pytest.raises(InputError, match="no such upload"), uploads.taken(name, "alice"):
@@ -127,7 +127,7 @@ def test_a_link_that_leaves_is_named_before_anything_is_sent(project, to):
     pack(project, io.BytesIO())
 
 
-def test_what_cannot_be_read_is_one_line(project, monkeypatch):
+def test_an_unreadable_file_is_named_in_one_line(project, monkeypatch):
     def refuse(path, mode="r", **_):
         if mode == "rb":
             raise PermissionError(13, "Permission denied", str(path))
@@ -159,7 +159,7 @@ def test_an_archive_cannot_write_outside(tmp_path, attack):
     assert not os.path.exists("/etc/escape")
 
 
-def test_links_devices_and_bombs_in_an_archive(tmp_path, monkeypatch):
+def test_unsafe_links_devices_and_huge_files_in_an_archive_are_refused(tmp_path, monkeypatch):
     for kind, target in ((tarfile.SYMTYPE, "/etc/passwd"), (tarfile.SYMTYPE, "../../x"), (tarfile.CHRTYPE, "")):
         file = io.BytesIO()
         with tarfile.open(fileobj=file, mode="w:gz") as archive:
@@ -186,7 +186,7 @@ def test_links_devices_and_bombs_in_an_archive(tmp_path, monkeypatch):
 # ---- job files -------------------------------------------------------------------------------------------------------
 
 
-def test_yaml_and_toml_say_the_same(tmp_path):
+def test_yaml_and_toml_files_give_the_same_job(tmp_path):
     (tmp_path / "job.yaml").write_text(
         "name: resnet\ncommand: python train.py --lr '0.1 x'\ngpus: 2\nbatch_size: 64\ntime: 2h\nmemory: 8GiB\n"
         "after: 7\nenv: {SEED: 3}\nexclusive: true\ndirectory: sub\n"
@@ -231,7 +231,7 @@ def test_wrong_job_files_get_one_line(tmp_path, name, text, said):
     assert "\n" not in str(error.value)
 
 
-def test_a_job_file_that_is_not_there_or_no_text(tmp_path):
+def test_a_missing_or_binary_job_file_is_named(tmp_path):
     with pytest.raises(InputError, match="No such file"):
         job_file.read(tmp_path / "a.yaml")
     (tmp_path / "a.yaml").write_bytes(b"\xff\xfe\xff")

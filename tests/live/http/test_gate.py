@@ -1,4 +1,4 @@
-"""What reaches the application, and what is turned away before: hosts, paths, tokens, bodies."""
+"""The gate passes good requests on and refuses wrong hosts, paths, tokens and bodies."""
 
 import asyncio
 import json
@@ -15,8 +15,8 @@ TOKEN = new_token()
 KEYRING = Keyring(digest(TOKEN))
 
 
-def ask(path="/v1/jobs", *, headers=None, body=(b"",), large=None, host="127.0.0.1:8471", token=TOKEN, query=b""):
-    """The status and what the application was given; a gate around an application that only listens."""
+async def ask(path="/v1/jobs", *, headers=None, body=(b"",), large=None, host="127.0.0.1:8471", token=TOKEN, query=b""):
+    """Send a request through a gate; return the status, the error and what reached the application."""
     reached, sent = [], []
 
     async def application(scope, receive, send):
@@ -39,20 +39,20 @@ def ask(path="/v1/jobs", *, headers=None, body=(b"",), large=None, host="127.0.0
         sent.append(message)
 
     scope = {"type": "http", "path": path, "raw_path": path.encode(), "headers": given, "query_string": query}
-    asyncio.run(Gate(application, KEYRING.who, max_body=1000, large_bodies=large)(scope, receive, send))
+    await Gate(application, KEYRING.who, max_body=1000, large_bodies=large)(scope, receive, send)
     answer = json.loads(sent[1]["body"])
     return sent[0]["status"], answer["error"], reached
 
 
-def test_a_good_request_comes_through_with_its_sender():
-    status, _, reached = ask(body=(b'{"a":', b"1}"))
+async def test_a_good_request_comes_through_with_its_sender():
+    status, _, reached = await ask(body=(b'{"a":', b"1}"))
     assert (status, reached) == (200, [(Principal("admin", True), b'{"a":1}')])
 
 
-def test_only_the_health_check_needs_no_token():
-    assert ask("/health", token=None)[0] == 200
+async def test_only_the_health_check_needs_no_token():
+    assert (await ask("/health", token=None))[0] == 200
     for path in ("/v1/jobs", "/openapi.json", "/", "/health/", "/nothing"):
-        status, sentence, reached = ask(path, token=None)
+        status, sentence, reached = await ask(path, token=None)
         assert (status, reached) == (401, [])
         assert "token is needed" in sentence
 
@@ -67,27 +67,27 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("token", WRONG.values(), ids=WRONG)  # names of their own: a token differs from run to run
-def test_wrong_tokens(token):
-    status, sentence, reached = ask(token=None, headers=[("authorization", f"Bearer {token}")])
+@pytest.mark.parametrize("token", WRONG.values(), ids=WRONG)  # fixed ids: a token differs from run to run
+async def test_wrong_tokens_are_refused(token):
+    status, sentence, reached = await ask(token=None, headers=[("authorization", f"Bearer {token}")])
     assert (status, reached) == (401, [])
     assert token.strip() not in sentence or not token.strip()
 
 
-def test_a_token_sent_twice_or_under_another_scheme_is_none():
-    assert ask(headers=[("authorization", f"Bearer {TOKEN}")])[0] == 401
-    assert ask(token=None, headers=[("authorization", f"Basic {TOKEN}")])[0] == 401
-    assert ask(token=None, query=f"token={TOKEN}".encode())[0] == 401
+async def test_a_token_sent_twice_or_under_another_scheme_is_refused():
+    assert (await ask(headers=[("authorization", f"Bearer {TOKEN}")]))[0] == 401
+    assert (await ask(token=None, headers=[("authorization", f"Basic {TOKEN}")]))[0] == 401
+    assert (await ask(token=None, query=f"token={TOKEN}".encode()))[0] == 401
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost:1", "LOCALHOST", "[::1]:8471"])
-def test_hosts_that_are_us(host):
-    assert ask(host=host)[0] == 200
+async def test_loopback_hosts_are_accepted(host):
+    assert (await ask(host=host))[0] == 200
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", None, "[", "10.0.0.1", "127.0.0.1@x.y"])
-def test_hosts_that_are_not(host):
-    status, sentence, reached = ask(host=host)
+async def test_foreign_hosts_are_refused(host):
+    status, sentence, reached = await ask(host=host)
     assert (status, reached) == (400, [])
     assert "Host" in sentence
 
@@ -107,26 +107,26 @@ def test_hosts_that_are_not(host):
         "/v1/a b",
     ],
 )
-def test_path_tricks(path):
-    status, _, reached = ask(path)
+async def test_paths_with_tricks_are_refused(path):
+    status, _, reached = await ask(path)
     assert (status, reached) == (400, [])
 
 
-def test_bodies_are_counted_announced_or_not():
-    assert ask(body=(b"1" * 1000,))[0] == 200
-    assert ask(body=(b"1" * 500, b"1" * 501))[0] == 413  # chunked: no length was announced
-    status, _, reached = ask(headers=[("content-length", "1001")], body=(b"",))
+async def test_bodies_are_counted_with_and_without_an_announced_length():
+    assert (await ask(body=(b"1" * 1000,)))[0] == 200
+    assert (await ask(body=(b"1" * 500, b"1" * 501)))[0] == 413  # chunked: no length was announced
+    status, _, reached = await ask(headers=[("content-length", "1001")], body=(b"",))
     assert (status, reached) == (413, [])
-    assert ask(headers=[("content-length", "-1")])[0] == 413
-    assert ask(headers=[("content-length", "9" * 5000)])[0] == 413
+    assert (await ask(headers=[("content-length", "-1")]))[0] == 413
+    assert (await ask(headers=[("content-length", "9" * 5000)]))[0] == 413
 
 
-def test_a_larger_body_is_allowed_where_it_belongs_and_counted_too():
-    assert ask("/up", large={"/up": 3000}, body=(b"1" * 1500, b"1" * 1500))[0] == 200
-    assert ask("/up", large={"/up": 3000}, body=(b"1" * 1500, b"1" * 1501))[0] == 413
+async def test_a_larger_body_is_allowed_where_it_belongs_and_counted_too():
+    assert (await ask("/up", large={"/up": 3000}, body=(b"1" * 1500, b"1" * 1500)))[0] == 200
+    assert (await ask("/up", large={"/up": 3000}, body=(b"1" * 1500, b"1" * 1501)))[0] == 413
 
 
-def test_a_body_that_is_late(monkeypatch):
+async def test_a_late_body_is_refused(monkeypatch):
     monkeypatch.setattr(gate, "BODY_TIMEOUT_S", 0.01)
 
     async def never():
@@ -139,14 +139,14 @@ def test_a_body_that_is_late(monkeypatch):
 
     headers = [(b"host", b"localhost"), (b"authorization", f"Bearer {TOKEN}".encode())]
     scope = {"type": "http", "path": "/", "raw_path": b"/", "headers": headers}
-    asyncio.run(Gate(None, KEYRING.who)(scope, never, send))
+    await Gate(None, KEYRING.who)(scope, never, send)
     assert sent[0]["status"] == 408
 
 
-def test_depth():
-    assert ask(body=(b"[" * 33 + b"]" * 33,))[0] == 400
-    assert ask(body=(b"[" * 32 + b"]" * 32,))[0] == 200
-    assert ask(body=(b'["' + b"[" * 100 + b'"]',))[0] == 200  # brackets in a text are none
+async def test_deeply_nested_bodies_are_refused():
+    assert (await ask(body=(b"[" * 33 + b"]" * 33,)))[0] == 400
+    assert (await ask(body=(b"[" * 32 + b"]" * 32,)))[0] == 200
+    assert (await ask(body=(b'["' + b"[" * 100 + b'"]',)))[0] == 200  # brackets inside a string do not count
 
 
 nested = st.recursive(
@@ -161,11 +161,11 @@ def true_depth(value):
 
 @settings(max_examples=50)
 @given(nested, st.booleans())
-def test_depth_is_the_parsers(value, ascii_only):
+def test_the_depth_is_that_of_the_parsed_value(value, ascii_only):
     assert depth(json.dumps(value, ensure_ascii=ascii_only).encode()) == true_depth(value)
 
 
-def test_websockets_are_closed():
+async def test_websockets_are_closed():
     sent = []
 
     async def receive():
@@ -174,5 +174,5 @@ def test_websockets_are_closed():
     async def send(message):
         sent.append(message)
 
-    asyncio.run(Gate(None, KEYRING.who)({"type": "websocket", "path": "/", "headers": []}, receive, send))
+    await Gate(None, KEYRING.who)({"type": "websocket", "path": "/", "headers": []}, receive, send)
     assert sent == [{"type": "websocket.close", "code": 1008}]

@@ -17,7 +17,7 @@ from carpool.sim.workload import Workload
 
 
 def story(policy, count=40, seed=3):
-    """All jobs are there from the start, so that the future holds no surprises."""
+    """Simulate jobs that are all submitted at time 0, so that nothing unexpected arrives."""
     jobs = generate.philly_like(load("t4").core_tasks(), jobs=count, load=1.0, seed=seed).jobs
     workload = Workload(tuple(replace(job, submitted=0.0, gpus=min(job.gpus, 8)) for job in jobs))
     setup = Setup(cluster="2x4")
@@ -36,7 +36,7 @@ def middle(events, perf, policy, share):
 
 @pytest.mark.parametrize("policy", ["fifo", "sjf", "tiresias", "sjf-ffs", "sjf-bsbf"])
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
-def test_it_says_what_happens(policy, share):
+def test_a_forecast_says_what_then_happens(policy, share):
     events, ended, perf = story(policy)
     cut = next(i for i in range(int(len(events) * share), len(events)) if events[i].at > events[i - 1].at)
     state = State(perf, policies.make(policy).key, 2)
@@ -52,7 +52,7 @@ def test_it_says_what_happens(policy, share):
 
 @pytest.mark.parametrize("policy", ["tiresias:start_s=600,restart_s=900", "pollux", "srtf"])
 def test_a_start_costs_what_the_policy_says(policy):
-    """Also for jobs that have their GPUs when the forecast is made, and whose workers are not up."""
+    """The forecast is made while jobs have their GPUs and their workers are not up."""
     events, ended, perf = story(policy, count=12)
     starting, wrong = 0, []
     for cut in range(1, len(events)):
@@ -88,7 +88,7 @@ def test_a_job_far_back_in_the_queue_pays_for_its_start_too(monkeypatch):
         assert dear[name].believed.start >= free[name].believed.start + 600
 
 
-def test_the_present_is_left_alone():
+def test_a_forecast_leaves_the_state_unchanged():
     events, _, perf = story("sjf-bsbf")
     state = middle(events, perf, "sjf-bsbf", 0.5)
     before = [(r.job.id, r.status, r.done, r.iteration_s, r.gpus) for r in state.jobs.values()]
@@ -100,7 +100,7 @@ def spans(found):
     return sum(times.late.end - times.early.end for times in found.values())
 
 
-def test_a_range_holds_the_believed_times_and_grows_with_the_doubt():
+def test_a_range_holds_the_believed_times_and_grows_with_the_spread():
     events, _, perf = story("sjf-bsbf")
     state = middle(events, perf, "sjf-bsbf", 0.5)
     narrow = forecast(state, lambda: policies.make("sjf-bsbf"), lambda job: (0.9, 1.1))
@@ -114,7 +114,7 @@ def test_a_range_holds_the_believed_times_and_grows_with_the_doubt():
     )
 
 
-def test_held_jobs_and_those_behind_them_have_no_forecast():
+def test_held_jobs_have_no_forecast():
     events, _, perf = story("sjf")
     state = middle(events, perf, "sjf", 0.5)
     held = next(iter(state.queue)).job.id

@@ -89,7 +89,7 @@ class Forecaster:
         return Estimate(value, value * low, value * high, detail, kind)
 
     def _spread(self, kind: str) -> tuple[float, float]:
-        """Return the factors between which four out of five judged estimates were, or stated ones if too few were judged."""
+        """Return the factors between which four out of five judged estimates lie; stated ones if too few exist."""
         ratios = sorted(self._ratios.get(kind, ()))
         if len(ratios) >= ENOUGH:
             return min(1.0, percentile(ratios, 0.1)), max(1.0, percentile(ratios, 0.9))
