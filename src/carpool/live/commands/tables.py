@@ -63,7 +63,7 @@ def why(row: Row) -> str:
 
 
 def _ran(row: Row, now: float) -> float | None:
-    if row["started"] is None or "ran_s" in row:  # which rows of an older journal have not
+    if row["started"] is None or "ran_s" in row:  # rows of journals before release 0.1 lack it
         return row["ran_s"] if row["started"] is not None else None
     return float(row["finished"] or now) - float(row["started"])
 

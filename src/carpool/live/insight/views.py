@@ -10,16 +10,11 @@ from carpool.core.record import JobRecord
 from carpool.core.state import State
 from carpool.job_schema import SUBMITTED_COLUMNS
 from carpool.live.executors.base import Slot
-from carpool.live.insight.explain import limit_reason
+from carpool.live.insight.explain import PUBLIC, limit_reason
 from carpool.live.insight.receipt import ran, receipt, sentences
 from carpool.live.spec import Spec
 
 Row = dict[str, Any]
-SHOWN = {
-    Status.BLOCKED: "pending",
-    Status.HELD: "pending",
-    Status.CANCELLING: "stopping",
-}
 MEASURED = ("duration_s", "can_shrink", "retries")
 """Fields of a spec that a replay ignores, because the history knows better."""
 WHY_WAITING = {
@@ -29,7 +24,8 @@ WHY_WAITING = {
 
 
 def shown_status(status: Status) -> str:
-    return SHOWN.get(status, str(status))
+    """Return a status as users see it."""
+    return PUBLIC.get(status, str(status))
 
 
 def job_row(
@@ -63,6 +59,7 @@ def job_row(
 
 
 def reason(state: State, record: JobRecord) -> str:
+    """Return why a job does not run, in one line for tables; empty for a running job."""
     if record.status is Status.BLOCKED:
         return f"waits for job {', '.join(record.waits_for)}"
     if record.status is Status.CANCELLING:
@@ -72,6 +69,7 @@ def reason(state: State, record: JobRecord) -> str:
 
 
 def progress(record: JobRecord, report: Report | None, now: float) -> float:
+    """Return the share of a job that is done: as its workers report, otherwise as believed."""
     if report is not None and record.status is Status.RUNNING:
         done = float(report.iteration)
     else:
