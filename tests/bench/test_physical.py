@@ -25,7 +25,7 @@ from carpool.core.model import Decision
 from carpool.errors import InputError
 from carpool.gpu import nvml
 from carpool.profile.measure.conclude import Naming, conclude
-from carpool.profile.measure.raw import Machine, Measurement, Sample, Setting, Wish
+from carpool.profile.measure.raw import MeasuredMachine, Measurement, MeasurementRequest, Sample, Setting
 from carpool.profile.schema import load, save
 from tests.support import ROOT
 
@@ -77,7 +77,7 @@ def test_at_a_measured_batch_the_model_gives_the_measured_time(work):
     profile = load("h200")
     alone = {}
     for done in profile.raw:
-        if done.wish.mechanism == "time-slicing" and done.wish.settings == (Setting("bert", 64),):
+        if done.request.mechanism == "time-slicing" and done.request.settings == (Setting("bert", 64),):
             alone.setdefault(done.series, []).append(done.samples[0].iter_s)
     assert len(alone) == 3
     job = work.Job("j", 0.0, "bert", 1, 64, 1)
@@ -112,14 +112,14 @@ def test_the_simulated_side_pays_for_starting_and_stopping(work, sim, options):
 
 def tiny_profile(path, iteration_s=0.02):
     """ncf at a batch that a processor can bear, as slow as it may be there."""
-    machine = Machine("CPU", None, None, "today", "test")
+    machine = MeasuredMachine("CPU", None, None, "today", "test")
     done = []
     for mechanism in ("time-slicing",):
         for batch in (64, 256):
             sample = Sample(Setting("ncf", batch), iteration_s, 0.01, 50)
-            done.append(Measurement(Wish(mechanism, (sample.setting,)), (sample,), 1.0))
+            done.append(Measurement(MeasurementRequest(mechanism, (sample.setting,)), (sample,), 1.0))
         both = tuple(Sample(Setting("ncf", 64), 0.03, 0.01, 50) for _ in range(2))
-        done.append(Measurement(Wish(mechanism, tuple(s.setting for s in both)), both, 1.0))
+        done.append(Measurement(MeasurementRequest(mechanism, tuple(s.setting for s in both)), both, 1.0))
     save(conclude(machine, done, Naming("tiny")), path)
 
 
@@ -276,7 +276,7 @@ def test_a_job_alone_runs_under_mps_as_it_was_seen_to_run_without(work, sim, set
     seen, mine = (case_file(model, jobs, policy, "here", 4.0, 1.5) for policy in ("fifo", "sjf-ffs"))
     mine["case"]["mechanism"] = "mps"
     box = sim.Runs([seen, mine], jobs, profile).told(mine)
-    calm = replace(profile, raw=tuple(done for done in profile.raw if not done.wish.run))  # nothing tells of noise
+    calm = replace(profile, raw=tuple(done for done in profile.raw if not done.request.run))  # nothing tells of noise
     for job in jobs:
         assert work.BoxModel(calm, "mps", box, 0).alone_s(job) == pytest.approx(1.5 * model.alone_s(job))
 

@@ -15,7 +15,7 @@ from carpool.commands.profiles import profiles
 from carpool.errors import InputError
 from carpool.profile.matrix import matrix
 from carpool.profile.measure.conclude import Naming, conclude
-from carpool.profile.measure.raw import Machine, Measurement, Sample, Setting, Wish
+from carpool.profile.measure.raw import MeasuredMachine, Measurement, MeasurementRequest, Sample, Setting
 from carpool.profile.schema import load, loads, save
 from carpool.profile.values import Pair, Profile
 from carpool.units import parse_bytes
@@ -158,8 +158,10 @@ def series(folder: Path, name: str, pace: float, gpu: str = "X", memory: int = 1
     done, mechanism = [], said.pop("mechanism", "mps")
     for jobs in (((8, 0.1),), ((16, 0.12),), ((8, 0.15), (8, 0.15))):
         samples = tuple(Sample(Setting(task, b), pace * s, 0.01, 50, memory + b, 10**8) for b, s in jobs)
-        done.append(Measurement(Wish(mechanism, tuple(sample.setting for sample in samples)), samples, 1.0))
-    machine = Machine(gpu, said.pop("room", 10**10), said.pop("driver", "1"), said.pop("date", "2026"), "test")
+        done.append(
+            Measurement(MeasurementRequest(mechanism, tuple(sample.setting for sample in samples)), samples, 1.0)
+        )
+    machine = MeasuredMachine(gpu, said.pop("room", 10**10), said.pop("driver", "1"), said.pop("date", "2026"), "test")
     save(conclude(machine, done, Naming(name, f"about {name}", **said)), folder / f"{name}.json")
     return folder / f"{name}.json"
 
@@ -282,24 +284,26 @@ def test_the_documented_commands_are_those_that_measured_h200(monkeypatch, which
     from carpool.commands import profile as commands
     from carpool.gpu import nvml
     from carpool.profile.measure.plan import plan
-    from carpool.profile.measure.session import Gpu
+    from carpool.profile.measure.session import MeasuredGpu
 
     words = [words for words in documented() if words[1] == "profile"][which]
     told = commands.profile.make_context("profile", words[2:]).params
     del told["as_json"]
     asked = commands.Asked(**told)
     monkeypatch.setattr(commands.mps, "available", lambda: None)
-    phases = plan(asked.sources(Gpu(nvml.Device(0, "GPU-1", "test", 1, "1"))), asked.scope(on_gpu=True))
-    planned = {wish for phase in phases for wish in phase.wishes}
-    measured = {done.wish for done in load("h200").raw if done.series == which}
+    phases = plan(asked.sources(MeasuredGpu(nvml.Device(0, "GPU-1", "test", 1, "1"))), asked.scope(on_gpu=True))
+    planned = {request for phase in phases for request in phase.requests}
+    measured = {done.request for done in load("h200").raw if done.series == which}
     assert measured <= planned
-    assert [wish.run for wish in planned - measured] == [1] * left
+    assert [request.run for request in planned - measured] == [1] * left
 
 
 def test_the_documented_merge_makes_h200(tmp_path, monkeypatch):
     """Of what each series concludes for itself, the documented command makes the shipped file."""
     shipped = load("h200")
-    machine = Machine(shipped.gpu.name, shipped.gpu.memory_bytes, shipped.gpu.driver, *shipped.measured.split(", ", 1))
+    machine = MeasuredMachine(
+        shipped.gpu.name, shipped.gpu.memory_bytes, shipped.gpu.driver, *shipped.measured.split(", ", 1)
+    )
     norms = tuple(name for name, task in shipped.tasks.items() if task.batch_norm)
     for number, name in enumerate(("first", "second", "third", "fourth")):
         own = [replace(done, series=0) for done in shipped.raw if done.series == number]

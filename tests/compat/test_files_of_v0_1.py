@@ -227,7 +227,7 @@ def test_a_profile_of_schema_2():
     assert (len(profile.pairs), pair.mechanism, pair.xi_a, pair.xi_b) == (20, "mps", 0.972, 0.997)
     assert [job.task for job in profile.groups[0].jobs] == ["cifar10", "deepspeech2", "yolov3"]
     assert profile.kappa["mps"].kappa == 0.364
-    assert {setting.accumulation for done in profile.raw for setting in done.wish.settings} == {1, 2, 4}
+    assert {setting.accumulation for done in profile.raw for setting in done.request.settings} == {1, 2, 4}
     setup = Setup(cluster="1x2", profile=str(path), truth=f"{path}:mps")
     assert simulate(read(DATA / "workloads/own-least.csv"), "sjf-bsbf", setup).summary.jobs == 2
 
@@ -250,7 +250,7 @@ def test_a_measured_profile_and_its_raw_file():
     assert raw.machine.gpu == "CPU"
     assert set(raw.origins) == {"ncf", "cifar10"}
     assert len(raw.measurements) == len(profile.raw) == 10
-    assert Setting("ncf", 8, 2) in {setting for done in raw.measurements for setting in done.wish.settings}
+    assert Setting("ncf", 8, 2) in {setting for done in raw.measurements for setting in done.request.settings}
 
 
 # ---- what users write -----------------------------------------------------------------------------------------------

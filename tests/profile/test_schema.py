@@ -13,7 +13,7 @@ from carpool.core.model import Job
 from carpool.core.perf import AllReduce, FittedModel, Placement, UnknownPair
 from carpool.errors import InputError
 from carpool.profile.matrix import cells
-from carpool.profile.measure.raw import Measurement, Sample, Setting, Wish
+from carpool.profile.measure.raw import Measurement, MeasurementRequest, Sample, Setting
 from carpool.profile.schema import ProfileError, dumps, load, loads, save, shipped
 from carpool.profile.values import Demand, FitError, Gpu, Group, GroupJob, Memory, Pair, Point, Profile, TaskProfile
 
@@ -52,7 +52,9 @@ def full() -> Profile:
 
 def alone(series: int) -> Measurement:
     setting = Setting("a", 8, 2)
-    return Measurement(Wish("mps", (setting,)), (Sample(setting, 0.25, 0.01, 40, 10**9, 10**8),), 1.5, series)
+    return Measurement(
+        MeasurementRequest("mps", (setting,)), (Sample(setting, 0.25, 0.01, 40, 10**9, 10**8),), 1.5, series
+    )
 
 
 def test_a_full_profile_survives_the_file(tmp_path):

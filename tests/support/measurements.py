@@ -1,8 +1,8 @@
 """Measurements as a session would have made them, for tests that need no session."""
 
-from carpool.profile.measure.raw import Machine, Measurement, Sample, Setting, Wish
+from carpool.profile.measure.raw import MeasuredMachine, Measurement, MeasurementRequest, Sample, Setting
 
-MACHINE = Machine("NVIDIA Test", 10**10, "1.0", "2026-01-01", "test")
+MACHINE = MeasuredMachine("NVIDIA Test", 10**10, "1.0", "2026-01-01", "test")
 
 
 def measured(mechanism, *jobs, run=0, series=0):
@@ -10,4 +10,6 @@ def measured(mechanism, *jobs, run=0, series=0):
     samples = tuple(
         Sample(Setting(t, b, s), seconds, 0.01, 50, 10**9 + b * 10**7 // s, 7 * 10**8) for t, b, s, seconds in jobs
     )
-    return Measurement(Wish(mechanism, tuple(sample.setting for sample in samples), run), samples, 1.0, series)
+    return Measurement(
+        MeasurementRequest(mechanism, tuple(sample.setting for sample in samples), run), samples, 1.0, series
+    )

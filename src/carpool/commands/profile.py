@@ -21,10 +21,10 @@ from carpool.gpu import mps, nvml
 from carpool.profile.fields import ProfileError
 from carpool.profile.measure import examples
 from carpool.profile.measure.conclude import Naming, conclude
-from carpool.profile.measure.plan import MPS, TIME_SLICING, Scope, Source, plan
+from carpool.profile.measure.plan import MPS, TIME_SLICING, Scope, TaskSource, plan
 from carpool.profile.measure.pool import Pool
-from carpool.profile.measure.raw import Contents, Machine, Measurement, Origin, RawFile, Setting, read, tasks_of
-from carpool.profile.measure.session import Gpu, Ground, Outcome, Session
+from carpool.profile.measure.raw import Contents, MeasuredMachine, Measurement, Origin, RawFile, Setting, read, tasks_of
+from carpool.profile.measure.session import MeasuredGpu, MechanismEnvironment, Session, SessionResult
 from carpool.profile.measure.timing import Windows
 from carpool.profile.measure.worker import ENDLESS, WorkerError
 from carpool.profile.schema import dumps, save
@@ -72,7 +72,7 @@ def profile(as_json: bool, **told: Any) -> None:
     kept: the same call again goes on where this one ended.
     """
     asked = Asked(**told)
-    name, outcome = asked.name, Outcome()
+    name, outcome = asked.name, SessionResult()
     if asked.minutes == 0:
         if name is None:
             raise InputError("--minutes 0 only fits what was measured before; say with --name what")
@@ -166,20 +166,20 @@ class Asked:
             if task not in tasks:
                 raise InputError(f"--batch-norm {task}: not among the tasks that are measured; {nearest(task, tasks)}")
 
-    def gpu(self) -> Gpu:
+    def gpu(self) -> MeasuredGpu:
         if self.cpu:
-            return Gpu(None)
+            return MeasuredGpu(None)
         devices = nvml.devices()
         if not devices:
             raise InputError("no GPU was found (is nvidia-ml-py installed?); --cpu measures on the processor")
         if self.which is None:
-            return Gpu(devices[0])
+            return MeasuredGpu(devices[0])
         for device in devices:
             if self.which in (str(device.index), device.uuid):
-                return Gpu(device)
+                return MeasuredGpu(device)
         raise InputError(f"--gpu {self.which}: no such GPU; there are {', '.join(str(d.index) for d in devices)}")
 
-    def sources(self, gpu: Gpu) -> list[Source]:
+    def sources(self, gpu: MeasuredGpu) -> list[TaskSource]:
         on_gpu = gpu.device is not None
         found = [self._own()] if self.command else []
         if self.example or self.mates:
@@ -200,12 +200,12 @@ class Asked:
                 raise InputError(f"{name}: given twice; list its batches together, as {name}:12,64")
         return found
 
-    def _own(self) -> Source:
+    def _own(self) -> TaskSource:
         if self.batches and not self.batch_option:
             raise InputError("--batch: say with --batch-option how COMMAND takes it, as --batch-size")
         script = next((Path(word).stem for word in self.command if word.endswith(".py")), Path(self.command[0]).stem)
         sizes = examples.parse_batches(self.batches, "--batch") if self.batches else ()
-        return Source(self.task or script, self.command, self.batch_option, sizes)
+        return TaskSource(self.task or script, self.command, self.batch_option, sizes)
 
     def scope(self, on_gpu: bool) -> Scope:
         mechanisms = self.mechanisms or ((MPS, TIME_SLICING) if on_gpu else (TIME_SLICING,))
@@ -245,8 +245,8 @@ class Asked:
 class _Job:
     """What is to be measured, where, and how closely."""
 
-    gpu: Gpu
-    sources: Sequence[Source]
+    gpu: MeasuredGpu
+    sources: Sequence[TaskSource]
     scope: Scope
     windows: Windows
     at_once: int | None
@@ -268,13 +268,13 @@ def _check(job: _Job) -> None:
             )
 
 
-def _measure(job: _Job, raw: RawFile, minutes: float | None, quiet: bool) -> Outcome:
+def _measure(job: _Job, raw: RawFile, minutes: float | None, quiet: bool) -> SessionResult:
     deadline = ENDLESS if minutes is None else time.monotonic() + 60 * minutes
     with tempfile.TemporaryDirectory(prefix="carpool-") as place:
         folder = Path(place)
         known = [_with_batches(source, job.gpu, folder, deadline) for source in job.sources]
         phases = plan(known, job.scope)
-        todo = sum(not raw.has(wish) for phase in phases for wish in phase.wishes)
+        todo = sum(not raw.has(request) for phase in phases for request in phase.requests)
         with _progress(todo, quiet) as step:
             return Session(known, raw, job.gpu, folder, job.windows, deadline, step, job.at_once).run(phases)
 
@@ -295,11 +295,11 @@ def _telling_what_is_kept(raw: RawFile) -> Iterator[None]:
         raise click.exceptions.Exit(130 if interrupted else 143) from None
 
 
-def _with_batches(source: Source, gpu: Gpu, folder: Path, deadline: float = ENDLESS) -> Source:
+def _with_batches(source: TaskSource, gpu: MeasuredGpu, folder: Path, deadline: float = ENDLESS) -> TaskSource:
     """A source that does not say its batch is started once to be asked."""
     if source.batches:
         return source
-    with Pool(folder / source.task, lambda setting: source.start(0), Ground(gpu, None), deadline) as pool:
+    with Pool(folder / source.task, lambda setting: source.start(0), MechanismEnvironment(gpu, None), deadline) as pool:
         (worker,) = pool.lend([Setting(source.task, 0)])
         batch = worker.batch
     if batch is None:
@@ -307,15 +307,15 @@ def _with_batches(source: Source, gpu: Gpu, folder: Path, deadline: float = ENDL
     return replace(source, batches=(batch,))
 
 
-def _machine(gpu: Gpu) -> Machine:
+def _machine(gpu: MeasuredGpu) -> MeasuredMachine:
     device, today = gpu.device, datetime.now(UTC).date().isoformat()
     software = f"Carpool {__version__}, Python {platform.python_version()}"
     with suppress(PackageNotFoundError):
         software += f", PyTorch {version('torch')}"
     if device is None:
-        return Machine("CPU", None, None, today, software)
+        return MeasuredMachine("CPU", None, None, today, software)
     idle = None if nvml.processes(device.uuid) else nvml.free_memory(device.uuid)
-    return Machine(device.name, idle or device.memory, device.driver, today, software, device.uuid)
+    return MeasuredMachine(device.name, idle or device.memory, device.driver, today, software, device.uuid)
 
 
 def _remarks(memory_limit: bool | None) -> list[str]:

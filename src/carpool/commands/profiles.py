@@ -73,9 +73,9 @@ def merge_command(
     A, B and so on are shipped names or paths. Each keeps its raw points as a series of its own, and everything is
     fitted anew: times alone are the mean over all series, slow-downs are relative to the same job alone in their own.
     """
-    from carpool.profile.merge import Input, merge, unchecked
+    from carpool.profile.merge import NamedProfile, merge, unchecked
 
-    inputs = [Input(called, load(called)) for called in names]
+    inputs = [NamedProfile(called, load(called)) for called in names]
     found = merge(inputs, name, description, note)
     save(found, out)
     click.echo(unchecked(inputs), err=True)
@@ -144,7 +144,7 @@ def show(profile: Profile) -> None:
         _groups(profile)
     if profile.kappa:
         rows = [(m, f"{k.kappa:.2f}", f"{100 * k.median_error:.1f} %", k.pairs) for m, k in profile.kappa.items()]
-        _print("ξ = 1 + κ·u_a·u_b for pairs nobody measured", ("mechanism", "κ", "median error", "pairs"), rows)
+        _print("ξ = 1 + κ·u_a·u_b for pairs that were not measured", ("mechanism", "κ", "median error", "pairs"), rows)
     if profile.notes:
         click.echo("")
     for note in profile.notes:

@@ -1,7 +1,7 @@
-"""Puts a profile together from measurement files: what `carpool fit` does once its options are read.
+"""Builds a profile from measurement files: the work of `carpool fit` after its options are parsed.
 
-It fits tasks and memory, merges repeated pairs, and notes what a reader should know about the data: batches that ran
-faster than smaller ones, communication that no row tells, and batches that ran although the memory line refuses them.
+It fits tasks and memory and merges repeated pairs. It also adds notes about the data: batches that ran faster than
+smaller ones, communication that no row covers, and batches that ran although the memory line says they do not fit.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,12 +21,12 @@ from carpool.profile.values import Demand, Gpu, Group, Memory, Pair, Profile, Ta
 from carpool.units import parse_bytes
 
 FASTER = 0.95
-"""A larger batch on one GPU below this share of a smaller one's time is worth a note."""
+"""Ratio of times on one GPU below which a larger batch is noted as faster than the next smaller one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitRequest:
-    """Everything that `carpool fit` can be told."""
+    """The options of `carpool fit`."""
 
     name: str
     description: str = ""
@@ -73,7 +73,7 @@ def build(request: FitRequest) -> Profile:
 def _gpu(request: FitRequest) -> Gpu | None:
     if request.gpu is None:
         if request.gpu_memory or request.driver or request.gpus_per_node:
-            raise ProfileError("--gpu: missing; name the card that the other options describe")
+            raise ProfileError("--gpu: missing; name the GPU that the other options describe")
         return None
     memory = parse_bytes(request.gpu_memory) if request.gpu_memory is not None else None
     return Gpu(request.gpu, memory, request.driver, request.gpus_per_node)
@@ -120,7 +120,7 @@ def _with_scaling(request: FitRequest, tasks: dict[str, TaskProfile], runs: Sequ
 
 
 def _numbers(option: str, told: Sequence[str], tasks: Iterable[str]) -> dict[str, int]:
-    """`task=8` for each task that is told."""
+    """Parse options of the form `task=8`."""
     found = {}
     for text in told:
         name, _, number = text.partition("=")
@@ -141,7 +141,7 @@ def _with_demands(tasks: dict[str, TaskProfile], pairs: Sequence[Pair], runs: Se
 
 
 def _odd_speeds(runs: Sequence[Run]) -> list[str]:
-    """Batches on one GPU that ran clearly faster than the next smaller one: no straight line can follow them."""
+    """Return notes on batches that ran clearly faster on one GPU than the next smaller one."""
     times: dict[int, list[float]] = {}
     for run in runs:
         if run.gpus == run.accumulation == 1:
@@ -162,8 +162,8 @@ def _unfitting(runs: Sequence[Run], memory: Memory | None, gpu_memory: int | Non
     if need <= gpu_memory:
         return []
     return [
-        f"{runs[0].task}: the rows hold batch {largest} on this GPU, but the memory line asks {need / GIB:.1f} of "
-        f"{gpu_memory / GIB:.1f} GiB for it: the line is too cautious for this task."
+        f"{runs[0].task}: batch {largest} ran on this GPU, but the memory line predicts {need / GIB:.1f} of "
+        f"{gpu_memory / GIB:.1f} GiB for it: the line overestimates this task."
     ]
 
 
@@ -182,7 +182,7 @@ def _pairs(request: FitRequest) -> tuple[list[Pair], list[Group]]:
             raise ProfileError(f"--mechanism {mechanism}: unknown; give {', '.join(MECHANISMS)}")
         some, larger = read_pairs(path, mechanism, source=Path(path).name)
         if not some and not larger:
-            raise ProfileError(f"{path}: no pair or group rows; give a file that holds some")
+            raise ProfileError(f"{path}: no pair or group rows; give a file that has some")
         pairs += some
         groups += [replace(group, xi=tuple(round(xi, 4) for xi in group.xi)) for group in larger]
     return [pair.rounded(4) for pair in merge_pairs(pairs)], groups

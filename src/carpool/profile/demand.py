@@ -1,8 +1,8 @@
-"""How much of a GPU does a task ask for? Fits the demands that bound the slow-down of several jobs on a GPU.
+"""Fits demands: the share of a GPU that each task needs, which bounds the slow-down of several jobs on a GPU.
 
-At the largest batches measured, where a GPU is saturated, ξ of a pair is about max(1, u_a + u_b); the u are fitted to
-that. At another batch the work of an iteration is in proportion to the batch, so u follows from how long the iteration
-takes there. `carpool fit` calls it with the pairs of one mechanism and the solo runs.
+At the largest measured batches, where a GPU is saturated, ξ of a pair is about max(1, u_a + u_b); the demands u are
+fitted to that. At another batch the work of an iteration is proportional to the batch, so u follows from the iteration
+time there. `carpool fit` calls it with the pairs of one mechanism and the solo runs.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ LIKELY = 0.8
 
 
 def fit_demands(pairs: Sequence[Pair], runs: Iterable[Run]) -> dict[str, tuple[Demand, ...]]:
-    """The demands of every task at every batch that ran alone; none where the pairs tell no batch."""
+    """Return the demands of every task at every batch that ran alone; none if the pairs have no batches."""
     largest: dict[str, int] = {}
     for pair in pairs:
         for task, batch in ((pair.a, pair.batch_a), (pair.b, pair.batch_b)):
@@ -28,16 +28,16 @@ def fit_demands(pairs: Sequence[Pair], runs: Iterable[Run]) -> dict[str, tuple[D
     for task, u in fitted.items():
         alone = seconds.get(task, {})
         if largest[task] in alone:
-            pace = alone[largest[task]] / largest[task]
+            sample_s = alone[largest[task]] / largest[task]
             demands[task] = tuple(
-                Demand(saturating[0].mechanism, batch, significant(u * pace * batch / time, 4))
+                Demand(saturating[0].mechanism, batch, significant(u * sample_s * batch / time, 4))
                 for batch, time in sorted(alone.items())
             )
     return demands
 
 
 def _seconds(runs: Iterable[Run]) -> dict[str, dict[int, float]]:
-    """Of one iteration on one GPU without accumulation, by task and batch."""
+    """Return seconds per iteration on one GPU without accumulation, by task and batch."""
     times: dict[str, dict[int, list[float]]] = {}
     for run in runs:
         if run.gpus == run.accumulation == 1:

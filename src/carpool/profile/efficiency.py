@@ -1,9 +1,9 @@
-"""Fits how a task's statistical efficiency changes along its training, from how far each epoch brought it.
+"""Fits how a task's statistical efficiency changes during its training, from the progress of each epoch.
 
-`carpool fit --efficiency FILE` comes here. The file has one row for each task, batch and epoch: the progress so far, in
-iterations of the smallest batch as the gradient noise scale counts them, and the iterations really done. A whole
-training becomes a few phases with one noise scale each, which is all that a profile keeps. No random numbers: phases
-come from dynamic programming over epochs, noise scales from a fixed grid.
+`carpool fit --efficiency FILE` calls it. The file has one row for each task, batch and epoch: the progress so far, in
+iterations of the smallest batch as the gradient noise scale counts them, and the iterations that were run. A whole
+training becomes a few phases with one noise scale each, which is what a profile stores. The fit uses no random numbers:
+phases come from dynamic programming over epochs, noise scales from a fixed grid.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
 
 COLUMNS = ("app", "batch", "progress", "iteration")
 PHASES = 8
-"""So many phases at most: with half as many, efficiencies are off by nearly twice as much, with more hardly by less."""
+"""Maximum number of phases. Half as many nearly double the error of efficiencies; more hardly reduce it."""
 GRID = 400
-"""Noise scales that are tried, from a tenth of the initial batch to a thousand times the largest."""
+"""Number of noise scales tried, from a tenth of the initial batch to a thousand times the largest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """How far a training was after an epoch."""
+    """The progress of a training after an epoch."""
 
     progress: float
     iterations: int
 
 
 def read_epochs(path: str | Path) -> dict[str, dict[int, list[Epoch]]]:
-    """task -> batch -> epochs in order."""
+    """Read epochs in order, by task and batch."""
     found: dict[str, dict[int, list[Epoch]]] = {}
     for where, row in read_table(path, COLUMNS, "an efficiency table"):
         epoch = Epoch(positive(row["progress"], f"{where}: progress"), whole(row["iteration"], f"{where}: iteration"))
         epochs = found.setdefault(row["app"].strip(), {}).setdefault(whole(row["batch"], f"{where}: batch"), [])
         if epochs and (epoch.progress <= epochs[-1].progress or epoch.iterations <= epochs[-1].iterations):
-            raise ProfileError(f"{where}: iteration: no progress since the epoch before; sort or mend the rows")
+            raise ProfileError(f"{where}: iteration: no progress since the epoch before; sort or fix the rows")
         epochs.append(epoch)
     return found
 
@@ -52,8 +52,10 @@ def read_epochs(path: str | Path) -> dict[str, dict[int, list[Epoch]]]:
 def fit_scaling(
     batches: Mapping[int, Sequence[Epoch]], runs: Sequence[Run], most_per_gpu: int | None, most_gpus: int | None
 ) -> tuple[Scaling, FitError]:
-    """The limits of a task and its phases, and how far efficiencies are off. Micro-steps are as small and as large as
-    in the timed rows, unless `most_per_gpu` says less."""
+    """Return the limits and phases of a task, and the error of its efficiencies.
+
+    Micro-batches range over those of the timed rows; `most_per_gpu` may lower their maximum.
+    """
     import numpy as np
 
     sizes = sorted(batches)
@@ -62,7 +64,7 @@ def fit_scaling(
     measured = np.array([_efficiencies(batches[size][:epochs], size / initial) for size in sizes]).T
     noises = np.geomspace(initial / 10, sizes[-1] * 1000, GRID)
     fitted = (noises[:, None] + initial) / (noises[:, None] + np.array(sizes))
-    # ratios, because the iterations that a training takes are its progress over its efficiency
+    # Ratios, because a training's iterations are its progress divided by its efficiency.
     errors = (np.log(measured[:, None, :] / fitted[None, :, :]) ** 2).sum(axis=2)  # by epoch and noise
     ends, chosen = _phases(errors, min(PHASES, epochs))
     whole = batches[initial][epochs - 1].progress
@@ -79,13 +81,13 @@ def fit_scaling(
 
 
 def _efficiencies(epochs: Sequence[Epoch], scale: float) -> list[float]:
-    """Progress per iteration of each epoch, over what as many samples in small batches would have brought."""
+    """Return the progress per iteration of each epoch, divided by that of as many samples in small batches."""
     steps = pairwise([Epoch(0.0, 0), *epochs])
     return [(new.progress - old.progress) / (new.iterations - old.iterations) / scale for old, new in steps]
 
 
 def _phases(errors: "NDArray[float64]", count: int) -> tuple[list[int], list[int]]:
-    """Cut the epochs into `count` phases with the least error: where each ends, and which noise it has."""
+    """Divide the epochs into `count` phases with the least error. Return the end and the noise of each."""
     import numpy as np
 
     epochs = len(errors)

@@ -1,7 +1,7 @@
-"""Strict reading of JSON: every value is taken by name and kind, and whatever is left over is an error.
+"""Strict reading of JSON: every value is read by name and type, and an unknown field is an error.
 
-The profile schema uses it so that a wrong file is refused with its name, the path of the field and a remedy, instead of
-failing later inside a simulation. `ProfileError` is the one error of this package that a user sees.
+The profile schema uses it to refuse an invalid file with its name, the path of the field and a remedy, before a
+simulation starts. `ProfileError` is the only error of this package that a user sees.
 """
 
 import math
@@ -18,7 +18,7 @@ class ProfileError(InputError):
 
 
 class Fields:
-    """One JSON object of a file, read field by field; `done` refuses fields that nobody asked for."""
+    """One JSON object of a file, read field by field. `done` refuses fields that were not read."""
 
     def __init__(self, value: object, file: str, path: str = "") -> None:
         self.file, self.path = file, path
@@ -54,7 +54,7 @@ class Fields:
         return value
 
     def maybe(self, key: str, read: Callable[[str], T]) -> T | None:
-        """`read(key)` where the field is there and not null; None otherwise."""
+        """Return `read(key)` if the field is present and not null, else None."""
         if self._values.get(key) is None:
             self._known.append(key)
             return None
@@ -64,7 +64,7 @@ class Fields:
         return tuple(self._number(item, at_least, f"{key}[{i}]") for i, item in enumerate(self._list(key)))
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """A list of texts; empty where the field is missing."""
+        """Return a list of texts, empty if the field is missing."""
         items = self._list(key) if key in self else self._absent(key)
         for i, item in enumerate(items):
             if not isinstance(item, str):
@@ -75,12 +75,12 @@ class Fields:
         return Fields(self._take(key, None), self.file, self._at(key))
 
     def children(self, key: str) -> "list[Fields]":
-        """A list of objects; empty where the field is missing."""
+        """Return a list of objects, empty if the field is missing."""
         items = self._list(key) if key in self else self._absent(key)
         return [Fields(item, self.file, f"{self._at(key)}[{i}]") for i, item in enumerate(items)]
 
     def named(self, key: str) -> "dict[str, Fields]":
-        """An object of objects, by name; empty where the field is missing."""
+        """Return an object of objects by name, empty if the field is missing."""
         if key not in self:
             self._absent(key)
             return {}

@@ -1,7 +1,7 @@
 """Fits the performance model to measured rows: eq. 3, 4 and 7 to iteration times, a straight line to memory.
 
-`carpool fit` calls it; what comes out is the `tasks` part of a profile, with the error of each fit inside. The fit is
-deterministic: fixed starts, no random numbers. scipy is imported on first use, since only fitting needs it.
+`carpool fit` calls it. The result is the `tasks` part of a profile, with the error of each fit. The fit is
+deterministic: fixed starts, no random numbers. scipy is imported on first use, because only fitting needs it.
 """
 
 import math
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[np.float64]]
 
 LOG_ERROR_SCALE = 0.05
-"""Above about 5 % a row's error counts linearly instead of squared, so that a few odd rows cannot pull the fit."""
+"""Error above which a row counts linearly instead of squared, so that a few outliers do not dominate the fit."""
 DELTA_STARTS = (1.1, 2.0, 4.0)
 DELTA_MOST = 10.0
-"""Beyond it eq. 7 is the plain maximum of compute and communication to within 7 %, and δ cannot be told any more."""
+"""Maximum δ. Above it eq. 7 is within 7 % of the maximum of compute and communication, so δ cannot be determined."""
 KNEE_STARTS = (1.2, 4.0)
 KNEE_MOST = 8.0
 KNEE_SUB_BATCHES = 4
-"""A bend between two slopes is not told by fewer points."""
+"""Minimum number of sub-batches from which a bend between two slopes can be fitted."""
 TIE, CLEARLY = 1e-9, 1e-3
-"""By what share a cost has to be lower than that of an earlier start, and than that of the search in seconds."""
+"""Relative improvement of the cost required of a later start, and of the scaled search over the one in seconds."""
 NAMES = ("alpha", "beta", "intra_base", "intra_per_gpu", "inter_base", "inter_per_gpu", "delta", "knee")
 LEAST, MOST = [0.0] * 6 + [1.0, 1.0], [math.inf] * 6 + [DELTA_MOST, KNEE_MOST]
 ONE_GPU, ONE_NODE, SEVERAL_NODES = range(3)
@@ -48,7 +48,7 @@ def fit_throughput(path: str | Path) -> dict[str, TaskProfile]:
 
 
 def fit_task(runs: Sequence[Run], bend: bool = False) -> TaskProfile:
-    """The constants of one task over all its rows; rounded first, so that the error is that of what is shipped.
+    """Fit the constants of one task to its rows. They are rounded before the error is computed, as they are stored.
 
     With `bend`, eq. 3 may have a knee: on a large GPU, small batches all take as long as launching their kernels.
     """
@@ -74,11 +74,11 @@ def _kind(run: Run) -> int:
 
 
 def _solve(runs: Sequence[Run], kinds: Sequence[int], bend: bool) -> "Array":
-    """The best of a few starts. Only constants that the rows can tell are fitted; the others stay 0 (δ, knee: 1).
+    """Return the best of several starts. Constants that the rows cannot determine stay 0 (δ and knee: 1).
 
-    The search in seconds is the one that made `t4`. It takes derivatives over steps of about 10⁻⁸, and where batches
-    are of 10⁵ samples β is no larger than that: there it stops halfway. So it is repeated with every constant in units
-    of its start, which counts where it is clearly better; for less, published constants do not change.
+    The search in seconds is the one that made `t4`. Its derivatives use steps of about 10⁻⁸; with batches of 10⁵
+    samples β is not larger than that, and the search stops early. It is therefore repeated with every constant in units
+    of its start. That result is used only if it is clearly better, so that published constants do not change.
     """
     np, _ = scipy()
     residuals = _residuals(np, runs, kinds)
@@ -86,14 +86,14 @@ def _solve(runs: Sequence[Run], kinds: Sequence[int], bend: bool) -> "Array":
     deltas = DELTA_STARTS if told[NAMES.index("delta")] else (1.0,)
     knees = KNEE_STARTS if bend else (1.0,)
     starts = [np.array([*_start(runs, delta), knee]) for delta, knee in product(deltas, knees)]
-    straight = [_solve(runs, kinds, bend=False)] if bend else []  # first, for a knee has to be better than none
+    straight = [_solve(runs, kinds, bend=False)] if bend else []  # first, because a knee must be better than none
 
     def cost(p: "Array") -> float:
         off = residuals(p)
         return 0.5 * float(off @ off)
 
     def best(found: Iterable["Array"], gain: float) -> "Array":
-        """The first, unless a later one lowers the cost by that share."""
+        """Return the first, unless a later one lowers the cost by that share."""
         return reduce(lambda one, other: other if cost(other) < cost(one) * (1 - gain) else one, found)
 
     plain = best([*straight, *(_descend(residuals, told, start, np.ones(len(NAMES))) for start in starts)], TIE)
@@ -102,7 +102,7 @@ def _solve(runs: Sequence[Run], kinds: Sequence[int], bend: bool) -> "Array":
 
 
 def _descend(residuals: Callable[["Array"], "Array"], told: "Array", start: "Array", units: "Array") -> "Array":
-    """Least squares from a start, with constants counted in the given units."""
+    """Run least squares from a start, with constants in the given units."""
     np, least_squares = scipy()
     low, high, units = np.array(LEAST), np.array(MOST), units[told]
 
@@ -126,18 +126,18 @@ def _descend(residuals: Callable[["Array"], "Array"], told: "Array", start: "Arr
 
 
 def _residuals(np: Any, runs: Sequence[Run], kinds: Sequence[int]) -> Callable[["Array"], "Array"]:
-    """Robust, weighted log errors of eq. 7.
+    """Return a function that computes robust, weighted log errors of eq. 7.
 
-    One GPU, one node and several nodes weigh the same in all. Tables list hundreds of multi-node placements and a
-    handful of one-GPU rows; unweighted, the fit gives the latter away, though most jobs run there and only they tell α
-    and β, hence the price of accumulation.
+    One GPU, one node and several nodes have the same total weight. Tables list hundreds of multi-node placements and
+    few one-GPU rows. Without weights the fit would neglect the latter, although most jobs run on one GPU and only those
+    rows determine α and β and therefore the cost of accumulation.
     """
     batch, accumulation, gpus, seconds = (
         np.array([getattr(run, key) for run in runs], dtype=float)
         for key in ("batch", "accumulation", "gpus", "seconds")
     )
     last = batch // accumulation  # as in core.perf: the micro-batch whose backward pass overlaps the all-reduce
-    larger = batch - last * accumulation  # so many micro-batches have one sample more
+    larger = batch - last * accumulation  # number of micro-batches with one sample more
     kind = np.array(kinds)
     share = np.bincount(kind, minlength=3)
     weight = len(runs) / (np.count_nonzero(share) * share[kind])
@@ -206,13 +206,13 @@ def _error(task: TaskProfile, runs: Sequence[Run], kinds: Sequence[int]) -> FitE
 def fit_memory(
     paths: Sequence[str | Path], activation_scale: float = 2.0, context_gib: float = 0.7
 ) -> dict[str, Memory]:
-    """mem(b) = m0 + m1·b from the solo rows of measurement files.
+    """Fit mem(b) = m0 + m1·b to the solo rows of measurement files.
 
-    The line comes from the rows without accumulation. There, it seems, the gradients are freed before the forward pass
-    and the peak does not hold them: rows with accumulation lie above the line, for bert by the size of its gradients.
-    That excess (the median, where positive) joins the static part, since jobs are shrunk by accumulation.
-    `activation_scale` multiplies the slope: 2 turns activations kept in 16 bits into 32. Weights, gradients and
-    optimizer state are 32 bits wide under autocast already.
+    The line is fitted to rows without accumulation. There the gradients seem to be freed before the forward pass, so
+    the peak does not include them: rows with accumulation lie above the line, for bert by the size of its gradients.
+    The median of that excess, if positive, is added to the static part, because batches are split by accumulation.
+    `activation_scale` multiplies the slope: 2 converts activations from 16 to 32 bits. Weights, gradients and optimizer
+    state have 32 bits under autocast already.
     """
     runs = [run for path in paths for run in read_solo(path)]
     tasks = sorted({run.task for run in runs})
@@ -250,7 +250,7 @@ def memory_line(runs: Sequence[Run], activation_scale: float, context: int) -> M
 
 
 def _line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """Least squares, with neither part below 0."""
+    """Fit a line by least squares, with intercept and slope not below 0."""
     mean_x = sum(x for x, _ in points) / len(points)
     mean_y = sum(y for _, y in points) / len(points)
     slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
@@ -263,7 +263,7 @@ def _line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
 
 
 def significant(value: float, digits: int = 6) -> float:
-    """Rounded to significant digits; what a bound left just above 0 becomes 0."""
+    """Round to significant digits. A value that a bound left just above 0 becomes 0."""
     return 0.0 if abs(value) < 1e-12 else float(f"{value:.{digits}g}")
 
 

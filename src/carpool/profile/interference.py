@@ -1,8 +1,8 @@
-"""What a person may write for `--interference`: a number, a CSV matrix, or a shipped table.
+"""Parses the value of `--interference`: a number, a CSV matrix, or a profile's table.
 
-The simulator and the comparison call `read_interference` with that text and get the core's table of slow-downs. A
-profile that was measured under several sharing mechanisms is asked for by `name:mechanism`, for example `h200:mps`, and
-its smallest or largest batches, for jobs of any batch, by `h200:mps:small` and `h200:mps:large`.
+`simulate` and `compare` call `read_interference` and get the core's table of slow-downs. For a profile with several
+sharing mechanisms the value is `name:mechanism`, for example `h200:mps`. `h200:mps:small` and `h200:mps:large` use the
+pairs of the smallest or largest batches for jobs of any batch.
 """
 
 import math
@@ -17,7 +17,7 @@ BATCHES = ("small", "large")
 
 
 def read_interference(text: str) -> Interference:
-    """ξ for everyone ("1.5"), a matrix ("xi.csv"), or a profile's pairs ("gavel", "h200:mps", "mine.json:mps")."""
+    """Parse one ξ for all pairs ("1.5"), a matrix ("xi.csv"), or a profile's pairs ("gavel", "h200:mps")."""
     text = text.strip()
     constant = _constant(text)
     if constant is not None:
@@ -59,7 +59,7 @@ def _profile(name: str) -> Profile:
 
 
 def tables() -> list[str]:
-    """The shipped tables, as they are to be written."""
+    """Return the names of the shipped tables, as `--interference` accepts them."""
     names = []
     for name in shipped():
         mechanisms = sorted({pair.mechanism for pair in load(name).pairs})

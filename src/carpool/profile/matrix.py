@@ -1,6 +1,6 @@
-"""Slow-downs as a square: every job that was measured beside others, at its batch, slowed by every other.
+"""Measured slow-downs as a square matrix: every task at every batch, slowed by every other.
 
-The tables of `commands.py` and the pictures of `draw.py` show it.
+`carpool profiles show` prints it as a table and draws it as a picture.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ class Matrix:
     labels: tuple[str, ...]
     """Every task with its batch; all tasks at their smallest batch first, then at the next."""
     rows: tuple[tuple[float | None, ...], ...]
-    """ξ of the row's job beside the column's, at least 1; None where nobody measured it."""
+    """ξ of the row's job beside the column's, at least 1; None if the pair was not measured."""
 
 
 Job = tuple[str, int]
@@ -21,7 +21,7 @@ Job = tuple[str, int]
 
 
 def cells(profile: Profile, mechanism: str) -> dict[tuple[Job, Job], float]:
-    """ξ of the first beside the second, at least 1, for all that were measured together."""
+    """Return ξ of the first beside the second, at least 1, for all measured pairs."""
     return {
         ((model, cell.samples), (mate, cell.mate_samples)): max(1.0, cell.xi)
         for (model, mate), known in profile.interference(mechanism).cells.items()

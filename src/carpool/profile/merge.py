@@ -1,6 +1,6 @@
-"""Makes one profile of several that were measured on the same kind of GPU, each as a series of its own.
+"""Merges profiles that were measured on the same kind of GPU into one. Each becomes a series of its own.
 
-`carpool profiles merge` calls it. Only raw points are taken from the profiles; all else is concluded anew.
+`carpool profiles merge` calls it. Only raw measurements are taken from the profiles; everything else is fitted again.
 """
 
 from collections import Counter
@@ -10,28 +10,31 @@ from itertools import combinations
 
 from carpool.profile.fields import ProfileError
 from carpool.profile.measure.conclude import OWN_NOTES, Naming, conclude
-from carpool.profile.measure.raw import Machine, Measurement, Setting, tasks_of
+from carpool.profile.measure.raw import MeasuredMachine, Measurement, Setting, tasks_of
 from carpool.profile.values import Gpu, Profile
 
 SAME_MEMORY = 1.2
-"""The same training at the same batch takes the same memory on every card of a kind; another version of PyTorch may
-differ a little, another model or precision differs by more."""
+"""Maximum ratio of the memory of one task at one batch in two profiles.
+
+The same training takes the same memory on every GPU of a kind. Another version of PyTorch changes it a little; another
+model or precision changes it more.
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
-    """A profile and what the user calls it."""
+class NamedProfile:
+    """A profile and the name under which the user gave it."""
 
     called: str
     profile: Profile
 
 
 def merge(
-    inputs: Sequence[Input], name: str | None = None, description: str | None = None, notes: Sequence[str] = ()
+    inputs: Sequence[NamedProfile], name: str | None = None, description: str | None = None, notes: Sequence[str] = ()
 ) -> Profile:
-    """One profile of all series, called as the first where nothing else is said; the notes of all are kept."""
+    """Merge profiles, keeping all notes. Name and description default to those of the first."""
     if len(inputs) < 2:
-        raise ProfileError("a merge takes two profiles or more; give them by name or path")
+        raise ProfileError("a merge needs at least two profiles; give them by name or path")
     first = inputs[0].profile
     gpus = [_gpu(one) for one in inputs]
     _check_they_differ(inputs)
@@ -44,7 +47,7 @@ def merge(
         notes=tuple(dict.fromkeys((*told, *notes))),
     )
     memory = min((gpu.memory_bytes for gpu in gpus if gpu.memory_bytes), default=None)
-    machine = Machine(gpus[0].name, memory, _joined(gpu.driver for gpu in gpus), date="", software="")
+    machine = MeasuredMachine(gpus[0].name, memory, _joined(gpu.driver for gpu in gpus), date="", software="")
     found = conclude(machine, list(_renumbered(inputs)), naming)
     return replace(
         found,
@@ -53,29 +56,29 @@ def merge(
     )
 
 
-def unchecked(inputs: Sequence[Input]) -> str:
-    """What the user has to know better than the files do."""
+def unchecked(inputs: Sequence[NamedProfile]) -> str:
+    """Return what the files do not record and the user must know."""
     counts = Counter(task for one in inputs for task in tasks_of(one.profile.raw))
     common = sorted(task for task, number in counts.items() if number > 1)
     if not common:
-        return "no task is in two of the profiles, so nothing tells how much their machines differ"
+        return "no task is in two of the profiles, so their machines cannot be compared"
     return (
-        "taken on trust, since profiles do not record it: the same scripts with the same arguments were run as "
+        "not checked, because profiles do not record it: that the same scripts with the same arguments ran as "
         f"{', '.join(common)}"
     )
 
 
-def _gpu(one: Input) -> Gpu:
+def _gpu(one: NamedProfile) -> Gpu:
     if not one.profile.raw:
         raise ProfileError(
-            f"{one.called}: holds no raw measurements to merge; give profiles that carpool profile measured"
+            f"{one.called}: has no raw measurements to merge; give profiles that carpool profile measured"
         )
     if one.profile.gpu is None:
         raise ProfileError(f"{one.called}: does not name its GPU; give profiles that carpool profile measured")
     return one.profile.gpu
 
 
-def _check_they_differ(inputs: Sequence[Input]) -> None:
+def _check_they_differ(inputs: Sequence[NamedProfile]) -> None:
     for one, other in combinations(inputs, 2):
         first, second = one.profile.gpu, other.profile.gpu
         assert first is not None
@@ -87,12 +90,12 @@ def _check_they_differ(inputs: Sequence[Input]) -> None:
             )
         if _have_a_series_in_common(one.profile.raw, other.profile.raw):
             raise ProfileError(
-                f"{other.called}: the same measurements as in {one.called}, which would count twice; give each once"
+                f"{other.called}: contains the same measurements as {one.called}; give each profile once"
             )
 
 
 def _have_a_series_in_common(first: Iterable[Measurement], second: Iterable[Measurement]) -> bool:
-    """Half is enough: one file may be an earlier state of the other. A few may be alike by chance."""
+    """Return whether two profiles share at least half of a series. One file may be older; a few match by chance."""
     mine, others = _by_series(first), _by_series(second)
     return any(2 * len(a & b) >= min(len(a), len(b)) for a in mine.values() for b in others.values())
 
@@ -104,7 +107,7 @@ def _by_series(measurements: Iterable[Measurement]) -> dict[int, set[Measurement
     return dict(sorted(found.items()))
 
 
-def _check_memory(inputs: Sequence[Input]) -> None:
+def _check_memory(inputs: Sequence[NamedProfile]) -> None:
     known: dict[Setting, tuple[str, int]] = {}
     for one in inputs:
         for setting, peak in _peaks(one.profile.raw).items():
@@ -125,7 +128,7 @@ def _peaks(measurements: Iterable[Measurement]) -> dict[Setting, int]:
     return peaks
 
 
-def _batch_norms(inputs: Sequence[Input]) -> dict[str, bool]:
+def _batch_norms(inputs: Sequence[NamedProfile]) -> dict[str, bool]:
     norms: dict[str, bool] = {}
     for one in inputs:
         for name, task in one.profile.tasks.items():
@@ -137,8 +140,8 @@ def _batch_norms(inputs: Sequence[Input]) -> dict[str, bool]:
     return norms
 
 
-def _renumbered(inputs: Sequence[Input]) -> Iterator[Measurement]:
-    """Series one after the other; those that a profile keeps apart stay apart."""
+def _renumbered(inputs: Sequence[NamedProfile]) -> Iterator[Measurement]:
+    """Renumber the series of all profiles consecutively."""
     begin = 0
     for one in inputs:
         numbers = {series: begin + i for i, series in enumerate(_by_series(one.profile.raw))}
@@ -147,6 +150,6 @@ def _renumbered(inputs: Sequence[Input]) -> Iterator[Measurement]:
 
 
 def _joined(texts: Iterable[str | None]) -> str | None:
-    """What several say, each thing once; a text may be such a list itself."""
+    """Join texts without duplicates. A text may itself be such a list."""
     parts = (part for text in texts if text for part in text.split("; "))
     return "; ".join(dict.fromkeys(parts)) or None

@@ -1,8 +1,8 @@
-"""Readers of what `carpool fit` is fed with: throughput tables, measurement files and slow-down matrices.
+"""Readers of the input of `carpool fit`: throughput tables, measurement files and slow-down matrices.
 
-Each reader checks every field and names file, line and remedy where one is wrong, so that fits can trust their rows.
-A throughput table is CSV with the columns app, nodes, gpus, local_bsz, step_time (and optionally accum). A measurement
-file is JSON with `solo`, `pair` and `group` rows. A matrix is CSV whose row is slowed by its column.
+Each reader checks every field; an error names file, line and remedy. A throughput table is CSV with the columns app,
+nodes, gpus, local_bsz, step_time and optionally accumulation (or accum). A measurement file is JSON with `solo`, `pair`
+and `group` rows. A matrix is CSV in which the row's task is slowed by the column's.
 """
 
 import csv
@@ -35,7 +35,7 @@ class Run:
 
 
 def read_runs(path: str | Path) -> list[Run]:
-    """The timed rows of a throughput table (CSV) or of a measurement file (JSON)."""
+    """Read the timed rows of a throughput table (CSV) or of a measurement file (JSON)."""
     return read_solo(path) if str(path).endswith(".json") else read_throughput(path)
 
 
@@ -57,7 +57,7 @@ def read_throughput(path: str | Path) -> list[Run]:
 
 
 def read_table(path: str | Path, columns: Sequence[str], what: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """The rows of a CSV table of tasks, each with how to point a person to it."""
+    """Yield the rows of a CSV table of tasks, each with its location for messages."""
     lines = _csv(path)
     header = lines[0][1]
     missing = [column for column in columns if column not in header]
@@ -68,7 +68,7 @@ def read_table(path: str | Path, columns: Sequence[str], what: str) -> Iterator[
     for number, cells in lines[1:]:
         where = f"{path}: line {number}"
         if len(cells) != len(header):
-            raise ProfileError(f"{where}: {len(cells)} fields, the header has {len(header)}; mend the row")
+            raise ProfileError(f"{where}: {len(cells)} fields, the header has {len(header)}; fix the row")
         row = dict(zip(header, cells, strict=True))
         if not row["app"].strip():
             raise ProfileError(f"{where}: app: empty; name the task")
@@ -76,7 +76,7 @@ def read_table(path: str | Path, columns: Sequence[str], what: str) -> Iterator[
 
 
 def read_solo(path: str | Path) -> list[Run]:
-    """The `solo` rows of a measurement file: one GPU, memory included."""
+    """Read the `solo` rows of a measurement file: one GPU, with memory."""
     return [_solo(row) for row in _measurement(path).children("solo")]
 
 
@@ -98,10 +98,10 @@ def _solo(f: Fields) -> Run:
 def read_pairs(
     path: str | Path, mechanism: str = "unknown", batches: Mapping[str, int] | None = None, source: str | None = None
 ) -> tuple[list[Pair], list[Group]]:
-    """Pairs and groups of a measurement file (JSON), or the pairs of a matrix (CSV; batch 0, as none is known).
+    """Read pairs and groups of a measurement file (JSON), or the pairs of a matrix (CSV; batch 0, as none is known).
 
-    `batches` says at which batch each task ran beside others. A measurement file that does not say it in its rows says
-    it by its solo rows: the batch whose accumulation was timed as well.
+    `batches` gives the batch at which each task ran beside others. Without it, and without a batch in the row, it is
+    the batch whose accumulation was timed in the solo rows.
     """
     if not str(path).endswith(".json"):
         return _matrix_pairs(read_matrix(path), mechanism, source), []
@@ -148,15 +148,15 @@ def _matrix_pairs(matrix: dict[tuple[str, str], float], mechanism: str, source: 
 
 
 def merge_pairs(pairs: Iterable[Pair]) -> list[Pair]:
-    """One pair for all runs of the same jobs, batches and mechanism: the mean, with the range as its interval.
+    """Merge runs of the same jobs, batches and mechanism into one pair: the mean, with the range as its interval.
 
-    Files may name the two in another order: they stay as in the first.
+    Files may name the two jobs in another order; the order of the first file is kept.
     """
     runs: dict[tuple[object, ...], list[Pair]] = {}
     for one in pairs:
         turned = one.turned()
-        like = turned if one.who not in runs and turned.who in runs else one
-        runs.setdefault(like.who, []).append(like)
+        like = turned if one.key not in runs and turned.key in runs else one
+        runs.setdefault(like.key, []).append(like)
     return [_merged(same) if len(same) > 1 else same[0] for same in runs.values()]
 
 
@@ -175,7 +175,7 @@ def _merged(same: list[Pair]) -> Pair:
 
 
 def read_matrix(path: str | Path) -> dict[tuple[str, str], float]:
-    """ξ by (slowed, by whom) from a CSV matrix: names in the first row and the first column, every cell filled."""
+    """Read ξ by (task, mate) from a CSV matrix with names in the first row and the first column and no empty cell."""
     lines = _csv(path)
     columns = lines[0][1][1:]
     _check_names(f"{path}: line 1", columns)
@@ -207,7 +207,7 @@ def _check_names(where: str, columns: list[str]) -> None:
         if not name.strip():
             raise ProfileError(f"{where}: field {i + 2}: empty name; name the task")
         if name in columns[:i]:
-            raise ProfileError(f"{where}: field {i + 2}: {name} a second time; keep one column for each task")
+            raise ProfileError(f"{where}: field {i + 2}: {name} appears twice; keep one column for each task")
 
 
 def _slowdown(text: str, where: str) -> float:
@@ -220,7 +220,7 @@ def _slowdown(text: str, where: str) -> float:
 
 
 def _csv(path: str | Path) -> list[tuple[int, list[str]]]:
-    """Rows with their line numbers; blank lines are skipped."""
+    """Return rows with their line numbers, without blank lines."""
     reader = csv.reader(io.StringIO(_text(path), newline=""))
     try:
         rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(map(str.strip, row))]
@@ -271,5 +271,5 @@ def positive(text: str, where: str) -> float:
 def whole(text: str, where: str) -> int:
     value = number(text, where)
     if value < 1 or value != int(value):
-        raise ProfileError(f"{where}: {text.strip()} is not a whole number of at least 1; mend it")
+        raise ProfileError(f"{where}: {text.strip()} is not a whole number of at least 1; fix it")
     return int(value)

@@ -1,8 +1,8 @@
-"""The profile file: what is known about tasks and their sharing on one kind of GPU, as versioned JSON.
+"""The profile file: tasks and how they share one kind of GPU, as versioned JSON.
 
-A profile holds fitted tasks (eq. 3, 4, 7, memory, how busy they keep the GPU), measured pairs and groups per sharing
-mechanism, raw measurements, or any part of that; `carpool profile` and `carpool fit` write it, simulator and service
-load it. Loading is strict: what does not follow the schema is refused with the field's path.
+A profile contains fitted tasks (eq. 3, 4, 7, memory, how busy they keep the GPU), measured pairs and groups per sharing
+mechanism, and raw measurements, or any part of these. `carpool profile` and `carpool fit` write it; the simulator and
+the service load it. Loading is strict: an invalid field is refused with its path.
 `docs/reference/profile-files.md` describes every field.
 """
 
@@ -41,13 +41,13 @@ SCHEMA = 2
 
 
 def shipped() -> list[str]:
-    """The names of the profiles that come with Carpool."""
+    """Return the names of the shipped profiles."""
     library = resources.files("carpool.profile") / "library"
     return sorted(entry.name.removesuffix(".json") for entry in library.iterdir() if entry.name.endswith(".json"))
 
 
 def load(name_or_path: str | Path) -> Profile:
-    """A shipped profile by its name, or any profile by its path."""
+    """Load a shipped profile by name, or any profile by path."""
     wanted = str(name_or_path)
     names = shipped()
     if wanted in names:
@@ -65,7 +65,7 @@ def load(name_or_path: str | Path) -> Profile:
 
 
 def loads(text: str, file: str) -> Profile:
-    """The profile in `text`; `file` is its name in messages."""
+    """Parse a profile; `file` is its name in messages."""
     try:
         value = json.loads(text, object_pairs_hook=lambda pairs: _unique(pairs, file))
     except json.JSONDecodeError as error:
@@ -92,7 +92,7 @@ def loads(text: str, file: str) -> Profile:
     )
     fields.done()
     if not (profile.tasks or profile.pairs or profile.groups or profile.points):
-        raise ProfileError(f"{file}: it holds no tasks, pairs, groups or points; make it with carpool fit")
+        raise ProfileError(f"{file}: it has no tasks, pairs, groups or points; create it with carpool fit")
     return profile
 
 
@@ -251,7 +251,7 @@ def _group(f: Fields) -> Group:
     if len(group.xi) != len(jobs):
         f.fail("xi", f"{len(group.xi)} values for {len(jobs)} jobs; give one for each job")
     if min(group.xi) <= 0:
-        f.fail("xi", "0 is no slow-down; give 1 for a job that is not disturbed")
+        f.fail("xi", "0 is not a slow-down; give 1 for a job that is not slowed down")
     return group
 
 
@@ -287,10 +287,10 @@ def _known_mechanism(mechanism: str, f: Fields) -> str:
 
 
 def _xi(f: Fields, key: str) -> float:
-    """Measured ξ may lie a little below 1 (noise; the core counts it as 1), but never at 0."""
+    """Read ξ. A measured ξ may be a little below 1 (noise; the core treats it as 1), but never 0."""
     xi = f.number(key, 0)
     if xi == 0:
-        f.fail(key, "0 is no slow-down; give 1 for a job that is not disturbed")
+        f.fail(key, "0 is not a slow-down; give 1 for a job that is not slowed down")
     return xi
 
 
@@ -302,7 +302,7 @@ def _interval(f: Fields, key: str) -> Interval:
 
 
 def dumps(profile: Profile) -> str:
-    """The file's text: indented for reading, one line for each pair, group and point."""
+    """Return the file's text, indented, with one line for each pair, group and point."""
     parts = [f' "schema": {SCHEMA}']
     values = {
         **_bare(asdict(replace(profile, raw=()))),
@@ -319,13 +319,13 @@ def dumps(profile: Profile) -> str:
 
 
 def _bare(value: Any) -> Any:
-    """Without the optional fields that say nothing."""
+    """Remove optional fields that are empty."""
     if isinstance(value, dict):
         return {key: _bare(inner) for key, inner in value.items() if inner is not None and inner not in ({}, [], ())}
     return [_bare(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def save(profile: Profile, path: str | Path) -> None:
-    """Writes the file whole or not at all."""
+    """Write the file atomically."""
     with whole_file(path) as file:
         file.write(dumps(profile))

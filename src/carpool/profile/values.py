@@ -1,7 +1,7 @@
-"""What a profile says, as frozen values: the GPU, fitted tasks, measured pairs and groups, raw points.
+"""The contents of a profile as frozen values: the GPU, fitted tasks, measured pairs and groups, raw points.
 
-`schema.py` reads and writes them as a file, `fit.py` computes them, and `Profile` turns them into what the core works
-with: tasks and one interference table per sharing mechanism.
+`schema.py` reads and writes them, `fit.py` computes them, and `Profile` converts them to the core's types: tasks and
+one interference table per sharing mechanism.
 """
 
 import math
@@ -18,7 +18,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """The card a profile speaks of; `memory_bytes` is what jobs can use of it."""
+    """The GPU model of a profile; `memory_bytes` is the memory that jobs can use."""
 
     name: str
     memory_bytes: int | None = None
@@ -28,7 +28,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class FitError:
-    """Relative error of t_iter over all points of a task, and medians by kind of placement."""
+    """Relative error of t_iter over all points of a task, and medians by placement."""
 
     median: float
     p90: float
@@ -39,26 +39,26 @@ class FitError:
     median_one_node: float | None = None
     median_several_nodes: float | None = None
     held_out_median: float | None = None
-    """Of points that a fit of the others had not seen."""
+    """Median error of points that were left out of the fit."""
     held_out_points: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """How busy a task keeps the GPU: t(b) = (α⁴ + (β·b)⁴)^¼, of which the GPU works β·b."""
+    """How busy a task keeps the GPU: an iteration takes t(b) = (α⁴ + (β·b)⁴)^¼, and the GPU works for β·b of it."""
 
     alpha_s: float
     beta_s: float
 
     def share(self, samples: int) -> float:
-        """u in (0, 1]: the share of an iteration in which the GPU works."""
+        """Return u in (0, 1], the share of an iteration in which the GPU works."""
         working = self.beta_s * samples
         return working / math.pow(self.alpha_s**4 + working**4, 0.25)
 
 
 @dataclass(frozen=True, slots=True)
 class Kappa:
-    """ξ = 1 + κ·u_a·u_b for pairs nobody measured, and the median relative error of that over those measured."""
+    """κ of ξ = 1 + κ·u_a·u_b for pairs that were not measured, with its median relative error on measured pairs."""
 
     kappa: float
     median_error: float
@@ -67,7 +67,7 @@ class Kappa:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """mem(b) = static + per sample · b; the static part includes the context and the gradients named here."""
+    """Memory mem(b) = static + per sample · b. The static part includes the context and the gradients listed here."""
 
     static_bytes: int
     bytes_per_sample: float
@@ -78,7 +78,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The share of a GPU that a task asks for at a batch: beside several others, ξ is at least the sum of all."""
+    """The share of a GPU that a task needs at a batch. In a group, ξ is at least the sum of all demands."""
 
     mechanism: str
     batch: int
@@ -87,7 +87,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class TaskProfile:
-    """One training task: the constants of `core.perf.Task` and what is known about their quality."""
+    """One training task: the constants of `core.perf.Task` and their quality."""
 
     alpha_s: float
     beta_s: float
@@ -101,11 +101,11 @@ class TaskProfile:
     busy: Busy | None = None
     demands: tuple[Demand, ...] = ()
     scaling: Scaling | None = None
-    """Limits and statistical efficiency of other batches, where known."""
+    """Limits and statistical efficiency of other batches, if known."""
     scaling_error: FitError | None = None
-    """Of the efficiency, in absolute terms: 0.01 is one hundredth."""
+    """Absolute error of the efficiency: 0.01 is one hundredth."""
     knee: float | None = None
-    """Where eq. 3 has a bend; None: a straight line."""
+    """Exponent of the bend of eq. 3; None for a straight line."""
 
     def core(self) -> Task:
         static, slope = (self.memory.static_bytes, self.memory.bytes_per_sample) if self.memory else (0, 0.0)
@@ -115,7 +115,7 @@ class TaskProfile:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two jobs on one GPU: ξ of each, at the batches measured (0: any), and where a repetition is to be expected."""
+    """Two jobs on one GPU: ξ of each at the measured batches (0: any), with the expected interval of a repetition."""
 
     a: str
     batch_a: int
@@ -130,16 +130,16 @@ class Pair:
     source: str | None = None
 
     @property
-    def who(self) -> tuple[str, str, int, str, int]:
+    def key(self) -> tuple[str, str, int, str, int]:
         return self.mechanism, self.a, self.batch_a, self.b, self.batch_b
 
     def turned(self) -> "Pair":
-        """The same with the second job first."""
+        """Return the same pair with the second job first."""
         swapped = replace(self, a=self.b, batch_a=self.batch_b, b=self.a, batch_b=self.batch_a)
         return replace(swapped, xi_a=self.xi_b, xi_b=self.xi_a, interval_a=self.interval_b, interval_b=self.interval_a)
 
     def rounded(self, decimals: int) -> "Pair":
-        """Far finer than two runs of the same pair agree."""
+        """Return the pair with rounded values. The rounding is much finer than the difference between two runs."""
 
         def ends(interval: Interval | None) -> Interval | None:
             return interval and (round(interval[0], decimals), round(interval[1], decimals))
@@ -191,9 +191,9 @@ class Profile:
     groups: tuple[Group, ...] = ()
     points: tuple[Point, ...] = ()
     kappa: dict[str, Kappa] = field(default_factory=dict)
-    """By mechanism."""
+    """κ by mechanism."""
     measured: str | None = None
-    """When and with what software."""
+    """Date and software of the measurement."""
     raw: tuple[Measurement, ...] = ()
 
     def core_tasks(self) -> dict[str, Task]:
@@ -203,13 +203,15 @@ class Profile:
         return sorted({pair.mechanism for pair in self.pairs})
 
     def interference(self, mechanism: str | None = None, batches: str | None = None) -> TableInterference:
-        """The table of one mechanism's pairs; without a name, the only mechanism there is.
+        """Return the table of one mechanism's pairs. The mechanism may be omitted if there is only one.
 
         `batches` ("small" or "large") takes the pairs of the smallest or largest batches for jobs of any batch.
         """
         known = self.pair_mechanisms()
         if not known:
-            raise ProfileError(f"profile {self.name}: it holds no pairs; name one that does, or give a number like 1.5")
+            raise ProfileError(
+                f"profile {self.name}: it has no pairs; name a profile that does, or give a number like 1.5"
+            )
         if mechanism is None and len(known) > 1:
             choices = " or ".join(f"{self.name}:{one}" for one in known)
             raise ProfileError(f"profile {self.name}: pairs of several mechanisms; choose {choices}")
@@ -232,7 +234,7 @@ Demands = dict[str, list[tuple[int, float]]]
 def _at_one_batch(
     pairs: Sequence[Pair], demands: Demands, choose: Callable[[int, int], int]
 ) -> tuple[list[Pair], Demands]:
-    """Only what was measured at each task's smallest or largest batch, as if it held for any batch."""
+    """Keep what was measured at each task's smallest or largest batch, and let it stand for any batch."""
     batch: dict[str, int] = {}
     for pair in pairs:
         for task, measured in ((pair.a, pair.batch_a), (pair.b, pair.batch_b)):
@@ -243,7 +245,7 @@ def _at_one_batch(
 
 
 def _table(pairs: list[Pair], demands: Demands) -> TableInterference:
-    """Both directions of every pair. A job beside its like is measured twice in a run: the mean counts."""
+    """Build a table with both directions of every pair. Two values for a job beside its like are averaged."""
     found: dict[tuple[str, str], dict[tuple[int, int], list[float]]] = {}
     for p in pairs:
         found.setdefault((p.a, p.b), {}).setdefault((p.batch_a, p.batch_b), []).append(p.xi_a)

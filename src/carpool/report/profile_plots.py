@@ -42,7 +42,7 @@ def solo_points(profile: Profile) -> dict[str, list[tuple[int, int, float]]]:
     under = timed_under(profile.raw)
     for done in profile.raw:
         setting = done.samples[0].setting
-        if len(done.samples) == 1 and done.wish.mechanism == under[setting.task]:
+        if len(done.samples) == 1 and done.request.mechanism == under[setting.task]:
             found.setdefault(setting.task, []).append((setting.batch, setting.accumulation, done.samples[0].iter_s))
     return found
 

@@ -15,7 +15,7 @@ from carpool.profile.fit import LOG_ERROR_SCALE, fit_task
 from carpool.profile.measure.conclude import OWN_NOTES, Naming, conclude, held_out_errors, hold_out, solo_runs
 from carpool.profile.measure.noise import Noise
 from carpool.profile.measure.predict import fit_kappa
-from carpool.profile.measure.raw import Machine, Setting
+from carpool.profile.measure.raw import MeasuredMachine, Setting
 from carpool.profile.rows import Run
 from carpool.profile.schema import dumps, load, loads
 from carpool.profile.values import Busy, Pair
@@ -110,11 +110,11 @@ def test_a_speed_up_counts_as_no_slow_down_when_kappa_is_fitted():
 
 
 def test_times_of_two_mechanisms_are_not_mixed(session):
-    only = [done for done in session if done.wish.mechanism == "mps"]
+    only = [done for done in session if done.request.mechanism == "mps"]
     slower = [
         replace(done, samples=tuple(replace(s, iter_s=2 * s.iter_s) for s in done.samples))
         for done in session
-        if done.wish.mechanism != "mps"
+        if done.request.mechanism != "mps"
     ][:-4]
     mixed, pure = (conclude(MACHINE, some, Naming("p")).tasks["a"].core() for some in (only + slower, only))
     assert mixed.compute(32) == pure.compute(32)
@@ -122,7 +122,7 @@ def test_times_of_two_mechanisms_are_not_mixed(session):
 
 def test_a_task_that_ran_alone_only_under_another_mechanism_keeps_its_times_from_there(session):
     """It would be lost otherwise, without a word."""
-    done = [one for one in session if one.wish.mechanism == "mps"]
+    done = [one for one in session if one.request.mechanism == "mps"]
     done += [measured("time-slicing", ("c", batch, 1, 0.1 + batch / 100)) for batch in (8, 16, 32)]
     done += [measured("unknown", ("d", batch, 1, 0.2 + batch / 100)) for batch in (8, 16)]
     done.append(measured("time-slicing", ("d", 8, 1, 0.4)))
@@ -137,7 +137,7 @@ def test_a_task_that_ran_alone_only_under_another_mechanism_keeps_its_times_from
         "odd",
         "Iteration times are those under mps; of c, under time-slicing; of d, under unknown.",
     )
-    before = conclude(MACHINE, [one for one in session if one.wish.mechanism == "mps"], Naming("p"))
+    before = conclude(MACHINE, [one for one in session if one.request.mechanism == "mps"], Naming("p"))
     assert [found.tasks[name] for name in ("a", "b")] == [before.tasks[name] for name in ("a", "b")]
     assert (found.pairs, found.kappa) == (before.pairs, before.kappa)
     assert before.notes[0] == "Iteration times are those under mps."
@@ -305,7 +305,7 @@ def test_the_noise_says_how_much_series_differ():
 
 def test_every_number_of_h200_follows_from_its_raw_points():
     shipped = load("h200")
-    machine = Machine(shipped.gpu.name, shipped.gpu.memory_bytes, shipped.gpu.driver, "", "")
+    machine = MeasuredMachine(shipped.gpu.name, shipped.gpu.memory_bytes, shipped.gpu.driver, "", "")
     again = conclude(machine, shipped.raw, Naming("h200", batch_norm=("cifar10", "deepspeech2", "imagenet", "yolov3")))
     assert again.pairs == shipped.pairs
     assert again.groups == shipped.groups
@@ -330,11 +330,11 @@ def test_h200_predicts_repetitions_within_the_stated_intervals():
     from carpool.profile.measure.conclude import merge, pair_of
 
     raw, inside, number = load("h200").raw, 0, 0
-    for repeated in (done for done in raw if done.wish.run and len(done.samples) == 2):
+    for repeated in (done for done in raw if done.request.run and len(done.samples) == 2):
         rest = [done for done in raw if done is not repeated]
         noise = Noise(rest)
-        wish = replace(repeated.wish, run=0)
-        first = next(done for done in rest if done.wish == wish and done.series == repeated.series)
+        request = replace(repeated.request, run=0)
+        first = next(done for done in rest if done.request == request and done.series == repeated.series)
         (stated,) = merge([pair_of(first, noise)], noise)
         again = pair_of(repeated, noise).pair
         for xi, (low, high) in ((again.xi_a, stated.interval_a), (again.xi_b, stated.interval_b)):
@@ -352,8 +352,8 @@ def test_h200_predicts_a_series_within_the_intervals_of_the_others():
     noise = Noise(raw)
     pairs = [(done, pair_of(done, noise)) for done in raw if len(done.samples) == 2]
     for done, one in pairs:
-        others = [two for other, two in pairs if other.series != done.series and other.wish.same(done.wish)]
-        if done.wish.run == 0 and others:
+        others = [two for other, two in pairs if other.series != done.series and other.request.same(done.request)]
+        if done.request.run == 0 and others:
             (stated,) = merge(others, noise)
             for xi, (low, high) in ((one.pair.xi_a, stated.interval_a), (one.pair.xi_b, stated.interval_b)):
                 number += 1

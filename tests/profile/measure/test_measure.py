@@ -18,7 +18,7 @@ from carpool import channel
 from carpool.commands import profile as commands
 from carpool.gpu import mps, nvml
 from carpool.profile.measure import pool, raw, session, timing, worker
-from carpool.profile.measure.raw import Machine, RawFile, Setting, read
+from carpool.profile.measure.raw import MeasuredMachine, RawFile, Setting, read
 from carpool.profile.schema import load
 from tests.support import SUPPORT
 from tests.support.command_line import COMMAND, call, environment
@@ -97,10 +97,10 @@ def test_the_memory_limit_is_tried_once(monkeypatch, tmp_path):
 
     monkeypatch.setattr(session.mps, "Daemon", daemon)
     monkeypatch.setattr(session.Pool, "warm", lambda self, copies: {})
-    raw = RawFile("raw.jsonl", Machine("NVIDIA Test", None, None, "today", "test"))
-    gpu = session.Gpu(nvml.Device(0, "GPU-1", "NVIDIA Test", 1, "1"))
+    raw = RawFile("raw.jsonl", MeasuredMachine("NVIDIA Test", None, None, "today", "test"))
+    gpu = session.MeasuredGpu(nvml.Device(0, "GPU-1", "NVIDIA Test", 1, "1"))
     for _ in range(2):
-        session.Session([], raw, gpu, tmp_path)._phase(session.Phase("mps", ()), tmp_path / "phase")
+        session.Session([], raw, gpu, tmp_path)._phase(session.MeasurementPhase("mps", ()), tmp_path / "phase")
     assert tried == ["GPU-1"]
     assert read("raw.jsonl").memory_limit is True
 
@@ -110,7 +110,7 @@ def test_a_budget_too_short_for_a_fit_says_that_the_same_call_goes_on(monkeypatc
     said = profile(*arguments)
     assert said.code == 2
     assert said.err.strip().endswith("rows of one batch size only; eq. 3 needs at least two")
-    monkeypatch.setattr(commands, "_measure", lambda *measuring, **more: session.Outcome(left=5))
+    monkeypatch.setattr(commands, "_measure", lambda *measuring, **more: session.SessionResult(left=5))
     said = profile(*arguments)
     assert said.code == 2
     assert "; 1 measurements are kept in mine.raw.jsonl, and the same call goes on with 5 more" in said.err
@@ -292,15 +292,15 @@ def batches_in(name):
 
 
 def test_a_task_that_fails_costs_itself_alone(monkeypatch):
-    from carpool.profile.measure.plan import Scope, Source, plan
-    from carpool.profile.measure.session import Gpu, Session
+    from carpool.profile.measure.plan import Scope, TaskSource, plan
+    from carpool.profile.measure.session import MeasuredGpu, Session
 
-    good = Source("good", (sys.executable, FAKE), "--batch-size", (8,))
-    bad = Source("bad", (sys.executable, FAKE, "--fail", "crash"), "--batch-size", (8,))
-    raw = RawFile("raw.jsonl", Machine("CPU", None, None, "today", "test"))
+    good = TaskSource("good", (sys.executable, FAKE), "--batch-size", (8,))
+    bad = TaskSource("bad", (sys.executable, FAKE, "--fail", "crash"), "--batch-size", (8,))
+    raw = RawFile("raw.jsonl", MeasuredMachine("CPU", None, None, "today", "test"))
     windows = timing.Windows(least_s=0.1, most_s=0.2)
     scope = Scope(("time-slicing",), accumulations=(), repeats=0)
-    outcome = Session([good, bad], raw, Gpu(None), Path("work"), windows).run(plan([good, bad], scope))
+    outcome = Session([good, bad], raw, MeasuredGpu(None), Path("work"), windows).run(plan([good, bad], scope))
     assert [len(done.samples) for done in raw.measurements] == [1, 2]
     assert {sample.setting.task for done in raw.measurements for sample in done.samples} == {"good"}
     assert outcome.done == 2
@@ -352,7 +352,7 @@ DEVICE = nvml.Device(0, "GPU-1", "NVIDIA Test", 10**10, "1.0")
 
 def test_a_client_outside_mps_is_an_error_and_without_mps_nobody_finds_a_daemon(tmp_path, monkeypatch):
     daemon, trained = mps.Daemon(tmp_path / "mps"), SimpleNamespace(pid=7, name="mine")
-    beside, apart = (session.Ground(session.Gpu(DEVICE), one) for one in (daemon, None))
+    beside, apart = (session.MechanismEnvironment(session.MeasuredGpu(DEVICE), one) for one in (daemon, None))
     monkeypatch.setattr(mps.Daemon, "verify", lambda self, pid: pid == 8)
     with pytest.raises(worker.WorkerError, match="mine: runs outside MPS although the daemon is up"):
         beside.accept(trained)
@@ -360,7 +360,7 @@ def test_a_client_outside_mps_is_an_error_and_without_mps_nobody_finds_a_daemon(
     apart.accept(trained)
     assert beside.env() == {"CUDA_VISIBLE_DEVICES": "GPU-1", **daemon.env()}
     assert apart.env() == {"CUDA_VISIBLE_DEVICES": "GPU-1", "CUDA_MPS_PIPE_DIRECTORY": "/nonexistent"}
-    assert session.Ground(session.Gpu(None), None).env() == {}
+    assert session.MechanismEnvironment(session.MeasuredGpu(None), None).env() == {}
 
 
 def test_a_worker_that_its_ground_does_not_accept_is_not_lent(tmp_path):
@@ -388,10 +388,10 @@ def test_no_more_processes_are_kept_than_asked_for(tmp_path):
     with pool.Pool(tmp_path, command, ground, at_once=2) as kept:
         assert kept.warm({one: 1, two: 1, three: 1}) == {}
         assert started == [8, 16]
-        for wish in ([one], [two], [one], [three], [one], [two, three, one]):
-            lent = kept.lend(wish)
-            assert [worker_.batch for worker_ in lent] == [setting.batch for setting in wish]
-            assert len(kept._workers) == max(2, len(wish))
+        for request in ([one], [two], [one], [three], [one], [two, three, one]):
+            lent = kept.lend(request)
+            assert [worker_.batch for worker_ in lent] == [setting.batch for setting in request]
+            assert len(kept._workers) == max(2, len(request))
         assert started == [8, 16, 32, 16]
         kept.lend([two])
         assert len(kept._workers) == 2
@@ -413,7 +413,7 @@ def test_a_context_is_what_the_driver_says_less_what_the_allocator_holds(monkeyp
     monkeypatch.setattr(session.nvml, "memory_of", lambda uuid, pid: held if (uuid, pid) == ("GPU-1", 7) else -1)
     told = channel.Report(iteration=9, accumulation=1, peak_memory=300, reserved_memory=500)
     trained = SimpleNamespace(pid=7, name="mine", batch=8, report=lambda: told)
-    measuring = session.Session([], None, session.Gpu(DEVICE), Path())
+    measuring = session.Session([], None, session.MeasuredGpu(DEVICE), Path())
     sample = measuring._sample(trained, Setting("mine", 8), timing.Timing(0.1, 0.01, 9, 1.0))
     assert (sample.peak_bytes, sample.context_bytes) == (300, context)
 
@@ -441,8 +441,8 @@ def test_more_batches_of_an_example_are_asked_for_with_its_own_option():
     """The example's own batch is not told and must be asked, which must not lose the way to ask for another."""
     told = commands.profile.make_context("profile", ["--cpu", "--example", "ncf", "--alone", "ncf:64"]).params
     del told["as_json"]
-    (source,) = commands.Asked(**told).sources(commands.Gpu(None))
+    (source,) = commands.Asked(**told).sources(commands.MeasuredGpu(None))
     fake = replace(source, command=(sys.executable, FAKE))
-    found = commands._with_batches(fake, commands.Gpu(None), Path("work"))
+    found = commands._with_batches(fake, commands.MeasuredGpu(None), Path("work"))
     assert found.batches == (8,)
     assert found.start(64)[-2:] == ("--batch-size", "64")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.errors import InputError
-from carpool.profile.measure.plan import Phase, Scope, Source, plan
+from carpool.profile.measure.plan import MeasurementPhase, Scope, TaskSource, plan
 from carpool.profile.measure.raw import Origin, RawFile, Setting, read
 from carpool.profile.measure.timing import UNSURE, Timing, Windows, timing
 from tests.support.measurements import MACHINE, measured
@@ -18,14 +18,14 @@ from tests.support.measurements import MACHINE, measured
 
 
 def sources(**batches):
-    return [Source(name, ("run",), "--batch", sizes) for name, sizes in batches.items()]
+    return [TaskSource(name, ("run",), "--batch", sizes) for name, sizes in batches.items()]
 
 
 def test_alone_comes_first_then_pairs_then_the_rest():
     first = plan(sources(a=(8, 64), b=(4, 32)), Scope(groups=1, repeats=1))[0]
-    sizes = [len(wish.settings) for wish in first.wishes]
+    sizes = [len(request.settings) for request in first.requests]
     assert sizes == [1, 1, 2, 2, 2, 1, 1, 1, 1, 3, 4, 1, 1, 2]
-    assert [wish.run for wish in first.wishes][-3:] == [1, 1, 1]
+    assert [request.run for request in first.requests][-3:] == [1, 1, 1]
     assert first.copies() == {Setting("a", 8): 2, Setting("b", 4): 2}
 
 
@@ -34,7 +34,7 @@ def test_every_mechanism_and_batch_has_its_phase_and_only_mps_has_groups():
     mechanisms = ["mps", "time-slicing"]
     assert [phase.mechanism for phase in phases] == [*mechanisms, *mechanisms, "mps", *mechanisms]
     assert {setting.batch for setting in phases[2].copies()} == {64, 32, 2}
-    groups = [[len(w.settings) for w in phase.wishes if len(w.settings) > 2] for phase in phases]
+    groups = [[len(w.settings) for w in phase.requests if len(w.settings) > 2] for phase in phases]
     assert groups == [[3, 4, 4], [], [3, 4, 4], [], [], [], []], "three tasks make one group of three"
     assert phases[4].copies() == {Setting("a", 16): 1}
 
@@ -42,12 +42,17 @@ def test_every_mechanism_and_batch_has_its_phase_and_only_mps_has_groups():
 def test_mates_are_not_measured_beside_each_other():
     one, *mates = sources(mine=(8,), bert=(12,), ncf=(16,))
     phase = plan([one, *(replace(mate, mate_only=True) for mate in mates)], Scope(("mps",), ()))[0]
-    pairs = {tuple(s.task for s in wish.settings) for wish in phase.wishes if len(wish.settings) == 2}
+    pairs = {tuple(s.task for s in request.settings) for request in phase.requests if len(request.settings) == 2}
     assert pairs == {("mine", "mine"), ("mine", "bert"), ("mine", "ncf")}
 
 
 def pairs_of(phases):
-    return [wish.settings for phase in phases for wish in phase.wishes if len(wish.settings) == 2 and not wish.run]
+    return [
+        request.settings
+        for phase in phases
+        for request in phase.requests
+        if len(request.settings) == 2 and not request.run
+    ]
 
 
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=4))
@@ -63,9 +68,9 @@ def test_every_two_jobs_meet_once_at_all_their_batches(numbers):
 def test_pairs_of_different_batches_come_last_with_everybody_alone_before_and_after():
     scope = Scope(("mps",), repeats=1, alone=(Setting("a", 16),))
     *_, last = plan(sources(a=(8, 64), b=(4, 32)), scope)
-    sizes = [len(wish.settings) for wish in last.wishes]
+    sizes = [len(request.settings) for request in last.requests]
     assert sizes == [1] * 4 + [2] * 4 + [1] * 4 + [2]
-    assert [wish.run for wish in last.wishes] == [2] * 4 + [0] * 4 + [3] * 4 + [1]
+    assert [request.run for request in last.requests] == [2] * 4 + [0] * 4 + [3] * 4 + [1]
     assert not pairs_of(plan(sources(a=(8, 64), b=(4, 32)), replace(scope, across=False)))[6:]
     assert not any(len({*pair}) > 1 for pair in pairs_of(plan(sources(a=(8, 64)), replace(scope, across=False))))
     one, mate = sources(mine=(8, 64), bert=(12, 48))
@@ -77,14 +82,14 @@ def test_pairs_of_different_batches_come_last_with_everybody_alone_before_and_af
 def test_nothing_is_in_the_plan_twice(batches):
     """What is left is counted over all phases."""
     phases = plan(sources(**batches), Scope(groups=2, alone=(Setting("a", 16), Setting("a", 8), Setting("a", 16))))
-    wishes = [wish for phase in phases for wish in phase.wishes]
-    assert len(wishes) == len(set(wishes))
+    requests = [request for phase in phases for request in phase.requests]
+    assert len(requests) == len(set(requests))
 
 
 def test_the_plan_is_the_same_every_time():
     many = sources(a=(8,), b=(4,), c=(2,), d=(1,), e=(3,))
     assert plan(many, Scope(groups=3)) == plan(many, Scope(groups=3))
-    assert isinstance(plan(many, Scope())[0], Phase)
+    assert isinstance(plan(many, Scope())[0], MeasurementPhase)
 
 
 # ---- windows --------------------------------------------------------------------------------------------------------
@@ -145,13 +150,13 @@ def test_what_was_added_is_read_back_and_a_cut_off_line_is_left_out(tmp_path):
     found = contents.measurements
     assert contents.machine == MACHINE
     assert found[0] == alone
-    assert found[1].wish == pair.wish
+    assert found[1].request == pair.request
     assert [sample.iter_s for sample in found[1].samples] == [0.2, 0.3]
     again = RawFile(raw.path, MACHINE)
-    assert again.has(pair.wish)
-    assert again.has(replace(pair.wish, settings=pair.wish.settings[::-1])), "tasks may be named in another order"
-    assert not again.has(replace(pair.wish, run=1))
-    assert not again.has(replace(pair.wish, mechanism="time-slicing"))
+    assert again.has(pair.request)
+    assert again.has(replace(pair.request, settings=pair.request.settings[::-1])), "tasks may be named in another order"
+    assert not again.has(replace(pair.request, run=1))
+    assert not again.has(replace(pair.request, mechanism="time-slicing"))
 
 
 def test_a_file_of_another_gpu_or_of_nonsense_is_refused(tmp_path):

@@ -1,11 +1,10 @@
-"""Makes a profile of raw measurements: eq. 3–7, the memory line, slow-downs with intervals, and what predicts them.
+"""Makes a profile from raw measurements: eq. 3–7, the memory line, slow-downs with intervals, and their predictors.
 
-`carpool profile` calls it at its end, and again whenever its raw file has grown. An interval is where a repetition of
-the same measurement is to be expected, 19 times of 20: from the spread within the windows and, mostly, from how much
-repeated measurements of this very session differ.
+`carpool profile` calls it at its end. An interval contains a repetition of the same measurement 19 times out of 20. It
+is derived from the spread within the windows and, mostly, from the difference between repeated measurements.
 
-Measurements may be of several series, on several machines. A slow-down is relative to the job alone in its own series,
-and so is its interval; times alone, which are what a user can expect of any machine, are the mean over all series.
+Measurements may belong to several series on several machines. A slow-down and its interval are relative to the job
+alone in the same series. Times alone are the mean over all series: what a user can expect of any machine.
 """
 
 import math
@@ -21,7 +20,7 @@ from carpool.profile.fields import ProfileError
 from carpool.profile.fit import fit_task, memory_line, significant
 from carpool.profile.measure.noise import NORMAL, Noise
 from carpool.profile.measure.predict import fit_busy, fit_kappa
-from carpool.profile.measure.raw import MECHANISMS, Machine, Measurement, Setting
+from carpool.profile.measure.raw import MECHANISMS, MeasuredMachine, Measurement, Setting
 from carpool.profile.rows import GIB, Run
 from carpool.profile.values import Gpu, Group, GroupJob, Interval, Kappa, Memory, Pair, Profile, TaskProfile
 
@@ -30,7 +29,7 @@ GUESSED_CONTEXT = round(0.7 * GIB)
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """What a person says about the profile."""
+    """The user's labels for a profile."""
 
     name: str
     description: str = ""
@@ -38,7 +37,7 @@ class Naming:
     notes: tuple[str, ...] = ()
 
 
-def conclude(machine: Machine, measurements: Sequence[Measurement], naming: Naming) -> Profile:
+def conclude(machine: MeasuredMachine, measurements: Sequence[Measurement], naming: Naming) -> Profile:
     if not measurements:
         raise ProfileError("nothing was measured; give more --minutes")
     under = timed_under(measurements)
@@ -48,7 +47,7 @@ def conclude(machine: Machine, measurements: Sequence[Measurement], naming: Nami
     for name in names:
         own = [run for run in runs if run.task == name]
         if name in untold and untold != names:
-            continue  # a task that failed, or for which the budget was short, must not cost the others their profile
+            continue  # the other tasks still get their profile
         norm = name in naming.batch_norm if naming.batch_norm else None
         tasks[name] = replace(_task(own, _contexts(measurements, name)), batch_norm=norm)
     noise = Noise(measurements)
@@ -61,7 +60,7 @@ def conclude(machine: Machine, measurements: Sequence[Measurement], naming: Nami
         name=naming.name,
         description=naming.description,
         gpu=Gpu(machine.gpu, machine.memory_bytes, machine.driver, 1),
-        mechanisms={m: MECHANISM_NOTES[m] for m in sorted({done.wish.mechanism for done in measurements})},
+        mechanisms={m: MECHANISM_NOTES[m] for m in sorted({done.request.mechanism for done in measurements})},
         noise=noise.told(),
         notes=(
             *naming.notes,
@@ -86,7 +85,7 @@ OWN_NOTES = re.compile(
     r"|\d+ of the measurements tell no slow-down: .+\."
     rf"|{re.escape(ONE_GPU_NOTE)}"
 )
-"""What is written here, and not by a person; who concludes anew does not keep it."""
+"""Pattern of the notes written here, not by a user. They are dropped when a profile is made again."""
 MECHANISM_NOTES = {
     "mps": "one MPS control daemon, no cap on threads, every process verified as its client",
     "time-slicing": "no MPS daemon: contexts take turns",
@@ -110,32 +109,33 @@ def _unused_note(unused: int) -> Iterator[str]:
 
 
 def richest(measurements: Iterable[Measurement]) -> str:
-    """The mechanism under which most settings ran alone. Times of several are not mixed: they may differ.
+    """Return the mechanism under which most settings ran alone.
 
-    Only a task that did not run alone under it takes its times from another.
+    Times of several mechanisms are not mixed, because they may differ. Only a task that did not run alone under this
+    mechanism takes its times from another.
     """
-    alone = {(done.wish.mechanism, done.samples[0].setting) for done in measurements if len(done.samples) == 1}
+    alone = {(done.request.mechanism, done.samples[0].setting) for done in measurements if len(done.samples) == 1}
     names = sorted(mechanism for mechanism, _ in alone) or ["unknown"]
     return max(dict.fromkeys(names), key=names.count)
 
 
 def timed_under(measurements: Sequence[Measurement]) -> dict[str, str]:
-    """By task, the mechanism of its times: the richest of all, or of its own where it never ran alone under that."""
+    """Return, by task, the mechanism of its times: the richest overall, or the task's own richest."""
     usual, found = richest(measurements), {}
     alone = [done for done in measurements if len(done.samples) == 1]
     for name in sorted({done.samples[0].setting.task for done in alone}):
         own = [done for done in alone if done.samples[0].setting.task == name]
-        found[name] = usual if any(done.wish.mechanism == usual for done in own) else richest(own)
+        found[name] = usual if any(done.request.mechanism == usual for done in own) else richest(own)
     return found
 
 
 def solo_runs(measurements: Iterable[Measurement], mechanism: str) -> list[Run]:
-    """One row for each setting that ran alone under a mechanism: the mean over its series and their repetitions."""
+    """Return one row per setting that ran alone under a mechanism: the mean over series and repetitions."""
     measurements = list(measurements)
     noise = Noise(measurements)
     alone: dict[Setting, list[Measurement]] = {}
     for done in measurements:
-        if len(done.samples) == 1 and done.wish.mechanism == mechanism:
+        if len(done.samples) == 1 and done.request.mechanism == mechanism:
             alone.setdefault(done.samples[0].setting, []).append(done)
     rows = []
     for setting, same in alone.items():
@@ -170,13 +170,13 @@ def _task(runs: Sequence[Run], contexts: Sequence[int]) -> TaskProfile:
 
 
 def hold_out(runs: Sequence[Run]) -> tuple[float | None, int]:
-    """The median error of settings that the fit has not seen, and how many they are."""
+    """Return the median error of settings left out of the fit, and their number."""
     errors = held_out_errors(runs)
     return (median(errors), len(errors)) if errors else (None, 0)
 
 
 def held_out_errors(runs: Sequence[Run], bend: bool = True) -> list[float]:
-    """Each setting of a task in turn is left out of the fit and predicted, but for the smallest and the largest."""
+    """Predict each setting of a task from a fit without it, except the smallest and the largest."""
     sizes = sorted({run.batch / run.accumulation for run in runs})
     errors = []
     for unseen in runs:
@@ -202,45 +202,45 @@ def _memory(runs: Sequence[Run], contexts: Sequence[int]) -> Memory | None:
 
 
 def _slowdowns(done: Measurement, noise: Noise) -> list[float] | None:
-    alone = [noise.alone(done.wish.mechanism, sample.setting, done.series) for sample in done.samples]
+    alone = [noise.alone(done.request.mechanism, sample.setting, done.series) for sample in done.samples]
     if None in alone:
         return None
     return [sample.iter_s / time for sample, time in zip(done.samples, alone, strict=True) if time is not None]
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class PairRun:
     """One run of a pair."""
 
     pair: Pair
     errors: tuple[float, float]
-    """Of both windows."""
+    """Relative errors of both windows."""
     series: int
 
-    def turned(self) -> "Shared":
-        """The same with the second job first."""
-        return Shared(self.pair.turned(), self.errors[::-1], self.series)
+    def turned(self) -> "PairRun":
+        """Return the same run with the second job first."""
+        return PairRun(self.pair.turned(), self.errors[::-1], self.series)
 
 
-def pair_of(done: Measurement, noise: Noise) -> Shared | None:
+def pair_of(done: Measurement, noise: Noise) -> PairRun | None:
     xi = _slowdowns(done, noise)
     if xi is None:
         return None
     a, b = done.samples
-    pair = Pair(a.setting.task, a.setting.batch, b.setting.task, b.setting.batch, done.wish.mechanism, xi[0], xi[1])
-    return Shared(pair, (a.error, b.error), done.series)
+    pair = Pair(a.setting.task, a.setting.batch, b.setting.task, b.setting.batch, done.request.mechanism, xi[0], xi[1])
+    return PairRun(pair, (a.error, b.error), done.series)
 
 
-def merge(measured: Sequence[Shared], noise: Noise) -> list[Pair]:
-    """One pair for all its repetitions: the mean, and the interval of a further one.
+def merge(measured: Sequence[PairRun], noise: Noise) -> list[Pair]:
+    """Merge the repetitions of each pair: the mean, and the expected interval of another repetition.
 
-    Whoever came first in its first run does; another call may have named its tasks in another order.
+    Another call may have named the tasks in another order; the order of the first run is kept.
     """
-    runs: dict[tuple[object, ...], list[Shared]] = {}
+    runs: dict[tuple[object, ...], list[PairRun]] = {}
     for one in measured:
         turned = one.turned()
-        like = turned if one.pair.who not in runs and turned.pair.who in runs else one
-        runs.setdefault(like.pair.who, []).append(like)
+        like = turned if one.pair.key not in runs and turned.pair.key in runs else one
+        runs.setdefault(like.pair.key, []).append(like)
     merged = []
     for same in runs.values():
         (xi_a, ends_a), (xi_b, ends_b) = (_over_series(same, noise, which) for which in (0, 1))
@@ -249,8 +249,8 @@ def merge(measured: Sequence[Shared], noise: Noise) -> list[Pair]:
     return merged
 
 
-def _over_series(same: Sequence[Shared], noise: Noise, which: int) -> tuple[float, Interval]:
-    """ξ of a pair's first job (0) or second (1). A repetition may be of any series, so how they differ counts, too."""
+def _over_series(same: Sequence[PairRun], noise: Noise, which: int) -> tuple[float, Interval]:
+    """Return ξ of a pair's first (0) or second (1) job. The interval covers the difference between series as well."""
     first = same[0].pair
     setting = (Setting(first.a, first.batch_a), Setting(first.b, first.batch_b))[which]
     xis, squares = [], []
@@ -269,7 +269,7 @@ def _group(done: Measurement, noise: Noise) -> Group | None:
     if xi is None:
         return None
     jobs = tuple(GroupJob(sample.setting.task, sample.setting.batch) for sample in done.samples)
-    return Group(jobs, done.wish.mechanism, tuple(round(x, 3) for x in xi))
+    return Group(jobs, done.request.mechanism, tuple(round(x, 3) for x in xi))
 
 
 def _predictors(
@@ -286,8 +286,8 @@ def _predictors(
     return tasks, {mechanism: kappa for mechanism, kappa in kappas.items() if kappa is not None}
 
 
-def _beside(shared: Sequence[Shared], measurements: Sequence[Measurement]) -> dict[str, list[Run]]:
-    """By mechanism, times alone of the series with pairs: demands explain their slow-downs, on their machines."""
+def _beside(shared: Sequence[PairRun], measurements: Sequence[Measurement]) -> dict[str, list[Run]]:
+    """Return, by mechanism, times alone of the series that have pairs, from which demands are fitted."""
     found = {}
     for mechanism in {one.pair.mechanism for one in shared}:
         series = {one.series for one in shared if one.pair.mechanism == mechanism}

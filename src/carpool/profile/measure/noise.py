@@ -1,6 +1,6 @@
-"""How well measurements repeat: times alone over their repetitions, and how much those differ.
+"""Measures how well measurements repeat: times alone over their repetitions, and their differences.
 
-`conclude.py` takes intervals from it.
+`conclude.py` derives intervals from it.
 """
 
 import math
@@ -11,13 +11,13 @@ from carpool.profile.measure.raw import Measurement, Sample, Setting
 
 NORMAL = 1.96
 PRIOR_WEIGHT = 2
-"""How many repetitions of its own a task needs to weigh as much as all tasks together when its noise is estimated."""
+"""Number of repetitions at which a task's own noise counts as much as that of all tasks."""
 
 
 class Noise:
-    """How much the same measurement differs from run to run, by series, mechanism and task, in log(seconds).
+    """The difference between runs of the same measurement, by series, mechanism and task, in log(seconds).
 
-    Runs are compared within a series only, since ξ is: how much the machines of two series differ cancels out of it.
+    Runs are compared within a series only, because ξ is: differences between the machines of two series cancel out.
     """
 
     def __init__(self, measurements: Iterable[Measurement]) -> None:
@@ -27,8 +27,8 @@ class Noise:
         self._between: dict[str, list[float]] = {}
         same: dict[tuple[str, tuple[Setting, ...]], dict[int, list[list[Sample]]]] = {}
         for done in measurements:
-            mechanism, series = done.wish.mechanism, done.series
-            samples = sorted(done.samples, key=lambda sample: sample.setting)  # another call may name them otherwise
+            mechanism, series = done.request.mechanism, done.series
+            samples = sorted(done.samples, key=lambda sample: sample.setting)  # another call may use another order
             together = tuple(sample.setting for sample in samples)
             same.setdefault((mechanism, together), {}).setdefault(series, []).append(samples)
             if len(done.samples) == 1:
@@ -45,10 +45,10 @@ class Noise:
                     self._between.setdefault(mechanism, []).append(variance(map(mean, logs.values())))
 
     def alone(self, mechanism: str, setting: Setting, series: int | None = None) -> float | None:
-        """Of one series, or the mean of all.
+        """Return the time alone of one series, or the mean of all.
 
-        Every series counts the same, however often it repeated the setting: the time on any machine is asked for, and
-        settings that one of them repeated more often would lean towards it and bend the curve.
+        Every series counts the same, however often it repeated the setting. Otherwise the curve would bend towards the
+        machine that repeated some settings more often.
         """
         times = self._solo.get((mechanism, setting), {})
         if series is None:
@@ -56,20 +56,20 @@ class Noise:
         return mean(times[series]) if series in times else None
 
     def sigma(self, mechanism: str, task: str, series: int = 0) -> float:
-        """A task's own spread, drawn towards that of all tasks where it was seldom repeated; 0 if nothing was.
+        """Return a task's spread, pulled towards that of all tasks if it was rarely repeated; 0 without repetitions.
 
-        A series that repeated nothing is taken to be as noisy as the others.
+        A series without repetitions is assumed to be as noisy as the others.
         """
         near = {key: values for key, values in self._spread.items() if key[:2] == (series, mechanism)}
         near = near or {key: values for key, values in self._spread.items() if key[1] == mechanism}
-        everybody = [v for values in near.values() for v in values]
-        if not everybody:
+        everything = [v for values in near.values() for v in values]
+        if not everything:
             return 0.0
         own = [v for key, values in near.items() if key[2] == task for v in values]
-        return math.sqrt((sum(own) + PRIOR_WEIGHT * mean(everybody)) / (len(own) + PRIOR_WEIGHT))
+        return math.sqrt((sum(own) + PRIOR_WEIGHT * mean(everything)) / (len(own) + PRIOR_WEIGHT))
 
     def half_width(self, mechanism: str, setting: Setting, error: float, runs: int, series: int = 0) -> float:
-        """Of log ξ: a repetition against the mean of `runs` of a series, each relative to the job alone."""
+        """Return the half-width of the interval of log ξ for one repetition, given `runs` runs of a series."""
         alone_runs = len(self._solo.get((mechanism, setting), {}).get(series, ())) or 1
         between = NORMAL * self.sigma(mechanism, setting.task, series)
         within = self._window.get((series, mechanism, setting), 0.0)
@@ -90,5 +90,5 @@ class Noise:
 
 
 def _differ(variances: Sequence[float]) -> str:
-    every = sorted(math.expm1(math.sqrt(2 * v)) for v in variances)  # by how much the slower of two takes longer
+    every = sorted(math.expm1(math.sqrt(2 * v)) for v in variances)  # by how much the slower of two runs takes longer
     return f"{100 * median(every):.1f} % in the median and by up to {100 * every[-1]:.0f} % ({len(every)}"

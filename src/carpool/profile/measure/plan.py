@@ -1,8 +1,8 @@
-"""What `carpool profile` measures, in the order of its worth, so that a budget that ends early costs the least.
+"""The plan of `carpool profile`: what to measure, most important first, so that a short budget costs the least.
 
-A phase is one mechanism and one batch of every task; its processes are started once. Within a phase: every job alone,
-then all pairs, other accumulations, groups of three and four, and at last some of it again, which tells how well
-measurements repeat. Pairs of different batches come last, in phases of their own. `session.py` carries it out.
+A phase is one mechanism and one batch of every task; its processes are started once. Within a phase every job runs
+alone, then all pairs, other accumulations, groups of three and four, and finally some of it again, which shows how well
+measurements repeat. Pairs of different batches come last, in phases of their own. `session.py` runs the plan.
 """
 
 import random
@@ -10,15 +10,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, combinations_with_replacement, product
 
-from carpool.profile.measure.raw import Setting, Wish
+from carpool.profile.measure.raw import MeasurementRequest, Setting
 
 MPS, TIME_SLICING = "mps", "time-slicing"
 SEED = 0
-"""Groups and repetitions are drawn by it, always the same ones, so that a resumed call goes on with the same plan."""
+"""Seed for groups and repetitions. It is fixed, so that a resumed call continues the same plan."""
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TaskSource:
     """A task and how to start it. Its i-th batch is measured beside the i-th batch of the others."""
 
     task: str
@@ -26,110 +26,118 @@ class Source:
     batch_option: str | None
     batches: tuple[int, ...]
     mate_only: bool = False
-    """It is there for others to be measured beside; pairs of two such tasks are left out."""
+    """Whether the task is only measured beside others. Pairs of two such tasks are left out."""
 
     def start(self, batch: int) -> tuple[str, ...]:
         return (*self.command, self.batch_option, str(batch)) if self.batch_option and batch else self.command
 
     def batch_advice(self) -> str:
-        """What to do if the script ran at another batch."""
+        """Return what to do if the script ran at another batch."""
         if self.batch_option is None:
             return "its batches differ, so give --batch and --batch-option"
         return f"is {self.batch_option} what its batch depends on, and does it count samples?"
 
     def at(self, index: int) -> Setting:
-        """The batch of a phase; a task with fewer batches stays at its last."""
+        """Return the batch of a phase. A task with fewer batches stays at its last one."""
         return Setting(self.task, self.batches[min(index, len(self.batches) - 1)])
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """How much is asked for."""
+    """The amount of measurements requested."""
 
     mechanisms: tuple[str, ...] = (MPS, TIME_SLICING)
     accumulations: tuple[int, ...] = (2, 4)
     pairs: bool = True
     across: bool = True
-    """Also pairs of different batches: what a small job suffers beside a large one, no pair of small ones tells."""
+    """Whether to measure pairs of different batches: pairs of equal batches do not predict them."""
     groups: int = 0
-    """Groups of three and as many of four, for each phase under MPS."""
+    """Number of groups of three, and of groups of four, in each phase under MPS."""
     repeats: int = 3
-    """Pairs measured again in each phase, and every job alone once more; 0: nothing is repeated."""
+    """Number of pairs measured again in each phase, with every job alone once more. 0: no repetitions."""
     alone: tuple[Setting, ...] = ()
-    """More batches to measure alone, under the first mechanism."""
+    """Further batches to measure alone, under the first mechanism."""
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class MeasurementPhase:
     mechanism: str
-    wishes: tuple[Wish, ...]
+    requests: tuple[MeasurementRequest, ...]
 
     def copies(self) -> dict[Setting, int]:
-        """How many processes of each task and batch are needed at once."""
+        """Return how many processes of each task and batch are needed at once."""
         needed: dict[Setting, int] = {}
-        for wish in self.wishes:
-            plain = [Setting(s.task, s.batch) for s in wish.settings]
+        for request in self.requests:
+            plain = [Setting(s.task, s.batch) for s in request.settings]
             for setting in plain:
                 needed[setting] = max(needed.get(setting, 0), plain.count(setting))
         return needed
 
 
-def plan(sources: Sequence[Source], scope: Scope) -> list[Phase]:
-    """All phases: the first batches under every mechanism, then the next ones."""
+def plan(sources: Sequence[TaskSource], scope: Scope) -> list[MeasurementPhase]:
+    """Return all phases: the first batches under every mechanism, then the next ones."""
     sets = max(len(source.batches) for source in sources)
     phases = []
     for index in range(sets):
         for mechanism in scope.mechanisms:
             sweep = scope.accumulations if mechanism == scope.mechanisms[0] else ()
-            phases.append(Phase(mechanism, tuple(_phase(sources, index, mechanism, scope, sweep))))
+            phases.append(MeasurementPhase(mechanism, tuple(_phase(sources, index, mechanism, scope, sweep))))
     if scope.alone:
         first = scope.mechanisms[0]
         runs = range(2 if scope.repeats else 1)
-        phases.append(Phase(first, tuple(Wish(first, (one,), run) for run in runs for one in scope.alone)))
+        phases.append(
+            MeasurementPhase(
+                first, tuple(MeasurementRequest(first, (one,), run) for run in runs for one in scope.alone)
+            )
+        )
     if scope.pairs and scope.across and (pairs := _pairs_across(sources, sets)):
-        phases += [Phase(mechanism, tuple(_across(pairs, mechanism, scope))) for mechanism in scope.mechanisms]
+        phases += [
+            MeasurementPhase(mechanism, tuple(_across(pairs, mechanism, scope))) for mechanism in scope.mechanisms
+        ]
     return list(_without_repetition(phases))
 
 
-def _without_repetition(phases: Sequence[Phase]) -> Iterator[Phase]:
-    """What is wished for in several phases, as by a task with fewer batches, is left to the first."""
-    before: set[Wish] = set()
+def _without_repetition(phases: Sequence[MeasurementPhase]) -> Iterator[MeasurementPhase]:
+    """Remove requests that an earlier phase has already, such as those of a task with fewer batches."""
+    before: set[MeasurementRequest] = set()
     for phase in phases:
-        wishes = tuple(wish for wish in dict.fromkeys(phase.wishes) if wish not in before)
-        before |= {*wishes}
-        if wishes:
-            yield replace(phase, wishes=wishes)
+        requests = tuple(request for request in dict.fromkeys(phase.requests) if request not in before)
+        before |= {*requests}
+        if requests:
+            yield replace(phase, requests=requests)
 
 
-def _phase(sources: Sequence[Source], index: int, mechanism: str, scope: Scope, sweep: Sequence[int]) -> Iterator[Wish]:
+def _phase(
+    sources: Sequence[TaskSource], index: int, mechanism: str, scope: Scope, sweep: Sequence[int]
+) -> Iterator[MeasurementRequest]:
     settings = [source.at(index) for source in sources]
     for setting in settings:
-        yield Wish(mechanism, (setting,))
+        yield MeasurementRequest(mechanism, (setting,))
     pairs = list(_pairs(sources, settings)) if scope.pairs else []
     for pair in pairs:
-        yield Wish(mechanism, pair)
+        yield MeasurementRequest(mechanism, pair)
     for setting in settings:
         for accumulation in sweep:
             if 1 < accumulation <= setting.batch:
-                yield Wish(mechanism, (Setting(setting.task, setting.batch, accumulation),))
+                yield MeasurementRequest(mechanism, (Setting(setting.task, setting.batch, accumulation),))
     drawn = random.Random(SEED)
     if mechanism == MPS:
         for group in _groups(settings, scope.groups, drawn):
-            yield Wish(mechanism, group)
+            yield MeasurementRequest(mechanism, group)
     if scope.repeats:
         for setting in settings:
-            yield Wish(mechanism, (setting,), run=1)
+            yield MeasurementRequest(mechanism, (setting,), run=1)
         for pair in drawn.sample(pairs, min(scope.repeats, len(pairs))):
-            yield Wish(mechanism, pair, run=1)
+            yield MeasurementRequest(mechanism, pair, run=1)
 
 
-def _pairs(sources: Sequence[Source], settings: Sequence[Setting]) -> Iterator[tuple[Setting, Setting]]:
+def _pairs(sources: Sequence[TaskSource], settings: Sequence[Setting]) -> Iterator[tuple[Setting, Setting]]:
     for (one, a), (other, b) in combinations_with_replacement(list(zip(sources, settings, strict=True)), 2):
         if not (one.mate_only and other.mate_only):
             yield a, b
 
 
-def _pairs_across(sources: Sequence[Source], sets: int) -> list[tuple[Setting, Setting]]:
+def _pairs_across(sources: Sequence[TaskSource], sets: int) -> list[tuple[Setting, Setting]]:
     known = {frozenset(pair) for i in range(sets) for pair in _pairs(sources, [source.at(i) for source in sources])}
     found: dict[frozenset[Setting], tuple[Setting, Setting]] = {}
     for i, j in combinations(range(sets), 2):
@@ -140,21 +148,21 @@ def _pairs_across(sources: Sequence[Source], sets: int) -> list[tuple[Setting, S
     return list(found.values())
 
 
-def _across(pairs: Sequence[tuple[Setting, Setting]], mechanism: str, scope: Scope) -> Iterator[Wish]:
-    """Every job alone once more before and after, for its speed may have changed since."""
+def _across(pairs: Sequence[tuple[Setting, Setting]], mechanism: str, scope: Scope) -> Iterator[MeasurementRequest]:
+    """Yield pairs of different batches, with every job alone before and after, as its speed may have changed."""
     settings = sorted({setting for pair in pairs for setting in pair}) if scope.repeats else []
     for setting in settings:
-        yield Wish(mechanism, (setting,), run=2)
+        yield MeasurementRequest(mechanism, (setting,), run=2)
     for pair in pairs:
-        yield Wish(mechanism, pair)
+        yield MeasurementRequest(mechanism, pair)
     for setting in settings:
-        yield Wish(mechanism, (setting,), run=3)
+        yield MeasurementRequest(mechanism, (setting,), run=3)
     for pair in random.Random(SEED).sample(pairs, min(scope.repeats, len(pairs))):
-        yield Wish(mechanism, pair, run=1)
+        yield MeasurementRequest(mechanism, pair, run=1)
 
 
 def _groups(settings: Sequence[Setting], count: int, drawn: random.Random) -> Iterator[tuple[Setting, ...]]:
-    """Groups of three and four by turns; few tasks give groups with two copies of one."""
+    """Yield groups of three and four alternately. With few tasks a group has two copies of one task."""
     kinds = []
     for size in (3, 4):
         many = list(combinations(settings, size)) or [

@@ -1,8 +1,8 @@
-"""Training processes kept alive between measurements: started together, paused, and lent to one measurement at a time.
+"""A pool of training processes that stay alive between measurements: started together, paused, and lent out.
 
 Starting a training takes many seconds and measuring it two, so each process is started once for all its measurements.
-Those that do not fit on the GPU beside the others, or are more than should be kept, are started when they are needed,
-in place of the others.
+Processes that do not fit on the GPU beside the others, or exceed the limit, are started when needed, and others make
+room for them.
 """
 
 import shutil
@@ -17,16 +17,16 @@ from carpool.profile.measure.worker import ENDLESS, STOP_S, ShortOfMemory, Worke
 POLL_S = 0.05
 START_S = 180.0
 Place = tuple[Setting, int]
-"""A task at a batch, and which of its processes."""
+"""A task at a batch, and the number of its process."""
 
 
-class Ground(Protocol):
-    """Where workers run: a GPU under one mechanism."""
+class WorkerEnvironment(Protocol):
+    """The environment of workers: a GPU under one mechanism."""
 
     def env(self) -> Mapping[str, str]: ...
 
     def accept(self, worker: Worker) -> None:
-        """Raises if the worker does not run under the mechanism."""
+        """Raise if the worker does not run under the mechanism."""
 
 
 class Pool:
@@ -34,14 +34,14 @@ class Pool:
         self,
         folder: Path,
         command: Callable[[Setting], Sequence[str]],
-        ground: Ground,
+        ground: WorkerEnvironment,
         deadline: float = ENDLESS,
         at_once: int | None = None,
     ) -> None:
-        """Nobody is waited for beyond the deadline, on the monotonic clock; at most `at_once` are kept (None: all)."""
+        """Keep at most `at_once` workers (None: all). `deadline`, on the monotonic clock, limits all waiting."""
         self._folder, self._command, self._ground, self._deadline = folder, command, ground, deadline
         self._at_once = at_once
-        self._workers: dict[Place, Worker] = {}  # who was lent last comes last
+        self._workers: dict[Place, Worker] = {}  # the one lent last comes last
         self._started = 0
 
     def __enter__(self) -> "Pool":
@@ -51,14 +51,14 @@ class Pool:
         self._drop(list(self._workers))
 
     def warm(self, copies: Mapping[Setting, int]) -> dict[Setting, WorkerError]:
-        """Start all these at once, as many as can be. Who fails here, as told, is tried again when it is needed."""
+        """Start as many of these as possible, and return the errors. A failed one is tried again when it is needed."""
         places = [
             (setting, copy) for copy in range(max(copies.values())) for setting in copies if copy < copies[setting]
         ]
         return {setting: error for (setting, _), error in self._start(places[: self._at_once]).items()}
 
     def lend(self, settings: Sequence[Setting]) -> list[Worker]:
-        """A paused worker for each of these; others make room if they must."""
+        """Return a paused worker for each setting. Other workers are ended if their room is needed."""
         plain = [Setting(s.task, s.batch) for s in settings]
         places = [(setting, plain[:i].count(setting)) for i, setting in enumerate(plain)]
         missing = [place for place in places if place not in self._workers]
@@ -77,12 +77,12 @@ class Pool:
         return [self._workers[place] for place in places]
 
     def forget(self, settings: Collection[Setting]) -> None:
-        """End the workers of these tasks: one of them failed, and nobody knows what it left behind."""
+        """End the workers of these tasks after one of them failed, as their state is unknown."""
         plain = {Setting(s.task, s.batch) for s in settings}
         self._drop([place for place in self._workers if place[0] in plain])
 
     def _start(self, places: Sequence[Place]) -> dict[Place, WorkerError]:
-        """Bring these up together; whoever fails is ended and named with its reason."""
+        """Start these together. Workers that fail are ended and returned with the reason."""
         coming: dict[Place, Worker] = {}
         failed: dict[Place, WorkerError] = {}
         try:
@@ -92,7 +92,7 @@ class Pool:
             while coming:
                 self._gather(coming, failed, began)
                 time.sleep(POLL_S if coming else 0.0)
-        finally:  # an interrupt: those that were on their way are ended, too
+        finally:  # after an interrupt the workers that were starting are ended as well
             self._workers.update(coming)
             self._drop(list(coming))
         return failed
@@ -105,7 +105,7 @@ class Pool:
         return Worker(name, self._command(setting), folder, self._ground.env())
 
     def _gather(self, coming: dict[Place, Worker], failed: dict[Place, WorkerError], began: float) -> None:
-        """Take over those that are ready, paused at once, so that the others get ready sooner."""
+        """Pause workers as soon as they are ready, so that the others start faster."""
         now = time.monotonic()
         for place, worker in list(coming.items()):
             try:

@@ -1,6 +1,6 @@
-"""Fits what predicts slow-downs that nobody measured: a task's busy share, and κ of a mechanism.
+"""Fits the predictors of slow-downs that were not measured: a task's busy share, and κ of a mechanism.
 
-`conclude.py` calls it with the solo rows and the pairs of one mechanism. All fits are robust and deterministic; scipy
+`conclude.py` calls it with the solo rows and the pairs of one mechanism. All fits are robust and deterministic. scipy
 is imported on first use.
 """
 
@@ -16,7 +16,7 @@ KAPPA_MOST = 5.0
 
 
 def fit_busy(runs: Sequence[Run]) -> Busy | None:
-    """t(b) = (α⁴ + (β·b)⁴)^¼ over the micro-steps; None where all rows are of one sub-batch."""
+    """Fit t(b) = (α⁴ + (β·b)⁴)^¼ to the micro-batches, or return None if all rows have the same sub-batch."""
     steps = [(sub_batch(run.batch, run.accumulation), run.seconds / run.accumulation) for run in runs]
     if len({b for b, _ in steps}) < 2:
         return None
@@ -34,7 +34,7 @@ def fit_busy(runs: Sequence[Run]) -> Busy | None:
 
 
 def fit_kappa(pairs: Sequence[Pair], busy: Mapping[str, Busy]) -> Kappa | None:
-    """κ of one mechanism: robust least squares on log ξ, over both jobs of every pair; ξ below 1 counts as 1."""
+    """Fit κ of one mechanism by robust least squares on log ξ of both jobs of every pair. ξ below 1 counts as 1."""
     rows = []
     for pair in pairs:
         if pair.a in busy and pair.b in busy:

@@ -1,8 +1,8 @@
-"""The raw file of a measurement: one line for each, appended as it is made, so that a broken-off call can be resumed.
+"""The raw file of `carpool profile`: one line per measurement, appended at once, so that a call can be resumed.
 
-The first line names the GPU, the driver and the date. A line with `command` says what was run as a task, one with
-`memory_limit` whether MPS keeps a client below its own; all others hold one measurement: a mechanism, and the time of
-an iteration for every job that ran together. `session.py` writes it, `conclude.py` fits to it.
+The first line names the GPU, the driver and the date. A line with `command` records what was run as a task, one with
+`memory_limit` whether MPS enforces a client's memory limit. All other lines are measurements: a mechanism, and the
+iteration time of every job that ran together. `session.py` writes the file, `conclude.py` fits a profile to it.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from typing import Any
 from carpool.profile.fields import Fields, ProfileError
 
 VERSION = 3
-"""1 did not say what was run, 2 not on which GPU of its kind."""
+"""Version of the file. Version 1 did not record what was run, version 2 not which GPU of its kind."""
 MECHANISMS = ("mps", "time-slicing", "unknown")
 
 
@@ -31,49 +31,49 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """How fast a job ran in one window, and what memory it held."""
+    """The speed and memory of a job in one window."""
 
     setting: Setting
     iter_s: float
     error: float
-    """Half the width of the 95 % confidence interval, relative to `iter_s`; of this window, not of a repetition."""
+    """Half-width of the window's 95 % confidence interval, relative to `iter_s`."""
     iterations: int
     peak_bytes: int | None = None
-    """By tensors, at most, without the context; None without a GPU."""
+    """Maximum bytes held by tensors, without the context; None without a GPU."""
     context_bytes: int | None = None
-    """What the driver says the process holds, beyond what its allocator does."""
+    """Bytes that the process holds according to the driver, minus those of its allocator."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What is to be measured: jobs that run together under a mechanism, for the `run`-th time."""
+class MeasurementRequest:
+    """A measurement to make: jobs that run together under a mechanism, for the `run`-th time."""
 
     mechanism: str
     settings: tuple[Setting, ...]
     run: int = 0
 
-    def same(self, other: "Wish") -> bool:
+    def same(self, other: "MeasurementRequest") -> bool:
         together = sorted(self.settings) == sorted(other.settings)
         return together and (self.mechanism, self.run) == (other.mechanism, other.run)
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    wish: Wish
+    request: MeasurementRequest
     samples: tuple[Sample, ...]
     seconds: float
-    """How long the window was."""
+    """Length of the window."""
     series: int = 0
-    """Which of the profile's series it belongs to: one machine in one session, whose times may be compared closely."""
+    """Number of the series: measurements of one machine in one session, whose times can be compared closely."""
 
 
 def tasks_of(measurements: Iterable[Measurement]) -> set[str]:
-    return {setting.task for done in measurements for setting in done.wish.settings}
+    return {setting.task for done in measurements for setting in done.request.settings}
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """Where and when it was measured."""
+class MeasuredMachine:
+    """The machine and date of the measurements."""
 
     gpu: str
     memory_bytes: int | None
@@ -81,18 +81,18 @@ class Machine:
     date: str
     software: str
     uuid: str | None = None
-    """Which GPU of its kind; a merged profile, a file that is older than this record and a processor have none."""
+    """UUID of the GPU; None for merged profiles, older files and CPUs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What was run as a task."""
+    """The command that was run as a task."""
 
     command: tuple[str, ...]
     script: str | None = None
-    """The path of the script, one of the command's words; None for a command without one, as `python -m train`."""
+    """Path of the script in the command; None for a command without one, such as `python -m train`."""
     sha256: str | None = None
-    """Of the script's contents."""
+    """Hash of the script's contents."""
 
     @classmethod
     def of(cls, command: Sequence[str]) -> "Origin":
@@ -107,7 +107,7 @@ class Origin:
         return cls(tuple(command))
 
     def same(self, other: "Origin") -> bool:
-        """The same script with the same arguments, wherever it and its interpreter lie."""
+        """Return whether it is the same script with the same arguments, wherever script and interpreter are."""
         return self._key() == other._key()
 
     def _key(self) -> tuple[object, ...]:
@@ -117,24 +117,24 @@ class Origin:
 
 @dataclass(slots=True)
 class Contents:
-    """A raw file as it was read."""
+    """The contents of a raw file."""
 
-    machine: Machine
+    machine: MeasuredMachine
     measurements: list[Measurement]
     origins: dict[str, Origin] = field(default_factory=dict)
-    """By task; without those of files that are older than this record."""
+    """Commands by task; empty for older files."""
     memory_limit: bool | None = None
-    """Did MPS keep a client below its memory limit? None: not tried."""
+    """Whether MPS enforced a client's memory limit; None if that was not tried."""
 
 
 class RawFile:
-    """Measurements of one GPU on disk. Opening it reads what is there; `add` appends.
+    """Measurements of one GPU on disk. Opening it reads the existing ones; `add` appends.
 
-    `origins` says for each task what is run now; a file whose measurements of a task come from something else is
-    refused. Where an older file does not say what it measured, the task is named in `unsure`.
+    `origins` gives the command of each task; a file that measured a task with another command is refused. Tasks whose
+    command an older file did not record are listed in `unsure`.
     """
 
-    def __init__(self, path: str | Path, machine: Machine, origins: Mapping[str, Origin] | None = None) -> None:
+    def __init__(self, path: str | Path, machine: MeasuredMachine, origins: Mapping[str, Origin] | None = None) -> None:
         self.path = Path(path)
         self._origins = dict(origins or {})
         self._known: dict[str, Origin] = {}
@@ -152,15 +152,15 @@ class RawFile:
         except OSError as error:
             raise ProfileError(f"{path}: cannot write there ({error.strerror}); give another --state") from None
 
-    def has(self, wish: Wish) -> bool:
-        """In whatever order its jobs were named."""
-        return any(done.wish.same(wish) for done in self.measurements)
+    def has(self, request: MeasurementRequest) -> bool:
+        """Return whether the request was measured, in any order of its jobs."""
+        return any(done.request.same(request) for done in self.measurements)
 
     def add(self, done: Measurement) -> None:
-        """Keep it, rounded as the file has it: a later fit of the file gives the very same profile."""
+        """Append a measurement, rounded as in the file, so that a later fit of the file gives the same profile."""
         rounded = measurement(Fields(plain(done), str(self.path)))
         lines = [json.dumps(plain(done))]
-        for task in sorted({setting.task for setting in done.wish.settings}):
+        for task in sorted({setting.task for setting in done.request.settings}):
             if task in self._origins and task not in self._known:
                 self._known[task] = self._origins[task]
                 lines.insert(0, json.dumps({"task": task, **asdict(self._origins[task])}))
@@ -209,7 +209,7 @@ def _told(before: Origin, now: Origin) -> str:
 
 
 def _begun(path: Path) -> bool:
-    """Is there more than a first line that a crash cut off?"""
+    """Return whether the file has more than a first line that a crash truncated."""
     try:
         start = path.read_bytes()
     except FileNotFoundError:
@@ -220,7 +220,7 @@ def _begun(path: Path) -> bool:
 
 
 def _cut_torn_line(path: Path) -> None:
-    """What a crash left of a line goes, so that the next one does not continue it."""
+    """Remove an incomplete last line left by a crash, so that the next line does not continue it."""
     contents = path.read_bytes()
     whole = contents.rfind(b"\n") + 1
     if whole < len(contents):
@@ -231,7 +231,7 @@ def _cut_torn_line(path: Path) -> None:
 
 
 def read(path: str | Path) -> Contents:
-    """A raw file; a last line that was cut off by a crash is left out."""
+    """Read a raw file without an incomplete last line."""
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -239,7 +239,7 @@ def read(path: str | Path) -> Contents:
     header = Fields(_json(lines[0], path, 1), str(path), "line 1")
     if header.whole("version", 1) > VERSION:
         header.fail("version", f"newer than this Carpool reads ({VERSION}); upgrade Carpool")
-    machine = Machine(
+    machine = MeasuredMachine(
         gpu=header.text("gpu"),
         memory_bytes=header.maybe("memory_bytes", lambda key: header.whole(key, 1)),
         driver=header.maybe("driver", header.text),
@@ -249,7 +249,7 @@ def read(path: str | Path) -> Contents:
     )
     header.done()
     found = Contents(machine, [])
-    for number, line in enumerate(lines[1:-1], 2):  # after the last newline: nothing, or a line that was cut off
+    for number, line in enumerate(lines[1:-1], 2):  # after the last newline there is nothing, or an incomplete line
         fields = Fields(_json(line, path, number), str(path), f"line {number}")
         if "command" in fields:
             found.origins.update([_origin(fields)])
@@ -278,7 +278,7 @@ def _json(line: str, path: str | Path, number: int) -> Any:
 
 
 def plain(done: Measurement) -> dict[str, Any]:
-    """As it stands in the raw file and in a profile: short, since there are hundreds. Memory is told alone."""
+    """Convert a measurement to short JSON for the raw file and the profile. Memory is stored for jobs alone only."""
     jobs = []
     for sample in done.samples:
         job: dict[str, Any] = {"task": sample.setting.task, "batch": sample.setting.batch}
@@ -294,21 +294,21 @@ def plain(done: Measurement) -> dict[str, Any]:
                 job[key] = getattr(sample, key)
         jobs.append(job)
     series = {"series": done.series} if done.series else {}
-    told = {"mechanism": done.wish.mechanism, **series, "run": done.wish.run}
+    told = {"mechanism": done.request.mechanism, **series, "run": done.request.run}
     return {**told, "seconds": round(done.seconds, 2), "jobs": jobs}
 
 
 def measurement(f: Fields) -> Measurement:
-    """The reverse of `plain`."""
+    """Parse what `plain` wrote."""
     samples = tuple(_sample(job) for job in f.children("jobs"))
     mechanism = f.text("mechanism")
     if mechanism not in MECHANISMS:
         f.fail("mechanism", f"unknown {mechanism!r}; give {', '.join(MECHANISMS)}")
-    wish = Wish(mechanism, tuple(sample.setting for sample in samples), f.whole("run", 0))
-    done = Measurement(wish, samples, f.number("seconds", 0), f.whole("series", 0, default=0))
+    request = MeasurementRequest(mechanism, tuple(sample.setting for sample in samples), f.whole("run", 0))
+    done = Measurement(request, samples, f.number("seconds", 0), f.whole("series", 0, default=0))
     f.done()
     if not samples:
-        f.fail("jobs", "nobody ran; remove the measurement")
+        f.fail("jobs", "empty; remove the measurement")
     return done
 
 

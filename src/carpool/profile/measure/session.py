@@ -1,7 +1,7 @@
-"""Carries a plan out on one GPU within a budget: phases, windows, and every result written at once.
+"""Runs a plan on one GPU within a budget, phase by phase, and writes every result at once.
 
-`commands.py` calls `measure`. A script that fails, a client that falls back from MPS or a window that never fills ends
-that measurement with one line and, where it is the fault of one task, costs that task alone.
+`carpool profile` calls it. A script that fails, a client outside MPS or a window without iterations ends that
+measurement with one line. If one task is the cause, only that task is left out.
 """
 
 import time
@@ -12,22 +12,22 @@ from pathlib import Path
 
 from carpool.channel import Report
 from carpool.gpu import mps, nvml
-from carpool.profile.measure.plan import MPS, Phase, Source
+from carpool.profile.measure.plan import MPS, MeasurementPhase, TaskSource
 from carpool.profile.measure.pool import Pool
-from carpool.profile.measure.raw import Measurement, RawFile, Sample, Setting, Wish
+from carpool.profile.measure.raw import Measurement, MeasurementRequest, RawFile, Sample, Setting
 from carpool.profile.measure.timing import Stamp, Timing, Windows, timing
 from carpool.profile.measure.worker import ENDLESS, ShortOfMemory, Worker, WorkerError
 
 POLL_S = 0.005
 SETTLE_S = 0.1
-"""After a pause the GPU may still finish what it was given."""
+"""Seconds to wait after a pause, in which the GPU finishes its queued work."""
 OBEY_S = 60.0
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
-    """The GPU to measure on; None where the processor takes its place."""
+class MeasuredGpu:
+    """The GPU to measure on; `device` is None when the CPU is measured."""
 
     device: nvml.Device | None
 
@@ -39,14 +39,14 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
-    """The GPU under one mechanism; `daemon` is there under MPS."""
+class MechanismEnvironment:
+    """The GPU under one mechanism, with the daemon under MPS."""
 
-    gpu: Gpu
+    gpu: MeasuredGpu
     daemon: mps.Daemon | None
 
     def env(self) -> Mapping[str, str]:
-        # Without MPS the pipe directory must not lead to anybody's daemon.
+        # Without MPS the pipe directory must not lead to a daemon of another user.
         outside = {"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent"} if self.gpu.device else {}
         return {**self.gpu.env(), **(self.daemon.env() if self.daemon else outside)}
 
@@ -56,96 +56,97 @@ class Ground:
 
 
 @dataclass(slots=True)
-class Outcome:
-    """What came of it."""
+class SessionResult:
+    """The result of a session: measurements made, measurements left, and problems."""
 
     done: int = 0
     left: int = 0
-    """Wishes for which the budget did not suffice."""
+    """Number of requests for which the budget was too short."""
     problems: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Session:
-    sources: Sequence[Source]
+    sources: Sequence[TaskSource]
     raw: RawFile
-    gpu: Gpu
+    gpu: MeasuredGpu
     folder: Path
     windows: Windows = field(default_factory=Windows)
     deadline: float = ENDLESS
-    """On the monotonic clock."""
+    """End of the budget on the monotonic clock."""
     on_step: Callable[[str], None] = lambda what: None
     at_once: int | None = None
-    """Processes to keep at the same time; None: all of a phase."""
-    outcome: Outcome = field(default_factory=Outcome)
+    """Maximum number of processes to keep at the same time; None for all of a phase."""
+    result: SessionResult = field(default_factory=SessionResult)
     _failed: set[Setting] = field(default_factory=set)
     _given_up: int = 0
-    """Wishes that were tried in vain, or not at all after a failure."""
+    """Number of requests that failed, or were left out after a failure."""
 
-    def run(self, phases: Sequence[Phase]) -> Outcome:
+    def run(self, phases: Sequence[MeasurementPhase]) -> SessionResult:
         for number, phase in enumerate(phases):
-            open_wishes = [wish for wish in phase.wishes if not self.raw.has(wish)]
-            if open_wishes and time.monotonic() < self.deadline:
-                self._phase(Phase(phase.mechanism, tuple(open_wishes)), self.folder / f"{number}")
-            self.outcome.left += sum(not self.raw.has(wish) for wish in phase.wishes)
-        self.outcome.left -= self._given_up
-        return self.outcome
+            open_requests = [request for request in phase.requests if not self.raw.has(request)]
+            if open_requests and time.monotonic() < self.deadline:
+                self._phase(MeasurementPhase(phase.mechanism, tuple(open_requests)), self.folder / f"{number}")
+            self.result.left += sum(not self.raw.has(request) for request in phase.requests)
+        self.result.left -= self._given_up
+        return self.result
 
-    def _phase(self, phase: Phase, folder: Path) -> None:
+    def _phase(self, phase: MeasurementPhase, folder: Path) -> None:
         with ExitStack() as stack:
             daemon = None
             if phase.mechanism == MPS and self.gpu.device is not None:
                 daemon = stack.enter_context(mps.Daemon(self.folder / "mps", [self.gpu.device.uuid]))
                 if self.raw.memory_limit is None:
                     self.raw.keep_memory_limit(daemon.check(self.gpu.device.uuid).limited)
-            ground = Ground(self.gpu, daemon)
-            pool = stack.enter_context(Pool(folder, self._command, ground, self.deadline, self.at_once))
+            environment = MechanismEnvironment(self.gpu, daemon)
+            pool = stack.enter_context(Pool(folder, self._command, environment, self.deadline, self.at_once))
             number = sum(phase.copies().values())
             number = min(number, self.at_once or number)
             self.on_step(f"starting {number} process{'es' if number > 1 else ''}, {phase.mechanism}")
             cold = pool.warm(phase.copies())
-            for wish in phase.wishes:
+            for request in phase.requests:
                 if time.monotonic() >= self.deadline:
                     break
-                self._try(pool, wish)
-                for setting in wish.settings:
+                self._try(pool, request)
+                for setting in request.settings:
                     cold.pop(Setting(setting.task, setting.batch), None)
-        # Who did not start and was not tried again: its script is wrong, or the budget short. Memory may do when alone.
-        self.outcome.problems += [str(error) for error in cold.values() if not isinstance(error, ShortOfMemory)]
+        # A worker that did not start and was not tried again has a wrong script, or the budget was too short. One that
+        # ran out of memory may fit when it is alone.
+        self.result.problems += [str(error) for error in cold.values() if not isinstance(error, ShortOfMemory)]
 
-    def _try(self, pool: Pool, wish: Wish) -> None:
-        needed = {*wish.settings, *(Setting(s.task, s.batch) for s in wish.settings)}
+    def _try(self, pool: Pool, request: MeasurementRequest) -> None:
+        needed = {*request.settings, *(Setting(s.task, s.batch) for s in request.settings)}
         if needed & self._failed:
             self._given_up += 1
-            self.outcome.problems.append(f"{_name(wish)}: left out after an earlier failure")
+            self.result.problems.append(f"{_name(request)}: left out after an earlier failure")
             return
-        self.on_step(_name(wish))
+        self.on_step(_name(request))
         try:
-            self.raw.add(self._measure(pool.lend(wish.settings), wish))
-            self.outcome.done += 1
+            self.raw.add(self._measure(pool.lend(request.settings), request))
+            self.result.done += 1
         except WorkerError as error:
             self._given_up += 1
-            self.outcome.problems.append(str(error))
-            if len(wish.settings) == 1:  # alone and failed: it would fail beside others, too
-                self._failed.update(wish.settings)
-            pool.forget(wish.settings)
+            self.result.problems.append(str(error))
+            if len(request.settings) == 1:  # a job that fails alone would also fail beside others
+                self._failed.update(request.settings)
+            pool.forget(request.settings)
 
-    def _measure(self, workers: Sequence[Worker], wish: Wish) -> Measurement:
+    def _measure(self, workers: Sequence[Worker], request: MeasurementRequest) -> Measurement:
         time.sleep(SETTLE_S)
         try:
-            for worker, setting in zip(workers, wish.settings, strict=True):
+            for worker, setting in zip(workers, request.settings, strict=True):
                 worker.split(setting.accumulation)
                 worker.resume()
             self._warm_up(workers)
             timings, seconds = self._watch(workers)
-            samples = tuple(self._sample(*pair) for pair in zip(workers, wish.settings, timings, strict=True))
+            samples = tuple(self._sample(*pair) for pair in zip(workers, request.settings, timings, strict=True))
         finally:
             for worker in workers:
                 worker.pause()
-        return Measurement(wish, samples, seconds)
+        return Measurement(request, samples, seconds)
 
     def _warm_up(self, workers: Sequence[Worker]) -> None:
-        """Until everybody obeys and has done a few iterations since it went on."""
+        """Wait until every worker has applied its control and done a few iterations since it was resumed."""
         began, first = time.monotonic(), {}
         while True:
             for worker in workers:
@@ -202,7 +203,7 @@ class Session:
     def _command(self, setting: Setting) -> tuple[str, ...]:
         return self._source(setting).start(setting.batch)
 
-    def _source(self, setting: Setting) -> Source:
+    def _source(self, setting: Setting) -> TaskSource:
         return next(source for source in self.sources if source.task == setting.task)
 
 
@@ -215,12 +216,12 @@ def _accumulation_advice(report: Report, asked: int) -> str:
     if report.out_of_memory:
         return "it ran out of memory, so give a smaller batch"
     if report.accumulation > asked:
-        return "run it without an accumulation of its own: a profile needs its times at 1"
-    return f"its batch cannot be split so, and the profile does without (--accumulation without {asked})"
+        return "run it without its own accumulation: a profile needs times at accumulation 1"
+    return f"its batch cannot be split that way; leave {asked} out of --accumulation"
 
 
-def _name(wish: Wish) -> str:
+def _name(request: MeasurementRequest) -> str:
     jobs = " + ".join(
-        f"{s.task} {s.batch}" + (f"/{s.accumulation}" if s.accumulation > 1 else "") for s in wish.settings
+        f"{s.task} {s.batch}" + (f"/{s.accumulation}" if s.accumulation > 1 else "") for s in request.settings
     )
-    return f"{jobs}, {wish.mechanism}"
+    return f"{jobs}, {request.mechanism}"

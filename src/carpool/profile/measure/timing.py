@@ -1,7 +1,7 @@
-"""Iteration times from a worker's reports: the mean over a window, and how sure it is.
+"""Computes iteration times from a worker's reports: the mean over a window, and its error.
 
-A report carries the number of the last iteration and the clock at its end, so a window's mean is exact however seldom
-the report is read. `session.py` collects the stamps and asks after each whether the window may end.
+A report contains the number of the last iteration and the time of its end, so a window's mean is exact however rarely
+the report is read. `session.py` collects the stamps and asks after each one whether the window may end.
 """
 
 import math
@@ -16,9 +16,9 @@ Stamp = tuple[int, float]
 PARTS = 10
 FEWEST_PARTS = 4
 STUDENT = {3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
-"""The 97.5 % quantile of Student's distribution, by degrees of freedom."""
+"""97.5 % quantiles of Student's distribution, by degrees of freedom."""
 UNSURE = 9.99
-"""The error of a window that is too short to tell."""
+"""Error assigned to a window that is too short to estimate it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """How long to look: at least `least_s`, then until every job's error is below `precision`, at most `most_s`.
+    """The length of a window: at least `least_s`, then until every job's error is below `precision`, at most `most_s`.
 
     A job so slow that it does not end `iterations` within `most_s` is waited for, up to `patience_s`.
     """
@@ -53,7 +53,7 @@ class Windows:
 
 
 def timing(stamps: Sequence[Stamp]) -> Timing | None:
-    """Over all stamps of one window; None if no iteration ended in it."""
+    """Compute the timing of one window, or None if no iteration ended in it."""
     if len(stamps) < 2:
         return None
     (first, began), (last, ended) = stamps[0], stamps[-1]
@@ -64,7 +64,7 @@ def timing(stamps: Sequence[Stamp]) -> Timing | None:
 
 
 def _error(stamps: Sequence[Stamp], mean: float) -> float:
-    """From the spread of the means of up to ten parts of equal length."""
+    """Estimate the relative error from the spread of the means of up to ten parts of equal length."""
     parts = min(PARTS, len(stamps) - 1)
     if parts < FEWEST_PARTS:
         return UNSURE

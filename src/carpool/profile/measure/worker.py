@@ -1,7 +1,7 @@
-"""One training process under measurement: started with a channel of its own, paused and resumed, told its accumulation.
+"""One training process under measurement: started with its own channel, paused, resumed, and given an accumulation.
 
 A paused process (SIGSTOP to its group) keeps its memory and computes nothing, so that one start serves many
-measurements. `pool.py` owns the workers. What goes wrong with a script is told in one line with its own last words.
+measurements. `pool.py` owns the workers. An error of a script is reported in one line with the script's last output.
 """
 
 import os
@@ -17,14 +17,16 @@ from carpool.errors import InputError
 from carpool.profile.measure.timing import Stamp
 
 READY_ITERATIONS = 4
-"""The first iterations compile kernels and fill the allocator's cache."""
+"""Number of iterations before a worker is ready. The first ones compile kernels and fill the allocator's cache."""
 STOP_S = 8.0
 ENDLESS = 10**9
 LOG_TAIL = 4000
 OUT_OF_MEMORY = "out of memory"
 GUARD = 'read group && { read over || kill -s KILL -- "-$group"; }'
-"""A shell that kills the worker's group when our end of its pipe closes without a word: we were killed. The worker may
-be paused then, and nobody else would ever end it; its own children are in the group, too."""
+"""Shell command that kills the worker's group if our end of its pipe closes without a line, because we were killed.
+
+The worker may be paused at that moment, and no other process would end it. Its children belong to the group as well.
+"""
 
 
 class WorkerError(InputError):
@@ -32,7 +34,7 @@ class WorkerError(InputError):
 
 
 class ShortOfMemory(WorkerError):
-    """It did not fit on the GPU, perhaps only because of others."""
+    """A worker that did not fit on the GPU, perhaps only because of other workers."""
 
 
 class Worker:
@@ -65,7 +67,7 @@ class Worker:
         self._tell_guard(f"{self._process.pid}\n")
         self.paused = False
         self.batch: int | None = None
-        """Samples of an iteration, as the reports tell; the most that were seen, since an epoch may end with fewer."""
+        """Largest number of samples per iteration in the reports. An epoch may end with a smaller batch."""
 
     @property
     def pid(self) -> int:
@@ -86,17 +88,17 @@ class Worker:
         return (report.iteration, report.time) if report is not None else None
 
     def ready(self) -> bool:
-        """Is it past its first iterations? Raises if it never will be."""
+        """Return whether the first iterations are done. Raise if they never will be."""
         self.check()
         report = self.report()
         return report is not None and report.iteration >= READY_ITERATIONS
 
     def check(self) -> None:
-        """Raises unless the process runs and trains."""
+        """Raise unless the process runs and trains."""
         report, status = self.report(), self._process.poll()
         if report is not None and report.status is WorkerStatus.OUT_OF_MEMORY:
             raise ShortOfMemory(f"{self.name}: does not fit on this GPU ({report.note or OUT_OF_MEMORY})")
-        if report is not None and report.out_of_memory:  # the library split its batch and went on
+        if report is not None and report.out_of_memory:  # the library split its batch and continued
             raise ShortOfMemory(f"{self.name}: does not fit on this GPU; give a smaller batch")
         if status is None:
             return
@@ -139,14 +141,14 @@ class Worker:
             self.paused = False
 
     def ask_to_stop(self) -> None:
-        """It ends at its next step, which is kinder to an MPS server than a kill. Who never reported does not hear."""
+        """Ask the worker to end at its next step, which is safer for MPS than a kill; signal it if it never reported."""
         write_control(self.folder, Control(sequence=self._control.sequence + 1, stop=True))
         self.resume()
         if self.report() is None:
             self._signal(signal.SIGTERM)
 
     def end(self, until: float) -> None:
-        """Wait for the end until a moment (monotonic), then make it happen, for the whole process group."""
+        """Wait until a deadline (monotonic clock) for the worker to end, then kill its process group."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.0, until - time.monotonic()))
         self._signal(signal.SIGKILL)
@@ -155,7 +157,7 @@ class Worker:
 
     def _tell_guard(self, line: str) -> None:
         assert self._guard.stdin is not None
-        with suppress(OSError):  # somebody ended it: then nobody guards
+        with suppress(OSError):  # the guard was killed
             self._guard.stdin.write(line.encode())
             self._guard.stdin.flush()
 
@@ -176,4 +178,4 @@ class Worker:
 
     def _last_words(self) -> str:
         lines = [line.strip() for line in self._log().splitlines() if line.strip()]
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "it printed nothing"
