@@ -207,7 +207,7 @@ def test_one_refused_accumulation_costs_itself_alone():
     told = ("--batch", "8", "--batch-option", "--batch-size", "--repeats", "1")
     said = profile("--task", "mine", *told, *training("--refuse", "2"))
     assert said.code == 0, said.err
-    assert "accumulation 1 instead of 2; its batch cannot be split so" in said.err
+    assert "accumulation 1 instead of 2; its batch cannot be split that way" in said.err
     found = load("mine.json")
     assert [pair.runs for pair in found.pairs] == [2]
     assert {sample.setting.accumulation for done in found.raw for sample in done.samples} == {1, 4}

@@ -141,7 +141,7 @@ class Worker:
             self.paused = False
 
     def ask_to_stop(self) -> None:
-        """Ask the worker to end at its next step, which is safer for MPS than a kill; signal it if it never reported."""
+        """Ask the worker to end at its next step, which is safer for MPS than a kill. Signal it if it is silent."""
         write_control(self.folder, Control(sequence=self._control.sequence + 1, stop=True))
         self.resume()
         if self.report() is None:
