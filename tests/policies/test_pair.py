@@ -10,7 +10,19 @@ from carpool.core.model import accumulations, sub_batch
 from carpool.core.perf import MeasuredPair, TableInterference
 from carpool.core.record import JobRecord
 from carpool.core.state import State
-from carpool.policies.sharing.pair import TIE, apart, best, host_needs, option_at, options, together
+from carpool.policies.sharing.pair import (
+    TIE,
+    apart,
+    best,
+    host_delay,
+    host_needs,
+    least_together,
+    option_at,
+    options,
+    pair_ends,
+    pays,
+    together,
+)
 from tests.support.world import job, model
 
 xis = st.floats(1.0, 4.0)
@@ -33,6 +45,22 @@ def test_now_or_never_is_optimal_and_the_formulas_agree(host, guest, host_xi, gu
     assert together(host, guest, host_xi, guest_xi) == pytest.approx(sweep[0], rel=1e-9)
     assert apart(host, guest) == pytest.approx(sweep[-1], rel=1e-9)
     assert min(sweep) >= min(sweep[0], sweep[-1]) * (1 - 1e-9), "no interior optimum"
+
+
+@given(lefts, lefts, xis, xis)
+@settings(max_examples=500)
+def test_the_ends_of_a_pair_add_up_to_the_sum(host, guest, host_xi, guest_xi):
+    guest_end, host_end = pair_ends(host, guest, host_xi, guest_xi)
+    assert guest_end + host_end == pytest.approx(together(host, guest, host_xi, guest_xi))
+    assert (guest_end >= guest * (1 - 1e-12), host_end >= host * (1 - 1e-12)) == (True, True)
+
+
+@given(lefts, lefts, xis, xis)
+@settings(max_examples=500)
+def test_the_delay_of_the_host_is_its_end_less_its_time_left(host, guest, host_xi, guest_xi):
+    _, host_end = pair_ends(host, guest, host_xi, guest_xi)
+    cost = together(host, guest, host_xi, guest_xi) - host
+    assert host_delay(cost, host, host_xi) == pytest.approx(host_end - host, rel=1e-6, abs=1e-6 * host)
 
 
 @given(lefts, lefts, xis, xis, st.floats(1.0, 5.0))
@@ -60,7 +88,7 @@ def test_equal_slow_downs_follow_the_rule_of_thumb():
 
 
 def test_the_printed_slope_test_alone_would_be_wrong():
-    # ξ_A = ξ_B = 2, guest 40 of host 100: 2ξ_B + ξ_A = 6 < 8 = 2ξ_Aξ_B says wait, yet sharing is better.
+    # ξ_A = ξ_B = 2, guest 40 of host 100: 2ξ_B + ξ_A = 6 < 8 = 2ξ_Aξ_B says wait, although sharing is better.
     assert together(100.0, 40.0, 2.0, 2.0) < apart(100.0, 40.0)
 
 
@@ -88,7 +116,10 @@ class TestAlgorithm2:
         guest = JobRecord(guest_job, state._shape(guest_job, 0), 0, perf.iteration_time(guest_job, 1, (1, 1)))
         memory = round(random.uniform(0.5, 12) * 2**30)
         host_left, guest_left = host_job.duration_s, guest.alone_left(0.0)
-        found = best(options(perf, guest, host_job, 4, memory), host_left, guest_left)
+        choices = options(perf, guest, host_job, 4, memory)
+        found = best(choices, host_left, guest_left)
+        least = least_together(choices, host_left, guest_left)
+        assert (found is not None) == (least is not None and pays(least.together, host_left, guest_left))
         wanted = None
         for size in guest.shape.sizes:
             if size.memory <= memory:

@@ -1,5 +1,6 @@
 """Pollux: what GPUs and batches are worth, who may be scaled, how fast scaled jobs run, and what the policy decides."""
 
+import json
 from csv import DictReader
 from dataclasses import replace
 from itertools import product
@@ -12,16 +13,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from carpool import policies
+from carpool.belief.model import Belief
 from carpool.core import events as ev
+from carpool.core import snapshot
 from carpool.core.codec import decode, encode
 from carpool.core.elastic import Phase, Scaling, useful
-from carpool.core.model import Allocation, Decision, Job, Limits
+from carpool.core.model import Allocation, Decision, Job, Limits, Status
 from carpool.core.perf import AllReduce, ConstantInterference, FittedModel, Placement, Task
 from carpool.core.rules import IllegalPlan, check
+from carpool.core.scheduler import Scheduler
 from carpool.core.state import State
 from carpool.errors import InputError
 from carpool.policies.pollux.goodput import ElasticKind, Goodputs
-from carpool.policies.pollux.policy import Pollux, PolluxRound
+from carpool.policies.pollux.policy import Pollux, PolluxRound, ScaledJob
 from carpool.policies.pollux.shares import Contender, UserAllowance, share_out
 from carpool.profile.schema import load
 from carpool.sim import Setup, read, simulate
@@ -558,3 +562,70 @@ def test_no_curve_is_no_scaling():
     assert perf.scaling(job) is None
     state = Engine([job], nodes("1x4"), policies.make("pollux"), belief=perf).run()
     assert state.ended["a"].ended == pytest.approx(60.0 + 30.0 + 30 * 1.4)
+
+
+# ---- a belief that learns ------------------------------------------------------------------------------------------
+
+
+def belief():
+    return Belief(model(), busy={}, kappa=1.0)
+
+
+def learning_world():
+    """Pollux on four GPUs, with a belief that learns how fast jobs run, and an elastic job on one of them."""
+    scheduler = Scheduler(Pollux(round_s=0.0), belief())
+    scheduler.step(0.0, [ev.NodeJoined(0.0, node) for node in nodes("1x4")])
+    scheduler.step(0.0, [ev.Submitted(0.0, world_job("a", left=90_000.0, duration_s=None, elastic=True))])
+    scheduler.step(0.0, [ev.Started(0.0, "a", 1)])
+    return scheduler
+
+
+def test_goodputs_follow_a_belief_that_learns():
+    scheduler = learning_world()
+    state, goodputs = scheduler.state, scheduler.policy._goodputs
+    job, placement = state.jobs["a"].job, Placement(1, 1)
+
+    def goodput():
+        goodputs.under(state.perf, state.belief_version)
+        return ScaledJob.of(state.jobs["a"], state, goodputs).choice(placement.gpus, several=False).goodput
+
+    before, version = goodput(), state.belief_version
+    record = state.jobs["a"]
+    scheduler.step(3600.0, [ev.Observed(3600.0, "a", 1, 100.0, 15.0 * record.alone_iteration_s)])
+    assert state.belief_version > version
+    assert goodput() < before / 2
+    fresh = Goodputs()
+    fresh.under(state.perf, state.belief_version)
+    assert goodput() == ScaledJob.of(record, state, fresh).choice(placement.gpus, several=False).goodput
+    assert job.elastic
+
+
+def test_a_service_that_restarts_decides_as_the_one_that_kept_running():
+    """What Pollux remembers must follow from the state: a restart loses it."""
+    random = Random(3)
+    kept, compared = learning_world(), 0
+    for number in range(1, 40):
+        now, events = number * 600.0, []
+        kept.state.advance(now)
+        for record in list(kept.state.jobs.values()):
+            if record.status is Status.STOPPING:
+                events.append(ev.Stopped(now, record.job.id, record.attempt, record.done))
+            elif record.status is Status.STARTING:
+                events.append(ev.Started(now, record.job.id, record.attempt))
+            elif record.iteration_s:
+                slower = record.alone_iteration_s * random.choice([0.5, 1.0, 3.0])
+                events.append(ev.Observed(now, record.job.id, record.attempt, record.done + 1.0, slower))
+        if number % 5 == 0:
+            events.append(ev.Submitted(now, world_job(f"j{number}", left=90_000.0, duration_s=None, elastic=True)))
+        for event in events:
+            kept.state.apply(event)
+        saved = json.loads(json.dumps(snapshot.encode(kept.state)))
+        restarted = Pollux(round_s=0.0)
+        state = snapshot.restore(saved, belief(), restarted.key)
+        plan = tuple(kept.policy.decide(kept.state))
+        assert tuple(restarted.decide(state)) == plan, f"round {number}"
+        compared += bool(plan)
+        if plan:
+            kept.state.apply(ev.Planned(now, plan))
+    assert compared > 10, "the run must be worth the test"
+    assert kept.state.belief_version > 10

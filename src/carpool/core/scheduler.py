@@ -18,8 +18,9 @@ from carpool.core.view import JobView, View
 class Policy(Protocol):
     """Who decides. Pure: the same view gives the same plan, and the view is left as it was.
 
-    Two more attributes may be there: `in_rounds` (it is asked only at the times that `wake` names, whatever happens in
-    between) and `start_s` (what the simulator charges when a job starts for the first time)."""
+    Three more attributes may be there: `in_rounds` (it is asked only at the times that `wake` names, whatever happens
+    in between), `start_s` (what the simulator charges when a job starts for the first time) and `explain(view, job)`
+    (why a pending job does not share: see `carpool.policies.base`)."""
 
     restart_s: float
     """What the simulator charges when a preempted job starts again."""

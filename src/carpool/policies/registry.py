@@ -80,7 +80,7 @@ def known() -> dict[str, type[Any] | InputError]:
 
 
 def _added() -> dict[str, EntryPoint]:
-    """Return what installed packages offer, not yet loaded. A built-in policy keeps its name."""
+    """Return what installed packages offer, without loading it. A built-in policy keeps its name."""
     return {point.name: point for point in entry_points(group=ENTRY_POINTS) if point.name not in BUILT_IN}
 
 

@@ -1,4 +1,4 @@
-"""The joint rule's candidates that use GPUs which are not free yet: wait for them, keep them, or suspend their jobs.
+"""The joint rule's candidates that use GPUs that are still busy: wait for them, keep them, or suspend their jobs.
 
 `later` finds hosts whose end is worth waiting for, `reservation` keeps the next GPUs for a job that starves, and
 `suspensions` finds long jobs that could make room. `join_candidates` has the places that are open now.
@@ -12,7 +12,7 @@ from carpool.core.draft import Draft
 from carpool.core.model import GpuId, Status
 from carpool.core.shapes import Size
 from carpool.core.view import JobView
-from carpool.policies.joint.moves import Claim, Suspend
+from carpool.policies.joint.moves import ClaimGpus, Suspend
 from carpool.policies.joint.objective import Objective
 
 PRICED = 3
@@ -30,7 +30,7 @@ class DeferredCandidates:
         self.topology = draft.view.topology
         self._lone: dict[int, list[JobView]] | None = None  # as the pass began
 
-    def later(self, guest: JobView, bar: float) -> list[Claim]:
+    def later(self, guest: JobView, bar: float) -> list[ClaimGpus]:
         """Return claims on the GPUs of the lone hosts that end soonest, where that may gain more than the bar."""
         objective, need = self.objective, guest.shape.gpus
         soonest: list[JobView] = []
@@ -43,12 +43,12 @@ class DeferredCandidates:
             if objective.budget(guest) - cost <= bar:
                 break
             gpus = tuple(self.topology.most_consolidated(host.gpus, need))
-            moves.append(Claim(guest, gpus, {guest.seq: objective.now + cost}, cost, (host,), lone=True))
+            moves.append(ClaimGpus(guest, gpus, {guest.seq: objective.now + cost}, cost, (host,), lone=True))
         return moves
 
     # ---- for a job that starves ------------------------------------------------------------------------------------
 
-    def reservation(self, guest: JobView) -> Claim | None:
+    def reservation(self, guest: JobView) -> ClaimGpus | None:
         """Return a claim on the GPUs that will be free soonest; None where there will never be enough."""
         objective, need = self.objective, guest.shape.gpus
         size = self._size_alone(guest)
@@ -64,7 +64,7 @@ class DeferredCandidates:
         if len(gpus) < need:
             return None
         cost = moment - objective.now + guest.alone_left(objective.now)
-        return Claim(guest, tuple(gpus), {guest.seq: objective.now + cost}, cost, tuple(hosts.values()))
+        return ClaimGpus(guest, tuple(gpus), {guest.seq: objective.now + cost}, cost, tuple(hosts.values()))
 
     def _next_gpus(self, size: Size) -> Iterator[tuple[float, GpuId]]:
         """Yield the GPUs in use that have enough memory, by the moment at which the last of their jobs ends."""

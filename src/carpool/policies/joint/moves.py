@@ -46,7 +46,7 @@ class Join(Move):
 
 
 @dataclass(slots=True)
-class Claim(Move):
+class ClaimGpus(Move):
     """Let the guest wait until its hosts have ended, and keep their GPUs for it."""
 
     hosts: tuple[JobView, ...]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from carpool.core.availability import Availability
 from carpool.core.draft import Draft
 from carpool.core.view import JobView
-from carpool.policies.joint.moves import Claim, Join, Move, StartAlone, Suspend
+from carpool.policies.joint.moves import ClaimGpus, Join, Move, StartAlone, Suspend
 from carpool.policies.joint.queue_estimate import LEFT, PRIORITY, SEQ, QueueEstimate, WaitingJob, queue_sum
 
 FREE = 0.0
@@ -174,7 +174,7 @@ class Objective:
     def after(self, move: Move) -> Availability:
         """Return when GPUs will be free if a move is made."""
         available = self.available.copy()
-        if isinstance(move, (Join, Claim)):
+        if isinstance(move, (Join, ClaimGpus)):
             if move.lone and len(move.gpus) <= len(self.draft.gpus_of(move.hosts[0])):
                 self._change_lone_host(move, available)
             else:
@@ -188,7 +188,7 @@ class Objective:
         available.add(move.ends[move.guest.seq], len(move.gpus))
         return available
 
-    def _change_lone_host(self, move: Join | Claim, available: Availability) -> None:
+    def _change_lone_host(self, move: Join | ClaimGpus, available: Availability) -> None:
         host, number = move.hosts[0], len(move.gpus)
         there = len(self.draft.gpus_of(host))
         end = move.ends.get(host.seq, self.end(host))
@@ -196,7 +196,7 @@ class Objective:
         available.add(end, there - number)
         available.add(max(end, move.ends[move.guest.seq]), number)
 
-    def _change_cells(self, move: Join | Claim, available: Availability) -> None:
+    def _change_cells(self, move: Join | ClaimGpus, available: Availability) -> None:
         """Go cell by cell: hosts may have other mates."""
         draft, ends = self.draft, move.ends
         joined = set(move.gpus)
@@ -223,10 +223,10 @@ class Objective:
             self._enter(move)
         self.moved.update(move.ends)
         self._new_ends.update(move.ends)
-        if isinstance(move, (Join, Claim)):
+        if isinstance(move, (Join, ClaimGpus)):
             hosts = [host.seq for host in move.hosts]
             self.moved.update(hosts)
-            if isinstance(move, Claim):
+            if isinstance(move, ClaimGpus):
                 self.claimed.update(hosts)
         elif isinstance(move, Suspend):
             self.moved.update(victim.seq for victim in move.victims)

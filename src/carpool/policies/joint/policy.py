@@ -15,7 +15,7 @@ from carpool.core.view import JobView, ScanView, View
 from carpool.policies.base import BasePolicy, Explanation, option, shortest_first
 from carpool.policies.joint.deferred_candidates import DeferredCandidates
 from carpool.policies.joint.join_candidates import JoinCandidates
-from carpool.policies.joint.moves import Claim, Join, Move, StartAlone, Suspend, names
+from carpool.policies.joint.moves import ClaimGpus, Join, Move, StartAlone, Suspend, names
 from carpool.policies.joint.objective import CLOSE, Objective
 from carpool.policies.sharing.candidates import Candidates, OptionCache
 from carpool.policies.sharing.explain import ASKED_NOT_TO_SHARE, FITS_BESIDE_NO_JOB, compare_hosts
@@ -181,7 +181,7 @@ class JointPass:
         draft, guest = self.draft, move.guest
         self.objective.note(move)
         saves = f"saves {max(0.0, move.gain):.0f} s in sum"
-        if isinstance(move, Claim):
+        if isinstance(move, ClaimGpus):
             draft.hold([gpu for gpu in move.gpus if not draft.jobs_on(gpu)])
         elif isinstance(move, Suspend):
             for victim in move.victims:

@@ -130,7 +130,7 @@ class Placer:
         self._free = {
             n: [gpu for gpu in topology.nodes[n].gpus if gpu not in closed] for n in topology.present.values()
         }
-        self._reserved: set[GpuId] = set()  # GPUs of jobs that may stay and are not placed yet
+        self._reserved: set[GpuId] = set()  # GPUs of jobs that may stay and are still to be placed
         self._kept = dict.fromkeys(self._free, 0)  # number of these on each node
         self._spanned = {topology.node_of[gpu] for gpu, spans in closed.items() if spans}  # nodes with a part of a job
 

@@ -114,6 +114,6 @@ def _why(hosts: list[Candidate]) -> str:
     host_xi = max(host.option.host_xi for host in hosts)
     accumulation = hosts[0].option.size.accumulation
     split = f", batch split into {accumulation}" if accumulation > 1 else ""
-    who = "host" if len(names) == 1 else "hosts up to"
-    slower = f"takes {guest_xi:.2f}× as long ({who} {host_xi:.2f}×){split}"
+    which = "host" if len(names) == 1 else "hosts up to"
+    slower = f"takes {guest_xi:.2f}× as long ({which} {host_xi:.2f}×){split}"
     return f"shares with {shown}: {slower}, still finishes sooner than waiting"

@@ -8,7 +8,7 @@ from itertools import islice
 from carpool.core.model import GpuId, Status
 from carpool.core.view import JobView, View
 from carpool.policies.base import Explanation, PairComparison
-from carpool.policies.sharing.pair import apart, least_together, options, pays
+from carpool.policies.sharing import pair
 
 HOSTS_COMPARED = 200
 """Maximum number of running jobs that one explanation looks at."""
@@ -30,8 +30,8 @@ def compare_hosts(view: View, guest: JobView) -> list[PairComparison]:
             continue
         memory_left = min(view.topology.memory_of(gpu) - view.memory_used(gpu) for gpu in gpus)
         host_left = host.alone_left(view.now)
-        fitting = options(view.perf, guest, host.job, host.accumulation, memory_left)
-        verdict = least_together(fitting, host_left, guest_left)
+        fitting = pair.options(view.perf, guest, host.job, host.accumulation, memory_left)
+        verdict = pair.least_together(fitting, host_left, guest_left)
         if verdict is not None:
             share_s, option = verdict
             found.append(
@@ -40,11 +40,11 @@ def compare_hosts(view: View, guest: JobView) -> list[PairComparison]:
                     option.guest_xi,
                     option.host_xi,
                     share_s,
-                    apart(host_left, guest_left),
-                    pays(share_s, host_left, guest_left),
+                    pair.apart(host_left, guest_left),
+                    pair.pays(share_s, host_left, guest_left),
                 )
             )
-    found.sort(key=lambda pair: (not pair.pays, pair.share_s if pair.pays else pair.share_s - pair.wait_s))
+    found.sort(key=lambda one: (not one.pays, one.share_s if one.pays else one.share_s - one.wait_s))
     return found
 
 
