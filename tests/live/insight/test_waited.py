@@ -1,0 +1,100 @@
+"""How long a job waited: `jobs`, `show` and `explain` follow one definition, pending and neither held nor blocked."""
+
+import json
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from carpool.core import events as ev
+from carpool.core.model import Allocation, Decision
+from carpool.live.commands.tables import jobs_table
+from carpool.live.executors.base import Slot
+from carpool.live.insight.receipt import receipt
+from carpool.live.insight.views import ended_row, job_row, read_story
+from carpool.live.spec import parse
+from carpool.policies.simple.fifo import Fifo
+from tests.support.world import cluster, given, job, running
+
+SPEC = parse({"command": ["true"], "directory": "/"})
+SLOTS = [Slot(gpu, "n0", gpu) for gpu in range(4)]
+
+
+@pytest.fixture
+def state():
+    """Four GPUs that job 1 holds for a long time."""
+    return given(cluster("1x4"), running("1", gpus=4, left=90_000)).state(Fifo().key)
+
+
+def row_of(state, name, now):
+    if name in state.ended:
+        return ended_row(state, state.ended[name], SPEC, 0)
+    return job_row(state, state.jobs[name], SPEC, SLOTS, None, now)
+
+
+def waited(state, name, now):
+    """The seconds that all views agree on."""
+    state.advance(now)
+    row = row_of(state, name, now)
+    record = state.jobs.get(name) or state.ended[name]
+    shown = {row["waited_s"], receipt(record, now)["waited_s"], record.waited(now)}
+    assert len(shown) == 1, "the views differ"
+    return shown.pop()
+
+
+def start(state, name, now, gpus=(0,)):
+    state.apply(ev.Planned(now, (Decision(name, Allocation(gpus, 1), "test"),)))
+    state.apply(ev.Started(now, name, state.jobs[name].attempt))
+
+
+def test_a_pending_job_waits(state):
+    state.apply(ev.Submitted(10.0, job("2", submitted=10.0)))
+    assert waited(state, "2", 25.0) == 15.0
+
+
+def test_a_held_job_does_not_wait(state):
+    state.apply(ev.Submitted(0.0, job("2")))
+    state.apply(ev.Held(10.0, "2"))
+    assert waited(state, "2", 50.0) == 10.0
+    state.apply(ev.Released(60.0, "2"))
+    assert waited(state, "2", 65.0) == 15.0
+
+
+def test_a_blocked_job_does_not_wait(state):
+    state.apply(ev.Submitted(0.0, job("2", after=("1",))))
+    assert waited(state, "2", 50.0) == 0.0
+    state.apply(ev.Finished(60.0, "1", 1))
+    assert waited(state, "2", 65.0) == 5.0
+
+
+def test_the_waits_of_all_attempts_add_up(state):
+    state.apply(ev.Submitted(0.0, job("2")))
+    start(state, "2", 10.0)
+    assert waited(state, "2", 40.0) == 10.0
+    state.apply(ev.Planned(40.0, (Decision("2", None, "test"),)))
+    assert waited(state, "2", 45.0) == 10.0, "its workers still stop"
+    state.apply(ev.Stopped(50.0, "2", 1, 20.0))
+    start(state, "2", 57.0)
+    state.apply(ev.Finished(100.0, "2", 2))
+    assert waited(state, "2", 100.0) == 17.0
+    assert waited(state, "2", 500.0) == 17.0, "it has ended"
+
+
+def test_the_table_of_jobs_shows_what_the_receipt_says(state):
+    state.apply(ev.Submitted(0.0, job("2")))
+    state.apply(ev.Held(120.0, "2"))
+    state.advance(6000.0)
+    console = Console(width=200, file=StringIO())
+    console.print(jobs_table([row_of(state, "2", 6000.0)], width=200))
+    (line,) = [line for line in console.file.getvalue().splitlines() if line.startswith("2 ")]
+    assert "2 min" in line, "it was pending for 120 s and then held"
+    assert "1 h" not in line
+
+
+def test_a_row_of_release_0_1_waited_what_its_receipt_says(state):
+    state.apply(ev.Submitted(0.0, job("2")))
+    start(state, "2", 30.0)
+    state.apply(ev.Finished(50.0, "2", 1))
+    row = row_of(state, "2", 50.0)
+    old = {key: value for key, value in row.items() if key not in ("waited_s", "status")}
+    assert read_story(json.dumps({**old, "state": "finished"}))["waited_s"] == 30.0
