@@ -56,7 +56,7 @@ def test_shipped_tables_by_name_and_mechanism():
         ("h200", "profile h200: pairs of several mechanisms; choose h200:mps or h200:time-slicing"),
         ("h200:mpss", "interference 'h200:mpss': unknown mechanism 'mpss'; give mps, time-slicing, unknown"),
         ("gavel:mps", "profile gavel: no pairs for 'mps'; it has unknown"),
-        ("t4", "profile t4: it holds no pairs"),
+        ("t4", "profile t4: it has no pairs"),
         ("none.csv", "none.csv: no such file"),
         ("none.json", "none.json: no such profile"),
         ("none.json:mps", "none.json: no such profile"),
@@ -76,7 +76,7 @@ def test_a_wrong_text_gets_one_line_with_a_remedy(text, message):
         (",a,b\na,1.5,2.5\n", "xi.csv: no row for b"),
         (",a,b\na,1.5\nb,1,1\n", "xi.csv: line 2: 1 values for 2 columns"),
         (",a,b\na,1.5,1,1\nb,1,1\n", "xi.csv: line 2: 3 values for 2 columns"),
-        (",a,a\na,1,1\n", "xi.csv: line 1: field 3: a a second time"),
+        (",a,a\na,1,1\n", "xi.csv: line 1: field 3: a appears twice"),
         (",a,\na,1,1\n", "xi.csv: line 1: field 3: empty name"),
         ("a\n", "xi.csv: line 1: no column names"),
         (",a,b\na,1,1\nc,1,1\n", "xi.csv: line 3: field 1: row 'c' is not in the header"),
@@ -132,5 +132,5 @@ def test_a_pair_named_the_other_way_round_is_the_same():
     assert one.turned() == Pair("b", 4, "a", 8, "mps", 1.0, 2.0, (0.9, 1.1), (1.9, 2.1))
     other = Pair("b", 4, "a", 8, "mps", 1.5, 3.0)
     (merged,) = merge_pairs([one, other])
-    assert (merged.who, merged.xi_a, merged.xi_b, merged.runs) == (one.who, 2.5, 1.25, 2)
+    assert (merged.key, merged.xi_a, merged.xi_b, merged.runs) == (one.key, 2.5, 1.25, 2)
     assert len(merge_pairs([one, replace(other, batch_b=4)])) == 2

@@ -119,7 +119,7 @@ def change(path: list, value) -> str:
         (["tasks", "a", "error", "why_left_out"], ..., "p.json: tasks.a.error.why_left_out: missing"),
         (["tasks", "a", "batch_norm"], 1, "p.json: tasks.a.batch_norm: expected true or false"),
         (["pairs", 0, "mechanism"], "magic", "p.json: pairs[0].mechanism: unknown 'magic'; give mps, time-slicing"),
-        (["pairs", 1, "xi_a"], 0, "p.json: pairs[1].xi_a: 0 is no slow-down"),
+        (["pairs", 1, "xi_a"], 0, "p.json: pairs[1].xi_a: 0 is not a slow-down"),
         (["pairs", 1, "xi_b"], ..., "p.json: pairs[1].xi_b: missing"),
         (["pairs", 0, "interval_a"], [2, 1], "p.json: pairs[0].interval_a: not an interval"),
         (["groups", 0, "xi"], [1, 2], "p.json: groups[0].xi: 2 values for 3 jobs"),
@@ -143,7 +143,7 @@ def test_text_that_is_no_profile_is_refused():
         loads("[]", "p.json")
     with pytest.raises(ProfileError, match="name: given twice"):
         loads('{"schema": 1, "name": "a", "name": "b"}', "p.json")
-    with pytest.raises(ProfileError, match="holds no tasks, pairs"):
+    with pytest.raises(ProfileError, match="has no tasks, pairs"):
         loads('{"schema": 1, "name": "a", "description": ""}', "p.json")
     still = TaskProfile(0, 0, AllReduce(0, 0), AllReduce(0, 0), 1)
     with pytest.raises(ProfileError, match=r"tasks.a.alpha_s: zero"):
@@ -194,7 +194,7 @@ def test_the_mechanism_must_be_clear():
         full().interference(None)
     with pytest.raises(ProfileError, match="no pairs for 'time-slicing'; it has mps, unknown"):
         full().interference("time-slicing")
-    with pytest.raises(ProfileError, match="holds no pairs"):
+    with pytest.raises(ProfileError, match="has no pairs"):
         replace(full(), pairs=()).interference(None)
 
 

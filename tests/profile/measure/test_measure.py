@@ -216,7 +216,7 @@ def test_one_refused_accumulation_costs_itself_alone():
 def test_a_script_with_its_own_accumulation_is_told_to_leave_it_out():
     said = profile("--task", "mine", "--solo", *training("--own-accumulation", "2"))
     assert said.code == 2
-    assert "accumulation 2 instead of 1; run it without an accumulation of its own" in said.err
+    assert "accumulation 2 instead of 1; run it without its own accumulation" in said.err
 
 
 @pytest.mark.parametrize(("number", "code", "word"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")])
@@ -324,7 +324,7 @@ def test_nothing_is_left_running(tmp_path):
         (("--cpu", "--example", "bart"), "example 'bart': unknown; did you mean bert?"),
         (("--cpu", "--example", "bert:x"), "bert:x: batches are whole numbers of at least 1"),
         (("--cpu", "--example", "bert", "--example", "bert"), "bert: given twice; list its batches together"),
-        (("--cpu", "--examples", "nowhere", "--example", "bert"), "nowhere: no examples there"),
+        (("--cpu", "--examples", "nowhere", "--example", "bert"), "nowhere: no example scripts found"),
         (("--cpu", "--batch", "8", "--", "x"), "--batch: say with --batch-option"),
         (("--cpu", "--window", "3,1", "--", "x"), "--window 3,1: give the shortest and the longest"),
         (("--cpu", "--mechanism", "mps", "--", "x"), "--mechanism mps: there is no GPU"),
