@@ -43,7 +43,7 @@ def test_known_noise_comes_back(tmp_path):
     assert json.loads(said.out)["tasks"]["toy"]["scaling_error"]["p90"] < 0.005
 
 
-def test_limits_can_be_told_and_are_shown(tmp_path):
+def test_limits_can_be_given_and_are_shown(tmp_path):
     told = [*tables(tmp_path, [100.0]), "--most-per-gpu", "toy=10", "--most-gpus", "toy=3"]
     scaling = json.loads(call(*told, "--json").out)["tasks"]["toy"]["scaling"]
     assert (scaling["max_sub_batch"], scaling["max_gpus"]) == (10, 3)
@@ -117,7 +117,7 @@ def test_a_table_of_other_tasks(tmp_path):
         ({"odd": 1}, "unknown field"),
     ],
 )
-def test_a_profile_whose_scaling_makes_no_sense(change, problem):
+def test_an_inconsistent_scaling_is_refused(change, problem):
     profile = json.loads(dumps(load("t4")))
     profile["tasks"]["bert"]["scaling"].update(change)
     with pytest.raises(ProfileError, match=problem):

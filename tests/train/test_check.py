@@ -127,7 +127,7 @@ def test_in_batch_losses_are_refused():
     assert verdict.measurement.difference > 1e-6
 
 
-def test_a_sum_instead_of_a_mean_is_told_how_to_go_on():
+def test_a_sum_instead_of_a_mean_gets_a_remedy():
     model = mlp(torch.float32)
 
     def summed(batch):
@@ -138,7 +138,7 @@ def test_a_sum_instead_of_a_mean_is_told_how_to_go_on():
     assert 'average="samples"' in words(judge(model, average="sum"), "refuse")[0]
 
 
-def test_a_mean_over_tokens_is_told_how_to_go_on():
+def test_a_mean_over_tokens_gets_a_remedy():
     model = transformer(torch.float32)
     batch = sentences(8)
     verdict = judge(model, token_loss(model), batch)
@@ -229,7 +229,7 @@ def test_a_loss_that_fails_on_a_piece_is_refused():
     assert verdict.measurement is None
 
 
-def test_a_loss_that_fails_on_the_whole_is_the_scripts_own_affair():
+def test_a_loss_that_fails_on_the_whole_batch_raises_the_scripts_error():
     def broken(batch):
         raise KeyError("labels")
 

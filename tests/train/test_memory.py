@@ -167,7 +167,7 @@ def test_a_job_that_may_not_shrink_asks_to_run_alone(worker, options):
         ({}, {"can_shrink": CERTIFIED}, True),
     ],
 )
-def test_who_may_allow_it(worker, control, options, allowed):
+def test_scheduler_script_and_verdict_decide_in_this_order(worker, control, options, allowed):
     worker.control(**control)
     model = mlp()
     training = Training(model, OPTIMIZERS["sgd"](model.parameters()), **options)

@@ -150,7 +150,7 @@ def test_a_task_that_ran_alone_elsewhere_at_one_batch_size_is_left_out_by_name(s
     assert "No iteration times of c, d: alone at one batch size only." in found.notes
 
 
-def test_a_task_of_one_batch_size_costs_itself_alone_unless_nobody_has_more(session):
+def test_a_task_with_one_batch_size_is_left_out_unless_all_have_only_one(session):
     found = conclude(MACHINE, [*session, measured("mps", ("c", 8, 1, 0.1))], Naming("p"))
     assert list(found.tasks) == ["a", "b"]
     assert "No iteration times of c: alone at one batch size only." in found.notes
@@ -158,7 +158,7 @@ def test_a_task_of_one_batch_size_costs_itself_alone_unless_nobody_has_more(sess
         conclude(MACHINE, [measured("mps", (name, 8, 1, 0.1)) for name in "cd"], Naming("p"))
 
 
-def test_of_one_batch_accumulations_tell_the_memory_and_the_profile_is_not_lost(session):
+def test_with_one_batch_accumulations_determine_the_memory(session):
     split = [measured("mps", ("c", 64, accumulation, 0.1 + 0.02 * accumulation)) for accumulation in (1, 2, 4)]
     found = conclude(MACHINE, [*session, *split], Naming("p"))
     memory = found.tasks["c"].memory
@@ -168,7 +168,7 @@ def test_of_one_batch_accumulations_tell_the_memory_and_the_profile_is_not_lost(
     assert "one batch only" not in found.tasks["a"].memory.source
 
 
-def test_the_notes_of_a_conclusion_are_told_from_those_of_a_person(session):
+def test_generated_notes_are_distinguished_from_the_users_notes(session):
     more = [measured("unknown", (name, b, 1, 0.1 + b)) for name, sizes in (("c", (8, 16)), ("d", (8,))) for b in sizes]
     for done in (session, [*session, *more]):
         notes = conclude(MACHINE, done, Naming("p", notes=("Iteration times are those under mps, said Ann.",))).notes
@@ -205,7 +205,7 @@ def in_series(number, faster, *more):
 ALONE = (("a", 8, 0.1), ("a", 16, 0.12), ("b", 4, 0.3), ("b", 8, 0.5))
 
 
-def test_jobs_together_that_never_ran_alone_in_their_series_are_told_of():
+def test_jobs_that_never_ran_alone_in_their_series_are_noted():
     pair = measured("mps", ("a", 8, 1, 0.15), ("b", 4, 1, 0.33))
     note = "2 of the measurements tell no slow-down: not all their jobs ran alone in the same series."
     used, unused = in_series(0, 1, pair), [replace(pair, series=1), replace(pair, series=2)]

@@ -174,7 +174,7 @@ def test_the_last_batch_of_an_epoch_may_be_smaller(tmp_path):
         training.end(time.monotonic())
 
 
-def test_who_split_its_batch_for_want_of_memory_is_measured_when_others_made_room():
+def test_a_job_that_split_its_batch_for_lack_of_memory_is_measured_when_others_make_room():
     """The training library splits and goes on; the times would be of another job."""
     batches = ("--batch", "8", "--batch-option", "--batch-size", "--alone", "mine:16,24")
     quick = ("--task", "mine", *batches, "--solo", "--repeats", "0", "--accumulation", "")
@@ -245,7 +245,7 @@ def test_an_interrupt_while_a_measurement_is_written_counts_that_measurement(mon
     assert not left_over()
 
 
-def test_who_is_killed_leaves_no_paused_process_behind():
+def test_a_killed_profile_leaves_no_paused_process():
     with running("--child") as process:
         until(lambda: measurements_in("mine") >= 1)
         group = left_over()
@@ -350,7 +350,7 @@ def test_wrong_input_is_one_line_that_says_what_to_do(arguments, message, monkey
 DEVICE = nvml.Device(0, "GPU-1", "NVIDIA Test", 10**10, "1.0")
 
 
-def test_a_client_outside_mps_is_an_error_and_without_mps_nobody_finds_a_daemon(tmp_path, monkeypatch):
+def test_a_client_outside_mps_is_an_error_and_without_mps_no_worker_finds_a_daemon(tmp_path, monkeypatch):
     daemon, trained = mps.Daemon(tmp_path / "mps"), SimpleNamespace(pid=7, name="mine")
     beside, apart = (session.MechanismEnvironment(session.MeasuredGpu(DEVICE), one) for one in (daemon, None))
     monkeypatch.setattr(mps.Daemon, "verify", lambda self, pid: pid == 8)

@@ -65,7 +65,7 @@ def test_every_two_jobs_meet_once_at_all_their_batches(numbers):
     assert set(met) == {frozenset((a, b)) for a in every for b in every}
 
 
-def test_pairs_of_different_batches_come_last_with_everybody_alone_before_and_after():
+def test_pairs_of_different_batches_come_last_with_every_job_alone_before_and_after():
     scope = Scope(("mps",), repeats=1, alone=(Setting("a", 16),))
     *_, last = plan(sources(a=(8, 64), b=(4, 32)), scope)
     sizes = [len(request.settings) for request in last.requests]
@@ -119,7 +119,7 @@ def test_the_error_covers_the_truth_nineteen_times_of_twenty():
     assert 0.90 <= inside / 400 <= 0.98
 
 
-def test_a_window_ends_when_everybody_is_known_well_enough():
+def test_a_window_ends_when_every_job_is_known_well_enough():
     windows = Windows(least_s=1.0, most_s=3.0, precision=0.02, patience_s=60.0)
     sure, unsure, few = Timing(0.1, 0.01, 30, 1.0), Timing(0.1, 0.05, 30, 1.0), Timing(0.1, 0.01, 2, 1.0)
     assert windows.over(1.0, [sure, sure])
@@ -242,7 +242,7 @@ def test_measurements_of_another_script_are_refused_and_old_files_are_read(tmp_p
         RawFile(old.path, MACHINE, {"train": changed})
 
 
-def test_a_script_that_gave_no_measurement_may_be_mended(tmp_path):
+def test_a_script_without_measurements_may_be_changed(tmp_path):
     path = tmp_path / "r.jsonl"
     RawFile(path, MACHINE, {"train": origin(tmp_path / "a")}).add(measured("mps", ("bert", 8, 1, 0.1)))
     RawFile(path, MACHINE, {"train": origin(tmp_path / "a", "train(2)")})
