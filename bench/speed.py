@@ -38,7 +38,12 @@ def command(policy: str, workload: Path) -> dict[str, float]:
         output.seek(0)
         summary = json.load(output)
     cpu = usage.ru_utime + usage.ru_stime
-    return {"cpu_s": cpu, "jobs": summary["jobs"], "rss_mb": usage.ru_maxrss / 1024, "p99_s": summary["decision_p99_s"]}
+    return {
+        "cpu_s": cpu,
+        "jobs": summary["jobs"],
+        "rss_mb": usage.ru_maxrss / 1024,
+        "p99_s": summary["decision_p99_cpu_s"],
+    }
 
 
 def philly(folder: Path) -> tuple[Path, str]:
@@ -98,7 +103,7 @@ def decisions(
     model = FittedModel(tasks, ConstantInterference(xi), len(nodes[0].gpus))
     engine = Engine(workload.jobs, nodes, policy, belief=model, jobs_per_gpu=crowd)
     engine.run()
-    return sorted(s for s, n in zip(engine.decision_s, policy.waiting, strict=True) if n in waiting)
+    return sorted(s for s, n in zip(engine.decision_cpu_s, policy.waiting, strict=True) if n in waiting)
 
 
 def main() -> None:

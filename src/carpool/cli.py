@@ -1,6 +1,7 @@
-"""The command `carpool`. A subcommand is imported when it is called, so that the start is quick.
+"""The command `carpool`: its subcommands by section, exit codes and signals.
 
-Bad input becomes one line on standard error and exit code 2, never a traceback.
+Subcommands are named as strings and imported when they are called, so that each starts quickly. Wrong input becomes one
+line on standard error and exit code 2, never a traceback.
 """
 
 import os
@@ -54,10 +55,12 @@ COMMANDS = {name: place for section in SECTIONS.values() for name, place in sect
 
 
 class Terminated(BaseException):
-    """The process was asked to end: by SIGTERM, or because its terminal is gone."""
+    """The process was asked to end by SIGTERM, or its terminal was closed (SIGHUP)."""
 
 
 class LazyGroup(click.Group):
+    """A group whose commands are imported when they are needed, and listed by section."""
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
@@ -84,6 +87,7 @@ def cli() -> None:
 
 
 def main() -> None:
+    """Run the command line and exit with its code."""
     _prepare()
     try:
         code = cli.main(standalone_mode=False)
@@ -100,19 +104,18 @@ def main() -> None:
     except Terminated:
         print("terminated; nothing was written", file=sys.stderr)
         code = 143
-    except BrokenPipeError:  # the reader of our output is gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing reads what is left
+    except BrokenPipeError:  # the reader of our output has closed the pipe, such as `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes the rest at exit
         code = 141
     sys.exit(code)
 
 
 def _prepare() -> None:
-    """Clean up on SIGTERM as on an interrupt; print a question mark where a terminal lacks ξ or ±."""
-
+    """Let SIGTERM and SIGHUP clean up as Ctrl-C does, and let a terminal without ξ or ± show a question mark."""
     names = ("SIGTERM", "SIGHUP")
 
     def terminate(number: int, frame: FrameType | None) -> None:
-        for name in names:  # `timeout` sends it twice: the second must not disturb the cleaning up
+        for name in names:  # `timeout` sends the signal twice, and the second must not disturb the clean-up
             if hasattr(signal, name):
                 signal.signal(getattr(signal, name), signal.SIG_IGN)
         raise Terminated

@@ -1,15 +1,15 @@
-"""Errors that a person can mend: the command line prints them as one line and exits with code 2."""
+"""Errors that a user can fix: the command line prints them as one line and exits with code 2."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
 class InputError(ValueError):
-    """Something a person gave us is wrong. The message is one line: where, what, and what to do."""
+    """Wrong input. The message is one line: where the problem is, what it is, and how to fix it."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint for a misspelt name: "did you mean …?", or what there is."""
+    """Return a hint for a misspelt name: "did you mean …?", or the list of known names."""
     known = sorted(known)
     close = get_close_matches(word.lower(), [name.lower() for name in known], n=1, cutoff=0.5)
     for name in known:

@@ -1,4 +1,7 @@
-"""Results that appear whole or not at all: files are written aside and moved in place at the end."""
+"""Files and folders that appear complete or not at all: they are written aside and moved in place at the end.
+
+Everything that writes results calls this module: profiles, workloads, simulation results and reports.
+"""
 
 import csv
 import json
@@ -16,9 +19,9 @@ from carpool.interrupts import uninterrupted
 
 @contextmanager
 def results_in(folder: str | Path) -> Iterator[Path]:
-    """Yields an empty folder to write into; on success its files replace those of the same name in `folder`.
+    """Yield an empty folder to write into. On success its files replace those of the same name in `folder`.
 
-    On failure everything is as it was before, folders that had to be made included.
+    On failure everything is as before: folders that were created are removed again.
     """
     target = Path(folder)
     made: list[Path] = []
@@ -41,11 +44,11 @@ def results_in(folder: str | Path) -> Iterator[Path]:
     finally:
         for path in reversed(made):
             with suppress(OSError):
-                path.rmdir()  # where nothing came of it, it is empty
+                path.rmdir()  # it is empty if the block failed
 
 
 def _make(folder: Path, made: list[Path]) -> None:
-    """The folder and its parents; `made` lists those that were not there."""
+    """Create the folder and its parents, and add those that did not exist to `made`."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):
         path.mkdir(exist_ok=True)
@@ -65,7 +68,7 @@ def _move_in(aside: Path, target: Path) -> None:
 
 @contextmanager
 def whole_file(path: str | Path) -> Iterator[Any]:
-    """A text file that replaces `path` once it is complete; a pipe or a device is written to as it is."""
+    """Yield a text file that replaces `path` once it is complete. A pipe or a device is written to directly."""
     target = Path(os.path.realpath(path))
     if os.path.exists(target) and not os.path.isfile(target):
         try:
@@ -93,7 +96,7 @@ def whole_file(path: str | Path) -> Iterator[Any]:
 
 
 def _unwritable(path: str | Path, error: OSError) -> InputError:
-    return InputError(f"{path}: cannot write there: {error.strerror}; choose another place")
+    return InputError(f"{path}: cannot write there: {error.strerror}; choose another path")
 
 
 def _umask() -> int:

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Lets Ctrl-C wait until the end of a few short steps; child processes started meanwhile never hear it."""
+    """Delay Ctrl-C until the end of the block. Child processes that are started in the block never receive it."""
     heard: list[int] = []
-    masks = hasattr(signal, "pthread_sigmask")  # what children inherit; here other threads may still take the signal
+    masks = hasattr(signal, "pthread_sigmask")  # children inherit it; in this process other threads may take the signal
     main = threading.current_thread() is threading.main_thread()
     handler = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number)) if main else None
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if masks else set()

@@ -1,4 +1,4 @@
-"""Sizes and durations as people write them."""
+"""Sizes and durations as users write them."""
 
 import re
 

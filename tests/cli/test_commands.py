@@ -21,7 +21,7 @@ from tests.support.command_line import COMMAND, HEADER, call, csv_file, environm
 
 CONTRACT = {
     *("policy", "jobs", "mean_jct_s", "p50_jct_s", "p95_jct_s", "p99_jct_s", "mean_queue_s", "makespan_s"),
-    *("shares", "preemptions", "cpu_s", "decision_p99_s", "large", "small"),
+    *("shares", "preemptions", "cpu_s", "decision_p99_cpu_s", "large", "small"),
 }
 PAPER = ("fifo", "sjf", "tiresias", "sjf-ffs", "sjf-bsbf")
 OWN_POLICY = '''

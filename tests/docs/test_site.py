@@ -156,7 +156,7 @@ def test_the_findings_about_robustness_are_those_of_the_data():
     text = (ROOT / "docs" / "experiments" / "robustness.md").read_text(encoding="utf-8")
     with (ROOT / "docs" / "experiments" / "robustness_groups.csv").open(newline="", encoding="utf-8") as file:
         overall = {row["policy"]: row for row in csv.DictReader(file) if row["group"] == "all"}
-    assert f"{overall['carpool']['ratio']} in the geometric mean of {overall['carpool']['cells']} cells" in text
+    assert f"{overall['carpool']['ratio']} in the geometric mean of {overall['carpool']['scenarios']} scenarios" in text
     assert f"{overall['carpool, suspends']['ratio']} in the geometric mean" in text
     assert f"{overall['repair']['ratio']} in the geometric mean" in text
-    assert [row["cells where worse"] for row in overall.values()] == ["3", "0", "0"]
+    assert [row["scenarios where worse"] for row in overall.values()] == ["3", "0", "0"]

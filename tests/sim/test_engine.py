@@ -1,5 +1,6 @@
 """The simulator against a world that moves in small steps, and its delays, beliefs and accounts."""
 
+import time
 from random import Random
 
 import pytest
@@ -10,6 +11,8 @@ from carpool.core.codec import decode, encode
 from carpool.core.model import Status
 from carpool.core.perf import MeasuredPair, TableInterference
 from carpool.core.state import State
+from carpool.policies.base import BasePolicy
+from carpool.policies.simple.fifo import start_in_order
 from carpool.sim.engine import CannotFinish, Costs, Engine
 from tests.support.stepper import step_through
 from tests.support.world import job, model, nodes
@@ -175,3 +178,25 @@ def test_the_log_replayed_gives_the_same_story_and_the_same_run_gives_the_same_l
     stories = [{n: (r.ended, r.waited_s, r.ran_s, r.status) for n, r in s.ended.items()} for s in (state, replayed)]
     assert stories[0] == stories[1]
     assert all(record.status is Status.FINISHED for record in replayed.ended.values())
+
+
+class SleepingPolicy(BasePolicy):
+    """FIFO that sleeps before it decides: wall time passes, CPU time hardly does."""
+
+    name = "sleeping"
+
+    def key(self, record, now):
+        return (record.job.submitted,)
+
+    def decide(self, view):
+        time.sleep(0.2)
+        return start_in_order(view, False, "next")
+
+
+def test_decision_times_are_cpu_seconds_of_the_policy_and_not_wall_seconds():
+    began = time.perf_counter()
+    engine = Engine([job("a")], nodes("1x4"), SleepingPolicy(), belief=model(1.5))
+    engine.run()
+    assert time.perf_counter() - began > 0.2
+    assert len(engine.decision_cpu_s) >= 1
+    assert sum(engine.decision_cpu_s) < 0.1

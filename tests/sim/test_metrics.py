@@ -14,7 +14,7 @@ from carpool.core.state import State
 from carpool.errors import InputError
 from carpool.sim import Costs, Setup, simulate
 from carpool.sim.estimation_error import MisestimatedTimes
-from carpool.sim.metrics import group, percentile, summarise
+from carpool.sim.metrics import percentile, summarise, summarise_subset
 from carpool.sim.sweep import SweepCase, mean, run_all
 from carpool.sim.workload import Workload
 
@@ -148,10 +148,10 @@ def test_only_finished_jobs_are_measured():
 
 def test_decision_times_are_summarised():
     state = simulate([job("a", 0, 1, 1)], "fifo", ONE).state
-    summary = summarise(state, policy="p", workload="w", decision_s=[0.3, 0.1, 0.2], cpu_s=7.0)
+    summary = summarise(state, policy="p", workload="w", decision_cpu_s=[0.3, 0.1, 0.2], cpu_s=7.0)
     assert (summary.decisions, summary.cpu_s) == (3, 7.0)
-    assert summary.decision_mean_s == pytest.approx(0.2)
-    assert summary.decision_p99_s == pytest.approx(np.percentile([0.1, 0.2, 0.3], 99))
+    assert summary.decision_mean_cpu_s == pytest.approx(0.2)
+    assert summary.decision_p99_cpu_s == pytest.approx(np.percentile([0.1, 0.2, 0.3], 99))
 
 
 # ---- percentiles and groups ----------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ times = st.tuples(st.floats(0, 1e5), st.floats(0, 1e4), st.floats(0, 1e4))
 @given(st.lists(times, min_size=1, max_size=30))
 def test_a_group_agrees_with_numpy(drawn):
     rows = [(wait + run, wait, start, start + wait + run) for start, wait, run in drawn]
-    made = group(rows)
+    made = summarise_subset(rows)
     jcts, waits, starts, stops = np.array(rows).T
     assert made.jobs == len(rows)
     assert made.mean_jct_s == pytest.approx(jcts.mean())

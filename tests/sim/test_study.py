@@ -14,13 +14,13 @@ from carpool.report import plots
 from carpool.report.study import digest, group_rows, jobs_per_gpu_rows, picture, verdict
 from carpool.sim import Setup, philly_like, simulate, study
 from carpool.sim.estimation_error import MisestimatedSlowdowns
-from carpool.sim.study import OURS, REFERENCE, RunCache, StudyRun, cells, plan, run_study
+from carpool.sim.study import OURS, REFERENCE, RunCache, StudyRun, plan, run_study, scenarios
 from tests.support.command_line import call, everything_in
 
 
 @pytest.fixture
 def small(monkeypatch):
-    """The same cells with few jobs."""
+    """The same scenarios with few jobs."""
     monkeypatch.setattr(study, "JOBS", 16)
     study._workload.cache_clear()
     yield
@@ -28,19 +28,19 @@ def small(monkeypatch):
 
 
 def run(policy: str, seed: int, hours: float, **more: object) -> StudyRun:
-    plain = StudyRun("a cell", "a group", 1.0, policy, seed, hours * 3600, 2.0, 3.0, 4.0, 5.0, 1.5, 0.25)
+    plain = StudyRun("a scenario", "a group", 1.0, policy, seed, hours * 3600, 2.0, 3.0, 4.0, 5.0, 1.5, 0.25)
     return replace(plain, **more)
 
 
 class TestDesign:
     def test_every_cell_has_a_name_of_its_own_and_can_be_played(self):
-        names = [(cell.name, cell.load) for cell in cells()]
+        names = [(scenario.name, scenario.load) for scenario in scenarios()]
         assert len(set(names)) == len(names)
-        for cell in cells():
-            assert REFERENCE in cell.policies
-            assert set(OURS) <= set(cell.policies)
-            read_interference(cell.setup.truth)
-        for name in {name for cell in cells() for name in cell.policies}:
+        for scenario in scenarios():
+            assert REFERENCE in scenario.policies
+            assert set(OURS) <= set(scenario.policies)
+            read_interference(scenario.setup.truth)
+        for name in {name for scenario in scenarios() for name in scenario.policies}:
             policies.make(name)
 
     @pytest.mark.parametrize(
@@ -55,14 +55,14 @@ class TestDesign:
         ],
     )
     def test_it_varies_what_it_promises(self, field, values):
-        assert {getattr(cell.setup, field) for cell in cells()} == values
+        assert {getattr(scenario.setup, field) for scenario in scenarios()} == values
 
     def test_around_the_base_one_thing_changes_at_a_time(self):
-        for cell in cells():
-            changed = {k for k, v in asdict(cell.setup).items() if v != asdict(study.BASE)[k]}
-            if cell.group not in ("crossed", "base", "load") and cell.name != "memory and placement":
-                assert len(changed) == 1, cell.name
-        assert {cell.load for cell in cells()} == {0.5, 1.0, 1.5, 2.0}
+        for scenario in scenarios():
+            changed = {k for k, v in asdict(scenario.setup).items() if v != asdict(study.BASE)[k]}
+            if scenario.group not in ("crossed", "base", "load") and scenario.name != "memory and placement":
+                assert len(changed) == 1, scenario.name
+        assert {scenario.load for scenario in scenarios()} == {0.5, 1.0, 1.5, 2.0}
 
 
 class TestStatistics:
@@ -85,25 +85,28 @@ class TestStatistics:
             assert (verdict(rows) == "carpool") is worse
 
     def test_the_worst_host_is_the_worst_of_all_seeds(self):
-        runs = [run(REFERENCE, 1, 1.0, worst_host=1.2), run(REFERENCE, 2, 1.0, worst_host=3.4)]
-        assert digest(runs)[0].worst_host == 3.4
+        runs = [run(REFERENCE, 1, 1.0, host_slowdown_max=1.2), run(REFERENCE, 2, 1.0, host_slowdown_max=3.4)]
+        assert digest(runs)[0].host_slowdown_max == 3.4
 
     def test_the_bound_is_told_where_it_is_known(self):
         runs = [run(REFERENCE, 1, 2.0, bound_s=3600.0), run(REFERENCE, 2, 4.0, bound_s=7200.0)]
-        assert digest(runs)[0].over_bound == pytest.approx(2.0)
+        assert digest(runs)[0].mean_jct_over_bound == pytest.approx(2.0)
 
     def test_one_seed_has_no_interval_and_no_verdict(self):
         rows = digest([run(REFERENCE, 1, 1.0), run("carpool", 1, 5.0)])
         assert verdict(rows) == "none"
 
     def test_more_jobs_per_gpu_are_compared_with_two(self):
-        runs = [run("carpool", 1, hours, cell=cell) for cell, hours in (("h200:mps", 2.0), ("h200:mps, C = 4", 1.5))]
+        runs = [
+            run("carpool", 1, hours, scenario=scenario)
+            for scenario, hours in (("h200:mps", 2.0), ("h200:mps, C = 4", 1.5))
+        ]
         runs += [replace(one, policy=REFERENCE) for one in runs]
         assert ["h200:mps", "1", "carpool", "4", "0.750"] in jobs_per_gpu_rows(digest(runs))
 
     def test_a_group_is_summarised_by_its_geometric_mean_and_its_largest_ratio(self):
-        runs = [run(REFERENCE, 1, 1.0, cell=cell) for cell in ("one", "two")]
-        runs += [run("carpool", 1, hours, cell=cell) for cell, hours in (("one", 0.5), ("two", 0.98))]
+        runs = [run(REFERENCE, 1, 1.0, scenario=scenario) for scenario in ("one", "two")]
+        runs += [run("carpool", 1, hours, scenario=scenario) for scenario, hours in (("one", 0.5), ("two", 0.98))]
         found = group_rows(digest(runs))
         assert found[0] == [runs[0].group, "carpool", "2", "0.700", "0.980", "two, load 1", "0"]
         assert found[-1][0] == "all"
@@ -111,7 +114,7 @@ class TestStatistics:
 
 class TestCache:
     def test_what_was_run_is_not_run_again(self, small, tmp_path, monkeypatch):
-        jobs = plan([cell for cell in cells() if cell.name == "base"][:1], [1], ["sjf"])
+        jobs = plan([scenario for scenario in scenarios() if scenario.name == "base"][:1], [1], ["sjf"])
         first = run_study(jobs, RunCache(tmp_path / "runs.jsonl"), workers=1)
         assert [one.policy for one in first] == [REFERENCE, "sjf"]
         assert first[0].bound_s <= first[0].mean_jct_s
@@ -128,7 +131,7 @@ class TestCache:
 
     def test_it_goes_on_after_an_interruption(self, small, tmp_path):
         path = tmp_path / "runs.jsonl"
-        jobs = plan([cell for cell in cells() if cell.name == "C = 1"][:1], [1], ["sjf"])
+        jobs = plan([scenario for scenario in scenarios() if scenario.name == "C = 1"][:1], [1], ["sjf"])
         whole = run_study(jobs, RunCache(path), workers=1)
         text = path.read_text()
         path.write_text(text[:-20])
@@ -159,7 +162,7 @@ class TestCommand:
             (load, policy) for load in ("1.0", "2.0") for policy in (REFERENCE, "carpool")
         ]
         again = call("study", *options, "--cache", tmp_path / "runs.jsonl", "--json")
-        facts = json.loads(again.out)["cells"]
+        facts = json.loads(again.out)["scenarios"]
         assert [f"{fact['ratio']:.9f}" for fact in facts] == [f"{float(row['ratio']):.9f}" for row in rows]
 
     @pytest.mark.parametrize(

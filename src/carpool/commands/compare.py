@@ -25,20 +25,26 @@ from carpool.sim.sources import parse_loads, parse_seeds
 from carpool.sim.sweep import run_all
 
 PAPER = ("fifo", "sjf", "tiresias", "sjf-ffs", "sjf-bsbf")
+"""Policies that are compared by default: those of the paper except Pollux."""
 
 
 @click.command()
-@click.option("--policy", "chosen", multiple=True, help="One or several.  [default: the paper's five]")
+@click.option(
+    "--policy",
+    "chosen",
+    multiple=True,
+    help=f"Policy to compare; repeat it for several.  [default: {', '.join(PAPER)}]",
+)
 @workload_option
-@click.option("--select", help="Rows of a file; ranges name several workloads: n=240,seed=1-8.")
+@click.option("--select", help="Rows of a file with many workloads; ranges select several: n=240,seed=1-8.")
 @jobs_option
-@click.option("--loads", default="1", show_default=True, help="Arrive so many times as fast, such as 0.5,1,2.")
-@click.option("--seeds", help="Of the generator, such as 1-8.  [default: 1-4]")
+@click.option("--loads", default="1", show_default=True, help="Arrival-rate multipliers, such as 0.5,1,2.")
+@click.option("--seeds", help="Seeds of the workload generator, such as 1-8.  [default: 1-4]")
 @world_options
 @click.option("--bound", "with_bound", is_flag=True, help="Show every policy as a multiple of the lower bound.")
-@click.option("--workers", type=click.IntRange(1), help="Processes.  [default: one per core]")
+@click.option("--workers", type=click.IntRange(1), help="Number of processes.  [default: one per core]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for tables as CSV and pictures.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for CSV tables and pictures.")
 def compare(
     chosen: Sequence[str],
     source: str,
@@ -52,13 +58,13 @@ def compare(
     out: Path | None,
     **world: Any,
 ) -> None:
-    """Compare policies on many workloads, using all cores."""
+    """Compare policies on the same workloads, using all cores."""
     names = list(dict.fromkeys(chosen or PAPER))
     for name in names:
         policies.make(name)
     errors = ("duration_error", "interference_error", "report_error")
     if seeds and source not in generate.GENERATORS and not any(world[error] for error in errors):
-        raise InputError(f"--seeds belongs to the generator; choose workloads of {source} with --select, as seed=1-8")
+        raise InputError(f"--seeds belongs to the generator; select workloads of {source} with --select seed=1-8")
     numbers = parse_seeds(seeds or ("1-4" if source in generate.GENERATORS else "1"))
     setup = make_setup(numbers[0], world)
     with results_in(out) if out else nullcontext() as folder:

@@ -1,7 +1,7 @@
 """Options and helpers that `carpool simulate`, `compare`, `bound` and `study` share.
 
-The options describe the simulated cluster; `make_setup` turns them into a `Setup`, and `make_cases` and `bounds_of`
-turn workload options into the cases of a sweep.
+The options describe the simulated world; `make_setup` turns them into a `Setup`, `make_cases` turns workload options
+into the cases of a sweep, and `bounds_of` computes their lower bounds.
 """
 
 import sys
@@ -29,13 +29,17 @@ workload_option = click.option(
     "source",
     default=generate.NAME,
     show_default=True,
-    help="A CSV file (ours, Pollux's or Philly's columns), or a generator: " + ", ".join(generate.GENERATORS) + ".",
+    help="CSV file with Carpool's, Pollux's or Philly's columns, or a generator: "
+    + ", ".join(generate.GENERATORS)
+    + ".",
 )
-jobs_option = click.option("--jobs", type=click.IntRange(1, MOST_JOBS), help="Jobs to generate.  [default: 240]")
+jobs_option = click.option(
+    "--jobs", type=click.IntRange(1, MOST_JOBS), help="Number of jobs to generate.  [default: 240]"
+)
 
 
 def number(least: float = 0.0, most: float = 1e9) -> Callable[[str], float]:
-    """The type of an option that takes a number from `least` to `most`."""
+    """Return the type of an option that takes a number from `least` to `most`."""
 
     def convert(text: str) -> float:
         try:
@@ -46,50 +50,62 @@ def number(least: float = 0.0, most: float = 1e9) -> Callable[[str], float]:
             raise click.BadParameter(f"{text!r} must be a number from {least:g} to {most:g}")
         return value
 
-    convert.__name__ = "number"  # what the help shows
+    convert.__name__ = "number"  # the help shows it
     return convert
 
 
 def world_options(command: Command) -> Command:
-    """The options that describe the simulated world."""
+    """Add the options that describe the simulated world."""
     options = [
         click.option("--cluster", default="16x4", show_default=True, help="Nodes x GPUs per node."),
-        click.option("--profile", default="t4", show_default=True, help="Speeds and memory: a shipped name or a file."),
+        click.option(
+            "--profile",
+            default="t4",
+            show_default=True,
+            help="Profile with iteration times and memory: a shipped name or a file.",
+        ),
         click.option(
             "--interference",
             default="1.5",
             show_default=True,
-            help="Slow-down of sharing: a number, a CSV matrix (row slowed by column), or a shipped table.",
+            help="Slow-down of sharing: a number, a CSV matrix (row slowed down by column), or a shipped table.",
         ),
-        click.option("--truth", help="The slow-down as it is, where it differs from --interference."),
+        click.option("--truth", help="True slow-down, if it differs from --interference."),
         click.option(
             "--belief",
-            help="The slow-down as the policy believes it to be, where it differs; or learned: from what jobs report.",
+            help="Slow-down that the policy believes in, if it differs from --interference; `learned` starts from the "
+            "profile and learns from what jobs report.",
         ),
         click.option(
             "--duration-error",
             type=number(0.0, 10.0),
             default=0.0,
-            help="Sigma of a lognormal error in believed iteration times; the seed draws it.",
+            help="Sigma of the lognormal error of believed iteration times.",
         ),
         click.option(
             "--interference-error",
             type=number(0.0, 10.0),
             default=0.0,
-            help="Sigma of a lognormal error in believed slow-downs; the seed draws it.",
+            help="Sigma of the lognormal error of believed slow-downs.",
         ),
         click.option(
             "--report-error",
             type=number(0.0, 10.0),
             default=0.0,
-            help="Sigma of a lognormal error in the iteration times that jobs report.",
+            help="Sigma of the lognormal error of the iteration times that jobs report.",
         ),
         click.option(
-            "--jobs-per-gpu", type=click.IntRange(1, 100), default=2, show_default=True, help="Most jobs on a GPU."
+            "--jobs-per-gpu",
+            type=click.IntRange(1, 100),
+            default=2,
+            show_default=True,
+            help="Maximum number of jobs on a GPU.",
         ),
-        click.option("--ignore-placement", is_flag=True, help="Every placement is as fast as the most consolidated."),
-        click.option("--no-memory-limit", is_flag=True, help="Let all jobs fit beside each other."),
-        click.option("--gpu-memory", help="Memory of a GPU, such as 24GiB.  [default: the profile's GPU]"),
+        click.option(
+            "--ignore-placement", is_flag=True, help="Make every placement as fast as the most consolidated one."
+        ),
+        click.option("--no-memory-limit", is_flag=True, help="Ignore GPU memory: all jobs fit beside each other."),
+        click.option("--gpu-memory", help="Memory of a GPU, such as 24GiB.  [default: that of the profile's GPU]"),
         click.option(
             "--launch-s", type=number(), default=0.0, help="Seconds from the decision to the first iteration."
         ),
@@ -99,7 +115,7 @@ def world_options(command: Command) -> Command:
             type=click.IntRange(0),
             default=4,
             show_default=True,
-            help="A job on more GPUs than this counts as large.",
+            help="Number of GPUs above which a job counts as large.",
         ),
     ]
     for option in reversed(options):
@@ -108,6 +124,7 @@ def world_options(command: Command) -> Command:
 
 
 def make_setup(seed: int, world: dict[str, Any]) -> Setup:
+    """Return the setup that the world options describe."""
     truth = world["truth"] or world["interference"]
     belief = world["belief"] or world["interference"]
     return Setup(
@@ -131,6 +148,7 @@ def make_setup(seed: int, world: dict[str, Any]) -> Setup:
 def make_cases(
     source: str, select: str | None, jobs: int | None, loads: list[float], seeds: list[int], profile: str
 ) -> list[SweepCase]:
+    """Return a case for each workload, load and seed."""
     selections = expand_selection(select)
     if source in generate.GENERATORS:
         cases = []
@@ -140,8 +158,8 @@ def make_cases(
                 cases.append(SweepCase(f"{len(workload.jobs)} jobs, load {load:g}", str(seed), workload, seed))
         return cases
     if len(seeds) > 1:
-        raise InputError(f"--seeds belongs to the generator; choose workloads of {source} with --select, as seed=1-8")
-    # a file is read once for each selection, whatever the loads
+        raise InputError(f"--seeds belongs to the generator; select workloads of {source} with --select seed=1-8")
+    # a file is read once for each selection, not once for each load
     workloads = [(selection, load_workload(source, selection, jobs, 1.0, 1, profile)) for selection in selections]
     cases = []
     for load in loads:
@@ -153,7 +171,7 @@ def make_cases(
 
 
 def bounds_of(cases: Sequence[SweepCase], setup: Setup, progress: Callable[[], None]) -> dict[tuple[str, str], "Bound"]:
-    """The lower bounds of all cases, by label and seed."""
+    """Compute the lower bounds of all cases, by label and seed."""
     from carpool.sim.bound import lower_bound
 
     found = {}
@@ -164,7 +182,7 @@ def bounds_of(cases: Sequence[SweepCase], setup: Setup, progress: Callable[[], N
 
 
 def progress_bar(what: str, total: int, quiet: bool) -> Any:
-    """A progress bar on standard error; yields what to call after each run."""
+    """Show a progress bar on standard error; the context manager yields the function to call after each step."""
     if quiet or not sys.stderr.isatty():
         return nullcontext(lambda: None)
     from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""`carpool paper`: run what the configuration asks for, or find it in the cache, and write the report."""
+"""`carpool paper`: run the simulations of the configuration, or find them in the cache, and write the report."""
 
 import json
 import sys
@@ -27,29 +27,34 @@ from carpool.sim.sweep import CaseResult
 
 CACHE = "cache"
 STAMP = "complete.json"
+"""File that says for which code and configuration the report was written."""
 Advance = Callable[[RunProgress], None]
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="A part of it with few seeds, in less than a minute.")
+@click.option("--quick", is_flag=True, help="Run a part with few seeds, in less than a minute.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
     default=Path("out/paper"),
     show_default=True,
-    help="Folder of the report; it keeps the results of all runs for the next time.",
+    help="Folder of the report; it also keeps the results of all runs for the next call.",
 )
 @click.option(
     "--config",
     "path",
     type=click.Path(path_type=Path),
-    help="A configuration of your own. Its [physical] measured may name an experiment on your own GPU: the CSV file "
-    "that bench/physical.py --rows writes.",
+    help="Your own configuration file. Its [physical] measured can name an experiment on your GPU: the CSV file that "
+    "bench/physical.py --rows writes.",
 )
-@click.option("--workers", type=click.IntRange(1), help="Processes.  [default: one per core]")
+@click.option("--workers", type=click.IntRange(1), help="Number of processes.  [default: one per core]")
 @click.option("--json", "as_json", is_flag=True, help="Print the claims as JSON.")
 def paper(quick: bool, out: Path, path: Path | None, workers: int | None, as_json: bool) -> None:
-    """Reproduce the SJF-BSBF paper: every table and figure, beside its own numbers, as one HTML report."""
+    """Reproduce the SJF-BSBF paper as one HTML report.
+
+    The report shows every table and figure of the paper's evaluation beside the paper's own numbers, and a verdict on
+    each of its claims.
+    """
     began = monotonic()
     config = configuration.load(path, quick)
     measured = read_measured(config)
@@ -87,14 +92,12 @@ def _run(
         raise InputError(f"{cache}: cannot write there: {error.strerror}; choose another --out") from None
     except BaseException:
         if kept:
-            print(
-                f"{kept} of {len(runs)} runs are kept in {cache}; the same command goes on from there", file=sys.stderr
-            )
+            print(f"{kept} of {len(runs)} runs are kept in {cache}; run the same command to continue", file=sys.stderr)
         raise
 
 
 def _stamp(config: PaperConfig, quick: bool) -> str:
-    """Changes with everything on which the report depends."""
+    """Return a digest of everything on which the report depends."""
     digest = sha256(f"{config.text}\0{quick}\0{code_digest(*SIMULATES, 'report')}".encode())
     texts = [*(row.spec for row in config.policies), config.setup.profile, config.setup.truth]
     texts += [config.physical.setup.truth, *config.figure6b.tables]
@@ -111,7 +114,7 @@ def _stamp(config: PaperConfig, quick: bool) -> str:
 
 
 def _complete(out: Path, stamp: str) -> list[Claim] | None:
-    """The claims of the report that is there, if it is whole and nothing changed since."""
+    """Return the claims of the existing report, if it is complete and nothing has changed since; otherwise None."""
     try:
         value = json.loads((out / STAMP).read_text("utf-8"))
         if value["stamp"] != stamp or not all((out / name).is_file() for name in value["files"]):
@@ -134,7 +137,7 @@ def _tell(claims: Sequence[Claim], out: Path, runs: int, seconds: float) -> None
 
 @contextmanager
 def _bar(quiet: bool) -> Iterator[Advance]:
-    """A progress bar on standard error. It counts jobs, because a run of 480 takes longer than one of 120."""
+    """Show a progress bar on standard error. It counts jobs, because a run with more jobs takes longer."""
     if quiet or not sys.stderr.isatty():
         yield lambda standing: None
         return

@@ -21,15 +21,15 @@ from carpool.sim.sources import LOADS, expand_selection, load_workload
 
 
 @click.command()
-@click.option("--policy", default="sjf-bsbf", show_default=True, help="See `carpool policies`.")
+@click.option("--policy", default="sjf-bsbf", show_default=True, help="Policy; `carpool policies` lists them.")
 @workload_option
-@click.option("--select", help="Rows of a file that holds many workloads, such as n=240,seed=3.")
+@click.option("--select", help="Rows of a file with many workloads, such as n=240,seed=3.")
 @jobs_option
-@click.option("--load", type=number(*LOADS), default=1.0, show_default=True, help="Arrive so many times as fast.")
-@click.option("--seed", type=int, default=1, show_default=True, help="Of all that is random.")
+@click.option("--load", type=number(*LOADS), default=1.0, show_default=True, help="Arrival-rate multiplier.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Random seed.")
 @world_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for per-job CSV, event log and pictures.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for a CSV table of jobs, event log and pictures.")
 def simulate(
     policy: str,
     source: str,
@@ -41,12 +41,12 @@ def simulate(
     out: Path | None,
     **world: Any,
 ) -> None:
-    """Run one workload under one policy and show what comes of it."""
+    """Simulate one workload under one policy and show its metrics."""
     setup = make_setup(seed, world)
     policies.make(policy)
     selection = expand_selection(select)
     if len(selection) > 1:
-        raise InputError(f"--select {select}: names several workloads; `carpool compare` takes them all")
+        raise InputError(f"--select {select}: names several workloads; choose one, or use `carpool compare`")
     with no_garbage_collection(), results_in(out) if out else nullcontext() as folder:
         workload = load_workload(source, selection[0], jobs, load, seed, setup.profile)
         events: list[ev.Event] = []
@@ -57,7 +57,7 @@ def simulate(
 
             write_run(folder, result, events)
     if as_json:
-        # the whole command so far, imports and reading included
+        # CPU time of the whole command, including imports and reading the workload
         click.echo(json.dumps({**asdict(result.summary), "cpu_s": process_time()}))
         return
     from carpool.report.tables import run_tables

@@ -1,15 +1,16 @@
-"""Where tables are printed."""
+"""The Rich console that all tables are printed on."""
 
 from typing import Any
 
 PIPED_WIDTH = 140
+"""Width of tables in characters if the output is not a terminal."""
 
 
 def new_console() -> Any:
-    """Names come from people's files, so nothing in a text is taken for markup."""
+    """Return a console without markup, because texts contain names from users' files."""
     from rich.console import Console
 
     console = Console(markup=False, emoji=False, highlight=False)
     if not console.is_terminal:
-        console.width = PIPED_WIDTH  # nobody's window to fit into
+        console.width = PIPED_WIDTH
     return console

@@ -1,4 +1,4 @@
-"""What `--out DIR` writes: tables as CSV, the event log, and pictures."""
+"""The files of `carpool simulate --out` and `compare --out`: tables as CSV, the event log, and pictures."""
 
 import json
 import sys
@@ -18,14 +18,14 @@ from carpool.sim.run import Result
 from carpool.sim.sweep import CaseResult, mean
 
 JOB_COLUMNS = (
-    *("job", "model", "user", "gpus", "batch", "accumulation"),
-    *("submitted_s", "started_s", "finished_s", "jct_s", "queue_s", "ran_s", "alone_s"),
-    *("slowdown", "joined", "was_joined", "preemptions"),
-)
+    "job", "model", "user", "gpus", "batch", "accumulation",
+    "submitted_s", "started_s", "finished_s", "jct_s", "queue_s", "ran_s", "alone_s",
+    "slowdown", "joined", "was_joined", "preemptions",
+)  # fmt: skip
 
 
 def write_run(folder: Path, result: Result, events: Sequence[ev.Event]) -> None:
-    """One simulation: summary.json, jobs.csv, events.jsonl, and three pictures."""
+    """Write one simulation: summary.json, jobs.csv, events.jsonl, and three pictures."""
     write_json(folder / "summary.json", asdict(result.summary))
     write_csv(folder / "jobs.csv", JOB_COLUMNS, (_job_row(record) for record in result.jobs))
     with open(folder / "events.jsonl", "w", encoding="utf-8") as file:
@@ -53,16 +53,13 @@ def _job_row(record: JobRecord) -> list[object]:
         record.ran_s,
         record.alone_s,
     )
-    return [
-        *(job.id, job.model, job.user, job.gpus, job.batch, record.accumulation),
-        *(f"{time:.3f}" for time in times),
-        f"{slowdown:.4f}",
-        *(record.shares, record.hosted, record.preemptions),
-    ]
+    described = [job.id, job.model, job.user, job.gpus, job.batch, record.accumulation]
+    counted = [record.shares, record.hosted, record.preemptions]
+    return [*described, *(f"{time:.3f}" for time in times), f"{slowdown:.4f}", *counted]
 
 
 def write_comparison(folder: Path, outcomes: Sequence[CaseResult], bounds: Bounds | None = None) -> None:
-    """A comparison: every run and the means over seeds as CSV, and three pictures."""
+    """Write a comparison: all runs and the means over seeds as JSON, all runs as CSV, and three pictures."""
     write_json(folder / "comparison.json", comparison_json(outcomes, bounds))
     flat = [field.name for field in fields(Summary) if field.name not in ("policy", "large", "small", "models")]
     parts = [f"{part}_{name}" for part in ("large", "small") for name in ("jobs", "mean_jct_s", "mean_queue_s")]
@@ -91,7 +88,7 @@ def _run_row(outcome: CaseResult, flat: Sequence[str]) -> list[object]:
 
 
 def _mean_queues(summaries: Sequence[Summary]) -> dict[str, float]:
-    """Over all jobs of a model in all runs."""
+    """Return the mean wait by model, over all its jobs in all runs."""
     waited: dict[str, list[float]] = {}
     for summary in summaries:
         for model, part in summary.models.items():

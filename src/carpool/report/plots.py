@@ -1,7 +1,7 @@
-"""Pictures of a run or a comparison, as PNG files. Matplotlib is imported only here (extra `plots`).
+"""Pictures of a run or a comparison, as PNG files. Matplotlib is imported on first use (extra `plots`).
 
-A policy has the same colour in every picture; the colours are Okabe and Ito's, then Tol's, which the
-colour-blind can tell apart.
+A policy has the same colour in every picture. The colours are Okabe and Ito's, then Paul Tol's, which colour-blind
+readers can tell apart.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from carpool.report.timeline import Segment
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, RED, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#777777"
 BLACK, INDIGO, TEAL, OLIVE, WINE, ROSE = "#000000", "#332288", "#44AA99", "#999933", "#882255", "#CC6677"
-"""Paul Tol's muted colours, for more policies than Okabe and Ito have colours."""
+"""Paul Tol's muted colours, because there are more policies than colours by Okabe and Ito."""
 POLICY_COLOURS = {
     "fifo": GREY,
     "sjf": SKY,
@@ -43,9 +43,11 @@ MODEL_COLOURS = {
 }
 SPARE = (BLUE, PURPLE, GREEN, ORANGE, SKY, RED, GREY, YELLOW)
 MOST_BARS = 30_000
+"""Largest number of bars in a Gantt chart; later periods are left out."""
 
 
 def available() -> bool:
+    """Return whether matplotlib is installed."""
     from importlib.util import find_spec
 
     return find_spec("matplotlib") is not None
@@ -63,7 +65,7 @@ def _figure(width: float, height: float) -> tuple[Any, Any]:
 
 
 def panels(number: int, width: float, height: float) -> tuple[Any, list[Any]]:
-    """Several pictures side by side that share what is up and down."""
+    """Return a figure and its panels side by side, with a shared vertical axis."""
     figure, axes = _figure(width, height)
     axes.remove()
     row = figure.subplots(1, number, sharey=True, squeeze=False)[0]
@@ -73,7 +75,7 @@ def panels(number: int, width: float, height: float) -> tuple[Any, list[Any]]:
 
 
 def colours(names: Sequence[str], table: Mapping[str, str]) -> dict[str, str]:
-    """A colour for each name, no two alike: its own, its family's (`sjf` for `sjf:skip=false`), or a spare one."""
+    """Return a different colour for each name: its own, that of `sjf` for `sjf:skip=false`, or a spare one."""
     chosen = {name: table[name] for name in names if name in table}
     spare = chain(SPARE, (_hue(number) for number in count()))
     for name in names:
@@ -86,13 +88,13 @@ def colours(names: Sequence[str], table: Mapping[str, str]) -> dict[str, str]:
 
 
 def _hue(number: int) -> str:
-    """One of endlessly many colours, each far from those just before."""
+    """Return one of an unlimited number of colours, each far from those just before."""
     red, green, blue = hls_to_rgb(number * 0.618 % 1.0, (0.35, 0.6)[number % 2], 0.6 + 0.4 / (1 + number // 20))
     return f"#{round(255 * red):02X}{round(255 * green):02X}{round(255 * blue):02X}"
 
 
 def jct_cdf(path: Path, jcts_s: Mapping[str, Sequence[float]], title: str = "") -> None:
-    """The share of jobs done within a time, one line per policy."""
+    """Draw the share of jobs done within a time, one line per policy."""
     figure, axes = _figure(6.4, 4.0)
     palette = colours(list(jcts_s), POLICY_COLOURS)
     for policy, times in jcts_s.items():
@@ -112,7 +114,7 @@ def jct_cdf(path: Path, jcts_s: Mapping[str, Sequence[float]], title: str = "") 
 
 
 def queue_by_model(path: Path, queue_s: Mapping[str, Mapping[str, float]]) -> None:
-    """Mean queuing time for each model, one bar per policy."""
+    """Draw the mean queuing time of each model, one bar per policy."""
     models = sorted({model for queues in queue_s.values() for model in queues})
     palette = colours(list(queue_s), POLICY_COLOURS)
     figure, axes = _figure(max(5.0, 1.1 * len(models) + 1.5), 3.8)
@@ -130,7 +132,7 @@ def queue_by_model(path: Path, queue_s: Mapping[str, Mapping[str, float]]) -> No
 
 
 def gantt(path: Path, segments: Sequence[Segment], model_of: Mapping[str, str], gpus: int, title: str) -> None:
-    """GPUs over time, coloured by model. Where jobs share a GPU its row is split between them."""
+    """Draw the jobs on each GPU over time, coloured by model. The row of a shared GPU is split between its jobs."""
     from matplotlib.collections import PolyCollection
     from matplotlib.patches import Patch
 
@@ -159,7 +161,7 @@ def gantt(path: Path, segments: Sequence[Segment], model_of: Mapping[str, str], 
 
 
 def _span(shown: Sequence[Segment], cut: bool) -> tuple[float, float]:
-    """Hours from the first start, or from 0 where that is near, to where the picture is complete."""
+    """Return the time axis in hours: from the first start, or from 0 if that is near, to the last complete bar."""
     if not shown:
         return 0.0, 1.0
     first, last = shown[0].start / 3600, shown[-1].start / 3600 if cut else max(s.end for s in shown) / 3600
@@ -167,7 +169,7 @@ def _span(shown: Sequence[Segment], cut: bool) -> tuple[float, float]:
 
 
 def mean_jct(path: Path, bars: Mapping[str, Mapping[str, tuple[float, float | None]]]) -> None:
-    """Mean completion time by case and policy: {case: {policy: (seconds, standard error)}}."""
+    """Draw the mean completion time by case and policy: {case: {policy: (seconds, standard error)}}."""
     policies = list(next(iter(bars.values())))
     palette = colours(policies, POLICY_COLOURS)
     figure, axes = _figure(max(5.0, 1.6 * len(bars) + 2.5), 3.8)

@@ -1,4 +1,4 @@
-"""Pictures of a profile: the fitted iteration times through their measured points, and the matrix of slow-downs.
+"""Pictures of a profile: fitted iteration times with the measured points, and the matrix of slow-downs.
 
 `carpool profiles show NAME --plots FOLDER` calls it. Matplotlib is imported on first use (extra `plots`).
 """
@@ -19,9 +19,9 @@ from carpool.report.plots import BLUE, GREY, ORANGE
 ONE_GPU = Placement(1, 1)
 COLUMNS = 3
 WORST = 3.0
-"""Slow-downs from here on have the same, darkest colour."""
-TITLE = 4.2
-"""So many inches has a matrix of few jobs, too, or its title would be cut off."""
+"""Slow-down from which on cells have the darkest colour."""
+MIN_WIDTH = 4.2
+"""Minimum width of a matrix in inches, so that its title is not cut off."""
 
 
 def _figure(width: float, height: float, rows: int, columns: int) -> tuple[Any, Any]:
@@ -34,7 +34,7 @@ def _figure(width: float, height: float, rows: int, columns: int) -> tuple[Any, 
 
 
 def solo_points(profile: Profile) -> dict[str, list[tuple[int, int, float]]]:
-    """(batch, accumulation, seconds) of every job that ran alone, by task, under the mechanism that its fit is for."""
+    """Return (batch, accumulation, seconds) of every job that ran alone, by task, under the mechanism of its fit."""
     found: dict[str, list[tuple[int, int, float]]] = {}
     for point in profile.points:
         if point.gpus == 1:
@@ -48,7 +48,7 @@ def solo_points(profile: Profile) -> dict[str, list[tuple[int, int, float]]]:
 
 
 def fits(path: Path, profile: Profile) -> None:
-    """For each task, a micro-step's time over its samples: measured points and the fitted line."""
+    """Draw the time of a micro-batch against its samples for each task: measured points and the fitted line."""
     points = solo_points(profile)
     rows = math.ceil(len(profile.tasks) / COLUMNS)
     figure, grid = _figure(9.0, 2.7 * rows, rows, min(COLUMNS, len(profile.tasks)))
@@ -58,9 +58,9 @@ def fits(path: Path, profile: Profile) -> None:
     for axes in cells[len(profile.tasks) :]:
         axes.set_visible(False)
     for axes in grid[:, 0]:
-        axes.set_ylabel("ms a micro-step")
+        axes.set_ylabel("ms per micro-batch")
     for axes in grid[-1]:
-        axes.set_xlabel("samples a micro-step")
+        axes.set_xlabel("samples per micro-batch")
     figure.savefig(path)
 
 
@@ -85,12 +85,12 @@ def _fit(axes: Any, name: str, task: TaskProfile, points: Sequence[tuple[int, in
 
 
 def slowdowns(path: Path, profile: Profile) -> None:
-    """One matrix for each mechanism: the row is slowed by the column."""
+    """Draw one matrix for each mechanism: the row is slowed down by the column."""
     found = {mechanism: matrix(profile, mechanism) for mechanism in profile.pair_mechanisms()}
-    side = max(TITLE, 1.8 + 0.42 * max(len(one.labels) for one in found.values()))
+    side = max(MIN_WIDTH, 1.8 + 0.42 * max(len(one.labels) for one in found.values()))
     figure, grid = _figure(side * len(found), side + 0.3, 1, len(found))
     for axes, (mechanism, one) in zip(grid.flat, found.items(), strict=True):
-        _matrix(axes, f"ξ under {mechanism}: row slowed by column", one)
+        _matrix(axes, f"ξ under {mechanism}: row slowed down by column", one)
     figure.savefig(path)
 
 

@@ -1,7 +1,7 @@
-"""The robustness study as tables and a picture: every policy against `sjf-bsbf`, paired by seed.
+"""The robustness study as tables and a picture: every policy compared with `sjf-bsbf`, paired by seed.
 
-A ratio is the geometric mean over seeds of one policy's mean completion time over that of the reference on the same
-jobs; its interval is two standard errors to either side (of the logarithms). Called by `carpool study`.
+A ratio is the geometric mean over seeds of a policy's mean completion time divided by that of the reference on the same
+jobs. Its interval is two standard errors of the logarithms to either side. `carpool study` calls this module.
 """
 
 from collections.abc import Sequence
@@ -19,36 +19,36 @@ from carpool.sim.study import OURS, REFERENCE, REPAIR, StudyRun
 from carpool.sim.sweep import mean
 
 TOLERANCE = 1.02
-"""A policy is worse than the reference where the lower end of the interval is above this."""
+"""Ratio above which the lower end of the interval must lie for a policy to count as worse than the reference."""
 SHOWN = {REPAIR: "repair", "carpool:suspend=true": "carpool, suspends"}
-"""Policies whose specification is too long for a column."""
+"""Short names of policies whose specification is too long for a column."""
 
 
 @dataclass(frozen=True, slots=True)
 class StudyRow:
-    """One policy in one cell, over all seeds. Times in hours."""
+    """One policy in one scenario, over all seeds. Times are in hours; `--json` and the CSV file use these names."""
 
     group: str
-    cell: str
+    scenario: str
     load: float
     policy: str
     seeds: int
     mean_jct_h: float
     mean_jct_error_h: float | None
-    p95_h: float
-    p99_h: float
-    large_h: float
+    p95_jct_h: float
+    p99_jct_h: float
+    large_jct_h: float
     makespan_h: float
-    worst_host: float
+    host_slowdown_max: float
     preemptions_per_job: float
     ratio: float
     ratio_low: float | None
     ratio_high: float | None
-    over_bound: float | None
+    mean_jct_over_bound: float | None
 
     @property
     def worse(self) -> bool:
-        """Than the reference, by more than the tolerance and more than chance."""
+        """Whether the policy is worse than the reference, by more than the tolerance and more than chance."""
         return self.ratio_low is not None and self.ratio_low > TOLERANCE
 
     def facts(self) -> dict[str, Any]:
@@ -56,15 +56,15 @@ class StudyRow:
 
 
 def digest(runs: Sequence[StudyRun]) -> list[StudyRow]:
-    """The runs, over seeds; cells and policies in the order in which they came."""
-    cells: dict[tuple[str, str, float], dict[str, dict[int, StudyRun]]] = {}
+    """Return a row for each scenario and policy, in the order of the runs."""
+    scenarios: dict[tuple[str, str, float], dict[str, dict[int, StudyRun]]] = {}
     for run in runs:
-        cells.setdefault((run.group, run.cell, run.load), {}).setdefault(run.policy, {})[run.seed] = run
+        scenarios.setdefault((run.group, run.scenario, run.load), {}).setdefault(run.policy, {})[run.seed] = run
     rows = []
-    for (group, cell, load), by_policy in cells.items():
+    for (group, scenario, load), by_policy in scenarios.items():
         reference = by_policy[REFERENCE]
         for policy, some in by_policy.items():
-            rows.append(_row((group, cell, load, policy), list(some.values()), reference))
+            rows.append(_row((group, scenario, load, policy), list(some.values()), reference))
     return rows
 
 
@@ -72,33 +72,33 @@ def _row(where: tuple[str, str, float, str], runs: Sequence[StudyRun], reference
     jct = mean([run.mean_jct_s / 3600 for run in runs])
     ratio = mean([log(run.mean_jct_s / reference[run.seed].mean_jct_s) for run in runs])
     bounds = [run.bound_s for run in runs if run.bound_s]
-    group, cell, load, policy = where
+    group, scenario, load, policy = where
     return StudyRow(
         group=group,
-        cell=cell,
+        scenario=scenario,
         load=load,
         policy=policy,
         seeds=len(runs),
         mean_jct_h=jct.value,
         mean_jct_error_h=jct.error,
-        p95_h=fmean(run.p95_jct_s for run in runs) / 3600,
-        p99_h=fmean(run.p99_jct_s for run in runs) / 3600,
-        large_h=fmean(run.large_jct_s for run in runs) / 3600,
+        p95_jct_h=fmean(run.p95_jct_s for run in runs) / 3600,
+        p99_jct_h=fmean(run.p99_jct_s for run in runs) / 3600,
+        large_jct_h=fmean(run.large_jct_s for run in runs) / 3600,
         makespan_h=fmean(run.makespan_s for run in runs) / 3600,
-        worst_host=max(run.worst_host for run in runs),
+        host_slowdown_max=max(run.host_slowdown_max for run in runs),
         preemptions_per_job=fmean(run.preemptions_per_job for run in runs),
         ratio=exp(ratio.value),
         ratio_low=None if ratio.error is None else exp(ratio.value - 2 * ratio.error),
         ratio_high=None if ratio.error is None else exp(ratio.value + 2 * ratio.error),
-        over_bound=jct.value * 3600 / fmean(bounds) if bounds else None,
+        mean_jct_over_bound=jct.value * 3600 / fmean(bounds) if bounds else None,
     )
 
 
-def by_cell(rows: Sequence[StudyRow]) -> dict[str, dict[tuple[str, float], list[StudyRow]]]:
-    """Rows by group, then by cell and load."""
+def by_scenario(rows: Sequence[StudyRow]) -> dict[str, dict[tuple[str, float], list[StudyRow]]]:
+    """Return the rows by group, then by scenario and load."""
     groups: dict[str, dict[tuple[str, float], list[StudyRow]]] = {}
     for row in rows:
-        groups.setdefault(row.group, {}).setdefault((row.cell, row.load), []).append(row)
+        groups.setdefault(row.group, {}).setdefault((row.scenario, row.load), []).append(row)
     return groups
 
 
@@ -115,25 +115,25 @@ def _ratio(row: StudyRow) -> str:
 
 
 def verdict(rows: Sequence[StudyRow]) -> str:
-    """Which of our own policies is worse than the reference in this cell."""
+    """Return which of Carpool's own policies are worse than the reference in this scenario, or "none"."""
     worse = [_name(row.policy) for row in rows if row.policy in OURS and row.worse]
     return ", ".join(worse) or "none"
 
 
 def study_tables(rows: Sequence[StudyRow]) -> None:
-    """For the terminal: one line a cell, one column a policy."""
+    """Print one table per group: one line per scenario, one column per policy."""
     console = new_console()
-    for group, of_cell in by_cell(rows).items():
-        policies = [row.policy for row in next(iter(of_cell.values()))]
+    for group, of_scenario in by_scenario(rows).items():
+        policies = [row.policy for row in next(iter(of_scenario.values()))]
         lead = [p for p in (REFERENCE, REPAIR, *OURS) if p in policies]
         shown = (lead + [p for p in policies if p not in lead])[:5]
         table = new_table(group, "load", *(_name(policy) for policy in shown), "worse")
-        for (cell, load), some in of_cell.items():
+        for (scenario, load), some in of_scenario.items():
             of_policy = {row.policy: row for row in some}
-            table.add_row(cell, f"{load:g}", *(_ratio(of_policy[policy]) for policy in shown), verdict(some))
+            table.add_row(scenario, f"{load:g}", *(_ratio(of_policy[policy]) for policy in shown), verdict(some))
         console.print(table)
         console.print()
-    worse = [f"{row.cell} at load {row.load:g} ({_name(row.policy)})" for row in rows if _ours_worse(row)]
+    worse = [f"{row.scenario} at load {row.load:g} ({_name(row.policy)})" for row in rows if _ours_worse(row)]
     console.print(f"worse than {REFERENCE} by more than {TOLERANCE - 1:.0%}: {'; '.join(worse) or 'nowhere'}")
 
 
@@ -147,7 +147,7 @@ def _ours_worse(row: StudyRow) -> bool:
 def write_study(folder: Path, rows: Sequence[StudyRow]) -> None:
     """Write the rows, two summaries of them and, if matplotlib is installed, a picture into `folder`.
 
-    `robustness.csv` holds every row, `robustness_groups.csv` one line per group of cells, and
+    `robustness.csv` holds every row, `robustness_groups.csv` one line per group of scenarios, and
     `robustness_jobs_per_gpu.csv` what more jobs per GPU change. The documentation reads its tables from these files.
     """
     names = [field.name for field in fields(StudyRow)]
@@ -158,39 +158,47 @@ def write_study(folder: Path, rows: Sequence[StudyRow]) -> None:
         picture(folder / "robustness.png", rows)
 
 
-GROUP_COLUMNS = ("group", "policy", "cells", "ratio", "largest ratio", "cell of the largest", "cells where worse")
+GROUP_COLUMNS = (
+    "group",
+    "policy",
+    "scenarios",
+    "ratio",
+    "largest ratio",
+    "scenario of the largest",
+    "scenarios where worse",
+)
 JOBS_PER_GPU_COLUMNS = ("interference", "load", "policy", "jobs per GPU", "mean JCT over that with two")
 
 
 def group_rows(rows: Sequence[StudyRow]) -> list[list[str]]:
-    """Summarise each of our policies by group of cells, and over all cells.
+    """Summarise each of our policies by group of scenarios, and over all scenarios.
 
-    The ratio of a group is the geometric mean of the ratios of its cells.
+    The ratio of a group is the geometric mean of the ratios of its scenarios.
     """
     lines = []
-    for group in (*by_cell(rows), "all"):
+    for group in (*by_scenario(rows), "all"):
         for policy in (REPAIR, *OURS):
             own = [row for row in rows if row.policy == policy and group in (row.group, "all")]
             if not own:
                 continue
             ratio = exp(fmean(log(row.ratio) for row in own))
             largest = max(own, key=lambda row: row.ratio)
-            cell = f"{largest.cell}, load {largest.load:g}"
+            scenario = f"{largest.scenario}, load {largest.load:g}"
             worse = sum(row.worse for row in own)
             lines.append(
-                [group, _name(policy), str(len(own)), f"{ratio:.3f}", f"{largest.ratio:.3f}", cell, str(worse)]
+                [group, _name(policy), str(len(own)), f"{ratio:.3f}", f"{largest.ratio:.3f}", scenario, str(worse)]
             )
     return lines
 
 
 def jobs_per_gpu_rows(rows: Sequence[StudyRow]) -> list[list[str]]:
     """Compare each policy's mean completion time at C jobs per GPU with its own at C = 2."""
-    base = {("gavel" if row.cell == "base" else row.cell, row.load, row.policy): row for row in rows}
+    base = {("gavel" if row.scenario == "base" else row.scenario, row.load, row.policy): row for row in rows}
     lines = []
     for row in rows:
-        table, comma, limit = row.cell.partition(", C = ")
-        if not comma and row.cell.startswith("C = "):
-            table, limit = "gavel", row.cell.removeprefix("C = ")
+        table, comma, limit = row.scenario.partition(", C = ")
+        if not comma and row.scenario.startswith("C = "):
+            table, limit = "gavel", row.scenario.removeprefix("C = ")
         two = base.get((table, row.load, row.policy))
         if limit and two is not None and row.policy in (REFERENCE, *OURS):
             ratio = f"{row.mean_jct_h / two.mean_jct_h:.3f}"
@@ -199,15 +207,15 @@ def jobs_per_gpu_rows(rows: Sequence[StudyRow]) -> list[list[str]]:
 
 
 def picture(path: Path, rows: Sequence[StudyRow]) -> None:
-    """Every cell as a dot with its interval, one panel a load, one colour a policy."""
+    """Draw every scenario as a dot with its interval, one panel per load, one colour per policy."""
     loads = [load for load in (1.0, 2.0) if any(row.load == load for row in rows)] or [rows[0].load]
     policies = [p for p in (REPAIR, *OURS) if any(row.policy == p for row in rows)]
-    names = list(dict.fromkeys((row.group, row.cell) for row in rows if row.load in loads))
+    names = list(dict.fromkeys((row.group, row.scenario) for row in rows if row.load in loads))
     palette = dict(zip((REPAIR, *OURS), (plots.GREY, plots.BLUE, plots.ORANGE), strict=True))
     figure, panels = plots.panels(len(loads), 4.6 * len(loads) + 2.4, 0.235 * len(names) + 1.4)
     for axes, load in zip(panels, loads, strict=True):
         for shift, policy in enumerate(policies):
-            own = {(row.group, row.cell): row for row in rows if row.load == load and row.policy == policy}
+            own = {(row.group, row.scenario): row for row in rows if row.load == load and row.policy == policy}
             places = [at for at, name in enumerate(names) if name in own]
             some = [own[names[at]] for at in places]
             spread = [[row.ratio - (row.ratio_low or row.ratio) for row in some]]
@@ -227,7 +235,7 @@ def picture(path: Path, rows: Sequence[StudyRow]) -> None:
         axes.set_title(f"load {load:g}", fontsize=10)
         axes.set_xlabel(f"mean completion time ÷ {REFERENCE}")
         axes.grid(axis="x", alpha=0.3)
-    panels[0].set_yticks(range(len(names)), [cell for _, cell in names], fontsize=8)
+    panels[0].set_yticks(range(len(names)), [scenario for _, scenario in names], fontsize=8)
     panels[0].set_ylim(len(names) - 0.5, -0.5)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, frameon=False, ncols=len(policies), loc="outside upper center")

@@ -1,4 +1,4 @@
-"""Tables for people, in the terminal. Rich is imported when a table is printed."""
+"""Tables in the terminal, and the JSON of a comparison. Rich is imported when a table is printed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -16,11 +16,11 @@ Value = Callable[[Summary], float]
 Bounds = Mapping[tuple[str, str], "Bound"]
 """Lower bounds by case and seed."""
 NARROW = 126
-"""Below this width a comparison leaves out its less important columns."""
+"""Width in characters below which a comparison leaves out its less important columns."""
 
 
 class TimeUnit(NamedTuple):
-    """What times are shown in."""
+    """A unit in which times are shown."""
 
     name: str
     seconds: float
@@ -34,11 +34,12 @@ HOURS, SECONDS = TimeUnit("hours", 3600.0), TimeUnit("seconds", 1.0)
 
 
 def unit_for(mean_s: float) -> TimeUnit:
-    """The unit in which such a time reads well."""
+    """Return the unit in which a table with this mean is easy to read."""
     return SECONDS if mean_s < 360.0 else HOURS
 
 
 def new_table(*columns: str) -> Any:
+    """Return an empty table; the first column is aligned to the left, the others to the right."""
     from rich import box
     from rich.table import Table
 
@@ -56,12 +57,13 @@ def _print(console: Any, title: str, table: Any) -> None:
 
 
 def describe(setup: Setup) -> str:
+    """Describe the simulated world in one line."""
     belief = "" if setup.belief is None else f" (believed {setup.belief})"
     share = f"up to {setup.jobs_per_gpu} jobs per GPU" if setup.jobs_per_gpu > 1 else "no sharing"
     parts = [f"{setup.cluster} GPUs", f"profile {setup.profile}", f"ξ {setup.truth}{belief}", share]
-    parts += [f"durations misjudged by σ {setup.duration_error:g}"] if setup.duration_error else []
-    parts += [f"slow-downs misjudged by σ {setup.interference_error:g}"] if setup.interference_error else []
-    parts += [f"reports off by σ {setup.report_error:g}"] if setup.report_error else []
+    parts += [f"error of durations σ {setup.duration_error:g}"] if setup.duration_error else []
+    parts += [f"error of slow-downs σ {setup.interference_error:g}"] if setup.interference_error else []
+    parts += [f"error of reports σ {setup.report_error:g}"] if setup.report_error else []
     parts += ["placement ignored"] if setup.ignore_placement else []
     parts += [] if setup.memory_limit else ["no memory limit"]
     parts += [f"launch {setup.costs.launch_s:g} s"] if setup.costs.launch_s else []
@@ -70,7 +72,7 @@ def describe(setup: Setup) -> str:
 
 
 def run_tables(summary: Summary, setup: Setup) -> None:
-    """One simulation."""
+    """Print the metrics of one simulation."""
     unit = unit_for(summary.mean_jct_s)
     table = new_table(unit.name, "jobs", "mean JCT", "p50", "p95", "p99", "queue", "makespan")
     parts: list[tuple[str, Summary | SubsetSummary]] = [
@@ -84,17 +86,17 @@ def run_tables(summary: Summary, setup: Setup) -> None:
         table.add_row(name, str(part.jobs), *(unit.show(time) if part.jobs else "-" for time in times))
     console = new_console()
     _print(console, f"{summary.policy} on {summary.workload}", table)
-    slowdowns = f"{summary.host_slowdown_mean:.2f} times as long as alone (worst {summary.host_slowdown_max:.2f})"
+    slowdowns = f"{summary.host_slowdown_mean:.2f}× as long as alone (worst {summary.host_slowdown_max:.2f}×)"
     console.print(
         f"GPU utilisation {summary.gpu_utilisation:.0%}, {summary.shares} shares, {summary.preemptions} preemptions"
         + (f"\nthe {summary.hosts} jobs that others joined took {slowdowns}" if summary.hosts else "")
-        + f"\n{summary.decisions} decisions, mean {summary.decision_mean_s * 1e3:.3f} ms, "
-        f"p99 {summary.decision_p99_s * 1e3:.3f} ms; {summary.cpu_s:.2f} CPU s\n{describe(setup)}"
+        + f"\n{summary.decisions} decisions, CPU time of one: mean {summary.decision_mean_cpu_s * 1e3:.3f} ms, "
+        f"p99 {summary.decision_p99_cpu_s * 1e3:.3f} ms; whole run {summary.cpu_s:.2f} CPU s\n{describe(setup)}"
     )
 
 
 def by_case(outcomes: Sequence[CaseResult]) -> dict[str, dict[str, list[CaseResult]]]:
-    """Outcomes by case and policy; the seeds are what remains."""
+    """Return the results by case and policy, one for each seed."""
     cases: dict[str, dict[str, list[CaseResult]]] = {}
     for outcome in outcomes:
         cases.setdefault(outcome.case, {}).setdefault(outcome.policy, []).append(outcome)
@@ -102,7 +104,7 @@ def by_case(outcomes: Sequence[CaseResult]) -> dict[str, dict[str, list[CaseResu
 
 
 def comparison_tables(outcomes: Sequence[CaseResult], setup: Setup, bounds: Bounds | None = None) -> None:
-    """Policies side by side, one table per case; with lower bounds, each as a multiple of them."""
+    """Print policies side by side, one table per case; with lower bounds, also as multiples of them."""
     console = new_console()
     columns = [column for column in COLUMNS if column.important or console.width >= NARROW]
     for case, of_policy in by_case(outcomes).items():
@@ -127,24 +129,24 @@ def comparison_tables(outcomes: Sequence[CaseResult], setup: Setup, bounds: Boun
 
 
 def _mean_bound(case: str, bounds: Bounds | None) -> float | None:
-    """Of all seeds of a case."""
+    """Return the mean lower bound over all seeds of a case."""
     own = [bound.sharing_s for (label, _), bound in (bounds or {}).items() if label == case]
     return mean(own).value if own else None
 
 
 def _short(policy: str) -> str:
-    """A policy from a file without its path."""
+    """Return a policy's name; for a policy from a file, without the path."""
     name, _, rest = policy.partition(":")
     return rest if name.endswith(".py") else policy
 
 
 class Column(NamedTuple):
-    """A column of a comparison: an average over seeds."""
+    """A column of a comparison: a mean over seeds."""
 
     title: str
     value: Value
     show: Callable[[float], str] | None = None
-    """None: it is a time."""
+    """Format of the value; None for a time."""
     important: bool = True
 
 
@@ -171,7 +173,7 @@ def _jct_cells(jct: Mean, best: float, unit: TimeUnit) -> list[Any]:
 
 
 def comparison_json(outcomes: Sequence[CaseResult], bounds: Bounds | None = None) -> dict[str, Any]:
-    """Every run, and the means over seeds, where known with the lower bound."""
+    """Return every run and the means over seeds, with lower bounds if they are given."""
     means = []
     for case, of_policy in by_case(outcomes).items():
         for policy, some in of_policy.items():
@@ -195,7 +197,7 @@ def comparison_json(outcomes: Sequence[CaseResult], bounds: Bounds | None = None
 
 
 def bound_table(bounds: Bounds, setup: Setup) -> None:
-    """Lower bounds by case, means over seeds."""
+    """Print the lower bounds by case, as means over seeds."""
     cases = list(dict.fromkeys(case for case, _ in bounds))
     unit = unit_for(mean([bound.alone_s for bound in bounds.values()]).value)
     table = new_table(unit.name, "seeds", "jobs", "alone", "bound with sharing", "exclusive bound")
@@ -205,20 +207,21 @@ def bound_table(bounds: Bounds, setup: Setup) -> None:
         jobs = f"{mean([b.jobs for b in some]).value:.0f}"
         table.add_row(case, str(len(some)), jobs, *(unit.show(mean(values).value) for values in times))
     console = new_console()
-    _print(console, "No schedule has a smaller mean completion time than", table)
-    console.print(f"{describe(setup)}; alone: the mean if every job had the cluster to itself")
+    _print(console, "Lower bounds on the mean completion time of any schedule", table)
+    console.print(f"{describe(setup)}; alone: mean run time if every job had the cluster to itself")
 
 
 def workload_tables(facts: dict[str, Any]) -> None:
-    table = new_table("model", "jobs", "share", "mean run h")
+    """Print what is in a workload: models, gangs and load."""
+    table = new_table("model", "jobs", "share", "mean run time, h")
     for model, part in facts["models"].items():
         table.add_row(model, str(part["jobs"]), f"{part['jobs'] / facts['jobs']:.1%}", HOURS.show(part["mean_run_s"]))
     table.add_section()
     table.add_row("all", str(facts["jobs"]), "100.0%", HOURS.show(facts["mean_run_s"]))
-    gangs = new_table("GPUs of a job", "jobs", "share")
+    gangs = new_table("GPUs per job", "jobs", "share")
     for gpus, jobs in facts["gangs"].items():
         gangs.add_row(str(gpus), str(jobs), f"{jobs / facts['jobs']:.1%}")
-    load = "" if facts["load"] is None else f", {facts['load']:.2f} times what {facts['load_of_gpus']} GPUs can do"
+    load = "" if facts["load"] is None else f", {facts['load']:.2f}× the capacity of {facts['load_of_gpus']} GPUs"
     console = new_console()
     _print(console, facts["workload"], table)
     console.print(gangs)

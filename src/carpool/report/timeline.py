@@ -1,4 +1,4 @@
-"""Who was on which GPU when, read from a run's events: the stuff of Gantt charts."""
+"""The jobs on each GPU over time, computed from a run's events; Gantt charts are drawn from it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from carpool.core.model import GpuId, JobId, NodeId
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of time in which the set of jobs on one GPU did not change."""
+    """A period in which the set of jobs on one GPU did not change."""
 
     gpu: GpuId
     start: float
@@ -18,13 +18,13 @@ class Segment:
 
 
 def segments(events: Iterable[ev.Event]) -> list[Segment]:
-    """All stretches of time in which a GPU held somebody."""
+    """Return all periods in which a GPU held at least one job, sorted by start and GPU."""
     account = _Occupancy()
     for event in events:
         if isinstance(event, ev.Planned):
             account.move(event.at, {d.job: d.allocation.gpus if d.allocation else () for d in event.decisions})
         elif isinstance(event, ev.Finished | ev.Failed | ev.Stopped):
-            if event.attempt == account.attempts.get(event.job):  # or it speaks of an earlier launch
+            if event.attempt == account.attempts.get(event.job):  # a message about an earlier attempt changes nothing
                 account.move(event.at, {event.job: ()})
         elif isinstance(event, ev.NodeJoined):
             account.nodes[event.node.id] = event.node.gpus
@@ -35,7 +35,7 @@ def segments(events: Iterable[ev.Event]) -> list[Segment]:
 
 
 class _Occupancy:
-    """Who is where now, and the stretches that are over."""
+    """The GPUs of each job now, and the periods that have ended."""
 
     def __init__(self) -> None:
         self.found: list[Segment] = []
@@ -46,7 +46,7 @@ class _Occupancy:
         self._since: dict[GpuId, float] = {}
 
     def move(self, at: float, places: Mapping[JobId, tuple[GpuId, ...]]) -> None:
-        """All releases, then all claims. Where a job stays on a GPU, nothing changes there."""
+        """Apply all releases, then all claims. A job that stays on a GPU starts no new period there."""
         touched: dict[GpuId, list[JobId]] = {}
         for job, gpus in places.items():
             held = self.where.pop(job, ())

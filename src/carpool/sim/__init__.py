@@ -1,4 +1,4 @@
-"""The simulator. `simulate(workload, policy, setup)` runs jobs; `read` and `philly_like` make workloads."""
+"""The simulator. `simulate(workload, policy, setup)` runs jobs; `read` and `philly_like` return workloads."""
 
 from carpool.sim.engine import Costs
 from carpool.sim.generate import philly_like

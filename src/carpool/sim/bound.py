@@ -1,9 +1,8 @@
 """A lower bound on the mean completion time of any schedule, preemptive or not (proof: docs/explanation/bounds.md).
 
-GPU time gets a price that changes over time, and every job looks for the cheapest way to finish. Whatever the prices
-are, what all jobs pay at best, less what the GPUs can earn at most, is a lower bound. A linear program, solved by
-SciPy's HiGHS, finds good prices; the bound itself does not depend on how well it does. `carpool bound` and
-`carpool compare --bound` call `lower_bound`.
+GPU time gets a price that changes over time, and every job chooses the cheapest way to finish. For any prices, the
+least that all jobs pay minus the most that the GPUs earn is a lower bound. A linear program, solved by SciPy's HiGHS,
+finds good prices; the bound is valid for all prices. `carpool bound` and `carpool compare --bound` call `lower_bound`.
 """
 
 from dataclasses import dataclass, replace
@@ -26,41 +25,42 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 MOST_JOBS = 20_000
 INTERVALS = (30, 240)
-"""Of time, each with prices of its own: the fewest and the most. More of them gain little."""
+"""Smallest and largest number of time intervals, each with its own prices. More intervals gain little."""
 ROUNDS = 12
-"""Of adding mixes to the program that its prices speak for."""
+"""Number of rounds in which mixes that would earn more are added to the program."""
 ADDED = 4
-"""Mixes added for each interval in a round."""
+"""Number of mixes added for each interval in a round."""
 ROUNDING = 1.0 - 1e-9
+"""Factor that keeps a bound below the exact value in spite of rounding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """No schedule of this workload on this cluster has a smaller mean completion time, in seconds."""
+    """Lower bounds on the mean completion time of any schedule of a workload on a cluster, in seconds."""
 
     sharing_s: float
-    """With up to `jobs_per_gpu` jobs on a GPU."""
+    """Bound for schedules with up to `jobs_per_gpu` jobs on a GPU."""
     exclusive_s: float
-    """With one."""
+    """Bound for schedules with one job on a GPU."""
     alone_s: float
-    """The mean of what every job needs alone on an empty cluster."""
+    """Mean run time of the jobs, each alone on an empty cluster."""
     jobs: int
     jobs_per_gpu: int
 
 
 @dataclass(frozen=True)
 class BoundProblem:
-    """Jobs in numbers. Times count from the first moment at which a job can run."""
+    """A workload as arrays. Times count from the first submission."""
 
     release: Array
     need: Array
-    """Seconds alone at full speed."""
+    """Run time of each job alone at full speed, in seconds."""
     gpus: Array
-    group: Indices
+    job_class: Indices
     cluster: int
     mixes: Mixes
     edges: Array
-    """The ends of the intervals, the first beginning included."""
+    """Boundaries of the time intervals, from the start of the first to the end of the last."""
 
     @property
     def lengths(self) -> Array:
@@ -68,7 +68,7 @@ class BoundProblem:
 
 
 def lower_bound(workload: Workload, setup: Setup) -> Bound:
-    """The bounds for this world as it is; what policies believe, and what starting and stopping cost, is left aside."""
+    """Compute the bounds for a workload in a world. Beliefs and the costs of stopping do not matter for them."""
     if len(workload.jobs) > MOST_JOBS:
         raise InputError(f"bound: {workload.source} has more than {MOST_JOBS:,} jobs; give a smaller workload")
     alone = _problem(workload, replace(setup, jobs_per_gpu=1))
@@ -76,7 +76,7 @@ def lower_bound(workload: Workload, setup: Setup) -> Bound:
     sharing = exclusive
     if setup.jobs_per_gpu > 1:
         sharing = _best_bound(_problem(workload, setup))
-        exclusive = max(exclusive, sharing)  # an exclusive schedule is one that could share and does not
+        exclusive = max(exclusive, sharing)  # exclusive schedules are among those that may share
     least, delay = float(alone.need.mean()), setup.costs.launch_s
     return Bound(sharing + delay, exclusive + delay, least + delay, len(workload.jobs), setup.jobs_per_gpu)
 
@@ -101,12 +101,12 @@ def _problem(workload: Workload, setup: Setup) -> BoundProblem:
 
 
 def _grid(release: Array, need: Array, gpus: Array, cluster: int) -> Array:
-    """Even intervals while jobs arrive, then ever longer ones until all would be done even one after the other."""
+    """Return the interval boundaries: even while jobs arrive, then ever longer until even a serial schedule is done."""
     number = int(np.clip(2600 / np.sqrt(len(release)), *INTERVALS))
     last, tail = float(release.max()), float((gpus * need).sum() / cluster + need.max())
     even = number // 2 if last > 0.0 else 0
     step = last / even if even else tail / (20 * number)
-    step = min(step, tail / (number - even))  # so that the rest do not shrink
+    step = min(step, tail / (number - even))  # so that the later intervals do not shrink
     low, high = 1.0 + 1e-9, 10.0
     for _ in range(60):
         ratio = (low + high) / 2
@@ -117,8 +117,11 @@ def _grid(release: Array, need: Array, gpus: Array, cluster: int) -> Array:
 
 
 def one_machine(problem: BoundProblem) -> float:
-    """The mean completion time if the cluster were one machine that gives all its speed to the job with the least work
-    left: the best that such a machine can do, and no cluster does better. Exact on one GPU without sharing."""
+    """Return the mean completion time on one machine that has the speed of the whole cluster.
+
+    It gives all its speed to the job with the least work left, which is optimal for it, and no cluster does better.
+    On one GPU without sharing the value is exact.
+    """
     speed = problem.cluster * float(_speeds(problem.mixes).sum(axis=1).max())
     arrivals = sorted(zip(problem.release, problem.gpus * problem.need / speed, strict=True))
     total = now = 0.0
@@ -139,12 +142,15 @@ def one_machine(problem: BoundProblem) -> float:
 
 
 def _good_prices(problem: BoundProblem) -> Array:
-    """A price of work for each class and interval: the duals of a program in which work is a fluid and a job's end is
-    its mean busy time plus half its length. Mixes join the program while its prices say that they would earn more."""
+    """Return a price of work for each class and interval.
+
+    The prices are the duals of a program in which work is a fluid and a job ends at its mean busy time plus half its
+    length. Mixes are added to the program as long as its prices say that they would earn more.
+    """
     classes, number = problem.mixes.classes, len(problem.lengths)
     speeds = _speeds(problem.mixes)
     chosen = np.zeros((len(speeds), number), dtype=bool)
-    chosen[:classes] = True  # everybody alone
+    chosen[:classes] = True  # one job alone, for each class
     prices = np.zeros((classes, number))
     for _ in range(ROUNDS):
         prices, rent = _program(problem, speeds, chosen)
@@ -160,16 +166,16 @@ def _good_prices(problem: BoundProblem) -> Array:
 
 
 def _speeds(mixes: Mixes) -> Array:
-    """The work that a mix does for each class in a second."""
+    """Return the work that each mix does for each class in a second."""
     speeds = np.zeros((len(mixes.mixes), mixes.classes))
     for number, seats in enumerate(mixes.mixes):
         for seat in seats:
-            speeds[number, seat.group] += seat.speed * seat.count
+            speeds[number, seat.job_class] += seat.speed * seat.count
     return speeds
 
 
 def _program(problem: BoundProblem, speeds: Array, chosen: np.ndarray[Any, np.dtype[np.bool_]]) -> tuple[Array, Array]:
-    """The prices of work by class and interval, and the rent of a GPU by interval."""
+    """Solve the linear program; return the prices of work by class and interval, and the rent of a GPU by interval."""
     edges, lengths = problem.edges, problem.lengths
     number, classes = len(lengths), speeds.shape[1]
     begin = np.maximum(edges[:-1], problem.release[:, None])
@@ -180,7 +186,7 @@ def _program(problem: BoundProblem, speeds: Array, chosen: np.ndarray[Any, np.dt
     mix, when = np.nonzero(chosen)
     works, rents = len(job), len(mix)
     seat_mix, seat_class = np.nonzero(speeds[mix])
-    rows = [problem.group[job] * number + interval, seat_class * number + when[seat_mix], classes * number + when]
+    rows = [problem.job_class[job] * number + interval, seat_class * number + when[seat_mix], classes * number + when]
     columns = [np.arange(works), works + seat_mix, works + np.arange(rents)]
     values = [problem.gpus[job], -speeds[mix[seat_mix], seat_class], np.ones(rents)]
     shape = ((classes + 1) * number, works + rents)
@@ -207,8 +213,10 @@ def _program(problem: BoundProblem, speeds: Array, chosen: np.ndarray[Any, np.dt
 
 @dataclass(frozen=True)
 class Tariff:
-    """What work costs jobs of one class: per interval a few steps, each with the speed it adds and its price per work;
-    cheapest first over all intervals."""
+    """Prices of work for one class. Each step has an interval, the speed that it adds, and a price per work.
+
+    Steps of all intervals are sorted by price, cheapest first.
+    """
 
     interval: Indices
     speed: Array
@@ -216,44 +224,48 @@ class Tariff:
 
 
 def bound_at(problem: BoundProblem, prices: Array) -> float:
-    """The lower bound that follows from these prices of work, whatever they are, as long as none is negative."""
+    """Return the lower bound that follows from prices of work. It is valid for any prices that are not negative."""
     seats, rent = seat_prices(problem.mixes, prices)
     earned = problem.cluster * float((problem.lengths * rent).sum())
-    # after the last interval everything is free
+    # after the last interval work costs nothing
     edges = np.append(problem.edges, problem.edges[-1] + problem.need.max())
     tariffs = []
-    for group in range(problem.mixes.classes):
-        speed, price = seats[group]
+    for job_class in range(problem.mixes.classes):
+        speed, price = seats[job_class]
         tariffs.append(tariff(speed, np.column_stack([price, np.zeros(len(price))])))
     paid = 0.0
-    for release, need, gpus, group in zip(problem.release, problem.need, problem.gpus, problem.group, strict=True):
-        paid += cheapest_end(tariffs[group], edges, float(release), float(need), float(gpus)) - release
+    for release, need, gpus, job_class in zip(
+        problem.release, problem.need, problem.gpus, problem.job_class, strict=True
+    ):
+        paid += cheapest_end(tariffs[job_class], edges, float(release), float(need), float(gpus)) - release
     return float(paid - earned) / len(problem.need) * ROUNDING
 
 
 def seat_prices(mixes: Mixes, prices: Array) -> tuple[list[tuple[Array, Array]], Array]:
-    """For each class the speeds of its seats and their prices by interval; and the rent of a GPU by interval.
+    """Return for each class the speeds and prices of its seats by interval, and the rent of a GPU by interval.
 
-    A seat costs what its work is worth. A mix whose seats together earn less than the best mix can ask more, until it
-    earns as much: that costs the bound nothing and can only raise what jobs pay.
+    A seat costs what its work is worth. If the seats of a mix earn less than the best mix, their prices are raised
+    until they earn as much: the rent stays the same, and jobs pay at least as much.
     """
     speeds = _speeds(mixes)
     rent = (speeds @ prices).max(axis=0)
-    prices = np.maximum(prices, rent * 1e-9)  # so that every mix earns something that can be raised
+    prices = np.maximum(prices, rent * 1e-9)  # so that no mix earns zero, which cannot be raised by a factor
     worth = speeds @ prices
     rent = worth.max(axis=0)
     raised = np.divide(rent, worth, out=np.ones_like(worth), where=worth > 0.0)
     by_class: list[tuple[list[float], list[Array]]] = [([], []) for _ in range(mixes.classes)]
     for number, seats in enumerate(mixes.mixes):
         for seat in seats:
-            by_class[seat.group][0].append(seat.speed)
-            by_class[seat.group][1].append(seat.speed * prices[seat.group] * raised[number])
+            by_class[seat.job_class][0].append(seat.speed)
+            by_class[seat.job_class][1].append(seat.speed * prices[seat.job_class] * raised[number])
     return [(np.array(speed), np.array(price)) for speed, price in by_class], rent
 
 
 def tariff(speed: Array, price: Array) -> Tariff:
-    """The lower hull of what speeds cost, interval by interval: nobody pays more for a speed than by switching between
-    a cheaper, slower and a dearer, faster seat."""
+    """Return the lower hull of the cost of speeds, interval by interval.
+
+    A job never pays more for a speed than by switching between a cheaper, slower seat and a dearer, faster one.
+    """
     number = price.shape[1]
     at_speed, at_price = np.zeros(number), np.zeros(number)
     steps: list[tuple[Indices, Array, Array]] = []
@@ -265,7 +277,7 @@ def tariff(speed: Array, price: Array) -> Tariff:
         open_ = np.flatnonzero(np.isfinite(least))
         if not len(open_):
             break
-        # the fastest of those that lie on the hull's next edge
+        # the fastest seat on the next edge of the hull
         on_edge = np.where(slope <= least * (1.0 + 1e-12), speed[:, None], -1.0).argmax(axis=0)[open_]
         steps.append((open_, speed[on_edge] - at_speed[open_], least[open_]))
         at_speed[open_] = speed[on_edge]
@@ -276,10 +288,10 @@ def tariff(speed: Array, price: Array) -> Tariff:
 
 
 def cheapest_end(costs: Tariff, edges: Array, release: float, need: float, gpus: float) -> float:
-    """The least sum of a job's end and what its gang pays, over all ends and all ways to do the work before.
+    """Return the least sum of a job's end and its gang's cost, over all ends and all ways to do the work before.
 
-    Between two edges the cost is convex in the end, so it lies above its tangents at both; where they meet is no more
-    than the least cost.
+    Between two boundaries the cost is convex in the end, so it lies above its tangents at both. Their intersection is
+    therefore at most the least cost.
     """
     first = int(np.searchsorted(edges, release + need, side="right")) - 1
     ends = np.concatenate([[release + need], edges[first + 1 :]])

@@ -1,8 +1,9 @@
 """The simulated world: an event heap and a virtual clock that drive `Scheduler.step`.
 
-Time jumps from event to event; nothing is rounded to a step. What really happens follows the true performance model,
-what the policy sees follows the believed one. The world is itself a `State` under the truth: where belief and truth are
-the same model it is the scheduler's own state, and otherwise a second one that sees the same events.
+Time jumps from event to event and is never rounded. What happens follows the true performance model, and what the
+policy sees follows the believed one. The world is itself a `State` under the true model. Where belief and truth are the
+same model, it is the scheduler's own state; otherwise it is a second state that receives the same events.
+`sim.run.simulate` and the live service's forecast build an engine.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +21,7 @@ from carpool.core.scheduler import Policy, Scheduler
 from carpool.core.state import State
 
 MOST_IDLE_CALLS = 100_000
-"""A policy that was woken so often in a row, with nothing happening and nobody running, will start nothing any more."""
+"""Number of idle wake-ups in a row (no event, no job running) after which a policy is taken to start nothing more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +32,12 @@ class Costs:
     stop_s: float = 0.0
 
     def launch(self, job: Job) -> float:
-        """The same for every job, unless somebody knows better."""
+        """Seconds to launch this job: the same for all jobs, unless a subclass knows better."""
         return self.launch_s
 
 
 class CannotFinish(ValueError):
-    """A job that could never run on the cluster, or that a policy never lets run."""
+    """A job that can never run on the cluster, or that the policy never lets run."""
 
     def __init__(self, job: JobId | None, problem: str) -> None:
         super().__init__(problem)
@@ -44,6 +45,8 @@ class CannotFinish(ValueError):
 
 
 class Engine:
+    """One simulation: construct it with jobs, nodes, a policy and its models, then call `run`."""
+
     def __init__(
         self,
         jobs: Iterable[Job],
@@ -66,8 +69,8 @@ class Engine:
         self._report_error, seed = report_error
         self._random = Random(f"{seed} reports")
         self.log = log
-        self.decision_s: list[float] = []
-        """Wall seconds of every step in which the policy was asked."""
+        self.decision_cpu_s: list[float] = []
+        """CPU seconds of every step in which the policy was asked."""
         self._heap: list[tuple[float, int, ev.Event | JobRecord | None, int]] = []
         self._pushes = 0
         self._wake_at: float | None = None
@@ -75,10 +78,10 @@ class Engine:
         self._empty_at: dict[GpuId, float] = {}  # when the workers of a preempted job are gone
         self._idle_calls = 0
         self._deliver(0.0, [ev.NodeJoined(0.0, node) for node in nodes])
-        self._refuse_the_impossible()
+        self._refuse_unrunnable_jobs()
 
     def run(self) -> State:
-        """Play everything to the end; the returned state tells each job's story."""
+        """Simulate until all jobs have ended, and return the world's state with each job's record."""
         arrivals, heap = self._arrivals, self._heap
         following, number = 0, len(arrivals)
         while following < number or (heap and self.world.jobs):
@@ -100,7 +103,7 @@ class Engine:
             raise CannotFinish(None, f"the policy left {len(self.world.jobs)} jobs waiting for ever ({names}, …)")
         return self.world
 
-    def _refuse_the_impossible(self) -> None:
+    def _refuse_unrunnable_jobs(self) -> None:
         if self._arrivals and self._arrivals[0].submitted < 0.0:
             raise CannotFinish(self._arrivals[0].id, "submitted: lies before time 0")
         looked_at = set()
@@ -113,17 +116,17 @@ class Engine:
                     raise CannotFinish(job.id, refusal)
 
     def _pop(self, now: float, batch: list[ev.Event]) -> bool:
-        """Take all that happens at this instant from the heap; tell whether the policy asked to be woken now."""
+        """Move what happens now from the heap to `batch`; return whether the policy asked to be woken now."""
         heap = self._heap
         wake = False
         while heap and heap[0][0] == now:
             _, _, what, pace_version = heappop(heap)
             if what is None:
-                wake = wake or now == self._wake_at  # a call that was superseded is dropped
+                wake = wake or now == self._wake_at  # a wake-up that a later one replaced is dropped
             elif isinstance(what, JobRecord):
                 if what.pace_version != pace_version:
                     continue
-                if what.pace_valid_until < what.job.iterations:  # not its end, but where its pace changes
+                if what.pace_valid_until < what.job.iterations:  # its pace changes before it ends
                     batch.append(ev.Progressed(now, what.job.id, what.attempt, what.pace_valid_until))
                 else:
                     batch.append(ev.Finished(now, what.job.id, what.attempt))
@@ -142,7 +145,7 @@ class Engine:
                 self._push(record.end(), record, record.pace_version)
             if self.world is not self.belief:
                 self._report(now, pace_changes)
-                wake = self.belief.needs_decision  # what was learned may change the policy's mind
+                wake = self.belief.needs_decision  # the policy may decide otherwise after the reports
             pace_changes.clear()
         again = scheduler.policy.wake(scheduler.state)
         if again is not None and not now < again < inf:
@@ -155,7 +158,7 @@ class Engine:
                 self._push(again, None, 0)
 
     def _report(self, now: float, pace_changes: list[JobRecord]) -> None:
-        """Tell those who believe how fast jobs really run, as live workers would; the world knows."""
+        """Report to the belief how fast jobs really run, as live workers would."""
         for record in pace_changes:
             seconds = record.iteration_s
             if self._report_error:
@@ -167,12 +170,12 @@ class Engine:
         self.belief.pace_changes.clear()
 
     def _deliver(self, now: float, batch: list[ev.Event], wake: bool = False) -> ev.Planned | None:
-        """Tell the world and the scheduler what happened; the plan, if any, has been told to both on return."""
+        """Apply the events to the scheduler and to the world, and return the plan, applied to both as well."""
         asked = self.scheduler.asked
-        before = thread_time()  # not wall time: other processes are not the policy's fault
+        before = thread_time()  # CPU time, because other processes on the machine are no cost of the policy
         planned = self.scheduler.step(now, batch, wake=wake)
         if self.scheduler.asked != asked:
-            self.decision_s.append(thread_time() - before)
+            self.decision_cpu_s.append(thread_time() - before)
         if planned is not None:
             batch = [*batch, planned]
         if self.world is not self.belief:
@@ -184,7 +187,7 @@ class Engine:
         return planned
 
     def _act(self, now: float, decisions: Sequence[Decision]) -> list[ev.Event]:
-        """What the executors would do: launch and stop. Returns what happens at once; the rest goes on the heap."""
+        """Launch and stop jobs as executors would. Return events of this instant; push later ones on the heap."""
         prompt: list[ev.Event] = []
         jobs, stop_s = self.world.jobs, self.costs.stop_s
         if stop_s:
@@ -207,11 +210,11 @@ class Engine:
         return prompt
 
     def _stopped(self, now: float, record: JobRecord) -> ev.Stopped | ev.Finished:
-        """What comes of an order to leave."""
+        """The event that follows from stopping a job now."""
         return ev.Stopped(now + self.costs.stop_s, record.job.id, record.attempt, record.done)
 
     def _launch_time(self, now: float, record: JobRecord) -> float:
-        """When a job that was given GPUs now is up: they must be empty first, and the job gone from where it was."""
+        """Time at which a job that receives GPUs now is up: its new and its old GPUs must be empty first."""
         at = now
         for gpu in (*record.gpus, *record.leaving) if self._empty_at else ():
             at = max(at, self._empty_at.get(gpu, now))

@@ -1,4 +1,7 @@
-"""A belief that is wrong on purpose, to see how much a policy depends on being right."""
+"""Beliefs with a random error, to measure how much a policy depends on correct estimates.
+
+`sim.run` wraps the believed model with these classes for `--duration-error` and `--interference-error`.
+"""
 
 from collections.abc import Sequence
 from math import exp
@@ -10,7 +13,7 @@ from carpool.core.perf import Interference, Mate, PerformanceModel, Placement
 
 
 class MisestimatedTimes:
-    """Another model whose iteration times are off by a lognormal factor, one for each job."""
+    """A performance model whose iteration times are off by a lognormal factor, one per job."""
 
     def __init__(self, model: PerformanceModel, sigma: float, seed: int) -> None:
         self.model = model
@@ -43,13 +46,13 @@ class MisestimatedTimes:
     def _factor(self, job: Job) -> float:
         factor = self._factors.get(job.id)
         if factor is None:
-            # by the job's name, so that an error does not depend on when a policy first asks
+            # seeded by the job's name, so that the error does not depend on when the policy first asks
             factor = self._factors[job.id] = exp(Random(f"{self.seed} {job.id}").gauss(0.0, self.sigma))
         return factor
 
 
 class MisestimatedSlowdowns:
-    """Another table whose slow-downs are off by a lognormal factor, one for each model beside each mate."""
+    """An interference table whose slow-downs are off by a lognormal factor, one per model and mate."""
 
     def __init__(self, table: Interference, sigma: float, seed: int) -> None:
         self.table = table

@@ -1,10 +1,10 @@
-"""Workload generators: jobs such as a busy multi-tenant cluster sees, without any download.
+"""Workload generators: the jobs of a busy multi-tenant cluster, without any download.
 
-What is drawn stands in the tables below: how many jobs are short, medium, long or huge, at which hours each of them
-come, which models they train and on how many GPUs. They are statistics of Pollux's workload files, which sample the
-busiest eight hours of the Philly trace (docs/explanation/workload-generators.md). `pollux-like` has Pollux's own gangs
-and run times, `pollux-calibrated` those that the paper's tables imply, `philly-like` the same with batches that
-a 16 GB GPU can hold. The same seed gives the same jobs, on every machine, and alike in all three.
+The tables below say what is drawn: how many jobs are short, medium, long or huge, at which hours they arrive, which
+models they train and on how many GPUs. They are statistics of Pollux's workload files, which sample the busiest eight
+hours of the Philly trace (docs/explanation/workload-generators.md). `pollux-like` has Pollux's own gangs and run times,
+`pollux-calibrated` those that the paper's tables imply, and `philly-like` the calibrated ones with batches that fit on
+a 16 GB GPU. A seed gives the same jobs on every machine, and all three generators draw from the same sequence.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,21 +21,21 @@ NAME = "philly-like"
 POLLUX, CALIBRATED = "pollux-like", "pollux-calibrated"
 GENERATORS = (NAME, POLLUX, CALIBRATED)
 JOBS_PER_HOUR = 30.0
-"""Arrivals at load 1: 240 jobs in eight hours, meant for 64 GPUs."""
+"""Arrival rate at load 1: 240 jobs in eight hours, for 64 GPUs."""
 DAY_S = 8 * 3600.0
 SPREAD = 0.25
-"""Sigma of the lognormal factor on the run times of `philly-like`; Pollux's jobs of one kind all take equally long."""
+"""Sigma of the lognormal factor on run times of `philly-like`. In Pollux, jobs of one template take equally long."""
 STRETCH = 1.41
-"""By how much the calibrated jobs run longer than Pollux's (see `JobTemplate.calibrated`)."""
+"""Run time of the calibrated jobs divided by that of Pollux's (see `JobTemplate.calibrated`)."""
 USERS = 12
 NODE_GPUS = 4
 FITTING_BATCHES = {"ncf": 32768, "cifar10": 512, "bert": 24, "deepspeech2": 40, "yolov3": 16, "imagenet": 100}
-"""Samples per GPU that a job can hold on a 16 GB GPU while it is alone there."""
+"""Samples per GPU of a job that fits alone on a 16 GB GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobTemplate:
-    """Jobs of one model on one gang size; `batch` is that of the whole gang, `run_s` the time alone."""
+    """Jobs of one model and gang size. `batch` is that of the whole gang, `run_s` the run time alone."""
 
     model: str
     gpus: int
@@ -44,16 +44,16 @@ class JobTemplate:
     run_s: float
 
     def calibrated(self) -> "JobTemplate":
-        """What the paper's tables imply: the largest power of two up to half the gang, run times 1.41 as long."""
+        """The template that the paper's tables imply: half the gang, rounded down to a power of two, and run × 1.41."""
         gpus = 1 << max(self.gpus // 2, 1).bit_length() - 1
         return JobTemplate(self.model, gpus, self.batch, self.iterations, self.run_s * STRETCH)
 
 
 @dataclass(frozen=True, slots=True)
 class LengthClass:
-    """Jobs of about one length: their share, and how their arrivals spread over the eight hours (mean 1).
+    """Jobs of similar length: their share, and their arrival rate in each of the eight hours (mean 1).
 
-    Each model of the length is as likely as the others, and so is each gang size of a model.
+    All models of a class are equally likely, and so are all gang sizes of a model.
     """
 
     share: float
@@ -113,7 +113,7 @@ MODELS = sorted({kinds[0].model for length in LENGTHS for kinds in length.models
 
 
 class DrawnJob(NamedTuple):
-    """One job as it was drawn, before a generator makes it its own; `factor` is a lognormal one of mean 1."""
+    """One draw, from which each generator makes its own job. `factor` is lognormal with mean 1."""
 
     submitted: float
     kind: JobTemplate
@@ -124,9 +124,9 @@ class DrawnJob(NamedTuple):
 def philly_like(
     tasks: Mapping[str, Task], *, jobs: int = 240, load: float = 1.0, seed: int = 1, hours: float | None = None
 ) -> Workload:
-    """`jobs` jobs at `load` times 30 an hour, or over `hours` hours. `tasks` turn run times into iterations.
+    """Generate `jobs` jobs at `load` times 30 per hour, or over `hours` hours. `tasks` turn run times into iterations.
 
-    Another load is the same jobs arriving so many times as fast, busy hours and all, so that loads can be compared.
+    Another load gives the same jobs with all submission times divided by it, so that loads can be compared.
     """
 
     def make(name: str, at: float, drawn: DrawnJob) -> Job:
@@ -143,7 +143,7 @@ def philly_like(
 def pollux_like(
     *, jobs: int = 240, load: float = 1.0, seed: int = 1, hours: float | None = None, calibrated: bool = False
 ) -> Workload:
-    """The same jobs with Pollux's gangs, batches and run times, or with the calibrated gangs and run times."""
+    """Generate the same jobs with Pollux's gangs, batches and run times, or with calibrated gangs and run times."""
 
     def make(name: str, at: float, drawn: DrawnJob) -> Job:
         kind = drawn.kind.calibrated() if calibrated else drawn.kind
@@ -156,7 +156,7 @@ def pollux_like(
 def by_name(
     name: str, tasks: Mapping[str, Task], *, jobs: int, load: float = 1.0, seed: int = 1, hours: float | None = None
 ) -> Workload:
-    """The workload of one of the `GENERATORS`."""
+    """Generate the workload of one of the `GENERATORS`."""
     if name == NAME:
         return philly_like(tasks, jobs=jobs, load=load, seed=seed, hours=hours)
     return pollux_like(jobs=jobs, load=load, seed=seed, hours=hours, calibrated=name == CALIBRATED)
@@ -173,7 +173,7 @@ def _workload(
 
 
 def _draw(jobs: int, seed: int, hours: float | None) -> list[DrawnJob]:
-    """In the order of submission. Fewer jobs over the same hours are some of the more."""
+    """Draw jobs in the order of submission. With the same hours, fewer jobs are a prefix of the draws of more jobs."""
     random = Random(f"{NAME} {seed}")
     span = 3600.0 * (jobs / JOBS_PER_HOUR if hours is None else hours)
     return sorted(_jobs(random, span, jobs), key=lambda drawn: drawn.submitted)
@@ -186,12 +186,12 @@ def _jobs(random: Random, span: float, jobs: int) -> Iterator[DrawnJob]:
         kind = random.choice(random.choice(length.models))
         submitted = float(round(_moment(random, span, length.hours)))
         factor = exp(random.gauss(0.0, SPREAD) - SPREAD**2 / 2)
-        user = f"user{1 + int(USERS * random.random() ** 2)}"  # a few users submit most
+        user = f"user{1 + int(USERS * random.random() ** 2)}"  # a few users submit most of the jobs
         yield DrawnJob(submitted, kind, factor, user)
 
 
 def _moment(random: Random, span: float, hours: tuple[float, ...]) -> float:
-    """A moment within the span, as dense as the time of day is busy; found by rejection."""
+    """Draw a time within the span, by rejection, with the density that `hours` gives."""
     while True:
         moment = span * random.random()
         if random.random() * max(hours) < hours[int(moment % DAY_S / DAY_S * len(hours))]:

@@ -1,7 +1,7 @@
-"""What a run amounts to: completion times, queueing, makespan, use of the GPUs, and the price of sharing.
+"""Metrics of a run: completion times, queuing times, makespan, GPU utilisation, and the cost of sharing.
 
-Computed from the records that a `State` keeps of every job, so that a live history and a simulation are measured alike.
-Percentiles interpolate linearly between the two nearest ranks.
+They are computed from the records that a `State` keeps of every job, so that a live history and a simulation are
+measured alike. Percentiles interpolate linearly between the two nearest ranks.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ from carpool.core.state import State
 
 @dataclass(frozen=True, slots=True)
 class SubsetSummary:
-    """A set of jobs: all large ones, say, or all of one model. Means of no jobs are 0."""
+    """Metrics of some of the jobs, such as the large ones or those of one model. Means over no jobs are 0."""
 
     jobs: int
     mean_jct_s: float
@@ -28,7 +28,7 @@ class SubsetSummary:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A run in numbers. Times are seconds; the names are those of `--json`."""
+    """Metrics of a run. Times are in seconds; `--json` prints the fields under these names."""
 
     policy: str
     workload: str
@@ -38,32 +38,36 @@ class Summary:
     p95_jct_s: float
     p99_jct_s: float
     mean_queue_s: float
+    """Mean wait of a job (`JobRecord.waited_s`); the paper calls it queuing time."""
     makespan_s: float
     gpu_utilisation: float
     """Share of GPU time, from the first submission to the last end, in which a GPU held at least one job."""
     shares: int
-    """Times a job joined others on their GPUs."""
+    """Number of times that a job joined others on their GPUs."""
     preemptions: int
     hosts: int
-    """Jobs that were joined by others."""
+    """Number of jobs that others joined."""
     host_slowdown_mean: float
-    """Run time of those jobs over what the same iterations take alone."""
+    """Mean over those jobs of their run time divided by the time that the same iterations take alone."""
     host_slowdown_max: float
     decisions: int
-    decision_mean_s: float
-    decision_p99_s: float
+    decision_mean_cpu_s: float
+    """Mean CPU time of a scheduling step in which the policy was asked: events, decision, check and plan applied."""
+    decision_p99_cpu_s: float
     cpu_s: float
+    """CPU time of the whole run."""
     large: SubsetSummary
     small: SubsetSummary
     models: dict[str, SubsetSummary]
 
 
 def jct(record: JobRecord) -> float:
+    """Completion time of an ended job."""
     return record.ended - record.job.submitted
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """Of values in ascending order."""
+    """Return a percentile of values that are sorted in ascending order; `share` is 0.95 for the 95th."""
     if not ordered:
         return 0.0
     rank = share * (len(ordered) - 1)
@@ -73,7 +77,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 Times = tuple[float, float, float, float]
-"""One job's completion time, time in the queue, submission and end."""
+"""Completion time, wait, submission and end of one job."""
 
 
 def times_of(record: JobRecord) -> Times:
@@ -81,7 +85,8 @@ def times_of(record: JobRecord) -> Times:
     return ended - submitted, record.waited_s, submitted, ended
 
 
-def group(jobs: Sequence[Times]) -> SubsetSummary:
+def summarise_subset(jobs: Sequence[Times]) -> SubsetSummary:
+    """Return the metrics of these jobs."""
     if not jobs:
         return SubsetSummary(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     jcts, waited, submitted, ended = zip(*jobs, strict=True)
@@ -102,21 +107,21 @@ def summarise(
     *,
     policy: str,
     workload: str,
-    decision_s: Iterable[float] = (),
+    decision_cpu_s: Iterable[float] = (),
     cpu_s: float = 0.0,
     large_above: int = 4,
 ) -> Summary:
-    """Measure all jobs that finished."""
+    """Return the metrics of all jobs that finished."""
     records = finished(state)
     times = [times_of(record) for record in records]
-    everything = group(times)
+    everything = summarise_subset(times)
     sizes: dict[bool, list[Times]] = {True: [], False: []}
     models: dict[str, list[Times]] = {}
     for record, own in zip(records, times, strict=True):
         sizes[record.job.gpus > large_above].append(own)
         models.setdefault(record.job.model, []).append(own)
     hosts = [record.ran_s / record.alone_s for record in records if record.hosted and record.alone_s > 0.0]
-    decisions = sorted(decision_s)
+    decisions = sorted(decision_cpu_s)
     gpu_time = state.topology.total() * everything.makespan_s
     return Summary(
         policy=policy,
@@ -135,14 +140,15 @@ def summarise(
         host_slowdown_mean=fmean(hosts) if hosts else 1.0,
         host_slowdown_max=max(hosts, default=1.0),
         decisions=len(decisions),
-        decision_mean_s=fmean(decisions) if decisions else 0.0,
-        decision_p99_s=percentile(decisions, 0.99),
+        decision_mean_cpu_s=fmean(decisions) if decisions else 0.0,
+        decision_p99_cpu_s=percentile(decisions, 0.99),
         cpu_s=cpu_s,
-        large=group(sizes[True]),
-        small=group(sizes[False]),
-        models={model: group(part) for model, part in sorted(models.items())},
+        large=summarise_subset(sizes[True]),
+        small=summarise_subset(sizes[False]),
+        models={model: summarise_subset(part) for model, part in sorted(models.items())},
     )
 
 
 def finished(state: State) -> list[JobRecord]:
+    """Return the records of the jobs that finished, in the order in which they ended."""
     return [record for record in state.ended.values() if record.status is Status.FINISHED]

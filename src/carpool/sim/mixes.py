@@ -1,8 +1,8 @@
-"""What can run together on one GPU, and how fast: the ground on which the lower bound stands.
+"""The sets of jobs that can run together on one GPU, and their speeds, from which `bound.py` computes lower bounds.
 
 Jobs that behave alike (same slow-downs, memory and sub-batches) form a class. A *mix* is a set of at most C jobs, by
-class, that fit on a GPU together; in it every member has a *seat* with a speed, relative to the fastest that it could
-run alone. Where something is simplified, jobs become faster and more mixes possible, never the other way round.
+class, that fit on a GPU together. In a mix every job has a *seat* with a speed, relative to the fastest speed that it
+reaches alone. Every simplification makes jobs faster or more mixes possible, so that the bound stays a bound.
 """
 
 from collections.abc import Sequence
@@ -19,21 +19,23 @@ MOST_MIXES = 400_000
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """A place in a mix for `count` jobs of one class, each at this speed."""
+    """Places in a mix for `count` jobs of one class, each at this speed."""
 
-    group: int
+    job_class: int
     speed: float
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class Mixes:
+    """The classes of some jobs, and all useful mixes of them."""
+
     class_of: tuple[int, ...]
-    """The class of every job, in the order in which they were given."""
+    """Class of every job, in the order in which the jobs were given."""
     alone_s: tuple[float, ...]
-    """The least time that every job can take."""
+    """Shortest run time of every job."""
     mixes: tuple[tuple[Seat, ...], ...]
-    """The first ones are those of one job of each class, alone."""
+    """All mixes. The first are those of a single job, one for each class."""
 
     @property
     def classes(self) -> int:
@@ -42,8 +44,11 @@ class Mixes:
 
 @dataclass(frozen=True, slots=True)
 class SubBatchVariant:
-    """Sub-batches of a job with the same slow-downs in pairs, taken together: the speed of the fastest of them, the
-    memory of the smallest, and the accumulation of the one that crowds a GPU the least."""
+    """Sub-batches of a job with the same slow-downs in pairs, merged into one that is at least as good as each.
+
+    It has the speed of the fastest of them, the memory of the smallest, and the accumulation of the one that slows
+    down others the least.
+    """
 
     job: Job
     accumulation: int
@@ -52,39 +57,46 @@ class SubBatchVariant:
 
 
 def find_mixes(jobs: Sequence[Job], perf: PerformanceModel, nodes: Sequence[Node], jobs_per_gpu: int) -> Mixes:
-    """The classes of these jobs and all mixes of up to `jobs_per_gpu` of them that are worth anything."""
+    """Return the classes of these jobs and all useful mixes of up to `jobs_per_gpu` of them."""
     memory = max(node.memory for node in nodes)
-    looks = {(job.model, job.batch, job.can_shrink, job.exclusive or jobs_per_gpu == 1): job for job in reversed(jobs)}
-    sizes = {look: _sizes(job, perf, memory) for look, job in looks.items()}
-    variants = _variants(looks, sizes, perf, jobs_per_gpu)
+    jobs_by_traits = {
+        (job.model, job.batch, job.can_shrink, job.exclusive or jobs_per_gpu == 1): job for job in reversed(jobs)
+    }
+    sizes = {traits: _sizes(job, perf, memory) for traits, job in jobs_by_traits.items()}
+    variants = _variants(jobs_by_traits, sizes, perf, jobs_per_gpu)
     classes: dict[tuple[object, ...], int] = {}
-    members: list[list[SubBatchVariant]] = []
-    class_of_look = {}
-    for look in looks:
-        signature = (look[3], *((name, v.speed, v.memory, *_crowding(v, jobs_per_gpu)) for name, v in variants[look]))
+    variants_by_class: list[list[SubBatchVariant]] = []
+    class_of_traits = {}
+    for traits in jobs_by_traits:
+        signature = (
+            traits[3],
+            *((name, v.speed, v.memory, *_crowding(v, jobs_per_gpu)) for name, v in variants[traits]),
+        )
         if signature not in classes:
-            classes[signature] = len(members)
-            members.append([variant for _, variant in variants[look]])
-        class_of_look[look] = classes[signature]
+            classes[signature] = len(variants_by_class)
+            variants_by_class.append([variant for _, variant in variants[traits]])
+        class_of_traits[traits] = classes[signature]
     exclusive = [bool(signature[0]) for signature in classes]
     class_of, alone_s = [], []
     for job in jobs:
-        look = (job.model, job.batch, job.can_shrink, job.exclusive or jobs_per_gpu == 1)
-        class_of.append(class_of_look[look])
-        alone_s.append(job.iterations * _fastest(job, perf, [accumulation for accumulation, _, _ in sizes[look]]))
-    found: list[tuple[Seat, ...]] = [(Seat(group, 1.0, 1),) for group in range(len(members))]
-    sharing = [(group, v) for group, some in enumerate(members) if not exclusive[group] for v in some]
+        traits = (job.model, job.batch, job.can_shrink, job.exclusive or jobs_per_gpu == 1)
+        class_of.append(class_of_traits[traits])
+        alone_s.append(job.iterations * _fastest(job, perf, [accumulation for accumulation, _, _ in sizes[traits]]))
+    found: list[tuple[Seat, ...]] = [(Seat(job_class, 1.0, 1),) for job_class in range(len(variants_by_class))]
+    sharing = [
+        (job_class, v) for job_class, some in enumerate(variants_by_class) if not exclusive[job_class] for v in some
+    ]
     found += _shared(sharing, perf, memory, jobs_per_gpu)
     return Mixes(tuple(class_of), tuple(alone_s), tuple(found))
 
 
 def _sizes(job: Job, perf: PerformanceModel, memory: int) -> list[tuple[int, float, int]]:
-    """Accumulation, speed relative to the fastest, and memory of the sub-batches that fit on a GPU."""
+    """Return accumulation, speed relative to the fastest, and memory of each sub-batch that fits on a GPU."""
     possible = accumulations(job.batch) if job.can_shrink else (1,)
     fitting = [accumulation for accumulation in possible if perf.memory(job, accumulation) <= memory]
     if not fitting:
         needed = perf.memory(job, possible[-1]) / 2**30
-        raise InputError(f"bound: job {job.id} needs {needed:.1f} GiB of every GPU; give a larger --gpu-memory")
+        raise InputError(f"bound: job {job.id} needs {needed:.1f} GiB on each GPU; give a larger --gpu-memory")
     fastest = _fastest(job, perf, fitting)
     return [
         (accumulation, fastest / _fastest(job, perf, [accumulation]), perf.memory(job, accumulation))
@@ -93,7 +105,7 @@ def _sizes(job: Job, perf: PerformanceModel, memory: int) -> list[tuple[int, flo
 
 
 def _fastest(job: Job, perf: PerformanceModel, accumulations: Sequence[int]) -> float:
-    """Seconds of an iteration alone at the best placement: on one node or on several, whichever is faster."""
+    """Iteration time alone at the best placement: on one node or on several, whichever is faster."""
     fewest = perf.fewest_nodes(job.gpus)
     placements = [Placement(job.gpus, fewest)]
     if job.gpus > fewest == 1:
@@ -101,29 +113,36 @@ def _fastest(job: Job, perf: PerformanceModel, accumulations: Sequence[int]) -> 
     return min(perf.iteration_time(job, accumulation, place) for accumulation in accumulations for place in placements)
 
 
-Look = tuple[str, int, bool, bool]
+JobTraits = tuple[str, int, bool, bool]
+"""Model, batch, whether the batch can be split, and whether the job must have its GPUs for itself."""
 
 
 def _variants(
-    looks: dict[Look, Job], sizes: dict[Look, list[tuple[int, float, int]]], perf: PerformanceModel, jobs_per_gpu: int
-) -> dict[Look, list[tuple[object, SubBatchVariant]]]:
-    """For every kind of job its variants, each with a name that variants with the same slow-downs have in common."""
-    items: dict[tuple[str, int], Mate] = {}  # one of each model and sub-batch: all that slow-downs depend on
-    for look, job in looks.items():
-        for accumulation, _, _ in sizes[look]:
+    jobs_by_traits: dict[JobTraits, Job],
+    sizes: dict[JobTraits, list[tuple[int, float, int]]],
+    perf: PerformanceModel,
+    jobs_per_gpu: int,
+) -> dict[JobTraits, list[tuple[object, SubBatchVariant]]]:
+    """Return the variants of every kind of job, each with a name that variants with the same slow-downs share."""
+    items: dict[tuple[str, int], Mate] = {}  # one for each model and sub-batch, on which alone slow-downs depend
+    for traits, job in jobs_by_traits.items():
+        for accumulation, _, _ in sizes[traits]:
             items.setdefault((job.model, sub_batch(job.batch, accumulation)), (job, accumulation))
     rows: dict[tuple[str, int], object] = dict.fromkeys(items)
     if jobs_per_gpu > 1:
         for item, (job, accumulation) in items.items():
             there = [perf.slowdown(job, accumulation, [mate]) for mate in items.values()]
-            back = [perf.slowdown(mate, its_accum, [(job, accumulation)]) for mate, its_accum in items.values()]
+            back = [
+                perf.slowdown(mate, mate_accumulation, [(job, accumulation)])
+                for mate, mate_accumulation in items.values()
+            ]
             rows[item] = (job.model, *there, *back)
-    found: dict[Look, list[tuple[object, SubBatchVariant]]] = {}
-    for look, job in looks.items():
+    found: dict[JobTraits, list[tuple[object, SubBatchVariant]]] = {}
+    for traits, job in jobs_by_traits.items():
         by_name: dict[object, list[tuple[int, float, int]]] = {}
-        for size in sizes[look]:
+        for size in sizes[traits]:
             by_name.setdefault(rows[job.model, sub_batch(job.batch, size[0])], []).append(size)
-        found[look] = []
+        found[traits] = []
         for name, some in by_name.items():
             accumulations, speeds, memories = zip(*some, strict=True)
             if jobs_per_gpu > 2:
@@ -135,19 +154,19 @@ def _variants(
                 )
             else:
                 least = accumulations[0]
-            found[look].append((name, SubBatchVariant(job, least, max(speeds), min(memories))))
+            found[traits].append((name, SubBatchVariant(job, least, max(speeds), min(memories))))
     return found
 
 
 def _crowding(variant: SubBatchVariant, jobs_per_gpu: int) -> tuple[int, ...]:
-    """What else distinguishes variants where three or more may meet."""
+    """Return what else distinguishes variants if three or more jobs may share a GPU."""
     return (sub_batch(variant.job.batch, variant.accumulation),) if jobs_per_gpu > 2 else ()
 
 
 def _shared(
     variants: Sequence[tuple[int, SubBatchVariant]], perf: PerformanceModel, memory: int, jobs_per_gpu: int
 ) -> list[tuple[Seat, ...]]:
-    """All mixes of two and more. What together is no faster than one job alone is left out: taking turns is as good."""
+    """Return all mixes of two or more jobs, except those with a total speed of at most 1: taking turns is as good."""
     number = sum(comb(len(variants) + size - 1, size) for size in range(2, jobs_per_gpu + 1))
     if number > MOST_MIXES:
         raise InputError(
@@ -160,10 +179,10 @@ def _shared(
                 continue
             mates = [(variant.job, variant.accumulation) for _, variant in some]
             seats: dict[tuple[int, float], int] = {}
-            for index, (group, variant) in enumerate(some):
+            for index, (job_class, variant) in enumerate(some):
                 xi = perf.slowdown(variant.job, variant.accumulation, mates[:index] + mates[index + 1 :])
-                seat = (group, variant.speed / max(1.0, xi))
+                seat = (job_class, variant.speed / max(1.0, xi))
                 seats[seat] = seats.get(seat, 0) + 1
             if sum(speed * count for (_, speed), count in seats.items()) > 1.0:
-                found.append(tuple(Seat(group, speed, count) for (group, speed), count in seats.items()))
+                found.append(tuple(Seat(job_class, speed, count) for (job_class, speed), count in seats.items()))
     return found

@@ -1,4 +1,4 @@
-"""One simulation from names a person can type: cluster, profile, interference, policy, workload.
+"""One simulation from names that a user can type: cluster, profile, interference, policy, workload.
 
 `simulate` is the entry point for scripts and notebooks; the command line and the sweeps call it too.
 """
@@ -44,22 +44,22 @@ REMEDIES = {
 }
 MOST_SLOWDOWN = 1000
 LEARNED = "learned"
-"""The belief that starts from the profile alone and learns from what jobs report."""
+"""Name of the belief that starts from the profile alone and learns from what jobs report."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The world of a run, apart from its jobs and its policy."""
+    """The simulated world: everything about a run except its jobs and its policy."""
 
     cluster: str = "16x4"
     """Nodes × GPUs per node."""
     profile: str = "t4"
-    """Where iteration times and memory needs come from: a shipped profile's name or a file."""
+    """Source of iteration times and memory needs: the name of a shipped profile, or a file."""
     truth: str = "1.5"
-    """The slow-down of sharing as it is: a number, a CSV matrix, or a shipped table's name."""
+    """True slow-down of sharing: a number, a CSV matrix, or the name of a shipped table."""
     belief: str | None = None
-    """The slow-down as the policy believes it to be; None: it knows the truth; "learned": it starts from the profile
-    and learns from what jobs report; "learned:probe=1.5": and tries families that it has not seen share yet."""
+    """Slow-down that the policy believes in. None: the policy knows the truth. "learned": it starts from the profile
+    and learns from what jobs report. "learned:probe=1.5": it also tries families that it has not seen share."""
     duration_error: float = 0.0
     """Sigma of the lognormal error of believed iteration times."""
     interference_error: float = 0.0
@@ -67,23 +67,25 @@ class Setup:
     report_error: float = 0.0
     """Sigma of the lognormal error of the iteration times that jobs report."""
     seed: int = 1
-    """Of these errors."""
+    """Seed of these errors."""
     jobs_per_gpu: int = 2
     gpu_memory: int | None = None
-    """Bytes on each GPU; None: what the profile's GPU has."""
+    """Bytes on each GPU; None for the memory of the profile's GPU."""
     memory_limit: bool = True
     ignore_placement: bool = False
-    """Let every placement be as fast as the most consolidated one."""
+    """Whether every placement is as fast as the most consolidated one."""
     costs: Costs = NO_COSTS
     large_above: int = 4
-    """A job with more GPUs than this counts as large."""
+    """Number of GPUs above which a job counts as large."""
 
 
 @dataclass(frozen=True)
 class Result:
+    """The result of one simulation."""
+
     summary: Summary
     state: State
-    """The world at the end; its `ended` records tell each job's story."""
+    """The world at the end; `ended` holds each job's record."""
 
     @property
     def jobs(self) -> list[JobRecord]:
@@ -98,7 +100,7 @@ def simulate(
     *,
     log: Callable[[ev.Event], None] | None = None,
 ) -> Result:
-    """Run a workload under a policy to its end. `log` is called with every event, in order."""
+    """Simulate a workload under a policy until all jobs have ended. `log` is called with every event, in order."""
     began = process_time()
     setup = setup or Setup()
     if not isinstance(workload, Workload):
@@ -123,19 +125,19 @@ def simulate(
                 log=log,
             )
             state = engine.run()
-        except CannotFinish as impossible:
-            where = workload.where(impossible.job) if impossible.job else workload.source
-            field = str(impossible).partition(":")[0]
-            raise InputError(f"{where}: {impossible}{REMEDIES.get(field, '')}") from None
+        except CannotFinish as error:
+            where = workload.where(error.job) if error.job else workload.source
+            field = str(error).partition(":")[0]
+            raise InputError(f"{where}: {error}{REMEDIES.get(field, '')}") from None
         except IllegalPlan as illegal:
             if not isinstance(policy, str):
                 raise
-            raise InputError(f"policy {name}: {illegal}; mend its decide()") from illegal
+            raise InputError(f"policy {name}: {illegal}; fix its decide()") from illegal
         summary = summarise(
             state,
             policy=name,
             workload=workload.source,
-            decision_s=engine.decision_s,
+            decision_cpu_s=engine.decision_cpu_s,
             cpu_s=process_time() - began,
             large_above=setup.large_above,
         )
@@ -143,7 +145,7 @@ def simulate(
 
 
 def cluster_nodes(setup: Setup) -> list[Node]:
-    """The nodes of a cluster such as 16x4."""
+    """Return the nodes of the setup's cluster."""
     match = re.fullmatch(r"(\d{1,7})[x×](\d{1,7})", setup.cluster.strip())
     number, size = (int(part) for part in match.groups()) if match else (0, 0)
     if not 1 <= number * size <= 1_000_000:
@@ -158,12 +160,12 @@ def cluster_nodes(setup: Setup) -> list[Node]:
 
 
 def true_model(workload: Workload, setup: Setup) -> PerformanceModel:
-    """How fast these jobs really are in this world."""
+    """Return the model of how fast these jobs really are in this world."""
     return _models(setup, len(cluster_nodes(setup)[0].gpus), workload)[1]
 
 
 def _models(setup: Setup, node_gpus: int, workload: Workload) -> tuple[PerformanceModel, PerformanceModel]:
-    """What the policy believes and what is true; one object where they are the same."""
+    """Return the believed and the true performance model; one object where they are the same."""
     tasks = _profile(setup.profile).core_tasks()
     for job in workload.jobs:
         if job.model not in tasks and (job.model != GENERIC or job.duration_s is None):
@@ -188,7 +190,7 @@ def _models(setup: Setup, node_gpus: int, workload: Workload) -> tuple[Performan
     name = setup.belief or setup.truth
     if name.partition(":")[0] == LEARNED:
         return _learner(setup, model(setup.truth)), truth
-    # where reports may err they are made, and believed
+    # with report errors, belief and truth are two models even if they agree, because reports change the belief
     same = name == setup.truth and not setup.report_error and not setup.interference_error
     belief: PerformanceModel = truth if same else model(name, setup.interference_error)
     if setup.duration_error:
@@ -197,14 +199,14 @@ def _models(setup: Setup, node_gpus: int, workload: Workload) -> tuple[Performan
 
 
 def _learner(setup: Setup, fitted: FittedModel) -> Belief:
-    """A belief that knows the profile and the sharing mechanism, and nothing of the true slow-downs."""
+    """Return a belief that knows the profile and the sharing mechanism, and nothing of the true slow-downs."""
     probe = None
     _, colon, option = (setup.belief or "").partition(":")
     if colon:
         key, _, value = option.partition("=")
         if key != "probe" or not re.fullmatch(r"\d{1,3}(\.\d{1,9})?", value) or float(value) < 1.0:
             raise InputError(
-                f"belief {setup.belief!r}: write {LEARNED}, or {LEARNED}:probe=1.5 with a slow-down from 1 on"
+                f"belief {setup.belief!r}: write {LEARNED}, or {LEARNED}:probe=1.5 with a slow-down of at least 1"
             )
         probe = float(value)
     mechanism = next((part for part in setup.truth.split(":") if part in KAPPA), "unknown")
@@ -213,7 +215,7 @@ def _learner(setup: Setup, fitted: FittedModel) -> Belief:
 
 
 def _table(text: str, setup: Setup, workload: Workload) -> Interference:
-    """What `text` stands for, if it says something sensible about every two jobs that may meet."""
+    """Return the interference that `text` names, after checking that it covers all pairs of models in the workload."""
     table = read_interference(text)
     if isinstance(table, TableInterference):
         xis = [cell.xi for cells in table.cells.values() for cell in cells]
@@ -239,7 +241,7 @@ def _profile(name: str) -> Profile:
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """A run makes no reference cycles to speak of, and searching for them costs a tenth of its time."""
+    """Disable garbage collection: a run makes hardly any reference cycles, and the search costs a tenth of its time."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,7 @@
-"""From what a person types to workloads: the generator's name or a file, a selection of rows, numbers and lists."""
+"""Workloads from what a user types: a generator's name or a file, a selection of rows, lists of seeds and loads.
+
+The commands and the paper's configuration call it.
+"""
 
 import os
 from collections.abc import Mapping
@@ -11,20 +14,22 @@ from carpool.sim import generate
 from carpool.sim.workload import Workload, read
 
 MOST_VALUES = 1000
+"""Largest number of seeds or workloads that an option may name."""
 MOST_JOBS = 10_000_000
 LOADS = (1e-6, 1e6)
-"""The least and the most."""
+"""Smallest and largest load."""
 
 
 def load_workload(
     source: str, selection: Mapping[str, str], jobs: int | None, load: float, seed: int, profile: str
 ) -> Workload:
+    """Return the workload of a generator or a file; `selection` chooses rows of the file."""
     if source in generate.GENERATORS:
         if selection:
             raise InputError("--select chooses rows of a file; the generator takes --jobs, --load and --seed")
         return generated(source, profile, jobs=jobs or 240, load=load, seed=seed)
     if jobs is not None:
-        raise InputError(f"--jobs belongs to the generator; {source} holds the jobs it holds")
+        raise InputError(f"--jobs belongs to the generator; leave it out, {source} has its own jobs")
     if not os.path.exists(source) and "." not in source and "/" not in source:
         raise InputError(f"unknown workload {source!r}: give a CSV file or {nearest(source, generate.GENERATORS)}")
     return read(source, selection).at_load(load)
@@ -33,7 +38,7 @@ def load_workload(
 def generated(
     name: str, profile: str, *, jobs: int, load: float = 1.0, seed: int = 1, hours: float | None = None
 ) -> Workload:
-    """A generator's workload for the models of a profile."""
+    """Return the workload of a generator, for the models of a profile."""
     tasks = load_profile(profile).core_tasks()
     missing = sorted(set(generate.MODELS) - set(tasks))
     if missing:
@@ -42,14 +47,14 @@ def generated(
 
 
 def expand_selection(text: str | None) -> list[dict[str, str]]:
-    """`n=240,seed=1-3` as one selection for each workload it names."""
+    """Return one selection for each workload that a text such as `n=240,seed=1-3` names."""
     choices: dict[str, list[str]] = {}
     for part in filter(None, (piece.strip() for piece in (text or "").split(","))):
         column, equals, values = (piece.strip() for piece in part.partition("="))
         if not equals or not column or not values:
             raise InputError(f"--select {part!r}: write it as column=value, such as n=240,seed=3 or seed=1-8")
         if column in choices:
-            raise InputError(f"--select {text!r}: column {column} stands twice; give it once, such as seed=1-8")
+            raise InputError(f"--select {text!r}: column {column} is given twice; give it once, such as seed=1-8")
         choices[column] = _range(values)
     if prod(len(values) for values in choices.values()) > MOST_VALUES:
         raise InputError(f"--select {text!r}: names more than {MOST_VALUES} workloads; choose fewer")
@@ -57,17 +62,17 @@ def expand_selection(text: str | None) -> list[dict[str, str]]:
 
 
 def parse_seeds(text: str) -> list[int]:
-    """`1,2,5` or `1-8`."""
+    """Return the seeds of a text such as `1,2,5` or `1-8`."""
     seeds = _list(text)
     for value in seeds:
         if not (value.isdecimal() and len(value) <= 18):
-            problem = f"{value!r} will not do; write whole numbers such as 1-8 (at most {MOST_VALUES})"
+            problem = f"{value!r} is not a seed; write whole numbers such as 1-8 (at most {MOST_VALUES})"
             raise InputError(f"--seeds {text!r}: {problem}")
     return list(dict.fromkeys(int(value) for value in seeds))
 
 
 def parse_loads(text: str) -> list[float]:
-    """`0.5,1,2`."""
+    """Return the loads of a text such as `0.5,1,2`."""
     loads = []
     for value in _list(text):
         try:
@@ -76,7 +81,7 @@ def parse_loads(text: str) -> list[float]:
             load = 0.0
         if not LOADS[0] <= load <= LOADS[1]:
             between = f"from {LOADS[0]:g} to {LOADS[1]:g} such as 0.5,1,2"
-            raise InputError(f"--loads {text!r}: {value!r} will not do; write numbers {between}")
+            raise InputError(f"--loads {text!r}: {value!r} is not a load; write numbers {between}")
         loads.append(load)
     return list(dict.fromkeys(loads))
 

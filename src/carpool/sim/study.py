@@ -1,9 +1,9 @@
-"""The robustness study: every cell is a world in which one thing is different, and every policy plays the same jobs.
+"""The robustness study: in every scenario one thing about the world is different, and all policies get the same jobs.
 
-`CELLS` is the design: a base world, and around it one factor at a time, at the paper's load and at twice of it; factors
-that may depend on each other are crossed at the end. Runs are kept in a file as they get done, so that a study that
-was interrupted goes on where it stopped; a run is used again only if neither its world nor our code has changed.
-`carpool study` calls `run_study`; `carpool.report.study` makes tables and the picture of what it returns.
+`scenarios` is the design: a base world, variations of one factor at a time, at the paper's load and at twice that load,
+and some factors crossed. Completed runs are kept in a file, so that an interrupted study resumes where it stopped. A
+run is used again only if neither its world nor our code has changed. `carpool study` calls `run_study`, and
+`carpool.report.study` makes tables and the picture from what it returns.
 """
 
 import hashlib
@@ -28,17 +28,18 @@ REFERENCE = "sjf-bsbf"
 REPAIR = "sjf-bsbf:floor=0.95,single_host=true"
 OURS = ("carpool", "carpool:suspend=true")
 CORE = ("sjf", REFERENCE, REPAIR, *OURS)
-EVERYBODY = (*CORE, "fifo", "backfill", "tiresias", "las", "srtf", "srsf", "lucid", "tesserae", "sjf-ffs")
-"""Whom the base cells compare; the others compare `CORE`."""
+"""Policies that every scenario compares."""
+ALL_POLICIES = (*CORE, "fifo", "backfill", "tiresias", "las", "srtf", "srsf", "lucid", "tesserae", "sjf-ffs")
+"""Policies that the base scenarios compare."""
 JOBS = 240
-"""At load 1: eight hours of arrivals."""
+"""Number of jobs at load 1: eight hours of arrivals."""
 BASE = Setup(truth="gavel", ignore_placement=True, memory_limit=False)
 LOADS = (1.0, 2.0)
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A world of the study."""
+    """One world of the study, and the policies to compare in it."""
 
     group: str
     name: str
@@ -46,18 +47,14 @@ class Scenario:
     setup: Setup
     policies: tuple[str, ...] = CORE
     bound: bool = False
-    """Is the lower bound of interest here?"""
-
-    @property
-    def jobs(self) -> int:
-        return round(JOBS * self.load)
+    """Whether the lower bound is computed as well."""
 
 
 @dataclass(frozen=True, slots=True)
 class StudyRun:
-    """One policy on one workload in one cell: what the study keeps of it. Times in seconds."""
+    """What the study keeps of one policy on one workload in one scenario. Times are in seconds."""
 
-    cell: str
+    scenario: str
     group: str
     load: float
     policy: str
@@ -67,59 +64,59 @@ class StudyRun:
     p99_jct_s: float
     large_jct_s: float
     makespan_s: float
-    worst_host: float
-    """The largest slow-down of a job that others joined: its run time over what it takes alone."""
+    host_slowdown_max: float
+    """Largest slow-down of a job that others joined: its run time divided by its run time alone."""
     preemptions_per_job: float
     bound_s: float | None = field(default=None)
-    """The lower bound on the mean, where it was asked for."""
+    """Lower bound on the mean completion time, if the scenario asks for it."""
 
 
-def cells() -> list[Scenario]:
-    """The whole design."""
-    found = [_cell("base", "base", load, policies=EVERYBODY, bound=True) for load in LOADS]
-    found += [_cell("load", f"load {load:g}", load, bound=True) for load in (0.5, 1.5)]
+def scenarios() -> list[Scenario]:
+    """Return all scenarios of the study."""
+    found = [_scenario("base", "base", load, policies=ALL_POLICIES, bound=True) for load in LOADS]
+    found += [_scenario("load", f"load {load:g}", load, bound=True) for load in (0.5, 1.5)]
     for load in LOADS:
         for sigma in (0.5, 1.0):
-            found.append(_cell("durations", f"durations wrong by σ {sigma:g}", load, duration_error=sigma))
+            found.append(_scenario("durations", f"durations wrong by σ {sigma:g}", load, duration_error=sigma))
         for sigma in (0.1, 0.3, 0.5):
-            found.append(_cell("slow-downs", f"ξ wrong by σ {sigma:g}", load, interference_error=sigma))
+            found.append(_scenario("slow-downs", f"ξ wrong by σ {sigma:g}", load, interference_error=sigma))
         for xi in ("1.5", "2"):
-            found.append(_cell("slow-downs", f"ξ believed to be {xi}", load, belief=xi))
-        found.append(_cell("slow-downs", "ξ learned", load, belief="learned"))
-        found.append(_cell("world", "memory limits", load, memory_limit=True))
-        found.append(_cell("world", "placement counts", load, ignore_placement=False))
-        found.append(_cell("world", "memory and placement", load, memory_limit=True, ignore_placement=False))
+            found.append(_scenario("slow-downs", f"ξ believed to be {xi}", load, belief=xi))
+        found.append(_scenario("slow-downs", "ξ learned", load, belief="learned"))
+        found.append(_scenario("world", "memory limits", load, memory_limit=True))
+        found.append(_scenario("world", "placement counts", load, ignore_placement=False))
+        found.append(_scenario("world", "memory and placement", load, memory_limit=True, ignore_placement=False))
         for jobs in (1, 3, 4):
-            found.append(_cell("jobs per GPU", f"C = {jobs}", load, jobs_per_gpu=jobs))
+            found.append(_scenario("jobs per GPU", f"C = {jobs}", load, jobs_per_gpu=jobs))
         for xi in ("1", "1.25", "1.5", "1.75", "2", "2.5", "3"):
-            found.append(_cell("tables", f"ξ = {xi}", load, truth=xi))
+            found.append(_scenario("tables", f"ξ = {xi}", load, truth=xi))
         for table in ("h200:mps", "h200:mps:small", "h200:mps:large", "h200:time-slicing", "h200:time-slicing:large"):
-            found.append(_cell("tables", table, load, truth=table))
+            found.append(_scenario("tables", table, load, truth=table))
     return [*found, *_crossed()]
 
 
 def _crossed() -> Iterator[Scenario]:
-    """Where one factor may change what another does."""
+    """Yield the scenarios that cross factors, because one may change the effect of another."""
     for load in LOADS:
         for table in ("h200:mps", "h200:mps:small", "h200:mps:large"):
             for jobs in (3, 4):
-                yield _cell("crossed", f"{table}, C = {jobs}", load, truth=table, jobs_per_gpu=jobs)
+                yield _scenario("crossed", f"{table}, C = {jobs}", load, truth=table, jobs_per_gpu=jobs)
         real: dict[str, Any] = {"memory_limit": True, "ignore_placement": False}
         wrong: dict[str, Any] = {"duration_error": 0.5, "interference_error": 0.3}
-        yield _cell("crossed", "memory, placement, all wrong", load, **real, **wrong)
-        yield _cell("crossed", "memory, placement, C = 4", load, **real, jobs_per_gpu=4)
-        yield _cell("crossed", "memory, placement, h200:mps", load, **real, truth="h200:mps")
-        yield _cell("crossed", "ξ wrong by σ 0.3, h200:mps", load, truth="h200:mps", interference_error=0.3)
+        yield _scenario("crossed", "memory, placement, all wrong", load, **real, **wrong)
+        yield _scenario("crossed", "memory, placement, C = 4", load, **real, jobs_per_gpu=4)
+        yield _scenario("crossed", "memory, placement, h200:mps", load, **real, truth="h200:mps")
+        yield _scenario("crossed", "ξ wrong by σ 0.3, h200:mps", load, truth="h200:mps", interference_error=0.3)
 
 
-def _cell(
+def _scenario(
     group: str, name: str, load: float, *, policies: tuple[str, ...] = CORE, bound: bool = False, **change: Any
 ) -> Scenario:
     return Scenario(group, name, load, replace(BASE, **change), policies, bound)
 
 
 class RunCache:
-    """Runs that were made before, one line of JSON each, by a digest of all that they depend on."""
+    """Completed runs, one line of JSON each, by a digest of everything that they depend on."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -128,14 +125,14 @@ class RunCache:
             return
         try:
             text = path.read_text(encoding="utf-8")
-            whole = text[: text.rfind("\n") + 1]  # a line that was cut off by an interruption is made again
+            whole = text[: text.rfind("\n") + 1]  # an interruption may have cut off the last line
             for line in whole.splitlines():
                 entry = json.loads(line)
                 self._known[entry["key"]] = entry["run"]
             if whole != text:
                 path.write_text(whole, encoding="utf-8")
         except (OSError, ValueError, KeyError, TypeError):
-            raise InputError(f"{path}: is not the cache of a study; remove it or give another --cache") from None
+            raise InputError(f"{path}: not the cache of a study; remove it or give another --cache") from None
 
     def find(self, key: str) -> dict[str, Any] | None:
         return self._known.get(key)
@@ -154,7 +151,7 @@ class RunCache:
 
 @lru_cache(maxsize=1)
 def code_digest() -> str:
-    """Of all our code and shipped data that a run can depend on."""
+    """Return a digest of all our code and shipped data that a run can depend on."""
     root = Path(carpool.__file__).parent
     digest = hashlib.sha256()
     for part in ("core", "policies", "sim", "belief", "profile"):
@@ -164,56 +161,60 @@ def code_digest() -> str:
     return digest.hexdigest()
 
 
-def _key(what: str, cell: Scenario, seed: int) -> str:
-    facts = [what, asdict(cell.setup), cell.load, JOBS, seed, code_digest()]
+def _key(what: str, scenario: Scenario, seed: int) -> str:
+    facts = [what, asdict(scenario.setup), scenario.load, JOBS, seed, code_digest()]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
 
 
-Job = tuple[Scenario, str, int]
-"""A cell, a policy and a seed."""
+PlannedStudyRun = tuple[Scenario, str, int]
+"""A scenario, a policy and a seed."""
 
 
-def plan(chosen: Iterable[Scenario], seeds: Sequence[int], policies: Sequence[str] | None) -> list[Job]:
-    """All runs. The reference is always among the policies."""
-    jobs: list[Job] = []
-    for cell in chosen:
-        names = cell.policies if policies is None else dict.fromkeys((REFERENCE, *policies))
-        jobs += [(cell, name, seed) for seed in seeds for name in names]
-    return jobs
+def plan(chosen: Iterable[Scenario], seeds: Sequence[int], policies: Sequence[str] | None) -> list[PlannedStudyRun]:
+    """Return all runs of a study. The reference is always among the policies."""
+    planned: list[PlannedStudyRun] = []
+    for scenario in chosen:
+        names = scenario.policies if policies is None else dict.fromkeys((REFERENCE, *policies))
+        planned += [(scenario, name, seed) for seed in seeds for name in names]
+    return planned
 
 
-def steps(jobs: Sequence[Job]) -> int:
-    """Of progress in a study: runs and bounds."""
-    return len(jobs) + len(_bounded(jobs))
+def steps(planned: Sequence[PlannedStudyRun]) -> int:
+    """Return the number of progress steps of a study: runs and bounds."""
+    return len(planned) + len(_bounded(planned))
 
 
-def _bounded(jobs: Sequence[Job]) -> list[tuple[Scenario, int]]:
-    return list({(id(cell), seed): (cell, seed) for cell, _, seed in jobs if cell.bound}.values())
+def _bounded(planned: Sequence[PlannedStudyRun]) -> list[tuple[Scenario, int]]:
+    return list({(id(scenario), seed): (scenario, seed) for scenario, _, seed in planned if scenario.bound}.values())
 
 
 def run_study(
-    jobs: Sequence[Job], cache: RunCache, *, workers: int | None = None, progress: Callable[[], None] = lambda: None
+    planned: Sequence[PlannedStudyRun],
+    cache: RunCache,
+    *,
+    workers: int | None = None,
+    progress: Callable[[], None] = lambda: None,
 ) -> list[StudyRun]:
-    """Make the runs that the cache does not hold, and return all. `progress` is called `steps(jobs)` times."""
-    missing = [job for job in jobs if cache.find(_key(job[1], job[0], job[2])) is None]
-    for _ in range(len(jobs) - len(missing)):
+    """Simulate the runs that the cache does not hold, and return all. `progress` is called `steps(planned)` times."""
+    missing = [one for one in planned if cache.find(_key(one[1], one[0], one[2])) is None]
+    for _ in range(len(planned) - len(missing)):
         progress()
-    tasks = [(policy, _case(cell, seed), cell.setup) for cell, policy, seed in missing]
+    tasks = [(policy, _case(scenario, seed), scenario.setup) for scenario, policy, seed in missing]
     with closing(run_each(tasks, workers)) as results:
         for number, outcome in results:
-            cell, policy, seed = missing[number]
-            cache.add(_key(policy, cell, seed), _kept(outcome.summary))
+            scenario, policy, seed = missing[number]
+            cache.add(_key(policy, scenario, seed), _kept(outcome.summary))
             progress()
     bounds: dict[tuple[int, int], float] = {}
-    for cell, seed in _bounded(jobs):
-        bounds[id(cell), seed] = _bound(cell, seed, cache)
+    for scenario, seed in _bounded(planned):
+        bounds[id(scenario), seed] = _bound(scenario, seed, cache)
         progress()
     runs = []
-    for cell, policy, seed in jobs:
-        values = cache.find(_key(policy, cell, seed))
+    for scenario, policy, seed in planned:
+        values = cache.find(_key(policy, scenario, seed))
         assert values is not None
-        bound = bounds.get((id(cell), seed))
-        runs.append(StudyRun(cell.name, cell.group, cell.load, policy, seed, **values, bound_s=bound))
+        bound = bounds.get((id(scenario), seed))
+        runs.append(StudyRun(scenario.name, scenario.group, scenario.load, policy, seed, **values, bound_s=bound))
     return runs
 
 
@@ -222,8 +223,8 @@ def _workload(load: float, seed: int) -> Workload:
     return load_workload(generate.NAME, {}, round(JOBS * load), load, seed, BASE.profile)
 
 
-def _case(cell: Scenario, seed: int) -> SweepCase:
-    return SweepCase(cell.name, str(seed), _workload(cell.load, seed), seed)
+def _case(scenario: Scenario, seed: int) -> SweepCase:
+    return SweepCase(scenario.name, str(seed), _workload(scenario.load, seed), seed)
 
 
 def _kept(summary: Summary) -> dict[str, float]:
@@ -233,17 +234,17 @@ def _kept(summary: Summary) -> dict[str, float]:
         "p99_jct_s": summary.p99_jct_s,
         "large_jct_s": summary.large.mean_jct_s,
         "makespan_s": summary.makespan_s,
-        "worst_host": summary.host_slowdown_max,
+        "host_slowdown_max": summary.host_slowdown_max,
         "preemptions_per_job": summary.preemptions / summary.jobs,
     }
 
 
-def _bound(cell: Scenario, seed: int, cache: RunCache) -> float:
+def _bound(scenario: Scenario, seed: int, cache: RunCache) -> float:
     from carpool.sim.bound import lower_bound
 
-    key = _key("lower bound", cell, seed)
+    key = _key("lower bound", scenario, seed)
     known = cache.find(key)
     if known is None:
-        known = {"bound_s": lower_bound(_workload(cell.load, seed), replace(cell.setup, seed=seed)).sharing_s}
+        known = {"bound_s": lower_bound(_workload(scenario.load, seed), replace(scenario.setup, seed=seed)).sharing_s}
         cache.add(key, known)
     return float(known["bound_s"])

@@ -1,4 +1,7 @@
-"""Many simulations on all cores: policies × workloads, and what they amount to over the seeds."""
+"""Many simulations on all cores: every policy on every workload, and means over seeds.
+
+`carpool compare`, `replay`, `study` and `paper` run their simulations through `run_all` or `run_each`.
+"""
 
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -21,28 +24,30 @@ from carpool.sim.workload import Workload
 
 @dataclass(frozen=True)
 class SweepCase:
-    """One workload of a sweep; the cases that differ only in their seed are averaged."""
+    """One workload of a sweep. Cases that differ only in their seed are averaged."""
 
     label: str
     seed: str
     workload: Workload
     draw: int | None = None
-    """The seed of what is random within a run; None: the setup's."""
+    """Seed of the estimation errors in a run; None for the setup's seed."""
 
 
 @dataclass(frozen=True)
 class CaseResult:
+    """The result of one policy on one case."""
+
     policy: str
     case: str
     seed: str
     summary: Summary
     jcts_s: tuple[float, ...]
-    """Of every job, ascending."""
+    """Completion times of all jobs, ascending."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """A mean over seeds with its standard error (None where there is only one seed)."""
+    """A mean over seeds with its standard error, which is None for a single seed."""
 
     value: float
     error: float | None
@@ -56,7 +61,10 @@ def run_all(
     workers: int | None = None,
     progress: Callable[[], None] = lambda: None,
 ) -> list[CaseResult]:
-    """Every policy on every case, in that order. One process per core; an interrupt ends them all."""
+    """Run every policy on every case and return the results in that order.
+
+    One process per core does the work; an interrupt ends all processes.
+    """
     tasks = [(policy, case, setup) for case in cases for policy in policies]
     done: dict[int, CaseResult] = {}
     with closing(run_each(tasks, workers)) as results:
@@ -70,7 +78,7 @@ SweepTask = tuple[str, SweepCase, Setup]
 
 
 def run_each(tasks: Sequence[SweepTask], workers: int | None = None) -> Generator[tuple[int, CaseResult], None, None]:
-    """The number and the outcome of each task, as they get done; close it, so that no process is left."""
+    """Yield the number and the result of each task as it completes. Close the generator to end its processes."""
     workers = min(workers or os.cpu_count() or 1, len(tasks))
     if workers <= 1:
         for number, task in enumerate(tasks):
@@ -81,10 +89,10 @@ def run_each(tasks: Sequence[SweepTask], workers: int | None = None) -> Generato
 
 
 def _in_parallel(tasks: Sequence[SweepTask], workers: int) -> Generator[tuple[int, CaseResult], None, None]:
-    """`run_each` with several processes.
+    """Run tasks in several processes, each with its own pipe.
 
-    Each worker has a pipe of its own. Unlike an executor's queues it cannot block us when we end a worker in the
-    middle of a message, and a worker whose parent was killed finds it closed.
+    Unlike the queues of a process pool, a pipe cannot block the parent when it ends a worker in the middle of a
+    message, and a worker whose parent was killed finds its pipe closed.
     """
     waiting = iter(enumerate(tasks))
     at_work: dict[Any, int] = {}
@@ -108,18 +116,18 @@ def _in_parallel(tasks: Sequence[SweepTask], workers: int) -> Generator[tuple[in
                     yield at_work.pop(pipe), outcome
                     give(pipe)
         except (EOFError, ConnectionError):
-            raise InputError("a worker process died, perhaps for lack of memory; try --workers 1") from None
+            raise InputError("a worker process died, perhaps because memory ran out; try --workers 1") from None
 
 
 @contextmanager
 def _started(workers: int) -> Iterator[list[Any]]:
-    """Worker processes, by the pipes that lead to them; none is left afterwards."""
-    context = get_context("spawn")  # not forked: the parent may have threads (a progress bar)
+    """Start worker processes, yield the pipes that lead to them, and end them all afterwards."""
+    context = get_context("spawn")  # not forked, because the parent may have threads (a progress bar)
     if os.name == "posix":
-        ensure_running()  # Python's own watcher; its start would lift what holds interrupts back
+        ensure_running()  # Python's resource tracker; starting it later would unblock interrupts
     started = []
     try:
-        with uninterrupted():  # the workers inherit it: only the parent hears an interrupt, and ends them
+        with uninterrupted():  # workers inherit the mask, so that only the parent receives an interrupt and ends them
             for _ in range(workers):
                 ours, theirs = context.Pipe()
                 process = context.Process(target=_work, args=(theirs,), daemon=True)
@@ -136,7 +144,7 @@ def _started(workers: int) -> Iterator[list[Any]]:
 
 
 def _work(pipe: Any) -> None:
-    """A worker's life: tasks in, outcomes or errors out, until nobody is there."""
+    """Serve as a worker process: receive tasks and send results or errors, until the parent closes the pipe."""
     with suppress(EOFError, ConnectionError):
         while True:
             task = pipe.recv()
@@ -157,4 +165,5 @@ def _run(policy: str, case: SweepCase, setup: Setup) -> CaseResult:
 
 
 def mean(values: Sequence[float]) -> Mean:
+    """Return the mean of the values with its standard error."""
     return Mean(fmean(values), stdev(values) / sqrt(len(values)) if len(values) > 1 else None)

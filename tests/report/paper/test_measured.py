@@ -90,9 +90,9 @@ def without_column(column):
     [
         (with_cell("policy", "fifi"), ":2: policy: 'fifi' is not one of the experiment's: did you mean fifo?"),
         (with_cell("policy", "tiresias-"), ":2: policy: 'tiresias-' is not one of the experiment's: did you mean tire"),
-        (with_cell("mechanism", "mpps"), ":2: mechanism: 'mpps' is no way of sharing a GPU: did you mean mps?"),
-        (with_cell("jobs_per_gpu", "two"), ":2: jobs_per_gpu: 'two' must be a whole number from 1 on; mend the row"),
-        (with_cell("runs", "0"), ":2: runs: '0' must be a whole number from 1 on"),
+        (with_cell("mechanism", "mpps"), ":2: mechanism: 'mpps' is not a way of sharing a GPU: did you mean mps?"),
+        (with_cell("jobs_per_gpu", "two"), ":2: jobs_per_gpu: 'two' must be a whole number of at least 1; fix the row"),
+        (with_cell("runs", "0"), ":2: runs: '0' must be a whole number of at least 1"),
         (
             with_cell("measured_mean_jct_s", "many"),
             ":2: measured_mean_jct_s: 'many' must be a number of seconds above 0",
@@ -108,7 +108,7 @@ def without_column(column):
         (with_cell("measured_gpu_busy", "51"), ":2: measured_gpu_busy: '51' must be a share from 0 to 1"),
         (
             with_cell("simulated_gpu_busy", "0,51"),
-            ":2: simulated_gpu_busy: more cells follow; write numbers with a point",
+            ":2: simulated_gpu_busy: more values follow; write numbers with a point",
         ),
         (without_column("spread_mean_jct_s"), ":1: spread_mean_jct_s: this column is missing; give the CSV file that"),
         (
@@ -195,17 +195,17 @@ def test_the_page_says_where_it_was_measured_and_where_the_raw_data_are(tmp_path
         (
             [off(4.9, -4.9), off(-1, 2, policy="sjf", **ALONE)],
             ClaimVerdict.REPRODUCED,
-            "within it in 2 of 2 cases: makespan in 2 (−1.0 % to +4.9 %), mean JCT in 2 (−4.9 % to +2.0 %)",
+            "in 2 of 2 cases: makespan in 2 (−1.0 % to +4.9 %), mean JCT in 2 (−4.9 % to +2.0 %)",
         ),
         (
             [off(4, 4), off(4, -12, policy="sjf", **ALONE)],  # one of both means is not enough
             ClaimVerdict.PARTLY,
-            "within it in 1 of 2 cases: makespan in 2 (+4.0 % to +4.0 %), mean JCT in 1 (−12.0 % to +4.0 %)",
+            "in 1 of 2 cases: makespan in 2 (+4.0 % to +4.0 %), mean JCT in 1 (−12.0 % to +4.0 %)",
         ),
         (
             [off(4, 6), off(-7, 1, policy="sjf", **ALONE)],
             ClaimVerdict.NOT,
-            "within it in 0 of 2 cases: makespan in 1 (−7.0 % to +4.0 %), mean JCT in 1 (+1.0 % to +6.0 %)",
+            "in 0 of 2 cases: makespan in 1 (−7.0 % to +4.0 %), mean JCT in 1 (+1.0 % to +6.0 %)",
         ),
     ],
 )

@@ -176,7 +176,7 @@ def test_a_policy_has_one_colour_everywhere():
 
 def test_an_interrupted_call_writes_no_report_and_says_what_it_keeps(quick):
     assert quick.interrupted.returncode == 130
-    assert re.search(r"\d+ of \d+ runs are kept in .*; the same command goes on from there", quick.interrupted.stderr)
+    assert re.search(r"\d+ of \d+ runs are kept in .*; run the same command to continue", quick.interrupted.stderr)
     assert len(quick.kept) >= 5
 
 
@@ -406,7 +406,7 @@ def test_every_test_that_the_document_names_exists():
         ("hours = 8", "hours = 8\nminutes = 1", "world.minutes: is not known here"),
         ('spec = "pollux"', 'spec = "polux"', "policies[5].spec: unknown policy 'polux': did you mean pollux?"),
         ('name = "pollux"', 'name = "other"', "there is none named 'pollux'"),
-        ('seeds = "1-16"', 'seeds = "many"', "seeds: 'many' will not do"),
+        ('seeds = "1-16"', 'seeds = "many"', "seeds: 'many' names no seeds"),
         ("xi = [1.0,", "xi = [0.5,", "figure6b.xi: 0.5 must be at least 1"),
         ("large_gpus = [12, 16]", "large_gpus = [12, 32]", "physical.large_gpus: the cluster 4x4 has only 16 GPUs"),
         ('generator = "pollux-like"', 'generator = "polux-like"', "did you mean pollux-like?"),

@@ -1,6 +1,6 @@
-"""Tables as values: what a cell shows, and what the CSV file beside it holds.
+"""Tables of the report as values: what each cell shows, and what the CSV file beside the table holds.
 
-`tables.py` fills them, `page.py` draws them.
+`tables.py` fills them and `page.py` renders them as HTML.
 """
 
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from typing import Any
 from carpool.sim.sweep import Mean
 
 CLOSE, FAR = 10.0, 30.0
-"""Deviations up to so many per cent are shown as close, beyond that as far."""
+"""Deviations in per cent up to which a number counts as close, and above which it counts as far."""
 PAPER = "paper"
-"""The class of a cell with a number of the paper's own."""
+"""CSS class of a cell with one of the paper's own numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableCell:
-    """A text with a smaller line below it, and a class that says what it is."""
+    """A text, a smaller line below it, and a CSS class that says what it is."""
 
     text: str
     small: str = ""
@@ -25,7 +25,7 @@ class TableCell:
 
 @dataclass(frozen=True)
 class ReportTable:
-    """One table: grouped columns for the reader, long rows for the CSV file."""
+    """One table: grouped columns for the page, one value per row for the CSV file."""
 
     name: str
     title: str
@@ -34,7 +34,7 @@ class ReportTable:
     csv_header: tuple[str, ...]
     csv_rows: tuple[tuple[Any, ...], ...]
     groups: tuple[tuple[str, int], ...] = ()
-    """Headings above the columns, each with the number of columns it spans."""
+    """Headings above the columns, each with the number of columns that it spans."""
     note: str = ""
 
 
@@ -47,12 +47,12 @@ def missing() -> TableCell:
 
 
 def paper(value: float | None, digits: int = 2) -> TableCell:
-    """A number that the paper prints."""
+    """Return a cell with a number that the paper prints."""
     return missing() if value is None else TableCell(show(value, digits), kind=PAPER)
 
 
 def ours(found: Mean | None, digits: int = 2, printed: float | None = None) -> TableCell:
-    """A mean of ours with its standard error and, where the paper prints a number, the deviation from it."""
+    """Return a cell with our mean, its standard error and, if the paper prints a number, the deviation from it."""
     if found is None:
         return missing()
     text = show(found.value, digits)
@@ -66,12 +66,12 @@ def ours(found: Mean | None, digits: int = 2, printed: float | None = None) -> T
 
 
 def deviation(value: float, printed: float) -> float:
-    """In per cent of the second."""
+    """Return the deviation from `printed` in per cent."""
     return 100.0 * (value / printed - 1.0)
 
 
 def signed(value: float, digits: int = 0) -> str:
-    """Per cent with a proper minus, and no sign before a zero."""
+    """Return per cent with a sign, a typographic minus, and no sign before zero."""
     text = f"{value:+.{digits}f} %"
     return text[1:] if float(text[:-2]) == 0.0 else text.replace("-", "−")
 
@@ -81,7 +81,7 @@ def show(value: float, digits: int) -> str:
 
 
 def lower(found: Mean | None, digits: int = 0) -> str:
-    """A reduction in words: 17 ± 3 % lower, or so much higher."""
+    """Return a reduction in words, such as `17 ± 3 % lower` or `4 ± 2 % higher`."""
     if found is None:
         return "–"
     size = show(abs(found.value), digits)

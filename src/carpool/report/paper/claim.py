@@ -1,4 +1,4 @@
-"""What a claim is, and the comparisons that most of them make."""
+"""A claim of the paper with our verdict, and the comparisons that most claims make."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +19,8 @@ TIRESIAS = ("tiresias", "tiresias-16")
 
 @dataclass(frozen=True, slots=True)
 class Claim:
+    """One claim: where the paper makes it, its text, the paper's figure, ours, the verdict and its reason."""
+
     where: str
     text: str
     paper: str
@@ -34,7 +36,7 @@ def found_less(
     value: Value,
     printed: float,
 ) -> tuple[str, ClaimVerdict]:
-    """What we find for "SJF-BSBF is lower by so many per cent", against one policy or several that stand for it."""
+    """Return our result and verdict for "SJF-BSBF is lower by `printed` per cent" than each of some policies."""
     config = results.config
     found = [results.lower(setting, OURS, name, value) for name in than]
     verdicts = [less(one, printed, config.points) for one in found]
@@ -45,7 +47,7 @@ def found_less(
 
 
 def on_other_workloads(results: Results, jobs: int, than: Sequence[str], value: Value) -> str:
-    """The same on the other workloads, for the reason."""
+    """Return the same comparison on the other workloads, as a part of the reason."""
     parts = []
     for row in results.config.workloads[1:]:
         setting = plan.main(results.config, row.name, jobs)

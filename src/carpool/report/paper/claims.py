@@ -1,7 +1,7 @@
 """The claims of the paper's abstract and text, each with the paper's figure, ours, a verdict and its reason.
 
-A verdict is computed from the measured numbers by the rules in `verdicts.py`, never typed. It is given on the headline
-workload; what the other workload says stands beside it.
+Verdicts are computed from our numbers by the rules in `verdicts.py`, never typed. They are given on the headline
+workload, and the reason names the result on the other workload.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,6 +30,7 @@ from carpool.sim.sweep import Mean
 
 
 def claims(results: Results, measured: PhysicalExperiment | None) -> list[Claim]:
+    """Return all claims with their verdicts."""
     return [
         *_against_preemptive(results),
         *_against_first_fit(results),
@@ -53,7 +54,7 @@ def _against_preemptive(results: Results) -> Iterator[Claim]:
         f"{said['tiresias_simulated']:g} %",
         shown,
         verdict,
-        "The threshold decides, and the paper does not name it; both must agree. "
+        "The result depends on Tiresias's threshold, which the paper does not give; both values must agree. "
         f"{on_other_workloads(results, low, TIRESIAS, jct_h())}",
     )
     for jobs, table in ((low, "III"), (high, "IV")):
@@ -96,7 +97,7 @@ def _pollux_details(results: Results) -> Iterator[Claim]:
         f"{said['shortest_pollux']:g} %",
         shown,
         verdict,
-        "Pollux decides once a minute, and every start costs a job 30 s; short jobs feel both.",
+        "Pollux decides once a minute, and every start costs a job 30 s; both affect short jobs most.",
     )
     large = [results.mean(low, name, jct_h("large")) for name in (OURS, "pollux")]
     small = [results.mean(low, name, jct_h("small")) for name in (OURS, "pollux")]
@@ -105,7 +106,7 @@ def _pollux_details(results: Results) -> Iterator[Claim]:
     (_, large_ours, small_ours), (_, large_pollux, small_pollux) = printed[OURS], printed["pollux"]
     yield Claim(
         "Section VI-C",
-        f"{low.jobs} jobs: large jobs take longer than under Pollux, small ones less long",
+        f"{low.jobs} jobs: large jobs take longer than under Pollux, small ones take less time",
         f"large {large_ours:g} against {large_pollux:g} h, small {small_ours:g} against {small_pollux:g} h",
         f"large {hours(large[0])} against {hours(large[1])}, small {hours(small[0])} against {hours(small[1])}",
         every(tests),
@@ -131,8 +132,8 @@ def _against_first_fit(results: Results) -> Iterator[Claim]:
 
 def _first_fit_reason(what: str) -> str:
     if what == "JCT":
-        return "SJF-FFS shares whatever it costs."
-    return "SJF-FFS shares at once and slows everybody, and where two jobs are on every GPU the next must wait."
+        return "SJF-FFS always shares, whatever it costs."
+    return "SJF-FFS shares at once and slows all jobs down, and when every GPU holds two jobs the next one must wait."
 
 
 def _shape(results: Results) -> Iterator[Claim]:
@@ -178,7 +179,7 @@ def _load_and_interference(results: Results) -> Iterator[Claim]:
         "best",
         f"Pollux {hours(at_low['pollux'])}, best of the others {_best(at_low, others)}",
         every([ordered(at_low["pollux"], at_low[name]) for name in others]),
-        "Its mean against that of every other policy.",
+        "Its mean compared with that of every other policy.",
     )
     gains = [results.lower(headline(results, jobs), OURS, "pollux", jct_h()) for jobs in (low, high)]
     yield Claim(
@@ -187,7 +188,7 @@ def _load_and_interference(results: Results) -> Iterator[Claim]:
         "yes",
         f"against Pollux SJF-BSBF is {lower(gains[0])} at {low} jobs, {lower(gains[1])} at {high}",
         every([ordered(gains[0], gains[1])]),
-        "The gain of SJF-BSBF at the highest load against that at the lowest.",
+        "The gain of SJF-BSBF at the highest load compared with that at the lowest.",
     )
     rest = [name for name in others if name != OURS]
     tests = [
@@ -222,7 +223,7 @@ def _injected(results: Results, equal_xi: float) -> Iterator[Claim]:
     mild = {xi: gain for xi, gain in gains.items() if xi <= equal_xi}
     yield Claim(
         "Section VI-C, Fig. 6b",
-        f"ξ ≤ {equal_xi:g}: SJF-BSBF as SJF-FFS, {jobs} jobs",
+        f"ξ ≤ {equal_xi:g}: SJF-BSBF equals SJF-FFS, {jobs} jobs",
         "the same",
         ", ".join(f"{lower(gain, 1)} at {xi:g}" for xi, gain in mild.items()),
         combined([equal(gain, 0.0, config.equal) for gain in mild.values()]),

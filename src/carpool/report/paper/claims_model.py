@@ -1,4 +1,4 @@
-"""The claims on the cost of a decision, on interference and on gradient accumulation."""
+"""The claims about the cost of a decision, interference and gradient accumulation."""
 
 from collections.abc import Iterator
 from math import log
@@ -18,7 +18,7 @@ def cost(results: Results) -> Iterator[Claim]:
     said = config.paper.claims
     sizes = {gpus_of(setting): setting for setting in (plan.overhead(config, nodes) for nodes in config.overhead.nodes)}
     means = {
-        gpus: results.mean(setting, config.overhead.policy, lambda o: o.summary.decision_mean_s)
+        gpus: results.mean(setting, config.overhead.policy, lambda o: o.summary.decision_mean_cpu_s)
         for gpus, setting in sizes.items()
     }
     small = means.get(16)
@@ -28,7 +28,7 @@ def cost(results: Results) -> Iterator[Claim]:
         f"{1e3 * said['overhead_s']:g} ms",
         "–" if small is None else f"{1e3 * small.value:.2f} ms on average",
         every([None if small is None else small.value < said["overhead_s"]]),
-        "CPU time in the simulator, with the checks that the live service makes.",
+        "CPU time in the simulator, including the checks that the live service makes.",
     )
     known = [(log(gpus), log(found.value)) for gpus, found in means.items() if found]
     slope = linear_regression(*zip(*known, strict=True)).slope if len(known) > 1 else None
@@ -38,8 +38,8 @@ def cost(results: Results) -> Iterator[Claim]:
         "linear, times a logarithm",
         "–" if slope is None else f"GPUs to the power of {show(slope, 2)}, {min(sizes)}–{max(sizes)} GPUs",
         every([None if slope is None else slope <= 1.1]),
-        "Reproduced if the power is at most 1.1. We judge each host once, not each GPU, and cut each kind of host "
-        "at one point.",
+        "Reproduced if the power is at most 1.1. Carpool evaluates each host once instead of each GPU, and stops each "
+        "group of similar hosts at one point.",
     )
     pairs = [xi for pair in load_profile("gavel").pairs for xi in (pair.xi_a, pair.xi_b)]
     pairs += [xi for pair in load_profile("h200").pairs for xi in (pair.xi_a, pair.xi_b)]
@@ -49,9 +49,8 @@ def cost(results: Results) -> Iterator[Claim]:
         f"up to {said['largest_xi']:g}",
         f"up to {max(pairs):.1f}",
         every([max(pairs) >= said["largest_xi"] / 2, max(pairs) >= said["largest_xi"] - 1]),
-        "The pairs that we ship (Gavel's on a V100, ours on an H200), one GPU each; multi-GPU pairs are in no "
-        "public data. "
-        "Reproduced if the largest is at least 5, partly if at least 3.",
+        "The pairs that we ship (Gavel's on a V100, ours on an H200) have one GPU each; no public data has pairs on "
+        "several GPUs. Reproduced if the largest is at least 5, partly if at least 3.",
     )
 
 
@@ -64,6 +63,6 @@ def accumulation(results: Results) -> Claim:
         "always",
         f"{len(same)} of {len(tasks)} models ({', '.join(same)})",
         every([not task.batch_norm for task in tasks.values()], least=1),
-        "BatchNorm takes its statistics from each micro-batch: the other models train differently when split. "
-        "Partly if it holds for at least one model.",
+        "BatchNorm takes its statistics from each micro-batch, so the other models train differently when their batch "
+        "is split. Partly if it holds for at least one model.",
     )

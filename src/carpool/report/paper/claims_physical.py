@@ -1,4 +1,4 @@
-"""The claims on the physical experiment (Section VI-B), and on how well the simulator matches it."""
+"""The claims about the physical experiment (Section VI-B), and about how well the simulator matches it."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -13,14 +13,14 @@ from carpool.report.paper.verdicts import every
 from carpool.sim.sweep import Mean
 
 PAIRS = 2
-"""The paper's limit of jobs on a GPU."""
+"""Largest number of jobs on a GPU in the paper."""
 
 
 def physical(results: Results, measured: PhysicalExperiment | None) -> Iterator[Claim]:
     config = results.config
     said = config.paper.claims
     setting = plan.physical(config)
-    why = "Simulated on other GPUs than the paper's; only ratios compare."
+    why = "Simulated on other GPUs than the paper's; only ratios can be compared."
     jobs = f"{setting.jobs} jobs"
     shown, verdict = found_less(results, setting, TIRESIAS, jct_h(), said["tiresias_physical"])
     yield Claim(
@@ -43,7 +43,7 @@ def physical(results: Results, measured: PhysicalExperiment | None) -> Iterator[
     shown, verdict = found_less(results, setting, TIRESIAS, model_queue_s("bert"), said["bert_queue_physical"])
     yield Claim(
         "Section VI-B",
-        f"{jobs}: BERT queues less than under Tiresias",
+        f"{jobs}: BERT jobs queue less than under Tiresias",
         f"{said['bert_queue_physical']:g} %",
         shown,
         verdict,
@@ -58,12 +58,12 @@ def physical(results: Results, measured: PhysicalExperiment | None) -> Iterator[
         "lowest",
         ", ".join(f"{config.policy(name).label} {hours(found)}" for name, found in queues.items()),
         every([ordered(queues[FIRST_FIT], queues[name]) for name in others]),
-        f"Its mean against that of every other policy.{_beside(measured, FIRST_FIT, lambda case: case.queue)}",
+        f"Its mean compared with that of every other policy.{_beside(measured, FIRST_FIT, lambda case: case.queue)}",
     )
 
 
 def _beside(measured: PhysicalExperiment | None, than: str, value: Callable[[MeasuredCase], FigureComparison]) -> str:
-    """How SJF-BSBF fared against a policy in the real experiment: said beside a claim on other jobs, not judged."""
+    """Return how SJF-BSBF compares with a policy in the real experiment, which has other jobs and gives no verdict."""
     cases = [case for case in measured.cases if case.jobs_per_gpu <= PAIRS] if measured else []
     found = []
     for one in (case for case in cases if case.policy == OURS):
@@ -78,7 +78,7 @@ def _beside(measured: PhysicalExperiment | None, than: str, value: Callable[[Mea
 
 
 def _within(results: Results, setting: RunSetting) -> Claim:
-    """The paper's hours exceed its makespan, so the test is on ours: is SJF-BSBF ahead of all others?"""
+    """Test only the order of policies, because the time that the paper names exceeds its makespan."""
     config = results.config
     said = config.paper.claims
     limit = said["within_hours"]
@@ -91,13 +91,13 @@ def _within(results: Results, setting: RunSetting) -> Claim:
         f"nearly {said['within_share']:g} %, others below {said['others_share']:g} %",
         ", ".join(f"{config.policy(name).label} {percent(found)}" for name, found in shares.items()),
         every(others),
-        f"The paper's longest makespan is {longest:.2f} h, so its {limit:g} h must be a slip. Here only the order "
-        "is tested.",
+        f"The paper's longest makespan is {longest:.2f} h, so its {limit:g} h must be an error. Only the order of "
+        "policies is tested.",
     )
 
 
 def fidelity(config: PaperConfig, measured: PhysicalExperiment | None) -> Claim:
-    """Judged on the cases of the real experiment, whose jobs the simulator ran as well."""
+    """Compare the cases of the real experiment with the simulator, which ran the same jobs."""
     limit = config.paper.claims["fidelity"]
     cases = measured.cases if measured else ()
     offs = {
@@ -111,11 +111,11 @@ def fidelity(config: PaperConfig, measured: PhysicalExperiment | None) -> Claim:
         "Section VI-C",
         f"The simulator is within {limit:g} % of the physical run, makespan and mean JCT",
         f"{limit:g} %",
-        f"within it in {sum(holds)} of {len(holds)} cases: {ranges}" if holds else "–",
+        f"in {sum(holds)} of {len(holds)} cases: {ranges}" if holds else "–",
         every(holds),
-        f"Measured on {measured.where} with other jobs than the paper's ({measured.file}), against the simulator with "
-        f"the same jobs, which is told how long each process took to start; a case holds if both of its means do. "
-        f"Without being told, {sum(off <= limit for off in blind)} would. {_repeated(cases)}"
+        f"Measured on {measured.where} with other jobs than the paper's ({measured.file}). The simulator runs the same "
+        "jobs and knows how long each process took to start. A case counts if both of its figures are within the "
+        f"limit. Without known start times, {sum(off <= limit for off in blind)} cases count. {_repeated(cases)}"
         if measured
         else "No physical experiment is given; name one as [physical] measured.",
     )

@@ -1,6 +1,7 @@
 """The configuration of the reproduction: `paper.toml`, or a changed copy of it, as frozen values.
 
-Reading is strict: an unknown name, a policy that does not exist or a number out of range is one line that says where.
+Reading is strict: an unknown name, a policy that does not exist or a number out of range is an error of one line that
+names its place.
 """
 
 import tomllib
@@ -24,7 +25,7 @@ TABLES = ("III", "IV")
 
 @dataclass(frozen=True, slots=True)
 class PolicyEntry:
-    """One policy of the report; `paper` names its row in the paper's tables."""
+    """One policy of the report. `paper` is the name of its row in the paper's tables."""
 
     name: str
     label: str
@@ -34,6 +35,8 @@ class PolicyEntry:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadEntry:
+    """One workload: its generator, and the file that is run as well if it exists."""
+
     name: str
     title: str
     generator: str
@@ -44,7 +47,7 @@ class WorkloadEntry:
 
 @dataclass(frozen=True, slots=True)
 class PhysicalConfig:
-    """The 30 jobs of Table II."""
+    """[physical]: the 30 jobs of Table II."""
 
     setup: Setup
     small_jobs: int
@@ -54,11 +57,13 @@ class PhysicalConfig:
     iterations: tuple[int, ...]
     policies: tuple[str, ...]
     measured: Path | None
-    """What a real experiment found; see `measured.py`."""
+    """File with the figures of a real experiment; see `measured.py`."""
 
 
 @dataclass(frozen=True, slots=True)
 class OverheadConfig:
+    """[overhead]: decisions on growing clusters."""
+
     policy: str
     nodes: tuple[int, ...]
     jobs_per_node: int
@@ -67,6 +72,8 @@ class OverheadConfig:
 
 @dataclass(frozen=True, slots=True)
 class BatchNormConfig:
+    """[batchnorm]: runs in which the batches of models with BatchNorm are not split."""
+
     generator: str
     policy: str
     jobs: tuple[int, ...]
@@ -74,7 +81,7 @@ class BatchNormConfig:
 
 @dataclass(frozen=True, slots=True)
 class Figure1Config:
-    """Figure 1."""
+    """[figure1]: two jobs that share one GPU."""
 
     minutes: tuple[float, ...]
     overlap_after: float
@@ -83,7 +90,7 @@ class Figure1Config:
 
 @dataclass(frozen=True, slots=True)
 class Figure6bConfig:
-    """Figure 6b: constant slow-downs and measured tables."""
+    """[figure6b]: constant slow-downs and measured tables."""
 
     jobs: tuple[int, ...]
     xi: tuple[float, ...]
@@ -92,12 +99,12 @@ class Figure6bConfig:
 
 
 Triple = tuple[float, float, float]
-"""All jobs, large ones, small ones."""
+"""Values for all jobs, large jobs and small jobs."""
 
 
 @dataclass(frozen=True)
 class PaperNumbers:
-    """What the paper prints; the only numbers of the report that were typed."""
+    """Numbers that the paper prints. No other numbers of the report are typed."""
 
     physical: dict[str, tuple[float, float]]
     jct: dict[str, dict[str, Triple]]
@@ -109,11 +116,13 @@ class PaperNumbers:
 
 @dataclass(frozen=True)
 class PaperConfig:
+    """The whole configuration."""
+
     setup: Setup
     hours: float
     seeds: tuple[int, ...]
     use_files: bool
-    """Run the real files too, where they are at hand?"""
+    """Whether the real files are run as well, if they exist."""
     policies: tuple[PolicyEntry, ...]
     workloads: tuple[WorkloadEntry, ...]
     figure1: Figure1Config
@@ -128,19 +137,20 @@ class PaperConfig:
     equal: float
     paper: PaperNumbers
     text: str
-    """The file itself, for the report and for the cache."""
+    """Text of the file, for the report and the cache."""
 
     def policy(self, name: str) -> PolicyEntry:
+        """Return the policy with this name."""
         return next(row for row in self.policies if row.name == name)
 
     @property
     def headline(self) -> WorkloadEntry:
-        """The workload on which verdicts are given."""
+        """Workload on which verdicts are given."""
         return self.workloads[0]
 
 
 def load(path: Path | None = None, quick: bool = False) -> PaperConfig:
-    """The shipped configuration or the one at `path`; `quick` keeps the part that [quick] names."""
+    """Read the shipped configuration or the one at `path`; `quick` keeps the part that [quick] names."""
     file = str(path) if path else SHIPPED
     try:
         text = path.read_text("utf-8") if path else (resources.files(__package__) / SHIPPED).read_text("utf-8")
@@ -152,7 +162,7 @@ def load(path: Path | None = None, quick: bool = False) -> PaperConfig:
     except UnicodeDecodeError:
         raise InputError(f"{file}: is not a text file in UTF-8; give a TOML file") from None
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{file}: is not TOML: {error}; mend it") from None
+        raise InputError(f"{file}: is not TOML: {error}; fix it") from None
     top = TomlTable(values, file)
     config = _config(top, text)
     quick_part = _quick(top.child("quick"), config)
@@ -165,7 +175,7 @@ def _config(top: TomlTable, text: str) -> PaperConfig:
     names = [row.name for row in rows]
     for needed in ("tiresias", "tiresias-16", "sjf", "fifo", "pollux", "sjf-ffs", "sjf-bsbf"):
         if needed not in names:
-            top.fail("policies", f"there is none named {needed!r}, of which the paper speaks; add it")
+            top.fail("policies", f"none is named {needed!r}, which the paper compares; add it")
     setup, hours = _world(top.child("world"))
     verdict, tables = top.child("verdict"), top.child("tables").child("jobs")
     figure5, figure6a = top.child("figure5"), top.child("figure6a")
@@ -242,7 +252,7 @@ def _workload(table: TomlTable) -> WorkloadEntry:
 def _two_jobs(table: TomlTable) -> Figure1Config:
     found = Figure1Config(table.numbers("minutes", 2), table.number("overlap_after", 0), table.number("xi", 1, 100))
     if min(found.minutes) <= 0 or found.overlap_after >= found.minutes[0]:
-        table.fail("overlap_after", "the second job must join while the first runs alone; give less than its minutes")
+        table.fail("overlap_after", "the second job must join while the first runs; give less than its minutes")
     table.close()
     return found
 
@@ -288,13 +298,13 @@ def _physical(table: TomlTable, world: Setup, names: list[str]) -> PhysicalConfi
     if max(found.small_gpus + found.large_gpus) > gpus:
         table.fail("large_gpus", f"the cluster {setup.cluster} has only {gpus} GPUs")
     if len(found.iterations) != 2 or found.iterations[0] > found.iterations[1]:
-        table.fail("iterations", "give two numbers, the least and the most")
+        table.fail("iterations", "give two numbers, the smallest and the largest")
     table.close()
     return found
 
 
 def _measured(name: str) -> Path:
-    """A file that ships with us is named without a folder."""
+    """Return the path of a measured file; a name without a folder is a file that ships with Carpool, if it exists."""
     shipped = Path(__file__).parent / name
     return shipped if Path(name).name == name and shipped.is_file() else Path(name)
 
@@ -346,8 +356,8 @@ def _paper(table: TomlTable, rows: set[str]) -> PaperNumbers:
 
 
 CLAIMED = (
-    *("tiresias_physical", "tiresias_simulated", "ffs_physical", "bert_queue_physical"),
-    *("within_hours", "within_share", "others_share", "under_500_share", "shortest_share", "shortest_pollux"),
-    *("pollux_times_480", "ffs_jct_480", "ffs_queue_480", "equal_xi", "overhead_s", "largest_xi", "fidelity"),
-)
-"""The numbers of [paper.claims], apart from the ranges."""
+    "tiresias_physical", "tiresias_simulated", "ffs_physical", "bert_queue_physical",
+    "within_hours", "within_share", "others_share", "under_500_share", "shortest_share", "shortest_pollux",
+    "pollux_times_480", "ffs_jct_480", "ffs_queue_480", "equal_xi", "overhead_s", "largest_xi", "fidelity",
+)  # fmt: skip
+"""Names of the numbers in [paper.claims], without the ranges."""

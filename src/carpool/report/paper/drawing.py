@@ -1,4 +1,4 @@
-"""What the report's pictures have in common: one style, one colour for a policy, each picture as PNG and as SVG."""
+"""The common parts of the report's pictures: the style, the colour of each policy, and files as PNG and SVG."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from carpool.report.plots import POLICY_COLOURS, colours
 
 GRID = {"alpha": 0.25, "linewidth": 0.6}
 PAPER_MARK = {"linestyle": "none", "marker": "D", "markersize": 6, "markerfacecolor": "none", "markeredgewidth": 1.3}
-"""How the paper's own numbers are drawn in a picture: hollow diamonds."""
+"""Style of the paper's own numbers in a picture: hollow diamonds."""
 STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 10,
@@ -28,7 +28,7 @@ STYLE: dict[Any, Any] = {
 def picture(
     folder: Path, name: str, width: float, height: float, rows: int = 1, columns: int = 1
 ) -> Iterator[tuple[Any, Any]]:
-    """Yields a figure and its axes (an array where there are several), and writes both files at the end."""
+    """Yield a figure and its axes (an array if there are several), and write both files at the end."""
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
@@ -42,7 +42,7 @@ def picture(
 
 
 def log_axis(axes: Any, which: str, base: int) -> None:
-    """Makes an axis logarithmic, once all is drawn. Its labels are plain: 1, 2, 5, 10 … or powers of two."""
+    """Make an axis logarithmic, after drawing. Its labels are plain numbers: 1, 2, 5, 10 … or powers of two."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     getattr(axes, f"set_{which}scale")("log", base=base)
@@ -55,7 +55,7 @@ def log_axis(axes: Any, which: str, base: int) -> None:
 
 
 def short(value: float) -> str:
-    """A number on an axis: 0.5, 200, 20k, 1M; powers of two stay as they are up to five digits."""
+    """Return the label of a number on an axis: 0.5, 200, 20k, 1M. Powers of two keep up to six digits."""
     if value >= 1e6:
         return f"{value / 1e6:g}M"
     if value >= 1e4 and value % 1000 == 0:
@@ -64,14 +64,14 @@ def short(value: float) -> str:
 
 
 def policy_colours(config: PaperConfig) -> dict[str, str]:
-    """By the policy's name in the configuration; two settings of one policy share its colour."""
+    """Return colours by the policy's name in the configuration. Two settings of one policy share a colour."""
     families = {row.name: row.spec.partition(":")[0] for row in config.policies}
     chosen = colours(list(dict.fromkeys(families.values())), POLICY_COLOURS)
     return {name: chosen[family] for name, family in families.items()}
 
 
 def second_of_family(config: PaperConfig) -> set[str]:
-    """The policies that are another setting of one before; they are dashed or hatched."""
+    """Return the policies that are another setting of an earlier one; they are drawn dashed or hatched."""
     seen: set[str] = set()
     found = set()
     for row in config.policies:
@@ -85,7 +85,7 @@ def second_of_family(config: PaperConfig) -> set[str]:
 def grouped_bars(
     axes: Any, config: PaperConfig, names: Sequence[str], groups: Sequence[str], heights: Mapping[str, Sequence[float]]
 ) -> None:
-    """A group of bars for each of `groups`, one bar a policy."""
+    """Draw a group of bars for each of `groups`, one bar per policy."""
     palette, hatched = policy_colours(config), second_of_family(config)
     width = 0.84 / len(names)
     for number, name in enumerate(names):

@@ -1,4 +1,7 @@
-"""Reading a TOML table strictly: every value has a type, every name is known, and a complaint says where it stands."""
+"""Strict reading of TOML tables: every value has a type, every name is known, and an error names its place.
+
+`config.py` reads `paper.toml` with it.
+"""
 
 from collections.abc import Callable, Sequence
 from math import isfinite
@@ -9,7 +12,7 @@ from carpool.sim.sources import parse_seeds
 
 
 class TomlTable:
-    """One table of a TOML file. `close` complains about names that nobody asked for."""
+    """One table of a TOML file. `close` raises an error if the table has names that were never read."""
 
     def __init__(self, values: Any, file: str, path: str = "") -> None:
         self.file, self.path = file, path
@@ -38,7 +41,7 @@ class TomlTable:
         return str(self.value(key, str, "a text")).strip()
 
     def checked(self, key: str, check: Callable[[str], Any]) -> str:
-        """A text that `check` accepts."""
+        """Return a text that `check` accepts."""
         text = self.text(key)
         try:
             check(text)
@@ -95,7 +98,7 @@ class TomlTable:
         try:
             return tuple(parse_seeds(self.text(key)))
         except InputError:
-            self.fail(key, f"{self.values[key]!r} will not do; write seeds such as 1-8")
+            self.fail(key, f"{self.values[key]!r} names no seeds; write seeds such as 1-8")
 
     def child(self, key: str) -> "TomlTable":
         where = f"{self.path}.{key}" if self.path else key
@@ -106,18 +109,18 @@ class TomlTable:
         return [TomlTable(item, self.file, f"{key}[{number}]") for number, item in enumerate(found, start=1)]
 
     def among(self, key: str, found: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
-        """`found`, if all of it is known."""
+        """Return `found` if all its names are known."""
         for item in found:
             if item not in known:
                 self.fail(key, f"unknown name {item!r}: {nearest(item, known)}")
         return tuple(found)
 
     def rows(self, key: str, read: Callable[["TomlTable", str], Any]) -> dict[str, Any]:
-        """A table of rows that may have any name."""
+        """Return the rows of a table whose keys may have any name."""
         child = self.child(key)
         return {name: read(child, name) for name in child.values}
 
     def close(self) -> None:
         for key in self.values:
             if key not in self._asked:
-                self.fail(key, f"is not known here: {nearest(key, self._asked)}")
+                self.fail(key, f"unknown name: {nearest(key, self._asked)}")

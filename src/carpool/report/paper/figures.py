@@ -1,4 +1,4 @@
-"""The pictures of results: Figures 4 and 5 (who is done, who waits), 6a (load), 6b (slow-down), and the overhead."""
+"""The pictures of results: Figures 4 and 5 (completion and queuing), 6a (load), 6b (slow-down), and the overhead."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ from carpool.report.paper.tables import gpus_of
 def completion_and_queue(
     folder: Path, name: str, results: Results, setting: RunSetting, policies: Sequence[str]
 ) -> None:
-    """Figure 4 or 5: the share of jobs done within a time, and the mean queuing time of each model."""
+    """Draw Figure 4 or 5: the share of jobs done within a time, and the mean queuing time of each model."""
     shown = [policy for policy in policies if results.of(setting, policy)]
     with picture(folder, name, 10.0, 4.2, columns=2) as (figure, (left, right)):
         _cdf(left, results, setting, shown)
@@ -34,7 +34,7 @@ def completion_and_queue(
         grouped_bars(right, results.config, shown, models, heights)
         right.set_ylabel("mean queuing time (hours)")
         right.tick_params(axis="x", rotation=20)
-        right.set_title("(b) waiting, by model")
+        right.set_title("(b) queuing time by model")
         handles, labels = right.get_legend_handles_labels()
         figure.legend(handles, labels, frameon=False, ncols=4, loc="outside upper center")
 
@@ -56,7 +56,7 @@ def _cdf(axes: Any, results: Results, setting: RunSetting, policies: Sequence[st
 
 
 def _queue(results: Results, setting: RunSetting, policy: str, model: str) -> float:
-    """Over all jobs of a model in all seeds, in hours."""
+    """Return the mean queuing time over all jobs of a model in all seeds, in hours."""
     waited = jobs = 0.0
     for outcome in results.of(setting, policy).values():
         part = outcome.summary.models.get(model)
@@ -67,7 +67,7 @@ def _queue(results: Results, setting: RunSetting, policy: str, model: str) -> fl
 
 
 def load(folder: Path, results: Results) -> None:
-    """Figure 6a: one panel a workload, a line a policy, the paper's own numbers as hollow diamonds."""
+    """Draw Figure 6a: one panel per workload, one line per policy, the paper's own numbers as hollow diamonds."""
     config = results.config
     palette, dashed = policy_colours(config), second_of_family(config)
     with picture(folder, "figure6a", 10.0, 4.4, columns=len(config.workloads)) as (figure, panels):
@@ -112,7 +112,7 @@ def _printed(axes: Any, results: Results, palette: dict[str, str]) -> None:
 
 
 def interference(folder: Path, results: Results) -> None:
-    """Figure 6b: completion times under a constant slow-down of all who share."""
+    """Draw Figure 6b: completion times under a constant slow-down of all jobs that share."""
     config = results.config
     with picture(folder, "figure6b", 10.0, 4.0, columns=len(config.figure6b.jobs)) as (figure, panels):
         for axes, jobs in zip(
@@ -132,7 +132,7 @@ def interference(folder: Path, results: Results) -> None:
             texts = [signed(-gain.value) if gain else "" for gain in gains]
             ticks = [f"{xi}\n{text}" for xi, text in zip(plan.constants(config), texts, strict=True)]
             axes.set_xticks(range(len(settings)), ticks)
-            axes.set_xlabel(f"slow-down ξ of all who share; {_label(config, -1)} against {_label(config, 0)}")
+            axes.set_xlabel(f"slow-down ξ of all sharing jobs; {_label(config, -1)} relative to {_label(config, 0)}")
             axes.set_ylabel("mean completion time (hours)")
             axes.set_title(f"{jobs} jobs")
         handles, labels = axes.get_legend_handles_labels()
@@ -150,7 +150,10 @@ def overhead(folder: Path, results: Results) -> None:
     colour = policy_colours(config)[config.overhead.policy]
     limit = 1e3 * config.paper.claims["overhead_s"]
     with picture(folder, "overhead", 6.8, 4.0) as (figure, axes):
-        for label, marker, style, name in (("mean", "o", "-", "decision_mean_s"), ("p99", "s", "--", "decision_p99_s")):
+        for label, marker, style, name in (
+            ("mean", "o", "-", "decision_mean_cpu_s"),
+            ("p99", "s", "--", "decision_p99_cpu_s"),
+        ):
             values = [
                 1e3 * fmean(getattr(o.summary, name) for o in results.of(setting, config.overhead.policy).values())
                 for setting in settings
@@ -163,7 +166,7 @@ def overhead(folder: Path, results: Results) -> None:
         log_axis(axes, "x", 2)
         log_axis(axes, "y", 10)
         axes.set_xticks(gpus, [str(size) for size in gpus])
-        axes.set_xlabel("GPUs (jobs grow alike)")
+        axes.set_xlabel("GPUs (jobs in proportion)")
         axes.set_ylabel("CPU time of a decision (ms)")
         axes.grid(**GRID)
         figure.legend(frameon=False, ncols=4, loc="outside upper center")

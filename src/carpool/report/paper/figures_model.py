@@ -1,6 +1,6 @@
-"""Figures 2 and 3: throughput of the six tasks, fitted and measured, and what a pair does to each other.
+"""Figures 2 and 3: throughput of the six tasks, fitted and measured, and slow-downs of pairs.
 
-Both come from the profiles that we ship; the measured points of Figure 2 are drawn where CARPOOL_DATA has them.
+Both come from the shipped profiles. The measured points of Figure 2 are drawn if CARPOOL_DATA has them.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ BATCHES = {
     "ncf": (32, 32768),
     "yolov3": (4, 16),
 }
-"""The samples per GPU over which the curves are drawn: about those that were measured."""
+"""Ranges of samples per GPU over which the curves are drawn: about those that were measured."""
 MATE = "cifar10"
 TABLES = (
     ("gavel", "unknown", "V100 (Gavel)"),
@@ -40,7 +40,7 @@ Points = dict[str, dict[int, list[tuple[int, float]]]]
 
 
 def measured_points() -> Points | None:
-    """Samples per second by task, gang and batch at the most consolidated placement; None without the data folder."""
+    """Return samples per second by task, gang and batch at the most consolidated placement; None without the data."""
     folder = data_folder()
     path = folder / "pollux" / "throughput.csv" if folder else None
     if path is None or not path.is_file():
@@ -56,7 +56,7 @@ def measured_points() -> Points | None:
 
 
 def throughput(folder: Path, config: PaperConfig, points: Points | None) -> None:
-    """Figure 2."""
+    """Draw Figure 2: throughput against the batch."""
     tasks = load_profile(config.setup.profile).core_tasks()
     shown = [name for name in BATCHES if name in tasks]
     with picture(folder, "figure2", 10.0, 6.2, rows=2, columns=3) as (figure, panels):
@@ -82,7 +82,7 @@ def throughput(folder: Path, config: PaperConfig, points: Points | None) -> None
 
 
 def fit_errors(config: PaperConfig) -> ReportTable:
-    """How well the curves of Figure 2 fit."""
+    """Return the table of how well the curves of Figure 2 fit."""
     rows, data = [], []
     for name, task in sorted(load_profile(config.setup.profile).tasks.items()):
         if task.error is not None:
@@ -102,7 +102,7 @@ def fit_errors(config: PaperConfig) -> ReportTable:
 
 @dataclass(frozen=True, slots=True)
 class CifarPair:
-    """A task beside cifar10 on one GPU, at one choice of batches."""
+    """A task and cifar10 sharing one GPU, at one choice of batches."""
 
     task: str
     where: str
@@ -113,7 +113,7 @@ class CifarPair:
 
     @property
     def together(self) -> float:
-        """The sum of both relative speeds: above 1 the pair does more than one after the other."""
+        """Sum of both relative speeds; above 1, sharing does more work than running one after the other."""
         return 1 / max(1.0, self.xi) + 1 / max(1.0, self.mate_xi)
 
 
@@ -131,7 +131,7 @@ def beside_cifar10() -> list[CifarPair]:
 
 
 def pairs(folder: Path, found: Sequence[CifarPair]) -> None:
-    """Figure 3: throughput of pairs above, ξ of both below; the batches of a panel are small or saturate the GPU."""
+    """Draw Figure 3: throughput of pairs above, ξ of both below. A panel has small batches or saturating ones."""
     tasks = sorted({one.task for one in found})
     columns = _columns(found)
     with picture(folder, "figure3", 10.0, 6.4, rows=2, columns=len(columns)) as (figure, panels):
@@ -160,7 +160,7 @@ def pairs(folder: Path, found: Sequence[CifarPair]) -> None:
 
 
 def _columns(found: Sequence[CifarPair]) -> list[tuple[str, list[CifarPair]]]:
-    """One panel a table and batch size; a small batch beside a large one is in the table of numbers only."""
+    """Return the panels, one per table and batch size. Mixed batch sizes are shown in the table of numbers only."""
     columns = []
     for _, _, where in TABLES:
         shown = [one for one in found if one.where == where]
@@ -220,5 +220,5 @@ def pair_sheet(found: Sequence[CifarPair]) -> ReportTable:
         rows=tuple(rows),
         csv_header=("task", "measured_on", "batch", "mate_batch", "xi", "mate_xi", "throughput"),
         csv_rows=tuple((o.task, o.where, o.batch, o.mate_batch, o.xi, o.mate_xi, o.together) for o in found),
-        note="Throughput: the sum of both speeds relative to alone; there a ξ below 1, which is noise, counts as 1.",
+        note="Throughput: the sum of both speeds relative to alone. A ξ below 1 is noise and counts as 1.",
     )

@@ -1,4 +1,4 @@
-"""The jobs of a run: from our generator, from the real files, or the 30 jobs of the paper's physical experiment."""
+"""The jobs of a run: from a generator, from the real files, or the 30 jobs of the paper's physical experiment."""
 
 from dataclasses import replace
 from math import exp, log
@@ -17,6 +17,7 @@ from carpool.sim.workload import Workload, read
 
 
 def workload_of(config: PaperConfig, run: PlannedRun) -> Workload:
+    """Return the jobs of a run."""
     workload = _drawn(config, run)
     if run.setting.shrink_batchnorm:
         return workload
@@ -33,16 +34,16 @@ def _drawn(config: PaperConfig, run: PlannedRun) -> Workload:
     if setting.origin == FILES and row is not None:
         folder = data_folder()
         if folder is None:
-            raise InputError("CARPOOL_DATA no longer names a folder; run the command again")
+            raise InputError("CARPOOL_DATA: the folder has disappeared; run the command again")
         return read(folder / row.file, {"n": str(setting.jobs), "seed": str(run.seed)})
     name = row.generator if row else setting.workload
     return generated(name, config.setup.profile, jobs=setting.jobs, seed=run.seed, hours=config.hours)
 
 
 def thirty_jobs(config: PaperConfig, seed: int) -> Workload:
-    """The physical experiment's jobs as far as the paper tells; what it leaves open is stated under [physical].
+    """Return the jobs of the physical experiment; [physical] sets what the paper leaves open.
 
-    They arrive evenly over as long as all of them together would keep all GPUs busy.
+    The jobs arrive evenly over the time that all of them together would keep all GPUs busy.
     """
     rule = config.physical
     tasks = load_profile(rule.setup.profile).core_tasks()

@@ -1,6 +1,6 @@
-"""A physical experiment: what real runs measured, and what the simulator says of the same jobs on the same GPU.
+"""A physical experiment: figures of real runs, and what the simulator gives for the same jobs on the same GPU.
 
-`bench/physical.py --rows` writes the file; the configuration names it.
+`bench/physical.py --rows` writes the file, and the configuration names it.
 """
 
 import csv
@@ -17,11 +17,9 @@ from carpool.report.paper.config import PaperConfig
 FIGURES = ("makespan_s", "mean_jct_s", "mean_queue_s")
 WORLDS = ("measured", "simulated", "predicted")
 PARTS = (*WORLDS, "spread")
-COLUMNS = (
-    *("policy", "mechanism", "jobs_per_gpu", "runs"),
-    *(f"{part}_{figure}" for figure in FIGURES for part in PARTS),
-    *("measured_gpu_busy", "simulated_gpu_busy"),
-)
+CASE_COLUMNS = ("policy", "mechanism", "jobs_per_gpu", "runs")
+BUSY_COLUMNS = ("measured_gpu_busy", "simulated_gpu_busy")
+COLUMNS = (*CASE_COLUMNS, *(f"{part}_{figure}" for figure in FIGURES for part in PARTS), *BUSY_COLUMNS)
 LABELS = {"fifo": "FIFO", "sjf": "SJF", "sjf-ffs": "SJF-FFS", "sjf-bsbf": "SJF-BSBF", "carpool": "Carpool"}
 LOGICAL = "logical"
 MECHANISMS = {"mps": "MPS", "time-slicing": "time-slicing", LOGICAL: "logical slots"}
@@ -30,29 +28,30 @@ REMEDY = "give the CSV file that bench/physical.py --rows writes"
 
 @dataclass(frozen=True, slots=True)
 class FigureComparison:
-    """One figure in both worlds, in seconds."""
+    """One figure, measured and simulated, in seconds."""
 
     measured: float
     simulated: float
-    """By a simulator that is told how long each process took to start in that very run."""
+    """Value from a simulator that knows how long each process took to start in this run."""
     predicted: float
-    """By one that knows nothing of the run: starts are drawn from those of other runs."""
+    """Value from a simulator that knows nothing of the run and draws start times from those of other runs."""
     spread: float
-    """Standard deviation of the simulated value from draw to draw; how fast each job runs is drawn."""
+    """Standard deviation of the simulated value over draws of the jobs' speeds."""
 
     @property
     def off(self) -> float | None:
-        """By how many per cent of the measured value the simulated one is off."""
+        """Deviation of the simulated from the measured value, in per cent of the measured one."""
         return deviation(self.simulated, self.measured) if self.measured else None
 
     @property
     def predicted_off(self) -> float | None:
+        """Deviation of the predicted from the measured value, in per cent of the measured one."""
         return deviation(self.predicted, self.measured) if self.measured else None
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCase:
-    """One policy and one way of sharing: means over its runs."""
+    """One policy and one way of sharing, as means over its runs."""
 
     policy: str
     mechanism: str
@@ -62,12 +61,12 @@ class MeasuredCase:
     jct: FigureComparison
     queue: FigureComparison
     gpu_busy: float | None
-    """The driver's counter; None where nobody counted."""
+    """Share of time in which the GPU was busy, by the driver's counter; None if it was not recorded."""
     simulated_gpu_busy: float
 
     @property
     def family(self) -> str:
-        """The policy, whatever its threshold."""
+        """The policy without its threshold."""
         return re.sub(r"^tiresias-.*", "tiresias", self.policy)
 
     @property
@@ -81,9 +80,11 @@ class MeasuredCase:
 
 @dataclass(frozen=True)
 class PhysicalExperiment:
+    """All cases of an experiment, read from a file."""
+
     file: str
     shipped: bool
-    """With Carpool, and not a user's own?"""
+    """Whether the file ships with Carpool."""
     cases: tuple[MeasuredCase, ...]
 
     @property
@@ -92,7 +93,7 @@ class PhysicalExperiment:
 
 
 def read_measured(config: PaperConfig) -> PhysicalExperiment | None:
-    """None where nothing was measured."""
+    """Read the experiment that the configuration names; None if it names none."""
     path = config.physical.measured
     if path is None:
         return None
@@ -107,7 +108,7 @@ def read_measured(config: PaperConfig) -> PhysicalExperiment | None:
             for row in rows:
                 if None in row:
                     last = (rows.fieldnames or [""])[-1]
-                    raise InputError(f"{path}:{rows.line_num}: {last}: more cells follow; write numbers with a point")
+                    raise InputError(f"{path}:{rows.line_num}: {last}: more values follow; write numbers with a point")
                 case = _case(_MeasuredRow(path, rows.line_num, row))
                 first = lines.setdefault((case.policy, case.mechanism, case.jobs_per_gpu), rows.line_num)
                 if first != rows.line_num:
@@ -123,7 +124,7 @@ def read_measured(config: PaperConfig) -> PhysicalExperiment | None:
 
 @dataclass(frozen=True)
 class _MeasuredRow:
-    """One line of the file; a complaint names line and column."""
+    """One line of the file; its errors name line and column."""
 
     path: Path
     line: int
@@ -136,11 +137,11 @@ class _MeasuredRow:
         except ValueError:
             found = float("nan")
         if not (isfinite(found) and fits(found)):
-            raise InputError(f"{self.path}:{self.line}: {column}: {text!r} must be {wanted}; mend the row")
+            raise InputError(f"{self.path}:{self.line}: {column}: {text!r} must be {wanted}; fix the row")
         return found
 
     def count(self, column: str) -> int:
-        return int(self.value(column, int, lambda number: number >= 1, "a whole number from 1 on"))
+        return int(self.value(column, int, lambda number: number >= 1, "a whole number of at least 1"))
 
     def share(self, column: str) -> float:
         return self.value(column, float, lambda part: 0 <= part <= 1, "a share from 0 to 1")
@@ -149,7 +150,7 @@ class _MeasuredRow:
         return FigureComparison(*(self.seconds(f"{part}_{figure}") for part in PARTS))
 
     def seconds(self, column: str) -> float:
-        """Nobody may have waited, and nothing may vary; everything else takes some time."""
+        """Return a time. Queuing times and spreads may be 0; all others are above 0."""
         if column.startswith("spread") or column.endswith("queue_s"):
             return self.value(column, float, lambda s: s >= 0, "a number of seconds, 0 or above")
         return self.value(column, float, lambda s: s > 0, "a number of seconds above 0")
@@ -163,7 +164,7 @@ def _case(row: _MeasuredRow) -> MeasuredCase:
         raise InputError(f"{where}: policy: {policy!r} is not one of the experiment's: {hint}")
     if mechanism not in MECHANISMS:
         hint = nearest(mechanism, MECHANISMS)
-        raise InputError(f"{where}: mechanism: {mechanism!r} is no way of sharing a GPU: {hint}")
+        raise InputError(f"{where}: mechanism: {mechanism!r} is not a way of sharing a GPU: {hint}")
     makespan, jct, queue = (row.compared(figure) for figure in FIGURES)
     counted = row.share("measured_gpu_busy") if row.values["measured_gpu_busy"] else None
     busy = counted, row.share("simulated_gpu_busy")
@@ -171,31 +172,31 @@ def _case(row: _MeasuredRow) -> MeasuredCase:
 
 
 def sheet(found: PhysicalExperiment, bar: float) -> ReportTable:
-    """All cases; deviations are coloured by `bar`, the paper's own, in per cent."""
+    """Return the table of all cases. Deviations are coloured by `bar`, the paper's limit in per cent."""
     runs = sum(case.runs for case in found.cases)
     return ReportTable(
         name="measured",
-        title=f"Measured on {found.where} against simulated: {len(found.cases)} cases, {runs} runs",
+        title=f"Measured on {found.where}, and simulated: {len(found.cases)} cases, {runs} runs",
         groups=(("", 3), ("makespan, s", 3), ("mean completion time, s", 3), ("mean queuing time, s", 2), ("", 1)),
         header=("policy", "sharing", "runs", *WORLDS * 2, *WORLDS[:2], "GPU busy"),
         rows=tuple(_cells(case, bar) for case in found.cases),
         csv_header=(
-            *("policy", "mechanism", "jobs_per_gpu", "runs"),
+            *CASE_COLUMNS,
             *(f"{part}_{figure}" for figure in FIGURES for part in (*PARTS, "deviation_%", "predicted_deviation_%")),
-            *("measured_gpu_busy", "simulated_gpu_busy"),
+            *BUSY_COLUMNS,
         ),
         csv_rows=tuple(_line(case) for case in found.cases),
-        note="Measured: the mean of the runs. Simulated: told how long each process took to start in that very run; "
-        "mean ± standard deviation over draws of the jobs' speeds. Predicted: nothing is known of the run, starts are "
-        "drawn from those of other runs. Below them the deviation from the measured value: blue up to the paper's "
-        f"{bar:g} %, ochre up to {2 * bar:g} %, red beyond. GPU busy: the driver's counter, and how much of the time "
-        "kernels of some job would run by the profile.",
+        note="Measured: the mean of the runs. Simulated: the simulator knows how long each process took to start in "
+        "this run; mean ± standard deviation over draws of the jobs' speeds. Predicted: the simulator knows nothing of "
+        "the run and draws start times from other runs. The small line is the deviation from the measured value: blue "
+        f"up to the paper's {bar:g} %, ochre up to {2 * bar:g} %, red beyond. GPU busy: the driver's counter, and the "
+        "share of time in which kernels of a job run according to the profile.",
     )
 
 
 def _cells(case: MeasuredCase, bar: float) -> tuple[TableCell, ...]:
-    crowd = f", up to {case.jobs_per_gpu}" if case.jobs_per_gpu > 1 else ""
-    cells = [plain(case.label), plain(case.sharing + crowd), plain(case.runs)]
+    limit = f", up to {case.jobs_per_gpu}" if case.jobs_per_gpu > 1 else ""
+    cells = [plain(case.label), plain(case.sharing + limit), plain(case.runs)]
     for figure in (case.makespan, case.jct):
         cells += [plain(show(figure.measured, 1)), _simulated(figure, bar), _predicted(figure, bar)]
     cells += [plain(show(case.queue.measured, 1)), _simulated(case.queue, bar)]

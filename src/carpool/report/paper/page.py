@@ -1,6 +1,6 @@
-"""The report as one HTML file that opens from disk: styles and pictures are inside, nothing is fetched.
+"""The report as one HTML file that opens from disk: styles and pictures are embedded, nothing is fetched.
 
-At the top the claims with their verdicts; then every table and figure, the paper's numbers in a column of their own.
+The claims with their verdicts come first, then every table and figure, with the paper's numbers in their own columns.
 """
 
 import re
@@ -26,26 +26,27 @@ CLASSES = {
 
 MANY_COLUMNS = 9
 WIDEST_PT = 720.0
-"""A picture as wide as this fills the page."""
+"""Width in points of a picture that fills the page."""
 LEGEND = (
-    "<p class='legend'><span class='paper'>On this ground</span> stand the paper's own numbers, which were typed; "
-    "every other number was computed "
-    f"for this report, or measured. A deviation from the paper is <span class='yes'>up to {CLOSE:g} %</span>, <span "
-    f"class='partly'>up to {FAR:g} %</span> or "
+    "<p class='legend'>The paper's own numbers have <span class='paper'>this background</span>. Every other number was "
+    "computed for this report, or measured. The colour of a deviation from the paper says how large it is: "
+    f"<span class='yes'>up to {CLOSE:g} %</span>, <span class='partly'>up to {FAR:g} %</span> or "
     "<span class='no'>more</span>.</p>"
 )
 
 
 @dataclass(frozen=True)
 class Picture:
+    """A picture with its caption."""
+
     name: str
-    """Of its files, without the ending."""
+    """Name of its files, without the suffix."""
     caption: str
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, what to know about it, and its pictures and tables."""
+    """A heading, an introduction, and pictures and tables."""
 
     title: str
     text: str
@@ -54,10 +55,12 @@ class Section:
 
 @dataclass(frozen=True)
 class PaperReport:
+    """Everything that the page shows."""
+
     title: str
     lead: str
     facts: Sequence[tuple[str, str]]
-    """What was run: name and value."""
+    """Facts about what was run, as pairs of name and value."""
     claims: Sequence[Claim]
     rules: str
     sections: Sequence[Section]
@@ -65,10 +68,10 @@ class PaperReport:
 
 
 def write_page(path: Path, folder: Path, report: PaperReport) -> None:
-    """`folder` holds the pictures' SVG files."""
+    """Write the report as HTML. `folder` holds the SVG files of the pictures."""
     style = (resources.files(__package__) / "page.css").read_text("utf-8")
     body = [_top(report), _claims(report), *(_section(section, folder) for section in report.sections)]
-    body.append(f"<section><h2>The configuration</h2><pre>{escape(report.configuration)}</pre></section>")
+    body.append(f"<section><h2>Configuration</h2><pre>{escape(report.configuration)}</pre></section>")
     path.write_text(
         "<!doctype html>\n"
         '<html lang="en"><head><meta charset="utf-8">'
@@ -102,9 +105,8 @@ def _claims(report: PaperReport) -> str:
         for claim in report.claims
     )
     return (
-        f"<section id='claims'><h2>What holds</h2><ul class='tiles'>{tiles}</ul><p>{escape(report.rules)}</p>"
-        "<div class='wide'><table class='claims'><thead><tr><th>verdict</th><th>claim</th><th class='paper'>the "
-        "paper</th>"
+        f"<section id='claims'><h2>Claims</h2><ul class='tiles'>{tiles}</ul><p>{escape(report.rules)}</p>"
+        "<div class='wide'><table class='claims'><thead><tr><th>verdict</th><th>claim</th><th class='paper'>paper</th>"
         f"<th>ours</th><th>reason</th></tr></thead><tbody>{rows}</tbody></table></div></section>"
     )
 
@@ -113,7 +115,7 @@ def _section(section: Section, folder: Path) -> str:
     parts = [f"<section id='{_anchor(section.title)}'><h2>{escape(section.title)}</h2>"]
     parts += [f"<p>{escape(paragraph)}</p>" for paragraph in section.text.split("\n\n") if paragraph]
     for item in section.items:
-        parts.append(_picture(item, folder) if isinstance(item, Picture) else sheet_html(item))
+        parts.append(_picture(item, folder) if isinstance(item, Picture) else table_html(item))
     return "".join(parts) + "</section>"
 
 
@@ -121,7 +123,8 @@ def _picture(picture: Picture, folder: Path) -> str:
     drawn = (folder / f"{picture.name}.svg").read_bytes()
     data = b64encode(drawn).decode()
     inches = re.search(rb'<svg[^>]* width="([0-9.]+)pt"', drawn)
-    width = min(100.0, float(inches[1]) / WIDEST_PT * 100.0) if inches else 100.0  # so that letters are equally large
+    # the width is relative to the widest picture, so that letters are equally large in all pictures
+    width = min(100.0, float(inches[1]) / WIDEST_PT * 100.0) if inches else 100.0
     caption = escape(picture.caption)
     return (
         f"<figure><img style='width: {width:.0f}%' src='data:image/svg+xml;base64,{data}' alt='{caption}'>"
@@ -129,7 +132,8 @@ def _picture(picture: Picture, folder: Path) -> str:
     )
 
 
-def sheet_html(sheet: ReportTable) -> str:
+def table_html(sheet: ReportTable) -> str:
+    """Return a table as HTML."""
     groups = "".join(f"<th colspan='{span}'>{escape(text)}</th>" for text, span in sheet.groups)
     head = f"<tr class='groups'>{groups}</tr>" if sheet.groups else ""
     head += "<tr>" + "".join(f"<th>{escape(text)}</th>" for text in sheet.header) + "</tr>"
@@ -148,7 +152,7 @@ def sheet_html(sheet: ReportTable) -> str:
 
 
 def _starts(sheet: ReportTable) -> set[int]:
-    """The columns with which a group begins."""
+    """Return the columns with which a group begins."""
     found, column = set(), 0
     for _, span in sheet.groups:
         found.add(column)

@@ -1,6 +1,8 @@
-"""Which runs the report needs. A `RunSetting` is everything about a run but its policy and its seed; tables and figures
-ask for
-their results by the same settings that the plan lists, so that nothing is run that nobody shows, and nothing twice."""
+"""The runs that the report needs.
+
+A `RunSetting` is everything about a run except its policy and its seed. Tables and figures ask for results by the same
+settings that the plan lists, so that no run is made twice and none is made in vain.
+"""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -12,53 +14,57 @@ from carpool.sim.run import Setup
 
 GENERATED, FILES = "generated", "files"
 PHYSICAL = "physical"
-"""The workload of Table II, which is neither of the two."""
+"""Name of the workload of Table II."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSetting:
+    """Everything about a run except its policy and its seed."""
+
     workload: str
-    """The name of one of the configuration's workloads, a generator's name, or `PHYSICAL`."""
+    """Name of one of the configuration's workloads, name of a generator, or `PHYSICAL`."""
     origin: str
     jobs: int
     setup: Setup
     shrink_batchnorm: bool = True
-    """May the batches of models with BatchNorm be split, as in the paper?"""
+    """Whether the batches of models with BatchNorm can be split, as in the paper."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
+    """One simulation of the report."""
+
     setting: RunSetting
     policy: str
-    """Its name in the configuration."""
+    """Name of the policy in the configuration."""
     seed: int
 
 
 def data_folder() -> Path | None:
-    """The folder of reference data named by CARPOOL_DATA, if it is there."""
+    """Return the folder of reference data that CARPOOL_DATA names, if it exists."""
     named = os.environ.get("CARPOOL_DATA")
     return Path(named) if named and Path(named).is_dir() else None
 
 
 def origins(config: PaperConfig, row: WorkloadEntry) -> list[str]:
-    """From where a workload is taken: the generator always, the files where the data folder has them."""
+    """Return the origins of a workload: always the generator, and the file if the data folder has it."""
     folder = data_folder()
     there = config.use_files and folder is not None and (folder / row.file).is_file()
     return [GENERATED, FILES] if there else [GENERATED]
 
 
 def main(config: PaperConfig, workload: str, jobs: int, origin: str = GENERATED) -> RunSetting:
-    """The runs of Tables III and IV and of Figures 5 and 6a."""
+    """Return the setting of Tables III and IV and of Figures 5 and 6a."""
     return RunSetting(workload, origin, jobs, config.setup)
 
 
 def injected(config: PaperConfig, jobs: int, interference: str) -> RunSetting:
-    """Figure 6b. A slow-down that is the world's own gives the very runs of the tables."""
+    """Return the setting of Figure 6b. With the slow-down of [world] it equals that of the tables."""
     return RunSetting(config.headline.name, GENERATED, jobs, replace(config.setup, truth=interference))
 
 
 def constants(config: PaperConfig) -> list[str]:
-    """The injected slow-downs as they are written for `interference`."""
+    """Return the injected slow-downs as text for `injected`."""
     return [f"{xi:g}" for xi in config.figure6b.xi]
 
 
@@ -80,7 +86,7 @@ def batchnorm(config: PaperConfig, jobs: int, can_shrink: bool) -> RunSetting:
 
 
 def plan(config: PaperConfig) -> list[PlannedRun]:
-    """Every run, once; those with the most jobs first, so that no core waits for them at the end."""
+    """Return every run once, those with the most jobs first, so that no core waits for a long run at the end."""
     return sorted(dict.fromkeys(_all(config)), key=lambda run: -run.setting.jobs)
 
 

@@ -1,4 +1,4 @@
-"""Questions to the results: means over seeds with their standard error, and how much lower one is than another."""
+"""Statistics of results: means over seeds with their standard errors, and how much lower one is than another."""
 
 from collections.abc import Callable, Mapping, Sequence
 from math import sqrt
@@ -10,12 +10,12 @@ from carpool.sim.metrics import SubsetSummary, Summary
 from carpool.sim.sweep import CaseResult, Mean, mean
 
 Value = Callable[[CaseResult], float | None]
-"""A number of one run; None where it had no such jobs."""
+"""Function that returns a number of one run, or None if the run had no such jobs."""
 HOUR = 3600.0
 
 
 def jct_h(part: str = "all") -> Value:
-    """The mean completion time of all, large or small jobs, in hours."""
+    """Return the value "mean completion time of all, large or small jobs, in hours"."""
 
     def value(outcome: CaseResult) -> float | None:
         found = _part(outcome.summary, part)
@@ -25,6 +25,8 @@ def jct_h(part: str = "all") -> Value:
 
 
 def queue_h(part: str = "all") -> Value:
+    """Return the value "mean queuing time of all, large or small jobs, in hours"."""
+
     def value(outcome: CaseResult) -> float | None:
         found = _part(outcome.summary, part)
         return found.mean_queue_s / HOUR if found.jobs else None
@@ -38,6 +40,8 @@ def _part(summary: Summary, part: str) -> Summary | SubsetSummary:
 
 
 def model_queue_s(model: str) -> Value:
+    """Return the value "mean queuing time of the jobs of a model, in seconds"."""
+
     def value(outcome: CaseResult) -> float | None:
         found = outcome.summary.models.get(model)
         return found.mean_queue_s if found else None
@@ -46,7 +50,7 @@ def model_queue_s(model: str) -> Value:
 
 
 def shortest_mean_s(share: float) -> Value:
-    """The mean completion time of the shortest share of the jobs."""
+    """Return the value "mean completion time of the shortest share of the jobs"."""
 
     def value(outcome: CaseResult) -> float:
         kept = outcome.jcts_s[: max(1, round(share * len(outcome.jcts_s)))]
@@ -56,12 +60,12 @@ def shortest_mean_s(share: float) -> Value:
 
 
 def share_within(seconds: float) -> Value:
-    """The share of jobs done within so long, in per cent."""
+    """Return the value "share of jobs done within a time, in per cent"."""
     return lambda outcome: 100.0 * fmean(jct <= seconds for jct in outcome.jcts_s)
 
 
 class Results:
-    """All outcomes of a plan."""
+    """All results of a plan."""
 
     def __init__(self, config: PaperConfig, outcomes: Mapping[PlannedRun, CaseResult]) -> None:
         self.config = config
@@ -71,18 +75,18 @@ class Results:
             self._by_seed.setdefault((run.setting, run.policy), {})[run.seed] = outcomes[run]
 
     def of(self, setting: RunSetting, policy: str) -> Mapping[int, CaseResult]:
-        """By seed."""
+        """Return the results of a policy in a setting, by seed."""
         return self._by_seed.get((setting, policy), {})
 
     def mean(self, setting: RunSetting, policy: str, value: Value) -> Mean | None:
-        """Over the seeds that had such jobs; None where there are none, or that policy was not run there."""
+        """Return the mean over the seeds that had such jobs; None if there are none, or if the policy was not run."""
         found = [one for outcome in self.of(setting, policy).values() if (one := value(outcome)) is not None]
         return mean(found) if found else None
 
     def lower(self, setting: RunSetting, policy: str, than: str, value: Value) -> Mean | None:
-        """By how many per cent the mean of `policy` is below that of `than`, over the seeds that both have run.
+        """Return by how many per cent the mean of `policy` is below that of `than`, over the seeds of both.
 
-        The standard error is the jackknife's: what the result would be without each of the seeds.
+        The standard error comes from the jackknife: the results with each seed left out.
         """
         ours, theirs = self.of(setting, policy), self.of(setting, than)
         both = ((value(ours[seed]), value(theirs[seed])) for seed in sorted(ours.keys() & theirs.keys()))
@@ -91,7 +95,7 @@ class Results:
 
 
 def ratio_lower(pairs: Sequence[tuple[float, float]]) -> Mean:
-    """100·(1 − Σa/Σb) of the pairs (a, b), with the jackknife's standard error."""
+    """Return 100·(1 − Σa/Σb) of the pairs (a, b), with the jackknife's standard error."""
 
     def estimate(some: Sequence[tuple[float, float]]) -> float:
         below = sum(b for _, b in some)

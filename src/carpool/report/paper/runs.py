@@ -1,8 +1,7 @@
-"""Making the runs, or finding them: every result is kept as one small file, named by a hash of all that it depends on.
+"""The cache of runs: every result is one small file, named by a hash of everything that it depends on.
 
-The hash covers the jobs themselves, the policy, the world and the source of everything that simulates. So a second
-call finds
-all it needs, an interrupted one goes on where it stopped, and a change of code or configuration makes the runs anew.
+The hash covers the jobs, the policy, the world and the source of everything that simulates. So a second call finds all
+results, an interrupted call resumes where it stopped, and a change of code or configuration runs them again.
 """
 
 import json
@@ -26,7 +25,7 @@ from carpool.sim.workload import Workload, write
 
 
 class RunProgress(NamedTuple):
-    """How far it is: runs that are there, and jobs of those that had to be made (a run's time grows with its jobs)."""
+    """Progress of `execute`: completed runs, and jobs in the runs that had to be simulated."""
 
     runs: int
     of_runs: int
@@ -35,12 +34,12 @@ class RunProgress(NamedTuple):
 
 
 SIMULATES = ("belief", "core", "policies", "sim", "profile")
-"""The packages on which a run's result depends."""
+"""Packages on which a run's result depends."""
 
 
 @cache
 def code_digest(*packages: str) -> str:
-    """A hash of the sources and tables of some of our packages."""
+    """Return a hash of the sources and tables of some of our packages."""
     root = Path(carpool.__file__).parent
     digest = sha256()
     for package in packages:
@@ -51,14 +50,14 @@ def code_digest(*packages: str) -> str:
 
 
 def named_files(*texts: str) -> list[Path]:
-    """The files that settings name: a policy of one's own, a profile, a matrix of slow-downs, `mine.json:mps`."""
+    """Return the files that texts name: a user's policy, a profile, a matrix of slow-downs, `mine.json:mps`."""
     parts = [text.split(":") for text in texts]
     names = {":".join(some[:number]) for some in parts for number in range(1, len(some) + 1)}
     return [path for name in sorted(names) if (path := Path(name)).is_file()]
 
 
 def key(config: PaperConfig, run: PlannedRun, workload: Workload) -> str:
-    """What names a run's file in the cache."""
+    """Return the name of a run's file in the cache."""
     spec = config.policy(run.policy).spec
     text = StringIO()
     write(workload, text)
@@ -78,7 +77,7 @@ def execute(
     workers: int | None = None,
     progress: Callable[[RunProgress], None] = lambda standing: None,
 ) -> dict[PlannedRun, CaseResult]:
-    """The outcome of every run, from `folder` or by simulation. `progress` hears of every one."""
+    """Return the result of every run, from `folder` or by simulation. `progress` is called after every run."""
     folder.mkdir(parents=True, exist_ok=True)
     found: dict[PlannedRun, CaseResult] = {}
     missing: list[tuple[PlannedRun, SweepCase, Path]] = []
@@ -111,7 +110,7 @@ def _keep(path: Path, outcome: CaseResult) -> None:
 
 
 def _kept(path: Path) -> CaseResult | None:
-    """The outcome in a file; None where there is none, or none that can be read."""
+    """Return the result in a file; None if there is no file, or if it cannot be read."""
     try:
         value = json.loads(path.read_text("utf-8"))
         return CaseResult(**{**value, "summary": _summary(value["summary"]), "jcts_s": tuple(value["jcts_s"])})

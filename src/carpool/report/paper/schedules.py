@@ -1,6 +1,6 @@
-"""Figure 1: three schedules of two jobs, each from a run of the simulator.
+"""Figure 1: three schedules of two jobs, each from a simulation.
 
-A small policy starts the second job when it is told to.
+A small policy starts the second job at a given time.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ FIRST, SECOND = "job 1", "job 2"
 
 @dataclass
 class StartAt(BasePolicy):
-    """Jobs start in the order of submission; the second joins the first at a given time, or waits for it to end."""
+    """Start jobs in the order of submission; the second joins the first at a given time, or waits for its end."""
 
     name = "start-at"
     restart_s: float = 0.0  # type: ignore[misc]
@@ -48,6 +48,8 @@ class StartAt(BasePolicy):
 
 @dataclass(frozen=True)
 class Schedule:
+    """One schedule: what was on the GPU, and the completion times of both jobs."""
+
     title: str
     segments: list[Segment]
     jcts_s: dict[str, float]
@@ -58,7 +60,7 @@ class Schedule:
 
 
 def schedules(config: PaperConfig) -> list[Schedule]:
-    """The three of the paper's figure: one after the other, together, partly together."""
+    """Simulate the three schedules of the paper's figure: one after the other, together, partly together."""
     rule = config.figure1
     first_s, second_s = (60.0 * minutes for minutes in rule.minutes)
     starts = (
@@ -107,4 +109,5 @@ def draw(folder: Path, config: PaperConfig, found: list[Schedule]) -> None:
             axes.set_title(
                 f"{schedule.title}: mean JCT {schedule.mean_s / 60:.1f} min ({times})", loc="left", fontsize=9
             )
-        panels[-1].set_xlabel(f"time (minutes); hatched: both share the GPU, each {config.figure1.xi:g} times slower")
+        hatched = f"hatched: both share the GPU, each takes {config.figure1.xi:g}× as long"
+        panels[-1].set_xlabel(f"time (minutes); {hatched}")

@@ -1,6 +1,8 @@
-"""The report's tables: II, III and IV beside the paper's numbers, the data of Figures 6a and 6b, the overhead,
-BatchNorm,
-and how well the generated workloads agree with the real files."""
+"""The tables of the report.
+
+They are Tables II, III and IV beside the paper's numbers, the data of Figures 6a and 6b, the overhead, BatchNorm, and
+how well the generated workloads agree with the real files.
+"""
 
 from math import sqrt
 from typing import Any
@@ -18,13 +20,13 @@ Sources = list[tuple[WorkloadEntry, str]]
 
 
 def sources(config: PaperConfig) -> Sources:
-    """The workloads that were run: the generated ones first, then the real files where they are at hand."""
+    """Return the workloads that were run: the generated ones first, then the real files if they exist."""
     found = [(row, origin) for row in config.workloads for origin in plan.origins(config, row)]
     return sorted(found, key=lambda source: source[1] == FILES)
 
 
 def simulated(results: Results, table: str, metric: str) -> ReportTable:
-    """Table III or IV, completion or queuing times."""
+    """Return Table III or IV, completion or queuing times."""
     config = results.config
     jobs = config.tables[table]
     value = {"jct": jct_h, "queue": queue_h}[metric]
@@ -44,7 +46,7 @@ def simulated(results: Results, table: str, metric: str) -> ReportTable:
                     row.append(ours(found, printed=own[number] if own else None))
                 data.append(_long(policy, workload, origin, part, found, own and own[number], results, setting))
         rows.append(tuple(row))
-    groups = [("", 1), ("the paper", 3)]
+    groups = [("", 1), ("paper", 3)]
     header = ["policy", *PARTS]
     for workload, origin in known:
         parts = PARTS if origin == GENERATED else ("all",)
@@ -102,7 +104,7 @@ def _misprint(table: str, metric: str) -> str:
 
 
 def physical(results: Results) -> ReportTable:
-    """Table II. Seconds cannot be compared (other GPUs), so both columns are shown relative to FIFO as well."""
+    """Return Table II. Seconds on other GPUs cannot be compared, so both columns are also shown relative to FIFO."""
     config = results.config
     setting = plan.physical(config)
     values: tuple[Value, Value] = (lambda o: o.summary.makespan_s, lambda o: o.summary.mean_jct_s)
@@ -138,7 +140,7 @@ def physical(results: Results) -> ReportTable:
 
 
 def loads(results: Results) -> ReportTable:
-    """The data of Figure 6a."""
+    """Return the data of Figure 6a."""
     config = results.config
     rows, data = [], []
     for policy in config.policies:
@@ -171,7 +173,7 @@ def _mean(found: Mean | None) -> tuple[str, str]:
 
 
 def interference(results: Results) -> ReportTable:
-    """The data of Figure 6b, and the same with pairs that were measured."""
+    """Return the data of Figure 6b, and the same with measured pairs."""
     config = results.config
     first, second = config.figure6b.policies[0], config.figure6b.policies[-1]
     rows, data = [], []
@@ -186,7 +188,7 @@ def interference(results: Results) -> ReportTable:
             row.append(ours(gain, 1))
         rows.append(tuple(row))
     labels = [config.policy(name).label for name in config.figure6b.policies]
-    gain_label = f"{labels[-1]} lower by, %"
+    gain_label = f"{labels[-1]}: % lower"
     return ReportTable(
         name="figure6b",
         title=f"Mean completion time in hours, injected and measured slow-downs ({config.headline.title} workload)",
@@ -199,7 +201,7 @@ def interference(results: Results) -> ReportTable:
 
 
 def nearest_constant(results: Results) -> str:
-    """Which injected slow-down comes nearest to the paper at both loads, in a sentence."""
+    """Return a sentence on which injected slow-down comes nearest to the paper at both loads."""
     config = results.config
     worst: dict[str, float] = {}
     for text in plan.constants(config):
@@ -215,8 +217,8 @@ def nearest_constant(results: Results) -> str:
     if not worst:
         return ""
     best = min(worst, key=lambda text: worst[text])
-    found_best = f"Of these constants {best} comes nearest to the paper's tables, off by up to {worst[best]:.0f} %"
-    return f"{found_best}; none matches them all." if worst[best] > CLOSE else f"{found_best}."
+    nearest = f"Of these constants, {best} comes nearest to the paper's tables, within {worst[best]:.0f} %"
+    return f"{nearest}; none matches all of them." if worst[best] > CLOSE else f"{nearest}."
 
 
 def overhead(results: Results) -> ReportTable:
@@ -227,20 +229,20 @@ def overhead(results: Results) -> ReportTable:
         gpus = gpus_of(setting)
         name = config.overhead.policy
         decisions = results.mean(setting, name, lambda o: float(o.summary.decisions))
-        mean_ms = results.mean(setting, name, lambda o: 1e3 * o.summary.decision_mean_s)
-        p99_ms = results.mean(setting, name, lambda o: 1e3 * o.summary.decision_p99_s)
+        mean_ms = results.mean(setting, name, lambda o: 1e3 * o.summary.decision_mean_cpu_s)
+        p99_ms = results.mean(setting, name, lambda o: 1e3 * o.summary.decision_p99_cpu_s)
         limit = paper(1e3 * config.paper.claims["overhead_s"], 0) if gpus == 16 else missing()
         cells = (plain(gpus), plain(setting.jobs), ours(decisions, 0), limit, ours(mean_ms, 3), ours(p99_ms, 3))
         rows.append(cells)
         data.append((gpus, setting.jobs, *_mean(mean_ms), *_mean(p99_ms)))
     return ReportTable(
         name="overhead",
-        title=f"A decision of {config.policy(config.overhead.policy).label}: events in, plan checked and applied",
-        header=("GPUs", "jobs", "decisions", "paper: below, ms", "mean, ms", "p99, ms"),
+        title=f"CPU time of a decision of {config.policy(config.overhead.policy).label}, until its plan is applied",
+        header=("GPUs", "jobs", "decisions", "paper's limit, ms", "mean, ms", "p99, ms"),
         rows=tuple(rows),
         csv_header=("gpus", "jobs", "mean_ms", "mean_error_ms", "p99_ms", "p99_error_ms"),
         csv_rows=tuple(data),
-        note="CPU time on the machine that made the report, with other runs beside it.",
+        note="Measured on the machine that made the report, while other simulations ran.",
     )
 
 
@@ -249,12 +251,17 @@ def gpus_of(setting: plan.RunSetting) -> int:
     return int(nodes) * int(size)
 
 
+BATCHNORM_COLUMNS = (
+    "rule", "jobs", "mean_jct_h", "jct_error_h", "mean_queue_h", "queue_error_h", "shares", "shares_error",
+)  # fmt: skip
+
+
 def batchnorm(results: Results) -> ReportTable:
-    """One row a rule: what it costs not to split the batches of models with BatchNorm."""
+    """Return what it costs not to split the batches of models with BatchNorm, one row per rule."""
     config = results.config
     name = config.batchnorm.policy
     rows, data = [], []
-    texts = {True: "every batch may be split (the paper)", False: "batches of models with BatchNorm may not"}
+    texts = {True: "every batch can be split (paper)", False: "batches of models with BatchNorm stay whole"}
     for can_shrink, text in texts.items():
         row = [plain(text)]
         for jobs in config.batchnorm.jobs:
@@ -270,15 +277,13 @@ def batchnorm(results: Results) -> ReportTable:
         groups=(("", 1), *((f"{jobs} jobs", 3) for jobs in config.batchnorm.jobs)),
         header=("rule", *("mean JCT, h", "queue, h", "shares") * len(config.batchnorm.jobs)),
         rows=tuple(rows),
-        csv_header=(
-            *("rule", "jobs", "mean_jct_h", "jct_error_h", "mean_queue_h", "queue_error_h", "shares", "shares_error"),
-        ),
+        csv_header=BATCHNORM_COLUMNS,
         csv_rows=tuple(data),
     )
 
 
 def agreement(results: Results) -> ReportTable | None:
-    """Generated workloads against the real files; None where no files are at hand."""
+    """Return a comparison of generated workloads with the real files; None if there are no files."""
     config = results.config
     rows, data = [], []
     for workload in config.workloads:
@@ -301,7 +306,7 @@ def agreement(results: Results) -> ReportTable | None:
         return None
     return ReportTable(
         name="agreement",
-        title="Generated workloads against the real files: mean completion time in hours",
+        title="Generated workloads and real files: mean completion time in hours",
         header=("workload, policy", "generated", "real files", "difference in standard errors"),
         rows=tuple(rows),
         csv_header=("workload", "jobs", "policy", "made_h", "made_error_h", "real_h", "real_error_h", "difference_se"),
@@ -310,7 +315,7 @@ def agreement(results: Results) -> ReportTable | None:
 
 
 def _gap(made: Mean | None, real: Mean | None) -> float | None:
-    """The distance of two means, in standard errors of their difference."""
+    """Return the distance of two means, in standard errors of their difference."""
     if made is None or real is None or made.error is None or real.error is None:
         return None
     spread = sqrt(made.error**2 + real.error**2)

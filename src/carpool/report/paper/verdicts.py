@@ -1,4 +1,4 @@
-"""The rules by which a claim is judged. They look at numbers only; `[verdict]` in the configuration states them."""
+"""The rules by which a claim gets its verdict. They use numbers only; `[verdict]` in the configuration sets them."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -7,6 +7,8 @@ from carpool.sim.sweep import Mean
 
 
 class ClaimVerdict(StrEnum):
+    """Whether our results agree with a claim of the paper."""
+
     REPRODUCED = "reproduced"
     PARTLY = "partly"
     NOT = "not reproduced"
@@ -14,9 +16,10 @@ class ClaimVerdict(StrEnum):
 
 
 def less(found: Mean | None, printed: float, points: float) -> ClaimVerdict:
-    """The claim "lower by `printed` per cent", of which `found` is our value.
+    """Return the verdict on a claim "lower by `printed` per cent", for which we find `found`.
 
-    Half of `printed` bounds the distance as well: within ten points of 5 % lies nearly everything.
+    The distance may be at most `points`, and at most half of `printed`, because almost any result is within ten points
+    of 5 %.
     """
     if found is None:
         return ClaimVerdict.UNTESTED
@@ -27,7 +30,7 @@ def less(found: Mean | None, printed: float, points: float) -> ClaimVerdict:
 
 
 def equal(found: Mean | None, printed: float, within: float) -> ClaimVerdict:
-    """The claim that a value is `printed`, up to `within`; partly up to twice that."""
+    """Return the verdict on a claim that a value is `printed`: reproduced up to `within`, partly up to twice that."""
     if found is None:
         return ClaimVerdict.UNTESTED
     gap = abs(found.value - printed)
@@ -37,7 +40,7 @@ def equal(found: Mean | None, printed: float, within: float) -> ClaimVerdict:
 
 
 def every(tests: Sequence[bool | None], least: int | None = None) -> ClaimVerdict:
-    """A claim on many cases: reproduced if it holds in all, partly if in at least half (or `least`) of them."""
+    """Return the verdict on many cases: reproduced if all hold, partly if at least half (or `least`) of them do."""
     known = [test for test in tests if test is not None]
     if not known or len(known) < len(tests):
         return ClaimVerdict.UNTESTED
@@ -48,7 +51,7 @@ def every(tests: Sequence[bool | None], least: int | None = None) -> ClaimVerdic
 
 
 def combined(verdicts: Sequence[ClaimVerdict]) -> ClaimVerdict:
-    """One verdict for several readings of a claim: reproduced if all are, not if none is at all, otherwise partly."""
+    """Return one verdict for several readings of a claim: untested if one is, theirs if they agree, or else partly."""
     if not verdicts or ClaimVerdict.UNTESTED in verdicts:
         return ClaimVerdict.UNTESTED
     if len(set(verdicts)) == 1:
