@@ -17,7 +17,7 @@ import pytest
 import carpool
 
 SOURCE = Path(carpool.__file__).parent
-BOTTOM = {"errors", "units", "files", "interrupts", "field_types", "job_schema"}
+BOTTOM = {"errors", "units", "files", "interrupts", "field_types", "fields", "job_schema"}
 SCHEDULER = {"core", "policies", "belief", "profile"}
 DEPENDS_ON: dict[str, set[str]] = {
     # helpers that every package may use
@@ -25,6 +25,7 @@ DEPENDS_ON: dict[str, set[str]] = {
     "units": {"errors"},
     "interrupts": set(),
     "field_types": {"errors", "units"},
+    "fields": {"errors", "field_types"},
     "job_schema": {"errors", "field_types"},
     "files": {"errors", "interrupts"},
     # what a training process imports; it knows the scheduler only through the channel
@@ -50,7 +51,19 @@ DEPENDS_ON: dict[str, set[str]] = {
     "live.commands": {"live", "live.service", "live.http", "gpu", "sim", "report", "train"} | SCHEDULER | BOTTOM,
     "cli": {"errors"},
 }
-PURE = ("errors", "units", "field_types", "job_schema", "interrupts", "files", "channel", "core", "policies", "belief")
+PURE = (
+    "errors",
+    "units",
+    "field_types",
+    "fields",
+    "job_schema",
+    "interrupts",
+    "files",
+    "channel",
+    "core",
+    "policies",
+    "belief",
+)
 """Parts that import the standard library and nothing else from outside."""
 ONLY_IN = {
     "torch": ("train", "profile", "live.commands"),

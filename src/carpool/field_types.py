@@ -5,6 +5,7 @@ values through them. A type knows no file and no option: it raises `FieldError` 
 caller adds the place. No third-party package is imported here.
 """
 
+import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,8 @@ MAX_ARRAY = 10_000
 RESERVED_PREFIX = "CARPOOL_"
 RESERVED_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables that the scheduler sets: a worker finds its place in its gang by them."""
+UNBOUNDED = 10**300
+"""Upper bound of a number that has none: every finite number of this size is wrong anyway."""
 _PLAIN_DIGITS = 10**7
 
 
@@ -32,12 +35,16 @@ class FieldError(ValueError):
 
 def shown(value: object, most: int = 60) -> str:
     """Return the value for a message: short, on one line, and harmless in a terminal."""
-    text = ascii(value)
+    text = json.dumps(value) if value is None or isinstance(value, bool) else ascii(value)
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def _figure(number: float) -> str:
     return str(number) if isinstance(number, int) and abs(number) < _PLAIN_DIGITS else f"{number:g}"
+
+
+def _range(low: float, high: float) -> str:
+    return f"from {_figure(low)}" + (f" to {_figure(high)}" if high < UNBOUNDED else "")
 
 
 class FieldType:
@@ -93,7 +100,7 @@ class WholeNumber(FieldType):
 
     @property
     def wanted(self) -> str:
-        return f"a whole number {self.unit}from {_figure(self.low)} to {_figure(self.high)}"
+        return f"a whole number {self.unit}{_range(self.low, self.high)}"
 
     def check(self, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not self.low <= value <= self.high:
@@ -132,7 +139,7 @@ class RealNumber(FieldType):
 
     @property
     def wanted(self) -> str:
-        return f"a number {self.unit}from {self.low:g} to {self.high:g}"
+        return f"a number {self.unit}{_range(self.low, self.high)}"
 
     def check(self, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not self.low <= value <= self.high:
@@ -241,6 +248,23 @@ class Text(FieldType):
 
     def json_schema(self) -> dict[str, Any]:
         return {"type": "string", "maxLength": self.most}
+
+
+@dataclass(frozen=True, slots=True)
+class AnyText(FieldType):
+    """Text without further rules."""
+
+    @property
+    def wanted(self) -> str:
+        return "a text"
+
+    def check(self, value: Any) -> str:
+        if not isinstance(value, str):
+            raise self.fail(value)
+        return value
+
+    def json_schema(self) -> dict[str, Any]:
+        return {"type": "string"}
 
 
 @dataclass(frozen=True, slots=True)

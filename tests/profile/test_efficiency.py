@@ -111,10 +111,10 @@ def test_a_table_of_other_tasks(tmp_path):
         ({"phases": []}, "phases: their ends do not rise to 1"),
         ({"phases": [{"until": 0.5, "noise": 1.0}]}, "phases: their ends do not rise to 1"),
         ({"phases": [{"until": 1.0, "noise": 1.0}, {"until": 1.0, "noise": 2.0}]}, "phases: their ends do not rise"),
-        ({"phases": [{"until": 1.0, "noise": -1.0}]}, "noise: -1 is too small"),
-        ({"max_batch": 4}, "max_batch: 4 is too small; give at least 12"),
-        ({"max_sub_batch": 3}, "max_sub_batch: 3 is too small"),
-        ({"odd": 1}, "unknown field"),
+        ({"phases": [{"until": 1.0, "noise": -1.0}]}, "noise: -1.0 must be a number from 0"),
+        ({"max_batch": 4}, "max_batch: 4 must be a whole number from 12"),
+        ({"max_sub_batch": 3}, "max_sub_batch: 3 must be a whole number"),
+        ({"odd": 1}, "odd: no such field"),
     ],
 )
 def test_an_inconsistent_scaling_is_refused(change, problem):

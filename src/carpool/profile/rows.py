@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from carpool.profile.fields import Fields, ProfileError
+from carpool.profile.fields import ProfileError, ProfileFields
 from carpool.profile.values import Group, GroupJob, Pair
 
 GIB = 2**30
@@ -80,7 +80,7 @@ def read_solo(path: str | Path) -> list[Run]:
     return [_solo(row) for row in _measurement(path).children("solo")]
 
 
-def _solo(f: Fields) -> Run:
+def _solo(f: ProfileFields) -> Run:
     seconds, gib = f.number("iter_s", 0), f.number("mem_gib", 0)
     if seconds == 0:
         f.fail("iter_s", "0 s; measure it again")
@@ -108,7 +108,7 @@ def read_pairs(
     file = _measurement(path)
     ran_at = batches if batches is not None else _shared_batches(path)
 
-    def batch(f: Fields, key: str, task: str) -> int:
+    def batch(f: ProfileFields, key: str, task: str) -> int:
         if key in f:
             return f.whole(key, 0)
         if task not in ran_at:
@@ -231,13 +231,13 @@ def _csv(path: str | Path) -> list[tuple[int, list[str]]]:
     return rows
 
 
-def _measurement(path: str | Path) -> Fields:
+def _measurement(path: str | Path) -> ProfileFields:
     text = _text(path)
     try:
         value: Any = json.loads(text)
     except json.JSONDecodeError as error:
         raise ProfileError(f"{path}: line {error.lineno}: not JSON ({error.msg}); give a measurement file") from None
-    return Fields(value, str(path))
+    return ProfileFields(value, str(path))
 
 
 def _text(path: str | Path) -> str:

@@ -17,7 +17,7 @@ from carpool.core.elastic import Phase, Scaling
 from carpool.core.perf import AllReduce
 from carpool.errors import nearest
 from carpool.files import whole_file
-from carpool.profile.fields import Fields, ProfileError
+from carpool.profile.fields import ProfileError, ProfileFields
 from carpool.profile.measure.raw import MECHANISMS, measurement, plain
 from carpool.profile.values import (
     Busy,
@@ -71,7 +71,7 @@ def loads(text: str, file: str) -> Profile:
     except json.JSONDecodeError as error:
         problem = f"line {error.lineno}: not JSON ({error.msg}); write it with carpool fit"
         raise ProfileError(f"{file}: {problem}") from None
-    fields = Fields(value, file)
+    fields = ProfileFields(value, file)
     schema = fields.whole("schema", 1)
     if schema > SCHEMA:
         fields.fail("schema", f"{schema} is newer than this Carpool reads ({SCHEMA}); upgrade Carpool")
@@ -105,7 +105,7 @@ def _unique(pairs: list[tuple[str, Any]], file: str) -> dict[str, Any]:
     return seen
 
 
-def _gpu(f: Fields) -> Gpu:
+def _gpu(f: ProfileFields) -> Gpu:
     gpu = Gpu(
         name=f.text("name"),
         memory_bytes=f.maybe("memory_bytes", lambda key: f.whole(key, 1)),
@@ -116,7 +116,7 @@ def _gpu(f: Fields) -> Gpu:
     return gpu
 
 
-def _task(f: Fields) -> TaskProfile:
+def _task(f: ProfileFields) -> TaskProfile:
     task = TaskProfile(
         alpha_s=f.number("alpha_s", 0),
         beta_s=f.number("beta_s", 0),
@@ -139,7 +139,7 @@ def _task(f: Fields) -> TaskProfile:
     return task
 
 
-def _busy(f: Fields) -> Busy:
+def _busy(f: ProfileFields) -> Busy:
     busy = Busy(f.number("alpha_s", 0), f.number("beta_s", 0))
     f.done()
     if busy.beta_s == 0:
@@ -147,19 +147,19 @@ def _busy(f: Fields) -> Busy:
     return busy
 
 
-def _demand(f: Fields) -> Demand:
+def _demand(f: ProfileFields) -> Demand:
     demand = Demand(_mechanism(f), f.whole("batch", 1), f.number("demand", 0))
     f.done()
     return demand
 
 
-def _kappa(f: Fields) -> Kappa:
+def _kappa(f: ProfileFields) -> Kappa:
     kappa = Kappa(f.number("kappa", 0), f.number("median_error", 0), f.whole("pairs", 1))
     f.done()
     return kappa
 
 
-def _scaling(f: Fields) -> Scaling:
+def _scaling(f: ProfileFields) -> Scaling:
     initial, least = f.whole("initial_batch", 1), f.whole("min_sub_batch", 1)
     scaling = Scaling(
         initial_batch=initial,
@@ -178,19 +178,19 @@ def _scaling(f: Fields) -> Scaling:
     return scaling
 
 
-def _phase(f: Fields) -> Phase:
+def _phase(f: ProfileFields) -> Phase:
     phase = Phase(f.number("until", 0), f.number("noise", 0))
     f.done()
     return phase
 
 
-def _all_reduce(f: Fields) -> AllReduce:
+def _all_reduce(f: ProfileFields) -> AllReduce:
     constants = AllReduce(f.number("base_s", 0), f.number("per_gpu_s", 0))
     f.done()
     return constants
 
 
-def _memory(f: Fields) -> Memory:
+def _memory(f: ProfileFields) -> Memory:
     memory = Memory(
         static_bytes=f.whole("static_bytes", 0),
         bytes_per_sample=f.number("bytes_per_sample", 0),
@@ -202,7 +202,7 @@ def _memory(f: Fields) -> Memory:
     return memory
 
 
-def _error(f: Fields) -> FitError:
+def _error(f: ProfileFields) -> FitError:
     def share(key: str) -> float | None:
         return f.maybe(key, lambda name: f.number(name, 0))
 
@@ -224,7 +224,7 @@ def _error(f: Fields) -> FitError:
     return error
 
 
-def _pair(f: Fields) -> Pair:
+def _pair(f: ProfileFields) -> Pair:
     pair = Pair(
         a=f.text("a"),
         batch_a=f.whole("batch_a", 0, default=0),
@@ -242,7 +242,7 @@ def _pair(f: Fields) -> Pair:
     return pair
 
 
-def _group(f: Fields) -> Group:
+def _group(f: ProfileFields) -> Group:
     jobs = tuple(_group_job(job) for job in f.children("jobs"))
     group = Group(jobs, _mechanism(f), f.numbers("xi", 0), f.maybe("source", f.text))
     f.done()
@@ -255,13 +255,13 @@ def _group(f: Fields) -> Group:
     return group
 
 
-def _group_job(f: Fields) -> GroupJob:
+def _group_job(f: ProfileFields) -> GroupJob:
     job = GroupJob(f.text("task"), f.whole("batch", 0, default=0))
     f.done()
     return job
 
 
-def _point(f: Fields) -> Point:
+def _point(f: ProfileFields) -> Point:
     point = Point(
         task=f.text("task"),
         batch=f.whole("batch", 1),
@@ -276,17 +276,17 @@ def _point(f: Fields) -> Point:
     return point
 
 
-def _mechanism(f: Fields) -> str:
+def _mechanism(f: ProfileFields) -> str:
     return _known_mechanism(f.text("mechanism"), f)
 
 
-def _known_mechanism(mechanism: str, f: Fields) -> str:
+def _known_mechanism(mechanism: str, f: ProfileFields) -> str:
     if mechanism not in MECHANISMS:
         f.fail("mechanism", f"unknown {mechanism!r}; give {', '.join(MECHANISMS)}")
     return mechanism
 
 
-def _xi(f: Fields, key: str) -> float:
+def _xi(f: ProfileFields, key: str) -> float:
     """Read ξ. A measured ξ may be a little below 1 (noise; the core treats it as 1), but never 0."""
     xi = f.number(key, 0)
     if xi == 0:
@@ -294,7 +294,7 @@ def _xi(f: Fields, key: str) -> float:
     return xi
 
 
-def _interval(f: Fields, key: str) -> Interval:
+def _interval(f: ProfileFields, key: str) -> Interval:
     ends = f.numbers(key, 0)
     if len(ends) != 2 or ends[0] > ends[1]:
         f.fail(key, "not an interval; give [low, high]")

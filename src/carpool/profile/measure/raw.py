@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from carpool.profile.fields import Fields, ProfileError
+from carpool.profile.fields import ProfileError, ProfileFields
 
 VERSION = 3
 """Version of the file. Version 1 did not record what was run, version 2 not which GPU of its kind."""
@@ -158,7 +158,7 @@ class RawFile:
 
     def add(self, done: Measurement) -> None:
         """Append a measurement, rounded as in the file, so that a later fit of the file gives the same profile."""
-        rounded = measurement(Fields(plain(done), str(self.path)))
+        rounded = measurement(ProfileFields(plain(done), str(self.path)))
         lines = [json.dumps(plain(done))]
         for task in sorted({setting.task for setting in done.request.settings}):
             if task in self._origins and task not in self._known:
@@ -236,7 +236,7 @@ def read(path: str | Path) -> Contents:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ProfileError(f"{path}: cannot be read as measurements ({error}); give another file") from None
-    header = Fields(_json(lines[0], path, 1), str(path), "line 1")
+    header = ProfileFields(_json(lines[0], path, 1), str(path), "line 1")
     if header.whole("version", 1) > VERSION:
         header.fail("version", f"newer than this Carpool reads ({VERSION}); upgrade Carpool")
     machine = MeasuredMachine(
@@ -250,7 +250,7 @@ def read(path: str | Path) -> Contents:
     header.done()
     found = Contents(machine, [])
     for number, line in enumerate(lines[1:-1], 2):  # after the last newline there is nothing, or an incomplete line
-        fields = Fields(_json(line, path, number), str(path), f"line {number}")
+        fields = ProfileFields(_json(line, path, number), str(path), f"line {number}")
         if "command" in fields:
             found.origins.update([_origin(fields)])
         elif "memory_limit" in fields:
@@ -261,7 +261,7 @@ def read(path: str | Path) -> Contents:
     return found
 
 
-def _origin(f: Fields) -> tuple[str, Origin]:
+def _origin(f: ProfileFields) -> tuple[str, Origin]:
     origin = Origin(f.texts("command"), f.maybe("script", f.text), f.maybe("sha256", f.text))
     task = f.text("task")
     f.done()
@@ -298,7 +298,7 @@ def plain(done: Measurement) -> dict[str, Any]:
     return {**told, "seconds": round(done.seconds, 2), "jobs": jobs}
 
 
-def measurement(f: Fields) -> Measurement:
+def measurement(f: ProfileFields) -> Measurement:
     """Parse what `plain` wrote."""
     samples = tuple(_sample(job) for job in f.children("jobs"))
     mechanism = f.text("mechanism")
@@ -312,7 +312,7 @@ def measurement(f: Fields) -> Measurement:
     return done
 
 
-def _sample(f: Fields) -> Sample:
+def _sample(f: ProfileFields) -> Sample:
     sample = Sample(
         Setting(
             f.text("task"), f.whole("batch", 1), f.whole("accumulation", 1, default=f.whole("accum", 1, default=1))

@@ -166,7 +166,7 @@ def load(path: Path | None = None, quick: bool = False) -> PaperConfig:
     top = TomlTable(values, file)
     config = _config(top, text)
     quick_part = _quick(top.child("quick"), config)
-    top.close()
+    top.done()
     return quick_part if quick else config
 
 
@@ -200,7 +200,7 @@ def _config(top: TomlTable, text: str) -> PaperConfig:
         text=text,
     )
     for table in (verdict, tables, figure5, figure6a):
-        table.close()
+        table.done()
     return config
 
 
@@ -212,7 +212,7 @@ def _quick(table: TomlTable, config: PaperConfig) -> PaperConfig:
         figure6a=table.counts("figure6a"),
         overhead=replace(config.overhead, nodes=table.counts("overhead_nodes"), seeds=table.seeds("seeds")[:1]),
     )
-    table.close()
+    table.done()
     return part
 
 
@@ -226,7 +226,7 @@ def _world(table: TomlTable) -> tuple[Setup, float]:
     )
     cluster_nodes(setup)
     hours = table.number("hours", 0.1, 1e4)
-    table.close()
+    table.done()
     return setup, hours
 
 
@@ -237,7 +237,7 @@ def _cluster(table: TomlTable) -> str:
 def _policy(table: TomlTable) -> PolicyEntry:
     table.checked("spec", policies.make)
     row = PolicyEntry(*(table.text(key) for key in ("name", "label", "spec", "paper")))
-    table.close()
+    table.done()
     return row
 
 
@@ -245,22 +245,24 @@ def _workload(table: TomlTable) -> WorkloadEntry:
     name, title, generator, file = (table.text(key) for key in ("name", "title", "generator", "file"))
     row = WorkloadEntry(name, title, generator, file, table.seeds("file_seeds"), table.text("why"))
     table.among("generator", [row.generator], generate.GENERATORS)
-    table.close()
+    table.done()
     return row
 
 
 def _two_jobs(table: TomlTable) -> Figure1Config:
-    found = Figure1Config(table.numbers("minutes", 2), table.number("overlap_after", 0), table.number("xi", 1, 100))
+    found = Figure1Config(
+        table.positive_numbers("minutes", 2), table.number("overlap_after", 0), table.number("xi", 1, 100)
+    )
     if min(found.minutes) <= 0 or found.overlap_after >= found.minutes[0]:
         table.fail("overlap_after", "the second job must join while the first runs; give less than its minutes")
-    table.close()
+    table.done()
     return found
 
 
 def _injected(table: TomlTable, names: list[str]) -> Figure6bConfig:
     found = Figure6bConfig(
         table.counts("jobs"),
-        table.numbers("xi"),
+        table.positive_numbers("xi"),
         table.texts("tables"),
         table.among("policies", table.texts("policies"), names),
     )
@@ -271,7 +273,7 @@ def _injected(table: TomlTable, names: list[str]) -> Figure6bConfig:
             read_interference(text)
         except InputError as error:
             table.fail("tables", str(error))
-    table.close()
+    table.done()
     return found
 
 
@@ -299,7 +301,7 @@ def _physical(table: TomlTable, world: Setup, names: list[str]) -> PhysicalConfi
         table.fail("large_gpus", f"the cluster {setup.cluster} has only {gpus} GPUs")
     if len(found.iterations) != 2 or found.iterations[0] > found.iterations[1]:
         table.fail("iterations", "give two numbers, the smallest and the largest")
-    table.close()
+    table.done()
     return found
 
 
@@ -316,7 +318,7 @@ def _overhead(table: TomlTable, names: list[str]) -> OverheadConfig:
         table.count("jobs_per_node", 1, 1000),
         table.seeds("seeds"),
     )
-    table.close()
+    table.done()
     return found
 
 
@@ -326,32 +328,32 @@ def _batchnorm(table: TomlTable, names: list[str]) -> BatchNormConfig:
         table.among("policy", [table.text("policy")], names)[0],
         table.counts("jobs"),
     )
-    table.close()
+    table.done()
     return found
 
 
 def _paper(table: TomlTable, rows: set[str]) -> PaperNumbers:
     def triples(name: str) -> dict[str, dict[str, Triple]]:
         group = table.child(name)
-        found = {key: group.rows(key, lambda child, row: child.numbers(row, 3)) for key in TABLES}
-        group.close()
+        found = {key: group.rows(key, lambda child, row: child.positive_numbers(row, 3)) for key in TABLES}
+        group.done()
         for key, printed in found.items():
             group.among(key, list(printed), sorted(rows))
         return found
 
     claims = table.child("claims")
-    pair: Callable[[str], tuple[float, ...]] = partial(claims.numbers, length=2)
+    pair: Callable[[str], tuple[float, ...]] = partial(claims.positive_numbers, length=2)
     (low_xi, high_xi), (low_gain, high_gain) = pair("wise_xi"), pair("wise_gain")
     numbers = PaperNumbers(
-        physical=table.rows("physical", lambda child, row: child.numbers(row, 2)),
+        physical=table.rows("physical", lambda child, row: child.positive_numbers(row, 2)),
         jct=triples("jct"),
         queue=triples("queue"),
         claims={key: claims.number(key, 0) for key in CLAIMED},
         wise_xi=(low_xi, high_xi),
         wise_gain=(low_gain, high_gain),
     )
-    claims.close()
-    table.close()
+    claims.done()
+    table.done()
     return numbers
 
 

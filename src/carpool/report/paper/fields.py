@@ -1,44 +1,21 @@
-"""Strict reading of TOML tables: every value has a type, every name is known, and an error names its place.
-
-`config.py` reads `paper.toml` with it.
-"""
+"""Strict reading of the TOML file with the paper's settings."""
 
 from collections.abc import Callable, Sequence
-from math import isfinite
-from typing import Any, NoReturn
+from typing import Any, Self
 
 from carpool.errors import InputError, nearest
+from carpool.field_types import AnyText, WholeNumber
+from carpool.fields import Fields
 from carpool.sim.sources import parse_seeds
 
+MAX_COUNT = 100_000
 
-class TomlTable:
-    """One table of a TOML file. `close` raises an error if the table has names that were never read."""
 
-    def __init__(self, values: Any, file: str, path: str = "") -> None:
-        self.file, self.path = file, path
-        if not isinstance(values, dict):
-            raise InputError(f"{file}: {path}: must be a table; write [{path}]")
-        self.values = values
-        self._asked: set[str] = set()
+class TomlTable(Fields):
+    """One table of a TOML file."""
 
-    def fail(self, key: str, problem: str) -> NoReturn:
-        where = f"{self.path}.{key}" if self.path else key
-        raise InputError(f"{self.file}: {where}: {problem}")
-
-    def has(self, key: str) -> bool:
-        self._asked.add(key)
-        return key in self.values
-
-    def value(self, key: str, kind: type | tuple[type, ...], wanted: str) -> Any:
-        if not self.has(key):
-            self.fail(key, f"is missing; give {wanted}")
-        found = self.values[key]
-        if not isinstance(found, kind) or (isinstance(found, bool) and kind is not bool):
-            self.fail(key, f"{found!r} must be {wanted}")
-        return found
-
-    def text(self, key: str) -> str:
-        return str(self.value(key, str, "a text")).strip()
+    def text(self, key: str, default: str | None = None) -> str:
+        return super().text(key, default).strip()
 
     def checked(self, key: str, check: Callable[[str], Any]) -> str:
         """Return a text that `check` accepts."""
@@ -49,78 +26,48 @@ class TomlTable:
             self.fail(key, str(error))
         return text
 
-    def flag(self, key: str, default: bool) -> bool:
-        return bool(self.value(key, bool, "true or false")) if self.has(key) else default
+    def count(self, key: str, low: int = 1, high: int = MAX_COUNT) -> int:
+        return self.whole(key, low, high)
 
-    def number(self, key: str, least: float, most: float = 1e9) -> float:
-        wanted = f"a number from {least:g} to {most:g}"
-        found = float(self.value(key, (int, float), wanted))
-        if not least <= found <= most:
-            self.fail(key, f"{found:g} must be {wanted}")
-        return found
+    def counts(self, key: str, low: int = 1, high: int = MAX_COUNT) -> tuple[int, ...]:
+        return self._filled(key, self.items(key, WholeNumber(low, high)))
 
-    def count(self, key: str, least: int = 1, most: int = 100_000) -> int:
-        wanted = f"a whole number from {least} to {most}"
-        found = int(self.value(key, int, wanted))
-        if not least <= found <= most:
-            self.fail(key, f"{found} must be {wanted}")
-        return found
-
-    def each(self, key: str, kind: type | tuple[type, ...], wanted: str) -> tuple[Any, ...]:
-        found = self.value(key, list, f"a list of {wanted}")
-        for item in found:
-            if not isinstance(item, kind) or isinstance(item, bool):
-                self.fail(key, f"{item!r} must be one of {wanted}")
-        if not found:
-            self.fail(key, f"is empty; give {wanted}")
-        return tuple(found)
-
-    def counts(self, key: str, least: int = 1, most: int = 100_000) -> tuple[int, ...]:
-        found = self.each(key, int, "whole numbers")
-        for item in found:
-            if not least <= item <= most:
-                self.fail(key, f"{item} must be from {least} to {most}")
-        return found
-
-    def numbers(self, key: str, length: int | None = None) -> tuple[float, ...]:
-        found = tuple(float(item) for item in self.each(key, (int, float), "numbers"))
+    def positive_numbers(self, key: str, length: int | None = None) -> tuple[float, ...]:
+        """Return numbers above 0, `length` of them where that is given."""
+        found: tuple[float, ...] = self._filled(key, self.numbers(key, 0.0))
         if length is not None and len(found) != length:
             self.fail(key, f"has {len(found)} numbers; give {length}")
-        for item in found:
-            if not isfinite(item) or item <= 0:
-                self.fail(key, f"{item:g} must be a number above 0")
+        if 0.0 in found:
+            self.fail(key, "0 must be a number above 0")
         return found
 
     def texts(self, key: str) -> tuple[str, ...]:
-        return self.each(key, str, "texts")
+        return self._filled(key, self.items(key, AnyText()))
+
+    def children(self, key: str) -> list[Self]:
+        """Return the tables of a list, which must have at least one."""
+        return list(self._filled(key, tuple(super().children(key))))
 
     def seeds(self, key: str) -> tuple[int, ...]:
+        text = self.text(key)
         try:
-            return tuple(parse_seeds(self.text(key)))
+            return tuple(parse_seeds(text))
         except InputError:
-            self.fail(key, f"{self.values[key]!r} names no seeds; write seeds such as 1-8")
-
-    def child(self, key: str) -> "TomlTable":
-        where = f"{self.path}.{key}" if self.path else key
-        return TomlTable(self.value(key, dict, f"a table [{where}]"), self.file, where)
-
-    def children(self, key: str) -> list["TomlTable"]:
-        found = self.value(key, list, f"tables [[{key}]]")
-        return [TomlTable(item, self.file, f"{key}[{number}]") for number, item in enumerate(found, start=1)]
+            self.fail(key, f"{text!r} must be seeds such as 1-8")
 
     def among(self, key: str, found: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
-        """Return `found` if all its names are known."""
+        """Return `found` if all of it is known."""
         for item in found:
             if item not in known:
                 self.fail(key, f"unknown name {item!r}: {nearest(item, known)}")
         return tuple(found)
 
     def rows(self, key: str, read: Callable[["TomlTable", str], Any]) -> dict[str, Any]:
-        """Return the rows of a table whose keys may have any name."""
+        """Return the rows of a table whose names may be anything."""
         child = self.child(key)
-        return {name: read(child, name) for name in child.values}
+        return {name: read(child, name) for name in child}
 
-    def close(self) -> None:
-        for key in self.values:
-            if key not in self._asked:
-                self.fail(key, f"unknown name: {nearest(key, self._asked)}")
+    def _filled(self, key: str, found: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not found:
+            self.fail(key, "is empty; give at least one value")
+        return found
