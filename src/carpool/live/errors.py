@@ -1,4 +1,4 @@
-"""What the service refuses, apart from plain bad input. All are `InputError`s: one line, and what to do next."""
+"""Requests that the service refuses for other reasons than wrong input. All are `InputError`s: one line with a remedy."""
 
 from carpool.errors import InputError
 
@@ -8,13 +8,13 @@ class NoSuchJob(InputError):
         super().__init__(f"there is no job {job!r}; `carpool jobs --all` lists them")
 
 
-class WrongState(InputError):
-    """The job exists, but what was asked for cannot be done with it now."""
+class WrongStatus(InputError):
+    """The status of the job does not allow the request."""
 
 
 class Unavailable(InputError):
-    """Nothing can be accepted at the moment (the disk is full, say); what runs goes on. Try again later."""
+    """The service cannot accept anything at the moment, for example because the disk is full. Running jobs go on."""
 
 
 class HomeInUse(InputError):
-    """Another service works on the same home directory."""
+    """Another service uses the same home directory."""

@@ -10,7 +10,7 @@ from carpool.core.model import Limits
 from carpool.core.perf import Placement
 from carpool.errors import InputError
 from carpool.live import home as homes
-from carpool.live.errors import HomeInUse, NoSuchJob, WrongState
+from carpool.live.errors import HomeInUse, NoSuchJob, WrongStatus
 from carpool.live.executors.processes import start_ticks
 from carpool.profile.schema import load, save
 from tests.support.services import one, output, python, serving, shell, started, state, until
@@ -137,7 +137,7 @@ def test_hold_release_requeue_priority_and_cancel(home):
                 service.requests.release,
                 service.requests.requeue,
             ):
-                with pytest.raises(WrongState):
+                with pytest.raises(WrongStatus):
                     await change(held)
                 with pytest.raises(NoSuchJob):
                     await change("4711")

@@ -151,9 +151,7 @@ def _service(place: Home, home: Path | None) -> Iterator[Diagnosis]:
             "service", "warning", f"runs release {status['version']}", "restart it; running jobs are not interrupted"
         )
     if not status["as_root"]:
-        yield Diagnosis(
-            "users", "note", "all jobs run as the service's user", "let in only people who trust each other"
-        )
+        yield Diagnosis("users", "note", "all jobs run as the service's user", "add only users who trust each other")
     gpus = client.get("/v1/gpus")
     yield Diagnosis("sharing", "ok", str(gpus.get("mechanism", "unknown")))
 

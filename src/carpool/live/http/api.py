@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse
 
 from carpool import __version__
 from carpool.errors import InputError
-from carpool.live.errors import NoSuchJob, Unavailable, WrongState
+from carpool.live.errors import NoSuchJob, Unavailable, WrongStatus
 from carpool.live.home import Home
 from carpool.live.http import messages
 from carpool.live.http.auth import Keyring, Principal
@@ -132,7 +132,7 @@ def _answer_errors(app: FastAPI) -> None:
     statuses: Iterable[tuple[type[Exception], int]] = (
         (Forbidden, 403),
         (NoSuchJob, 404),
-        (WrongState, 409),
+        (WrongStatus, 409),
         (Unavailable, 503),
         (InputError, 422),
     )

@@ -75,7 +75,7 @@ def admin_token(path: Path) -> str:
 
 
 def read_token(path: Path) -> str:
-    """Return the token in a file. A file that others can read is refused: somebody may have read it."""
+    """Return the token in a file. A file that others can read is refused: its token may be known."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError as error:

@@ -11,7 +11,7 @@ from carpool import __version__
 from carpool.core.model import Limits
 from carpool.errors import InputError
 from carpool.live.accounts import uid_for
-from carpool.live.errors import NoSuchJob, WrongState
+from carpool.live.errors import NoSuchJob, WrongStatus
 from carpool.live.http import messages
 from carpool.live.http.api import ApiContext, Forbidden, Json, answers, api_context, me
 from carpool.live.http.auth import ADMIN, Principal, digest, new_token
@@ -133,7 +133,7 @@ async def add_user(request: messages.UserRequest, context: Context, who: Me) -> 
     name = request.name
     known = context.service.queries.users().get(name)
     if name == ADMIN or (known and not known.get("revoked")):
-        raise WrongState(f"user {name} already exists; revoke the user first to create a new token")
+        raise WrongStatus(f"user {name} already exists; revoke the user first to create a new token")
     token = new_token()
     row = {
         "token_hash": digest(token),

@@ -1,1 +1,1 @@
-"""What people are told about jobs and GPUs: rows, reasons, forecasts, receipts. Reads the state, never changes it."""
+"""What users see of jobs and GPUs: rows, reasons, forecasts, receipts. It reads the state and never changes it."""

@@ -13,7 +13,7 @@ from carpool.core.perf import PerformanceModel
 from carpool.core.record import JobRecord
 from carpool.core.state import State
 from carpool.live.clock import Clock, RealClock
-from carpool.live.errors import NoSuchJob, WrongState
+from carpool.live.errors import NoSuchJob, WrongStatus
 from carpool.live.executors.base import Executor
 from carpool.live.executors.local import LocalExecutor
 from carpool.live.executors.machine import Machine
@@ -80,7 +80,7 @@ class Inside:
         record = self._state.jobs.get(job)
         if record is not None:
             return record
-        raise WrongState(f"job {job} has {self._known_row(job)['state']}; submit it again to run it again")
+        raise WrongStatus(f"job {job} has {self._known_row(job)['state']}; submit it again to run it again")
 
     def _known_row(self, job: str) -> Row:
         """The row of a job that has ended."""

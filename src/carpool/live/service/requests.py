@@ -18,7 +18,7 @@ from carpool.core import events as ev
 from carpool.core.model import Limits, Status
 from carpool.errors import InputError
 from carpool.live.accounts import account
-from carpool.live.errors import WrongState
+from carpool.live.errors import WrongStatus
 from carpool.live.home import write_private
 from carpool.live.insight import views
 from carpool.live.insight.forecaster import alone_s
@@ -117,7 +117,7 @@ class Requests(Inside):
     async def release(self, job: str) -> None:
         def prepare(now: float, batch: Batch) -> Sequence[ev.Event]:
             if not self._living(job).on_hold:
-                raise WrongState(f"job {job} is not on hold")
+                raise WrongStatus(f"job {job} is not on hold")
             return (ev.Released(now, job),)
 
         await self._driver.ask(prepare)
@@ -128,7 +128,7 @@ class Requests(Inside):
         def prepare(now: float, batch: Batch) -> Sequence[ev.Event]:
             record = self._living(job)
             if record.status not in (Status.STARTING, Status.RUNNING):
-                raise WrongState(
+                raise WrongStatus(
                     f"job {job} is {views.shown_status(record.status)}; only a running one can be requeued"
                 )
             return (ev.Requeued(now, job, record.attempt),)
