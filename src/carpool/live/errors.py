@@ -1,4 +1,4 @@
-"""Requests that the service refuses for other reasons than wrong input. All are `InputError`s: one line with a remedy."""
+"""Requests that the service refuses for reasons other than wrong input. All are `InputError`s with a remedy."""
 
 from carpool.errors import InputError
 
