@@ -15,7 +15,7 @@ from carpool.belief.prior import believe, busy_of, kappa_of
 from carpool.core import events as ev
 from carpool.core import snapshot
 from carpool.core.codec import decode, encode
-from carpool.core.learning import LearningModel, Lesson, Observation
+from carpool.core.learning import LearningModel, ModelChange, Observation
 from carpool.core.model import Allocation, Decision, Job, Node
 from carpool.core.perf import (
     ConstantInterference,
@@ -125,7 +125,7 @@ class TestPairs:
         model = belief()
         group = ((job("b", model="thin"), 1), (job("c", model="fat"), 1))
         lesson = model.learn(Observation(job("a"), 1, 1, ONE, 2.0, 1.0, True, (group,)))
-        assert lesson is Lesson.NOTHING
+        assert lesson is ModelChange.NOTHING
         assert not model.pairs.rows
 
     def test_a_job_that_hangs_does_not_ruin_its_relatives(self):
@@ -185,7 +185,7 @@ class TestSpeeds:
         model = belief()
         short = job("x", duration_s=None, iterations=100)
         predicted = model.iteration_time(short, 1, ONE)
-        assert model.learn(sighting("a", (), 2 * predicted, duration_s=None)) is Lesson.SPEEDS
+        assert model.learn(sighting("a", (), 2 * predicted, duration_s=None)) is ModelChange.SPEEDS
         assert model.iteration_time(short, 1, ONE) == pytest.approx(2 * predicted)
         other = job("y", duration_s=None, batch=64)
         assert model.iteration_time(other, 4, ONE) == pytest.approx(2 * fitted().iteration_time(other, 4, ONE))
@@ -209,7 +209,7 @@ class TestSpeeds:
         model = belief()
         seconds = [1.0, 1.001, 0.999, 1.002]
         lessons = [model.learn(sighting(f"j{n}", (), s, duration_s=None)) for n, s in enumerate(seconds)]
-        assert lessons == [Lesson.SPEEDS, Lesson.NOTHING, Lesson.NOTHING, Lesson.NOTHING]
+        assert lessons == [ModelChange.SPEEDS, ModelChange.NOTHING, ModelChange.NOTHING, ModelChange.NOTHING]
 
 
 class TestEstimates:

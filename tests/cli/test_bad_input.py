@@ -70,7 +70,7 @@ def test_a_job_that_fits_no_gpu_even_at_sub_batch_1(tmp_path):
     said = process("simulate", "--workload", path, "--gpu-memory", "900MiB")
     refused(said, f"{path}:", "GiB per GPU even at sub-batch 1; the largest GPUs have 0.9 GiB")
     path = csv_file(tmp_path, "a,0,bert,1,9000,9,false", header=HEADER + ",can_shrink")
-    refused(process("simulate", "--workload", path), f"{path}:2: ", "at batch 9000, which may not be cut")
+    refused(process("simulate", "--workload", path), f"{path}:2: ", "at batch 9000, which may not be split")
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,15 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import get_type_hints
 
 import pytest
 
 from carpool.core import events as ev
 from carpool.core.codec import UnknownEvent, builder, decode, encode
 from carpool.core.model import Allocation, Decision, Job, Limits, Node
+from carpool.core.state import HANDLERS, State, UnhandledEvent, handles
+from tests.support.world import model
 
 JOB = Job("j", 1.0, "bert", 2, 64, 1000, user="eve", after=("a", "b"), max_slowdown=1.5)
 EVERY_KIND = (
@@ -126,3 +129,25 @@ def test_decoding_leaves_the_data_as_it_was() -> None:
         before = json.dumps(data)
         decode(data)
         assert json.dumps(data) == before
+
+
+def test_every_event_has_exactly_one_function_that_applies_it() -> None:
+    assert set(HANDLERS) == set(ev.EVENTS.values())
+    for kind, function in HANDLERS.items():
+        assert get_type_hints(function)["event"] is kind
+
+
+def test_an_event_without_a_function_that_applies_it_is_refused(registry: dict[str, type[ev.Event]]) -> None:
+    @dataclass(frozen=True, slots=True)
+    class Forgotten(ev.Event):
+        pass
+
+    state = State(model(), lambda job, now: (0.0,))
+    with pytest.raises(UnhandledEvent, match=r"event Forgotten: no function applies it; write one with @handles"):
+        state.apply(Forgotten(5.0))
+    assert state.now == 0.0, "nothing of it is applied"
+
+
+def test_a_second_function_for_one_event_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"carpool\.core\.transitions handles Started already"):
+        handles(ev.Started)(lambda state, event: None)

@@ -199,7 +199,7 @@ class TestRules:
     def test_what_can_never_run_is_refused_with_a_reason(self):
         state = situation(cluster("2x2", limits={"eve": Limits(gpus=1)})).state(lambda r, n: (0.0,))
         assert "cluster has 4" in state.refusal(job("a", gpus=5))
-        assert "which may not be cut" in state.refusal(job("a", model="fat", batch=200, can_shrink=False))
+        assert "which may not be split" in state.refusal(job("a", model="fat", batch=200, can_shrink=False))
         assert "may hold 1" in state.refusal(job("a", gpus=2, user="eve"))
         assert state.refusal(job("a", model="fat", batch=200)) is None
         small = situation(cluster("1x4", memory_gib=4.0)).state(lambda r, n: (0.0,))

@@ -169,7 +169,7 @@ class Life(RuleBasedStateMachine):
         self.state = snapshot.restore(data, self.model(), self.state.sort_key, self.state.jobs_per_gpu)
         self.scheduler.state = self.state
         assert living(facts(self.state)) == before
-        assert [r.seq for r in self.state.running] == [r.seq for r in self.state._running.values()]
+        assert [r.seq for r in self.state.running] == [r.seq for r in self.state.holders.values()]
 
     @rule(data=st.data(), priority=st.sampled_from([None, 0, 5]))
     def a_job_is_rekeyed(self, data, priority):

@@ -113,7 +113,7 @@ class TestAlgorithm2:
         )
         host_job = job("h", model=random.choice(names), batch=64, left=random.uniform(1, 500))
         state = State(perf, lambda record, now: (0.0,))
-        guest = JobRecord(guest_job, state._shape(guest_job, 0), 0, perf.iteration_time(guest_job, 1, (1, 1)))
+        guest = JobRecord(guest_job, state.shape_of(guest_job, 0), 0, perf.iteration_time(guest_job, 1, (1, 1)))
         memory = round(random.uniform(0.5, 12) * 2**30)
         host_left, guest_left = host_job.duration_s, guest.alone_left(0.0)
         choices = options(perf, guest, host_job, 4, memory)

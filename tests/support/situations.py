@@ -201,7 +201,7 @@ def _xi(state: State, record, mate) -> float:
 
 def _validate_hosts(state: State) -> None:
     fresh = State(state.perf, state.sort_key, state.jobs_per_gpu)
-    fresh.cluster, fresh._running = state.cluster, state._running
+    fresh.cluster, fresh.holders = state.cluster, state.holders
     listed = hosts_of(state)
     entries = {r.seq: r.index_entry for r in state.jobs.values()}
     for record in state.jobs.values():

@@ -14,7 +14,7 @@ from carpool.belief import codec
 from carpool.belief.pairs import EPISODE_SD, MEASURED_SD, Cell, JobClass, PairBelief, job_class
 from carpool.belief.speeds import NOTICEABLE, SpeedKey, Speeds
 from carpool.core.elastic import Pace, Scaling
-from carpool.core.learning import Lesson, Observation
+from carpool.core.learning import ModelChange, Observation
 from carpool.core.model import Job, sub_batch
 from carpool.core.perf import GENERIC, FittedModel, Mate, PerformanceModel, Placement
 from carpool.profile.values import Busy
@@ -156,9 +156,9 @@ class Belief:
         cell = (job_class(model, samples), job_class(mate, mate_samples))
         self.pairs.row(cell).known.add(log(max(1.0, xi)), 1.0 / MEASURED_SD**2)
 
-    def learn(self, seen: Observation) -> Lesson:
+    def learn(self, seen: Observation) -> ModelChange:
         if not seen.iteration_s > 0.0:
-            return Lesson.NOTHING
+            return ModelChange.NOTHING
         mates = tuple([tuple([(mate.id, accumulation) for mate, accumulation in cell]) for cell in seen.cells])
         key = (seen.attempt, seen.accumulation, tuple(seen.placement), mates)
         episode = self.episodes.get(seen.job.id)
@@ -175,7 +175,7 @@ class Belief:
         self.version += bool(lesson)
         return lesson
 
-    def _learn_pair(self, seen: Observation, episode: Episode) -> Lesson:
+    def _learn_pair(self, seen: Observation, episode: Episode) -> ModelChange:
         first = episode.reports == 1
         if first:
             episode.alone_s, error_sd = self._alone(seen)
@@ -192,10 +192,10 @@ class Belief:
                     row.known.revise(y - episode.counted, episode.precision)
             episode.counted = y
         if not any(row.is_news for row in rows):
-            return Lesson.NOTHING
+            return ModelChange.NOTHING
         self.pairs.take_up()
         self.fitted.forget_pairs()
-        return Lesson.SLOWDOWNS
+        return ModelChange.SLOWDOWNS
 
     def _alone(self, seen: Observation) -> tuple[float, float]:
         """Return a job's iteration time alone and the standard deviation of its logarithm.
@@ -233,20 +233,20 @@ class Belief:
         as_bad = tuple([cell for cell, mean in believed.items() if mean >= y])
         return as_bad or (max(believed, key=lambda cell: believed[cell]),)
 
-    def _learn_speed(self, seen: Observation, episode: Episode) -> Lesson:
+    def _learn_speed(self, seen: Observation, episode: Episode) -> ModelChange:
         job, first = seen.job, episode.reports == 1
         if first and not seen.alone_seen:
             self.speeds.check(seen.iteration_s, seen.alone_iteration_s)
         if job.model == GENERIC:
-            return Lesson.NOTHING  # generic jobs have nothing in common
+            return ModelChange.NOTHING  # generic jobs have nothing in common
         value, place = log(episode.mean_s), SpeedKey(job.model, job.batch, seen.accumulation, *seen.placement)
         if first:
             episode.alone_s = self._fitted_s(seen) if job.model in self.fitted.tasks else 1.0
         elif abs(value - episode.counted) <= NOTICEABLE:
-            return Lesson.NOTHING
+            return ModelChange.NOTHING
         instead_of = None if first else episode.counted
         episode.counted = value
-        return Lesson.SPEEDS if self.speeds.add(place, value, episode.alone_s, instead_of) else Lesson.NOTHING
+        return ModelChange.SPEEDS if self.speeds.add(place, value, episode.alone_s, instead_of) else ModelChange.NOTHING
 
 
 def _class_of(job: Job, accumulation: int) -> JobClass:

@@ -30,7 +30,7 @@ class Observation(NamedTuple):
     """The different sets of mates on its GPUs, the empty one left out; no sets: it ran alone."""
 
 
-class Lesson(Flag):
+class ModelChange(Flag):
     """Which answers of the model may have changed."""
 
     NOTHING = 0
@@ -43,7 +43,7 @@ class LearningModel(PerformanceModel, Protocol):
     version: int
     """Grows whenever an answer may have changed."""
 
-    def learn(self, seen: Observation) -> Lesson:
+    def learn(self, seen: Observation) -> ModelChange:
         """Take note of what was seen."""
 
     def dump(self) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class LearningModel(PerformanceModel, Protocol):
         """Know what was dumped, and nothing else that was learned."""
 
 
-def sighting(cluster: Cluster, record: JobRecord, iteration_s: float) -> Observation | None:
+def observe_running(cluster: Cluster, record: JobRecord, iteration_s: float) -> Observation | None:
     """What a report of a running job says; None while a mate comes up or goes, as nobody knows whom it disturbs."""
     cells: list[tuple[Mate, ...]] = []
     for cell in sorted(cluster.shared_cells(record), key=lambda cell: [other.seq for other in cell]):
@@ -72,7 +72,7 @@ def sighting(cluster: Cluster, record: JobRecord, iteration_s: float) -> Observa
     )
 
 
-def life(cluster: Cluster, record: JobRecord) -> Observation | None:
+def observe_finished(cluster: Cluster, record: JobRecord) -> Observation | None:
     """What the end of a job says that never reported: its run time, less what sharing is believed to have cost."""
     if record.reported or record.attempt != 1 or not record.gpus or record.alone_s <= 0.0:
         return None

@@ -1,122 +1,134 @@
-"""What the scheduler knows about one job, and the shape by which jobs are alike.
+"""What the scheduler knows about one job.
 
-`State` is the only writer of a `JobRecord`; policies see it as a `JobView`, whose members are read-only.
-Progress is lazy: iterations done at `since`, plus what the pace gives until now.
+Only the functions that apply events (`transitions` and what it calls) write to a `JobRecord`; policies see it as a
+`JobView`. Progress is lazy: a record holds the iterations done at the time `since`, and its iteration time gives the
+rest.
 """
+
+from dataclasses import dataclass, field
 
 from carpool.core.model import GpuId, Job, JobId, Status
 from carpool.core.shapes import Shape
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class JobRecord:
-    """The mutable truth about one job."""
+    """A job's present state and its history. Two records are equal only if they are the same object."""
 
-    __slots__ = (
-        "accumulation",
-        "alone_iteration_s",
-        "alone_s",
-        "alone_seen",
-        "attempt",
-        "batch",
-        "checkpoint",
-        "done",
-        "ended",
-        "first_start",
-        "gpus",
-        "gpus_since",
-        "hosted",
-        "index_entry",
-        "iteration_s",
-        "job",
-        "leaving",
-        "memory",
-        "most_gpus",
-        "on_hold",
-        "pace_seen",
-        "pace_valid_until",
-        "pace_version",
-        "pending_since",
-        "preemptions",
-        "queue_entry",
-        "ran_s",
-        "reason",
-        "reported",
-        "retries_left",
-        "saved_s",
-        "seq",
-        "served",
-        "shape",
-        "shares",
-        "since",
-        "slowdown",
-        "status",
-        "waited_s",
-        "waits_for",
-        "whole_iteration_s",
-    )
+    job: Job
+    """The job as submitted, changed only by `ConstraintsChanged`."""
+    shape: Shape
+    """The shape that it shares with jobs that can be placed in the same way."""
+    seq: int
+    """Number in the order of submission; breaks ties."""
+    whole_iteration_s: float
+    """Iteration time with the whole batch, alone at the most consolidated placement."""
 
-    def __init__(self, job: Job, shape: Shape, seq: int, whole_iteration_s: float) -> None:
-        self.job = job
-        self.shape = shape
-        self.seq = seq  # of submission; breaks ties
-        self.status = Status.PENDING
-        self.attempt = 0
-        self.gpus: tuple[GpuId, ...] = ()
-        self.leaving: tuple[GpuId, ...] = ()  # where its workers may still be, though the GPUs are no longer its own
-        self.accumulation = 1
-        self.batch: int | None = None  # where the scheduler chose one
-        self.memory = 0  # reserved on each GPU
-        self.whole_iteration_s = whole_iteration_s  # the uncut batch, most consolidated
-        self.alone_iteration_s = whole_iteration_s  # where it is placed now, or best could be
-        self.done = 0.0
-        self.checkpoint = 0.0
-        self.since = 0.0
-        self.iteration_s = 0.0  # 0: does not iterate
-        self.pace_valid_until = float(job.iterations)  # up to where the pace holds
-        self.slowdown = 1.0
-        self.pace_version = 0  # counts changes of iteration_s, so that a driver recognises stale predictions
-        self.alone_seen = False  # alone_iteration_s was measured in this launch, not predicted
-        self.pace_seen = False  # iteration_s was measured beside the present mates
-        self.reported = False
-        self.on_hold = False
-        self.waits_for: tuple[JobId, ...] = ()  # of `after`: those that have not finished yet
-        self.index_entry: object = None  # owned by Hosts
-        self.queue_entry: object = None  # owned by Queue
-        # the job's story, for receipts and metrics
-        self.retries_left = job.retries
-        self.pending_since = 0.0
-        self.first_start = -1.0
-        self.ended = -1.0
-        self.waited_s = 0.0
-        self.gpus_since = 0.0
-        self.served = 0.0  # GPU-seconds held, until held_since
-        self.ran_s = 0.0  # iterating
-        self.alone_s = 0.0  # what the same iterations would have taken alone
-        self.preemptions = 0
-        self.shares = 0  # times it joined others
-        self.hosted = 0  # times others joined it
-        self.most_gpus = 0  # that it ever ran on
-        self.saved_s = 0.0  # how much longer it would have waited for those it joined to end, as believed then
-        self.reason = ""
+    # ---- where it is ----
+    status: Status = field(default=Status.PENDING, init=False)
+    attempt: int = field(default=0, init=False)
+    """Number of launches so far, which is the number of the present one."""
+    gpus: tuple[GpuId, ...] = field(default=(), init=False)
+    """The GPUs that it holds."""
+    leaving: tuple[GpuId, ...] = field(default=(), init=False)
+    """The GPUs that it gave up and on which its workers may still run."""
+    accumulation: int = field(default=1, init=False)
+    batch: int | None = field(default=None, init=False)
+    """Batch that the scheduler chose for an elastic job; None: the user's own."""
+    memory: int = field(default=0, init=False)
+    """Bytes reserved on each of its GPUs."""
+    on_hold: bool = field(default=False, init=False)
+    """It must not be started before it is released."""
+    waits_for: tuple[JobId, ...] = field(default=(), init=False)
+    """The jobs of `after` that have not finished."""
+
+    # ---- progress and pace ----
+    done: float = field(default=0.0, init=False)
+    """Iterations done at the time `since`."""
+    checkpoint: float = field(default=0.0, init=False)
+    """Iterations that a restart resumes after."""
+    since: float = field(default=0.0, init=False)
+    """Time of the last settlement: see `pace.settle`."""
+    alone_iteration_s: float = field(init=False)
+    """Iteration time alone where it is placed, or, while it is not, at the best placement."""
+    iteration_s: float = field(default=0.0, init=False)
+    """Iteration time beside its mates; 0 while it does not iterate."""
+    slowdown: float = field(default=1.0, init=False)
+    """ξ beside its present mates, the worst over its GPUs."""
+    pace_valid_until: float = field(init=False)
+    """Iteration up to which its pace holds."""
+    pace_version: int = field(default=0, init=False)
+    """Number of changes of its pace, by which a driver recognises stale predictions."""
+    alone_seen: bool = field(default=False, init=False)
+    """`alone_iteration_s` was measured in this attempt, not predicted."""
+    pace_seen: bool = field(default=False, init=False)
+    """`iteration_s` was measured beside the present mates, not predicted."""
+    reported: bool = field(default=False, init=False)
+    """It reported its speed at least once."""
+
+    # ---- entries of indexes ----
+    index_entry: object = field(default=None, init=False)
+    """Its entry in `Hosts`, which alone reads and writes it."""
+    queue_entry: object = field(default=None, init=False)
+    """Its entry in `Queue`, which alone writes it; None while it is not pending."""
+
+    # ---- history, for receipts and metrics ----
+    retries_left: int = field(init=False)
+    pending_since: float = field(default=0.0, init=False)
+    """When it last began to wait."""
+    first_start: float = field(default=-1.0, init=False)
+    """When it first ran; −1: never."""
+    ended: float = field(default=-1.0, init=False)
+    """When it finished, failed or was cancelled; −1: not so far."""
+    waited_s: float = field(default=0.0, init=False)
+    """Seconds pending, up to `pending_since`."""
+    gpus_since: float = field(default=0.0, init=False)
+    """When it got its present GPUs."""
+    served: float = field(default=0.0, init=False)
+    """GPU-seconds held, up to `gpus_since`."""
+    ran_s: float = field(default=0.0, init=False)
+    """Seconds in which it iterated, up to `since`."""
+    alone_s: float = field(default=0.0, init=False)
+    """Seconds that the same iterations would have taken alone."""
+    preemptions: int = field(default=0, init=False)
+    shares: int = field(default=0, init=False)
+    """Number of times that it joined other jobs."""
+    hosted: int = field(default=0, init=False)
+    """Number of times that another job joined it."""
+    most_gpus: int = field(default=0, init=False)
+    """Largest number of GPUs on which it ever ran."""
+    saved_s: float = field(default=0.0, init=False)
+    """Seconds that it would have waited longer for its hosts to end, as believed when it joined them."""
+    reason: str = field(default="", init=False)
+    """Why it failed or was cancelled."""
+
+    def __post_init__(self) -> None:
+        self.alone_iteration_s = self.whole_iteration_s
+        self.pace_valid_until = float(self.job.iterations)
+        self.retries_left = self.job.retries
 
     def __repr__(self) -> str:
         return f"<{self.job.id} {self.status} {self.gpus}>"
 
     def iterations_left(self, now: float) -> float:
+        """Return the iterations that are not done, at its present pace."""
         left = self.job.iterations - self.done
         if self.iteration_s:
             left -= (now - self.since) / self.iteration_s
         return left if left > 0.0 else 0.0
 
     def alone_left(self, now: float) -> float:
-        """L of the paper: the time left if the job runs alone."""
-        left = self.job.iterations - self.done  # as in iterations_left, which would be one more call: many ask this
+        """Return the time left if the job runs alone: L of the paper."""
+        left = self.job.iterations - self.done  # as in iterations_left; a call would cost more, and this is asked often
         if self.iteration_s:
             left -= (now - self.since) / self.iteration_s
         return left * self.alone_iteration_s if left > 0.0 else 0.0
 
     def whole_left(self, now: float) -> float:
-        """The same with the uncut batch, most consolidated; times a `Size.relative_time` for a cut one."""
+        """Return the time left alone with the whole batch at the most consolidated placement.
+
+        Multiply it by a `Size.relative_time` for a split batch.
+        """
         return self.iterations_left(now) * self.whole_iteration_s
 
     def waited(self, now: float) -> float:
@@ -124,14 +136,14 @@ class JobRecord:
         return self.waited_s + (now - self.pending_since) if self.queue_entry is not None else self.waited_s
 
     def service(self, now: float) -> float:
-        """GPU-seconds held so far."""
+        """Return the GPU-seconds held so far."""
         return self.served + len(self.gpus) * (now - self.gpus_since) if self.gpus else self.served
 
     def forget_scale(self) -> None:
-        """From now on it runs with its own batch, at one pace up to its end."""
+        """Return to the user's own batch, with which one pace holds up to the end."""
         self.batch = None
         self.pace_valid_until = float(self.job.iterations)
 
     def end(self) -> float:
-        """When the job will be done at its present pace, or come to where that pace changes."""
+        """Return when the job is done at its present pace, or reaches the iteration where its pace changes."""
         return self.since + (self.pace_valid_until - self.done) * self.iteration_s

@@ -14,7 +14,12 @@ RECORD_FIELDS = {
     "order": "seq",
     "pace": "pace_version",
 }
-COUNTERS = {"stirred": "needs_decision"}
+COUNTERS = {
+    "stirred": "needs_decision",
+    "_submissions": "submissions",
+    "_completed": "completed",
+    "_completed_jct_s": "completed_jct_s",
+}
 
 
 def renamed(data: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

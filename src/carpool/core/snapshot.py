@@ -8,6 +8,7 @@ waiting job remembers by itself which of its forerunners are not through yet.
 from typing import Any
 
 from carpool.core import renames
+from carpool.core.claims import count_for_user
 from carpool.core.codec import decode_job, plain
 from carpool.core.learning import LearningModel
 from carpool.core.model import Limits, Node, Status
@@ -21,8 +22,8 @@ _OTHERWISE = {"job", "seq", "status", "shape", "gpus", "leaving", "waits_for", "
 _KEPT = tuple(name for name in JobRecord.__slots__ if name not in _OTHERWISE)
 """All that a record knows and that is plain data; what is not is written below, or follows from the rest."""
 _COUNTERS = (
-    *("now", "busy_gpu_s", "shares", "preemptions", "_submissions", "needs_decision", "belief_version"),
-    *("_completed", "_completed_jct_s"),
+    *("now", "busy_gpu_s", "shares", "preemptions", "submissions", "needs_decision", "belief_version"),
+    *("completed", "completed_jct_s"),
 )
 
 
@@ -88,7 +89,7 @@ def _restore_nodes(state: State, data: dict[str, Any]) -> None:
 def _restore_job(state: State, data: dict[str, Any]) -> None:
     data = renamed(data, renames.RECORD_FIELDS)
     job = decode_job(data["job"])
-    record = JobRecord(job, state._shape(job, data["priority"]), data["seq"], data["whole_iteration_s"])
+    record = JobRecord(job, state.shape_of(job, data["priority"]), data["seq"], data["whole_iteration_s"])
     for name in _KEPT:
         if name in data:  # a snapshot of an older release may know less
             setattr(record, name, data[name])
@@ -99,19 +100,19 @@ def _restore_job(state: State, data: dict[str, Any]) -> None:
     if data["key"] is not None:
         state.queue.add(record, tuple(data["key"]))
     for name in record.waits_for if record.status is Status.BLOCKED else ():
-        state._dependents.setdefault(name, []).append(job.id)
+        state.dependents.setdefault(name, []).append(job.id)
 
 
 def _restore_residents(state: State, data: dict[str, Any]) -> None:
     """Enter everybody as `State` does, then put those who share a GPU in the order in which they came."""
     for name in data["running"]:
         record = state.jobs[name]
-        state._running[record.seq] = record
+        state.holders[record.seq] = record
         for gpu in record.gpus:
             if len(state.cluster.residents[gpu]) >= state.jobs_per_gpu:
                 raise ValueError(f"GPU {gpu} holds more than {state.jobs_per_gpu} jobs")
         state.cluster.enter(record)
         if state.limits:
-            state._count_for_user(record, 1)
+            count_for_user(state, record, 1)
     for gpu, names in data["residents"]:
         state.cluster.residents[gpu] = tuple(state.jobs[name] for name in names)

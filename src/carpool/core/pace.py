@@ -1,0 +1,88 @@
+"""How fast jobs iterate: their progress, their iteration time on their GPUs, and their slow-down beside mates.
+
+Progress is lazy. A job's pace changes only when its mates, its placement or the belief change, and `settle` turns the
+time since the last change into iterations first. Called by `transitions` and `claims`.
+"""
+
+from collections.abc import Iterable
+
+from carpool.core.learning import ModelChange, Observation
+from carpool.core.model import Status
+from carpool.core.perf import Placement
+from carpool.core.queueing import reshape
+from carpool.core.record import JobRecord
+from carpool.core.shapes import Shapes
+from carpool.core.state import State
+
+
+def settle(state: State, record: JobRecord) -> None:
+    """Turn the time since the last settlement into iterations."""
+    if record.iteration_s:
+        ran = state.now - record.since
+        record.done = min(record.done + ran / record.iteration_s, float(record.job.iterations))
+        record.ran_s += ran
+        record.alone_s += ran / record.slowdown
+    record.since = state.now
+
+
+def update_pace(state: State, records: Iterable[JobRecord]) -> None:
+    """Compute the slow-down and the iteration time of jobs again: their mates or their placement changed."""
+    for record in records:
+        if record.status is Status.RUNNING:
+            settle(state, record)
+            record.slowdown = _slowdown(state, record)
+            record.iteration_s = record.alone_iteration_s * record.slowdown
+            record.pace_seen = False
+            record.pace_version += 1
+            state.pace_changes.append(record)
+        state.reindex(record)
+
+
+def _slowdown(state: State, record: JobRecord) -> float:
+    """Return the worst ξ over a job's GPUs: a gang waits for its slowest worker. Only running mates slow it down."""
+    worst = 1.0
+    for cell in state.cluster.shared_cells(record):
+        mates = [(mate.job, mate.accumulation) for mate in cell if mate is not record and mate.status is Status.RUNNING]
+        if mates:
+            worst = max(worst, state.perf.slowdown(record.job, record.accumulation, mates))
+    return worst
+
+
+def predict_alone(state: State, record: JobRecord) -> None:
+    """Compute a job's iteration time alone on its GPUs at its accumulation and batch."""
+    record.alone_seen = False
+    nodes = state.topology.nodes_spanned(record.gpus)
+    if record.batch is not None:
+        placement = Placement(len(record.gpus), nodes)
+        pace = state.perf.scaled_pace(record.job, record.batch, record.accumulation, placement, record.done)
+        record.alone_iteration_s, record.pace_valid_until = pace
+        return
+    if record.accumulation == 1 and nodes == record.shape.placement.nodes:
+        record.alone_iteration_s = record.whole_iteration_s
+    else:
+        placement = Placement(len(record.gpus), nodes)
+        record.alone_iteration_s = state.perf.iteration_time(record.job, record.accumulation, placement)
+
+
+def learn(state: State, observation: Observation) -> None:
+    """Pass an observation to the model. If its answers change, compute again all that follows from them."""
+    change = state.learner.learn(observation) if state.learner is not None else ModelChange.NOTHING
+    if not change:
+        return
+    state.belief_version += 1
+    if change & ModelChange.SPEEDS:
+        state.shapes = Shapes(state.perf)
+        for record in state.jobs.values():
+            _refresh_speed(state, record)
+    # an iteration time that was measured beside the present mates does not depend on the belief
+    unseen = [r for r in state.holders.values() if not r.pace_seen and r.status is Status.RUNNING]
+    update_pace(state, unseen)
+    state.needs_decision = True
+
+
+def _refresh_speed(state: State, record: JobRecord) -> None:
+    record.whole_iteration_s = state.perf.iteration_time(record.job, 1, record.shape.placement)
+    reshape(state, record, record.shape.priority)
+    if record.gpus and not record.alone_seen:
+        predict_alone(state, record)
+        state.reindex(record)
