@@ -16,7 +16,7 @@ from carpool.core.perf import ConstantInterference, FittedModel
 from carpool.core.rules import IllegalPlan, check
 from carpool.core.scheduler import Scheduler
 from carpool.core.state import State
-from tests.support.situations import facts, random_job, validate
+from tests.support.situations import check_state, facts, random_job
 from tests.support.world import GIB, TASKS
 
 MODEL = FittedModel(TASKS, ConstantInterference(1.4), 2)
@@ -27,7 +27,7 @@ ALIVE = (*HOLDING, Status.STOPPING, Status.CANCELLING)
 def living(found: dict) -> dict:
     """What a snapshot keeps: jobs that ended have left."""
     ended = (Status.FINISHED, Status.FAILED, Status.CANCELLED)
-    return {**found, "jobs": {name: told for name, told in found["jobs"].items() if told[0] not in ended}}
+    return {**found, "jobs": {name: job for name, job in found["jobs"].items() if job["status"] not in ended}}
 
 
 class Life(RuleBasedStateMachine):
@@ -226,7 +226,7 @@ class Life(RuleBasedStateMachine):
     @invariant()
     def indexes_equal_a_recount(self):
         if hasattr(self, "state"):
-            validate(self.state)
+            check_state(self.state)
 
     def teardown(self):
         if not hasattr(self, "state"):

@@ -12,7 +12,7 @@ from carpool.core.model import Job, Node, Status, sub_batch
 from carpool.core.perf import AllReduce, FittedModel, MeasuredPair, TableInterference, Task
 from carpool.core.scheduler import Scheduler
 from tests.support.naive import naive_bsbf
-from tests.support.situations import Situation, facts, situations, validate
+from tests.support.situations import Situation, check_state, facts, situations
 from tests.support.world import GIB
 
 NAMES = [*policies.BUILT_IN, "fifo:skip=true", "sjf:skip=false", "tiresias:threshold_gpu_s=20", "pollux:fairness=0"]
@@ -25,7 +25,7 @@ NAMES += ["sjf-bsbf:floor=0.95,single_host=true", "carpool:suspend=true", "carpo
 def test_every_plan_is_whole_legal_and_repeatable(name, situation):
     policy = policies.make(name)
     state = situation.state(policy.key)
-    validate(state)
+    check_state(state)
     before = facts(state)
     plan = list(policy.decide(state))
     assert facts(state) == before, "the view was changed"
@@ -35,7 +35,7 @@ def test_every_plan_is_whole_legal_and_repeatable(name, situation):
     assert_legal(state, plan, moves=name.startswith("pollux"))
     if plan:
         state.apply(ev.Planned(state.now, tuple(plan)))
-        validate(state)
+        check_state(state)
 
 
 def assert_legal(state, plan, moves):

@@ -39,31 +39,40 @@ class LonePlace(NamedTuple):
 
 
 class Hosts:
+    """The index of all running jobs that may take a guest."""
+
     def __init__(self, cluster: Cluster, jobs_per_gpu: int) -> None:
         self.cluster = cluster
         self.jobs_per_gpu = jobs_per_gpu
         self.lone: dict[HostKind, LoneHosts] = {}
-        self.others: dict[int, OtherHost] = {}  # by order of submission
+        self.others: dict[int, OtherHost] = {}
+        """The hosts that are not lone, by `seq`."""
 
     def update(self, record: JobRecord) -> None:
-        """Enter a job anew: something about it or its neighbours changed."""
+        """Enter a job again: it or its mates changed."""
         self._discard(record)
+        entry = self.describe(record)
+        if isinstance(entry, OtherHost):
+            self.others[record.seq] = record.index_entry = entry
+        elif entry is not None:
+            self._add_lone(record, entry)
+
+    def describe(self, record: JobRecord) -> HostKind | OtherHost | None:
+        """Return how a job belongs into the index: the kind of a lone host, another host, or None."""
         if self.jobs_per_gpu == 1 or record.shape.exclusive or record.status is Status.CANCELLING or not record.gpus:
-            return
-        if record.batch is not None:  # scaled jobs do not share
-            return
+            return None
+        if record.batch is not None:  # a job whose batch the scheduler chose does not share
+            return None
         topology, residents, job = self.cluster.topology, self.cluster.residents, record.job
         alone_on = tuple([gpu for gpu in record.gpus if len(residents[gpu]) == 1])
         shared = self._shared_cells(record) if self.jobs_per_gpu > 2 and len(alone_on) < len(record.gpus) else ()
         if not alone_on and not shared:
-            return
+            return None
         memory = min([topology.memory_of(gpu) for gpu in alone_on or record.gpus])
         kind = HostKind(job.model, job.batch, record.accumulation, job.max_slowdown, memory - record.memory)
         if len(alone_on) == len(record.gpus) and record.status is Status.RUNNING:
-            self._add_lone(record, kind)
-        else:
-            host = self.others[record.seq] = OtherHost(record, kind, alone_on, shared)
-            record.index_entry = host
+            return kind
+        return OtherHost(record, kind, alone_on, shared)
 
     def _shared_cells(self, record: JobRecord) -> tuple[tuple[tuple[JobRecord, ...], tuple[GpuId, ...]], ...]:
         shared: dict[tuple[JobRecord, ...], list[GpuId]] = {}

@@ -1,0 +1,180 @@
+"""Checks a state against itself: every index equals a recount from the records, and every rule holds.
+
+Costs time in proportion to the number of jobs and GPUs and changes nothing. Tests call it after every event; the live
+service may call it to diagnose a problem.
+"""
+
+from collections.abc import Iterable
+
+from carpool.core.end_times import EndTimes
+from carpool.core.model import GpuId, Status
+from carpool.core.record import JobRecord
+from carpool.core.state import HOLDING, State
+from carpool.core.view import HostKind, OtherHost
+
+CLOSE = 1e-12
+"""Difference up to which two slow-downs count as equal."""
+
+
+class InvalidState(AssertionError):
+    """An index of the state disagrees with its records, or a rule is broken."""
+
+
+def validate(state: State) -> None:
+    """Raise `InvalidState` where the state contradicts itself."""
+    _validate_gpus(state)
+    _validate_free(state)
+    _validate_queue(state)
+    for record in state.jobs.values():
+        _validate_job(state, record)
+    _validate_users(state)
+    if state._hosts is not None:
+        _validate_hosts(state)
+    if state._end_times is not None:
+        _validate_end_times(state, state._end_times.refresh())
+
+
+def _require(holds: bool, problem: str) -> None:
+    if not holds:
+        raise InvalidState(problem)
+
+
+def _holding(state: State) -> dict[GpuId, list[JobRecord]]:
+    """Return the jobs on each GPU as the records tell."""
+    holding: dict[GpuId, list[JobRecord]] = {gpu: [] for gpu in state.topology.node_of}
+    for record in state.jobs.values():
+        for gpu in record.gpus:
+            _require(gpu in holding, f"{record} holds GPU {gpu}, which is not part of the cluster")
+            holding[gpu].append(record)
+    return holding
+
+
+def _validate_gpus(state: State) -> None:
+    holding = _holding(state)
+    for gpu, records in holding.items():
+        there = state.jobs_on(gpu)
+        _require(set(there) == set(records), f"GPU {gpu}: residents are {there}, the records tell {records}")
+        _require(len(there) == len(records), f"GPU {gpu}: a job is listed twice in {there}")
+        _require(len(there) <= state.jobs_per_gpu, f"GPU {gpu} holds {len(there)} jobs")
+        used = sum(record.memory for record in records)
+        _require(state.memory_used(gpu) == used, f"GPU {gpu}: {state.memory_used(gpu)} bytes reserved, not {used}")
+        memory = state.topology.nodes[state.topology.node_of[gpu]].memory
+        _require(used <= memory, f"GPU {gpu}: {used} bytes reserved of {memory}")
+        exclusive = any(record.job.exclusive for record in records)
+        _require(len(records) == 1 or not exclusive, f"GPU {gpu}: an exclusive job shares it: {records}")
+        _require(bool(state.gpus_holding(len(records)) >> gpu & 1), f"GPU {gpu} is not listed under its load")
+    for number in range(state.jobs_per_gpu + 1):
+        counted = sum(len(records) == number for records in holding.values())
+        listed = state.gpus_holding(number).bit_count()
+        _require(listed == counted, f"{listed} GPUs are listed with {number} jobs, not {counted}")
+
+
+def _validate_free(state: State) -> None:
+    topology = state.topology
+    free = {gpu for gpu in topology.node_of if not state.jobs_on(gpu)}
+    _require(state.free.count == len(free), f"{state.free.count} GPUs count as free, not {len(free)}")
+    for number in topology.present.values():
+        bits = sum(1 << index for index, gpu in enumerate(topology.nodes[number].gpus) if gpu in free)
+        name = topology.nodes[number].id
+        _require(
+            state.free.of_node[number] == bits, f"node {name}: free GPUs {state.free.of_node[number]:b}, not {bits:b}"
+        )
+        counted = state.free.by_count[bits.bit_count()] >> number & 1
+        _require(bool(counted), f"node {name} is not listed with {bits.bit_count()} free GPUs")
+
+
+def _validate_queue(state: State) -> None:
+    pending = [record for record in state.jobs.values() if record.status is Status.PENDING]
+    entries = [record.queue_entry for record in pending]
+    _require(None not in entries, "a pending job has no queue entry")
+    in_order = sorted(entries)  # type: ignore[type-var]
+    expected = [entry[3] for entry in in_order]  # type: ignore[index]
+    _require(list(state.queue) == expected, f"the queue is {list(state.queue)}, not {expected}")
+    _require(len(state.queue) == len(pending), f"the queue counts {len(state.queue)} jobs, not {len(pending)}")
+    if state.queue._in_order is not None:
+        _require(state.queue._in_order == in_order, "the queue in order differs from its buckets")
+    if state.queue._by_age is not None:
+        by_age = sorted((record.seq, record) for record in pending)
+        _require(state.queue._by_age == by_age, "the queue by age differs from its buckets")
+
+
+def _validate_job(state: State, record: JobRecord) -> None:
+    holds = bool(record.gpus)
+    may_hold = record.status in HOLDING
+    must_hold = may_hold and record.status is not Status.CANCELLING
+    _require(may_hold if holds else not must_hold, f"{record} holds {len(record.gpus)} GPUs")
+    _require((record.seq in state.holders) == holds, f"{record} is not listed right among the jobs that hold GPUs")
+    _require(set(record.leaving) <= set(state.topology.node_of), f"{record} leaves GPUs that are not there")
+    leaves = record.status in (Status.STOPPING, Status.STARTING, Status.CANCELLING)
+    _require(leaves or not record.leaving, f"{record} leaves GPUs {record.leaving}")
+    _require(0.0 <= record.done <= record.job.iterations, f"{record} has done {record.done} iterations")
+    if holds and record.batch is None:
+        _require(len(record.gpus) == record.job.gpus, f"{record} is a gang of {record.job.gpus}")
+    elif holds:
+        alone = all(state.jobs_on(gpu) == (record,) for gpu in record.gpus)
+        _require(
+            record.job.elastic and alone, f"{record} has a batch that the scheduler chose, and shares or is not elastic"
+        )
+    splits = record.accumulation > 1 and holds
+    _require(record.job.can_shrink or not splits or record.batch is not None, f"{record} may not split its batch")
+    if record.status is Status.BLOCKED:
+        waits = all(record.job.id in state.dependents.get(name, ()) for name in record.waits_for)
+        _require(bool(record.waits_for) and waits, f"{record} waits for {record.waits_for}, which do not know it")
+    if record.status is not Status.RUNNING:
+        _require(not record.iteration_s, f"{record} iterates")
+    elif not record.pace_seen:
+        expected = _worst_slowdown(state, record)
+        _require(abs(record.slowdown - expected) <= CLOSE, f"{record}: slow-down {record.slowdown}, not {expected}")
+
+
+def _worst_slowdown(state: State, record: JobRecord) -> float:
+    worst = 1.0
+    for gpu in record.gpus:
+        mates = [mate for mate in state.jobs_on(gpu) if mate is not record and mate.status is Status.RUNNING]
+        if mates:
+            beside = [(mate.job, mate.accumulation) for mate in mates]
+            worst = max(worst, state.perf.slowdown(record.job, record.accumulation, beside))
+    return worst
+
+
+def _validate_users(state: State) -> None:
+    if not state.limits:
+        return
+    counted: dict[str, list[int]] = {}
+    for record in state.running:
+        held = counted.setdefault(record.job.user, [0, 0])
+        held[0] += 1
+        held[1] += len(record.gpus)
+    for user in counted.keys() | state.held.keys():
+        jobs, gpus = counted.get(user, (0, 0))
+        held_jobs, held_gpus = state.held_by(user)
+        _require(held_jobs == jobs, f"user {user!r} counts as holding {held_jobs} jobs, not {jobs}")
+        _require(held_gpus == gpus, f"user {user!r} counts as holding {held_gpus} GPUs, not {gpus}")
+
+
+def _validate_hosts(state: State) -> None:
+    lone: dict[HostKind, list[tuple[float, int]]] = {}
+    others: dict[int, OtherHost] = {}
+    for record in state.jobs.values():
+        entry = state.hosts.describe(record)
+        if isinstance(entry, OtherHost):
+            others[record.seq] = entry
+        elif entry is not None:
+            lone.setdefault(entry, []).append((record.end(), record.seq))
+    listed = {kind: [seq for _, seq, _ in group.entries] for kind, group in state.hosts.lone.items()}
+    expected = {kind: [seq for _, seq in sorted(entries)] for kind, entries in lone.items()}
+    _require(listed == expected, f"the lone hosts are {listed}, not {expected}")
+    _require(_by_seq(state.hosts.others.items()) == _by_seq(others.items()), "the index of other hosts is wrong")
+
+
+def _by_seq(hosts: Iterable[tuple[int, OtherHost]]) -> dict[int, tuple[object, ...]]:
+    return {seq: (host.record, host.kind, host.alone_on, set(host.shared_cells)) for seq, host in hosts}
+
+
+def _validate_end_times(state: State, kept: EndTimes) -> None:
+    fresh = EndTimes(state.cluster, state.perf)
+    for record in state.running:
+        fresh.touch(record)
+    fresh.refresh()
+    _require(kept.ends == fresh.ends, "the predicted ends differ from a new prediction")
+    _require(kept.lent.moments == fresh.lent.moments, "the times at which GPUs are free differ from a new prediction")

@@ -1,0 +1,89 @@
+"""`validate` finds an index that disagrees with the records. The state machine calls it after every event."""
+
+from collections.abc import Callable
+
+import pytest
+
+from carpool.core import events as ev
+from carpool.core.model import Limits, Status
+from carpool.core.state import State
+from carpool.core.validate import InvalidState, validate
+from tests.support.world import cluster, given, pending, running
+
+
+@pytest.fixture
+def state() -> State:
+    parts = (running("a", on=[0]), running("b", on=[0]), running("c", on=[1, 2]), pending("d"), pending("e", gpus=2))
+    found = given(cluster("1x4"), *parts).state(lambda job, now: (job.job.submitted,))
+    found.apply(ev.LimitsChanged(0.0, "", Limits(jobs=9)))
+    _ = found.hosts, found.end_times, found.queue.in_order, found.queue.by_age
+    validate(found)
+    return found
+
+
+def forget_a_resident(state: State) -> None:
+    state.cluster.residents[0] = state.jobs_on(0)[:1]
+
+
+def reserve_too_much(state: State) -> None:
+    state.cluster.memory[1] += 1
+
+
+def lose_a_free_gpu(state: State) -> None:
+    state.free.take([3])
+
+
+def swap_the_queue(state: State) -> None:
+    assert state.queue._in_order is not None
+    state.queue._in_order.reverse()
+
+
+def forget_a_pending_job(state: State) -> None:
+    state.queue.remove(state.jobs["d"])
+
+
+def let_a_pending_job_iterate(state: State) -> None:
+    state.jobs["d"].iteration_s = 1.0
+
+
+def change_a_slowdown(state: State) -> None:
+    state.jobs["a"].slowdown = 3.0
+
+
+def miscount_a_user(state: State) -> None:
+    state.held[""][1] += 1
+
+
+def lose_a_host(state: State) -> None:
+    state.hosts.lone.clear()
+
+
+def change_a_predicted_end(state: State) -> None:
+    state.end_times.ends[state.jobs["c"].seq] += 1.0
+
+
+def stop_without_giving_up_gpus(state: State) -> None:
+    state.jobs["c"].status = Status.STOPPING
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (forget_a_resident, "GPU 0: residents"),
+        (reserve_too_much, "GPU 1: .* bytes reserved"),
+        (lose_a_free_gpu, "0 GPUs count as free, not 1"),
+        (swap_the_queue, "the queue in order"),
+        (forget_a_pending_job, "no queue entry"),
+        (let_a_pending_job_iterate, "<d pending .*> iterates"),
+        (change_a_slowdown, "slow-down 3.0, not 1.5"),
+        (miscount_a_user, "counts as holding 5 GPUs, not 4"),
+        (lose_a_host, "lone hosts"),
+        (change_a_predicted_end, "predicted ends"),
+        (stop_without_giving_up_gpus, "<c stopping .*> holds 2 GPUs"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_damage_to_an_index_is_found(state: State, damage: Callable[[State], None], problem: str) -> None:
+    damage(state)
+    with pytest.raises(InvalidState, match=problem):
+        validate(state)
