@@ -1,10 +1,10 @@
-"""How the service bears load over HTTP, as its users meet it: 10,000 queued jobs behind one that keeps all GPUs.
+"""Load test of the service over HTTP: 10,000 queued jobs behind one that holds all GPUs.
 
     python bench/live_http.py [--jobs 10000] [--clients 16]
 
-Starts a real `carpool serve` with 4 logical GPUs in a temporary home, submits from several connections at a time, and
-reports as JSON: submits per second (each durable when its answer comes), how long a listing, an explanation, a dry
-run and the command `carpool jobs` take, and the memory of the service.
+Starts a real `carpool serve` with 4 logical GPUs in a temporary home and submits from several connections at a time.
+Prints as JSON: submits per second (each durable when it is answered), the time of a listing, an explanation, a dry run
+and the command `carpool jobs`, and the memory of the service.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def request(number: int) -> dict[str, Any]:
 
 
 def submits(home: Path, jobs: int, clients: int) -> float:
-    """Jobs per second, each in a request of its own."""
+    """Return the jobs submitted per second, each in a request of its own."""
     numbers, lock = iter(range(jobs)), threading.Lock()
 
     def work() -> None:
@@ -72,7 +72,7 @@ def submits(home: Path, jobs: int, clients: int) -> float:
 
 
 def milliseconds(function: Callable[[], Any], times: int = 5) -> float:
-    """Of the median call."""
+    """Return the milliseconds of the median call."""
     found = []
     for _ in range(times):
         began = time.perf_counter()
@@ -83,7 +83,7 @@ def milliseconds(function: Callable[[], Any], times: int = 5) -> float:
 
 @contextmanager
 def served(home: Path) -> Iterator[Client]:
-    """A service whose queue is left as it is at the end: nothing of it runs but the first job, which is ended."""
+    """Run a service. At the end its first job, the only one that runs, is killed."""
     command = [sys.executable, "-m", "carpool.cli", "serve", "--home", str(home), "--port", "0", "--gpus", "4"]
     process = subprocess.Popen(command, env=_environment(), stderr=subprocess.DEVNULL)
     workers: list[int] = []
@@ -113,7 +113,7 @@ def main() -> None:
         home = Path(folder)
         address = Home(home).read_address() or {}
         process = psutil.Process(address["pid"])
-        told = {
+        measured = {
             "submits_per_s_one_client": submits(home, min(500, given.jobs), 1),
             f"submits_per_s_{given.clients}_clients": submits(home, max(0, given.jobs - 500), given.clients),
         }
@@ -124,7 +124,7 @@ def main() -> None:
         def run_command() -> None:
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=_environment())
 
-        told |= {
+        measured |= {
             "queued": len(rows),
             "jobs_10000_ms": milliseconds(lambda: client.get("/v1/jobs", limit=10_000)),
             "jobs_100_ms": milliseconds(lambda: client.get("/v1/jobs", limit=100)),
@@ -135,7 +135,7 @@ def main() -> None:
             "resident_mb": process.memory_info().rss / 1e6,
             "load_of_the_machine": os.getloadavg()[0],
         }
-        print(json.dumps({key: round(value, 2) for key, value in told.items()}, indent=2), flush=True)
+        print(json.dumps({key: round(value, 2) for key, value in measured.items()}, indent=2), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""How the live service bears load: 10,000 queued jobs, submits per second with a durable journal, listings, memory, and
-how long a restart takes after 100,000 jobs.
+"""Load test of the live service: 10,000 queued jobs, submits per second with a durable journal, listings, memory, and
+the time of a restart after 100,000 jobs.
 
     python bench/live_load.py [--jobs 10000] [--history 100000] [--home DIR]
 
-Everything real but the workers: an executor that starts nothing keeps 8 GPUs busy. Reports what it measured as JSON.
+Only the workers are not real: an executor in memory keeps 8 GPUs busy. Prints the measurements as JSON.
 """
 
 import argparse
@@ -11,55 +11,19 @@ import asyncio
 import json
 import tempfile
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from carpool.core import events as ev
-from carpool.live.executors.base import How, Key, Launch, Listener
+from carpool.live.executors.memory import MemoryExecutor
 from carpool.live.home import Home
-from carpool.live.service.service import Service
+from carpool.live.service.config import ServiceConfig
+from carpool.live.service.service import Service, open_service
 from carpool.live.spec import Spec
 
 GPUS = 8
-
-
-class Nobody:
-    """Takes gangs and never lets them end, unless told."""
-
-    def __init__(self) -> None:
-        self.gangs: dict[Key, tuple[int, ...]] = {}
-        self.listener: Listener
-
-    def start(self, listener: Listener) -> None:
-        self.listener = listener
-
-    async def recover(self, known: Iterable[Key]) -> None:
-        self.gangs.update((key, ()) for key in known)
-
-    def launch(self, launch: Launch) -> None:
-        self.gangs[launch.key] = tuple(slot.id for slot in launch.slots)
-        self.listener.gang_up(*launch.key)
-
-    def stop(self, key: Key, how: How) -> bool:
-        return key in self.gangs
-
-    def retune(self, key: Key, accumulation: int) -> None:
-        return
-
-    def present(self) -> dict[Key, tuple[int, ...]]:
-        return dict(self.gangs)
-
-    def report(self, key: Key) -> None:
-        return None
-
-    def ranks(self, key: Key) -> list[dict[str, Any]]:
-        return []
-
-    async def close(self) -> None:
-        return
 
 
 def spec(number: int) -> Spec:
@@ -74,15 +38,13 @@ def resident() -> float:
     return psutil.Process().memory_info().rss / 1e6
 
 
-async def serve(home: Home) -> tuple[Service, Nobody, asyncio.Task[None]]:
-    executor = Nobody()
-    service = Service(home, gpus=GPUS, executor=executor)
-    await service.start()
-    return service, executor, asyncio.create_task(service.run())
+async def serve(home: Home, executor: MemoryExecutor) -> tuple[Service, asyncio.Task[None]]:
+    service = await open_service(ServiceConfig(home, executor=executor))
+    return service, asyncio.create_task(service.run())
 
 
 async def submits(service: Service, jobs: int, clients: int) -> float:
-    """Jobs per second, each in a request of its own, from so many clients at a time."""
+    """Return the jobs submitted per second, each in a request of its own, by `clients` clients at a time."""
     left = iter(range(jobs))
 
     async def client() -> None:
@@ -95,7 +57,7 @@ async def submits(service: Service, jobs: int, clients: int) -> float:
 
 
 def best(function: Any, times: int = 5) -> float:
-    """Milliseconds of the fastest of some calls."""
+    """Return the milliseconds of the fastest of some calls."""
     found = []
     for _ in range(times):
         began = time.perf_counter()
@@ -106,10 +68,11 @@ def best(function: Any, times: int = 5) -> float:
 
 async def queue(home: Home, jobs: int) -> dict[str, float]:
     before = resident()
-    service, _, running = await serve(home)
+    executor = MemoryExecutor(GPUS, automatic=True)
+    service, running = await serve(home, executor)
     one = await submits(service, 200, 1)
     many = await submits(service, jobs - 200, 16)
-    told = {
+    measured = {
         "submits_per_s_one_client": one,
         "submits_per_s_16_clients": many,
         "jobs_ms": best(lambda: service.queries.jobs()),
@@ -119,60 +82,62 @@ async def queue(home: Home, jobs: int) -> dict[str, float]:
         "resident_mb": resident(),
     }
     began = time.perf_counter()
-    await service.stop()
+    await service.close()
     await running
-    told["stop_s"] = time.perf_counter() - began
+    measured["stop_s"] = time.perf_counter() - began
     began = time.perf_counter()
-    service, _, running = await serve(home)
-    told["restart_s"] = time.perf_counter() - began
+    service, running = await serve(home, executor)
+    measured["restart_s"] = time.perf_counter() - began
     assert len(service.queries.jobs()) == jobs
-    await service.stop()
+    await service.close()
     await running
-    return told
+    return measured
 
 
 async def history(home: Home, jobs: int) -> dict[str, float]:
-    """A restart after so many jobs have come and gone."""
-    service, executor, running = await serve(home)
+    """Measure a restart after `jobs` jobs have ended."""
+    executor = MemoryExecutor(GPUS, automatic=True)
+    service, running = await serve(home, executor)
     began = time.perf_counter()
     submitted = 0
     while submitted < jobs:
         await service.requests.submit([spec(number) for number in range(submitted, submitted + 500)], "eve")
         submitted += 500
-        while len(service.specs) > 200:
+        while len(service.book.specs) > 200:
             for key in list(executor.gangs):
                 del executor.gangs[key]
-                service._driver.tell(ev.Finished(service._clock.now(), *key))
+                service.inbox.add_events(ev.Finished(service.clock.now(), *key))
+            executor.launched.clear()
             await asyncio.sleep(0)
-            await service._driver.turn()
+            await service.driver.turn()
     took = time.perf_counter() - began
-    told = {"history_jobs": float(jobs), "history_built_s": took, "history_resident_mb": resident()}
-    service._driver.stopped = True  # as if killed: no last snapshot
+    measured = {"history_jobs": float(jobs), "history_built_s": took, "history_resident_mb": resident()}
+    service.driver.stopped = True  # as if it was killed: no last snapshot
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    service._store.close()
+    service.store.close()
     home.release()
     began = time.perf_counter()
-    service, _, running = await serve(home)
-    told["restart_after_history_s"] = time.perf_counter() - began
-    told["history_page_ms"] = best(lambda: service.queries.history(limit=100))
-    told["journal_mb"] = home.journal.stat().st_size / 1e6
-    await service.stop()
+    service, running = await serve(home, executor)
+    measured["restart_after_history_s"] = time.perf_counter() - began
+    measured["history_page_ms"] = best(lambda: service.queries.history(limit=100))
+    measured["journal_mb"] = home.journal.stat().st_size / 1e6
+    await service.close()
     await running
-    return told
+    return measured
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--jobs", type=int, default=10_000)
     parser.add_argument("--history", type=int, default=100_000)
-    parser.add_argument("--home", type=Path, help="where to work; default: a temporary directory")
+    parser.add_argument("--home", type=Path, help="directory to work in; default: a temporary one")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=given.home) as folder:
-        told = asyncio.run(queue(Home(Path(folder) / "queue"), given.jobs))
+        measured = asyncio.run(queue(Home(Path(folder) / "queue"), given.jobs))
         if given.history:
-            told |= asyncio.run(history(Home(Path(folder) / "history"), given.history))
-        print(json.dumps({key: round(value, 3) for key, value in told.items()}, indent=2), flush=True)
+            measured |= asyncio.run(history(Home(Path(folder) / "history"), given.history))
+        print(json.dumps({key: round(value, 3) for key, value in measured.items()}, indent=2), flush=True)
 
 
 if __name__ == "__main__":

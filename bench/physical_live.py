@@ -23,7 +23,8 @@ from carpool.core.codec import encode
 from carpool.gpu import nvml
 from carpool.live.home import Home
 from carpool.live.journal.store import Store
-from carpool.live.service.service import Service
+from carpool.live.service.config import ServiceConfig
+from carpool.live.service.service import Service, open_service
 from carpool.live.spec import Spec
 from carpool.profile.measure import examples
 from carpool.profile.measure.plan import MPS
@@ -100,7 +101,7 @@ async def run_live(
     uuid = None if options.gpus else nvml.devices()[0].uuid
     with tempfile.TemporaryDirectory(prefix="cp-") as place:
         home = Home(Path(place) / "h")
-        service = Service(
+        config = ServiceConfig(
             home,
             policy(case.policy),
             gpus=options.gpus,
@@ -109,7 +110,7 @@ async def run_live(
             mps=case.mechanism == MPS,
             perf=model,
         )
-        await service.start()
+        service = await open_service(config)
         running = asyncio.create_task(service.run())
         observer = Observer(home, uuid)
         watching = asyncio.create_task(observer.run())
@@ -140,7 +141,7 @@ async def _end(service: Service) -> None:
     for row in service.queries.jobs():
         await service.requests.cancel(row["job"])
         await service.queries.wait(row["job"])
-    await service.stop()
+    await service.close()
 
 
 def _spec(job: Work, options: argparse.Namespace) -> Spec:

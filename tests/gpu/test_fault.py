@@ -1,4 +1,4 @@
-"""A client's fatal fault under the real MPS: its effect on a mate, and that it is detected."""
+"""A client's fatal fault under the real MPS: what it does to its mate, and that we hear of it."""
 
 import asyncio
 import os
@@ -42,7 +42,7 @@ def faults_within(daemon, seconds):
     return found
 
 
-def test_the_victims_of_a_fault_are_listed_and_new_clients_start(tmp_path):
+def test_who_is_hurt_by_a_fault_is_named_and_new_clients_start(tmp_path):
     uuid = nvml.devices()[0].uuid
     with mps.Daemon(tmp_path / "mps", [uuid]) as daemon:
         with client("healthy", daemon, uuid) as mate, client("faulty", daemon, uuid) as culprit:
@@ -62,13 +62,16 @@ def test_the_victims_of_a_fault_are_listed_and_new_clients_start(tmp_path):
             finish(again)
 
 
-def test_the_service_restarts_the_mates_of_a_fault_and_loses_no_job(tmp_path):
-    service = pytest.importorskip("carpool.live.service.service")
-    asyncio.run(a_fault_among_jobs(service.Service(Home(tmp_path / "h"), "sjf-ffs", jobs_per_gpu=2, mps=True)))
+def test_the_service_starts_the_mates_of_a_fault_again_and_loses_no_job(tmp_path):
+    pytest.importorskip("sqlalchemy")
+    asyncio.run(a_fault_among_jobs(Home(tmp_path / "h")))
 
 
-async def a_fault_among_jobs(service):
-    await service.start()
+async def a_fault_among_jobs(home):
+    from carpool.live.service.config import ServiceConfig
+    from carpool.live.service.service import open_service
+
+    service = await open_service(ServiceConfig(home, "sjf-ffs", jobs_per_gpu=2, mps=True))
     running = asyncio.create_task(service.run())
     try:
         mate, culprit = await service.requests.submit([job("worker", 12), job("culprit", 5)], "eve")
@@ -77,7 +80,7 @@ async def a_fault_among_jobs(service):
         states.append(await asyncio.wait_for(service.queries.wait(later), 60))
         attempts = [service.queries.show(name)["attempt"] for name in (mate, culprit, later)]
     finally:
-        await service.stop()
+        await service.close()
         await running
     print("attempts:", attempts)
     assert states == ["finished"] * 3, "nobody has a retry to lose"

@@ -1,15 +1,15 @@
-"""The system's accounts behind users. A service that runs as root gives every user's jobs that user's own uid; somebody
-who has no login on this machine gets a uid of their own from a range that nobody else uses."""
+"""System accounts of Carpool's users. A service that runs as root runs each user's jobs under that user's uid. A user
+without a login on this machine gets a uid from a range of Carpool's own."""
 
 import pwd
 from collections.abc import Iterable
 
 FIRST_UID = 7_000_000
-"""Above what systems hand out to people (60,000) and to containers (up to 6,000,000 by default)."""
+"""First uid of Carpool's own range, above those for logins (60,000) and containers (6,000,000 by default)."""
 
 
 def account(uid: int) -> pwd.struct_passwd:
-    """Name, group, home and shell of a uid, whether the system knows it or not."""
+    """Return name, group, home and shell of a uid, also of one that the system does not know."""
     try:
         return pwd.getpwuid(uid)
     except KeyError:
@@ -17,8 +17,8 @@ def account(uid: int) -> pwd.struct_passwd:
 
 
 def uid_for(name: str, taken: Iterable[int | None], before: int | None = None) -> int:
-    """The uid of a login name; else the one that the user had `before`, for files and jobs of theirs are there; else
-    the next one of our own range."""
+    """Return the uid of a login name; else the one that the user had `before`, which owns their files; else the next
+    uid of Carpool's range."""
     try:
         return pwd.getpwnam(name).pw_uid
     except KeyError:

@@ -1,9 +1,9 @@
-"""The service's clock: seconds since the epoch that never run backwards and never leap.
+"""The service's clock: seconds since the epoch that never go backwards and never jump.
 
-It starts from the wall clock and then follows the time since boot, so that somebody who sets the wall clock changes
-nothing. A restarted service goes on from its last journalled moment: by the time since boot where the machine is still
-up, so that progress is not faked by a wall clock that was set forwards meanwhile, and otherwise by the wall clock,
-but never before that moment.
+It starts from the wall clock and then follows the time since boot, so that setting the wall clock changes nothing. A
+restarted service continues from the last time in the journal. If the machine has not rebooted and jobs ran, it adds the
+time since boot, so that a changed wall clock does not fake progress. Otherwise it uses the wall clock, but never goes
+back before that time.
 """
 
 import time
@@ -13,6 +13,7 @@ from carpool.live.rank import boot_id
 
 
 def since_boot() -> float:
+    """Return the seconds since the machine booted, which no user can set."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -28,9 +29,9 @@ class RealClock:
         return self._base + since_boot()
 
     def resume(self, at: float, uptime: float, boot: str, busy: bool) -> None:
-        """Go on from a moment of an earlier service: time `at`, when the machine `boot` was up for `uptime`.
+        """Continue from the time `at` of an earlier service, when the machine with boot id `boot` was up for `uptime`.
 
-        `busy`: something ran then. Where nothing did, no progress can be faked, and the wall clock is trusted again.
+        `busy`: jobs ran then. If none did, no progress can be faked, and the wall clock is used again.
         """
         if boot == boot_id() and busy:
             self._base = at - uptime

@@ -1,8 +1,8 @@
-"""The home directory: where the journal, the tokens and the jobs' files lie, and who may read them.
+"""The home directory: where the journal, the tokens and the jobs' files are, and which users can read them.
 
-Everything that the service needs to come back is in here. Directories have mode 0700 and files 0600: environments,
-logs and checkpoints belong to the service's user alone. Where root runs the service, directories have mode 0711, so
-that a job under its user's own id finds the files that it was given.
+Everything that a restarted service needs is in here. Directories have mode 0700 and files 0600: environments, logs and
+checkpoints belong to the service's user alone. If root runs the service, directories have mode 0711, so that a job that
+runs under its user's own id finds its files.
 """
 
 import contextlib
@@ -19,11 +19,11 @@ from carpool.live.errors import HomeInUse
 
 ENV_HOME = "CARPOOL_HOME"
 LOCK_S = 2.0
-"""A service that was killed in the middle of a launch is survived by its lock until the child has become a wrapper."""
+"""Seconds to wait for the lock. A service killed during a launch leaves it to its child until that is a wrapper."""
 
 
 def default_home() -> Path:
-    """`CARPOOL_HOME`, else the user's directory for state as XDG has it."""
+    """Return `CARPOOL_HOME`, else the directory for state that XDG gives the user."""
     given = os.environ.get(ENV_HOME)
     if given:
         return Path(given).expanduser()
@@ -32,7 +32,7 @@ def default_home() -> Path:
 
 
 class Home:
-    """The layout. Nothing is made before `create`; clients only read."""
+    """Layout of the directory. `create` makes it; clients only read."""
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self.path = Path(path).expanduser().absolute() if path is not None else default_home().absolute()
@@ -42,12 +42,12 @@ class Home:
         self.lock = self.path / "lock"
         self.jobs = self.path / "jobs"
         self.running = self.path / "running"
-        """One empty file for each gang that may have processes: what a restarted service looks through."""
+        """One empty file for each gang that may have processes, for a restarted service."""
         self.mps = self.path / "mps"
         self._locked: int | None = None
 
     def create(self) -> None:
-        # A root service runs jobs under their users' ids: they must get through to their own directories.
+        # A root service runs jobs under their users' ids: these must reach their own directories.
         mode = 0o711 if os.getuid() == 0 else 0o700
         try:
             self.path.mkdir(mode=mode, parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ class Home:
             raise InputError(f"home {self.path}: {error.strerror}; give another --home") from error
 
     def acquire(self) -> None:
-        """Take the home for this process, until `release` or its end. One service at a time."""
+        """Lock the home for this process until `release` or its end, so that only one service uses it."""
         descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         until = time.monotonic() + LOCK_S
         while True:
@@ -71,8 +71,8 @@ class Home:
                     continue
             holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
             os.close(descriptor)
-            who = f" (process {holder})" if holder.isdigit() else ""
-            raise HomeInUse(f"home {self.path}: another service{who} uses it; stop that one or give --home")
+            process = f" (process {holder})" if holder.isdigit() else ""
+            raise HomeInUse(f"home {self.path}: another service{process} uses it; stop that one or give --home")
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
         self._locked = descriptor
@@ -88,7 +88,7 @@ class Home:
         write_private(self.address, json.dumps({"url": url, "pid": os.getpid()}))
 
     def read_address(self) -> dict[str, Any] | None:
-        """`url` and `pid` of the service, or None where none has written them."""
+        """Return `url` and `pid` of the service; None if no service runs."""
         try:
             data = json.loads(self.address.read_text())
         except (OSError, ValueError):
@@ -102,9 +102,9 @@ class Home:
     # ---- a job's files ---------------------------------------------------------------------------------------------
 
     def job(self, job: str) -> Path:
-        """A job's directory. Ids are made by the service; anything else is refused before it becomes a path."""
+        """Return a job's directory. Anything but an id that the service made is refused before it becomes a path."""
         if not re.fullmatch(r"[0-9]{1,18}", job):
-            raise InputError(f"{job!r} is no job's id")
+            raise InputError(f"{job!r} is not a job's id; `carpool jobs --all` lists them")
         return self.jobs / job
 
     def snapshot(self, job: str) -> Path:
@@ -121,7 +121,7 @@ class Home:
 
 
 def write_private(path: Path, text: str, *, sync: bool = True) -> None:
-    """Replace a file as a whole, readable by its owner alone from its first moment on."""
+    """Replace a file atomically; only its owner can read it, from the moment it exists."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w") as file:
@@ -130,3 +130,11 @@ def write_private(path: Path, text: str, *, sync: bool = True) -> None:
             file.flush()
             os.fsync(file.fileno())
     os.replace(partial, path)
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file; None if it does not exist or cannot be read."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None

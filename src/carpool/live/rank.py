@@ -1,9 +1,9 @@
 """The wrapper of one worker process: `python rank.py DIRECTORY NONCE`, started by an executor, outlives the service.
 
 It waits until its gang is complete, starts the worker in a process group of its own, records pid, start time and exit
-code in the worker's directory, and stops it in steps: a word through the channel, SIGTERM, SIGKILL. Whatever the
-worker leaves behind dies with it. If the wrapper itself is killed, the kernel kills the worker. It is run as a plain
-file by a bare interpreter and imports nothing of ours, so that it is up in some 30 ms.
+code in the worker's directory, and stops it in steps: a request through the channel, SIGTERM, SIGKILL. Processes that
+the worker leaves behind are killed. If the wrapper itself is killed, the kernel kills the worker. A bare interpreter
+runs this file, which imports no other module of Carpool, so that it starts in about 30 ms.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ import sys
 import time
 from typing import Any
 
-TOLD = "rank.json"  # what to run; written by the executor
-RECORD = "process.json"  # who we are: pids and start times
-EXIT = "exit.json"  # how it ended
+ORDERS = "rank.json"  # what to run; written by the executor
+RECORD = "process.json"  # pids and start times of wrapper and worker
+EXIT = "exit.json"  # how the worker ended
 STOP = "stop.json"  # how to stop: {"how": "save" | "end" | "kill"}
 GO = "go"  # in the directory above: the gang is complete
 EXIT_BYTES = 512
-"""Written full of blanks at the start, so that an exit can be recorded on a disk that has become full."""
+"""Size of the exit file, written at the start so that an exit can be recorded on a full disk."""
 LINGER_S = 5.0
-"""After the last word through the channel, SIGTERM; after this, SIGKILL."""
+"""Seconds between SIGTERM and SIGKILL for a worker that did not save in time."""
 NOT_FOUND, NOT_RUNNABLE = 127, 126
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _WAKING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
 
 
 def boot_id() -> str:
-    """Which start of the machine this is; a pid means nothing beyond it."""
+    """Return the id of this boot of the machine; a pid is only valid within one boot."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
 
 
 def process_stat(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat from the state on, or None: there is no such process."""
+    """Return the fields of /proc/PID/stat from the state on; None if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()
@@ -48,13 +48,13 @@ def process_stat(pid: int) -> list[str] | None:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a process started, in ticks since boot: with its pid, its identity. None for the dead, zombies included."""
+    """Return when a process started, in ticks since boot; None if it is gone or a zombie. Pid and start identify it."""
     stat = process_stat(pid)
     return int(stat[19]) if stat is not None and stat[0] not in "ZX" else None
 
 
-class Directory:
-    """The worker's directory, held open: a later one of the same name is another one."""
+class WorkerDirectory:
+    """The worker's directory, held open so that a later directory of the same name is not mistaken for it."""
 
     def __init__(self, path: str) -> None:
         self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -80,10 +80,12 @@ class Directory:
 
 
 class Wrapper:
+    """Runs one worker and records what happens to it."""
+
     def __init__(self, path: str, nonce: str) -> None:
-        self.directory = Directory(path)
-        self.told = self.directory.read(TOLD)
-        if self.told["nonce"] != nonce:
+        self.directory = WorkerDirectory(path)
+        self.orders = self.directory.read(ORDERS)
+        if self.orders["nonce"] != nonce:
             sys.exit(f"{path} belongs to another launch")
         self.nonce = nonce
         self.me: dict[str, Any] = {
@@ -103,7 +105,7 @@ class Wrapper:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         self.directory.replace(RECORD, self.me)
         os.write(1, b"r")  # ready
-        while os.read(0, 1):  # the service holds the other end until it has decided, or is gone
+        while os.read(0, 1):  # the service holds the other end until it has decided or is gone
             pass
         signal.pthread_sigmask(signal.SIG_BLOCK, _WAKING)
         if not self._complete():
@@ -119,7 +121,7 @@ class Wrapper:
         self._record({**ended, "ended": time.time(), "stage": self.stage})
 
     def _complete(self) -> bool:
-        """Did the executor say go, and to us?"""
+        """Return whether the executor wrote `go` for this launch."""
         with contextlib.suppress(OSError, ValueError):
             return bool(self.directory.read(f"../{GO}") == self.nonce)
         return False
@@ -133,18 +135,18 @@ class Wrapper:
 
     def _start(self) -> None:
         logs = [self.directory.open_log("stdout.log"), self.directory.open_log("stderr.log")]
-        if self.told.get("uid") is not None:
+        if self.orders.get("uid") is not None:
             for log in logs:
-                os.fchown(log, self.told["uid"], self.told["gid"])
+                os.fchown(log, self.orders["uid"], self.orders["gid"])
         parent = os.getpid()
         self.worker = os.fork()
         if self.worker == 0:
             try:
-                _become_worker(self.told, logs, parent)
+                _become_worker(self.orders, logs, parent)
             except BaseException as error:
                 code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_RUNNABLE
                 text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-                place, program = self.told["directory"], self.told["command"][0]
+                place, program = self.orders["directory"], self.orders["command"][0]
                 where = place if getattr(error, "filename", None) == place else program
                 os.write(logs[1], f"carpool: cannot run {where}: {text}\n".encode())
                 os._exit(code)
@@ -153,11 +155,11 @@ class Wrapper:
         for log in logs:
             os.close(log)
         worker = {"pid": self.worker, "start": start_ticks(self.worker)}
-        with contextlib.suppress(OSError):  # on a full disk the worker is still found by its marks
+        with contextlib.suppress(OSError):  # on a full disk, the worker is still found by its environment
             self.directory.replace(RECORD, {**self.me, "worker": worker})
 
     def _attend(self) -> None:
-        """Until the worker has ended: pass on what we are told, and see that it is obeyed."""
+        """Wait until the worker has ended, and enforce requests to stop it."""
         while self.status is None:
             left = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
             got = signal.sigwaitinfo(_WAKING) if left is None else signal.sigtimedwait(_WAKING, left)
@@ -184,13 +186,13 @@ class Wrapper:
         if how == "kill":
             self._kill()
         elif how == "save" and not self.stage and self._reports():
-            self._wait("saving", self.told["grace_s"])  # the training library has read it in control.json
+            self._wait("saving", self.orders["grace_s"])  # the training library reads the request in control.json
         elif self.stage in ("", "saving"):
             self._signal(signal.SIGTERM)
-            self._wait("ending", self.told["grace_s"])
+            self._wait("ending", self.orders["grace_s"])
 
     def _reports(self) -> bool:
-        """Is the training library there?"""
+        """Return whether the worker uses the training library."""
         return self.directory.size("report") > 0
 
     def _next_stage(self) -> None:
@@ -212,7 +214,7 @@ class Wrapper:
             os.killpg(self.worker, number)
 
     def _leave_nothing_behind(self) -> None:
-        """Orphans of the worker have become our children; kill until there are none."""
+        """Kill the worker's orphans, which are now children of this process, until none is left."""
         until = time.monotonic() + 30.0
         while time.monotonic() < until:
             self._signal(signal.SIGKILL)
@@ -236,7 +238,7 @@ def _children(parent: int) -> list[int]:
     return found
 
 
-def _become_worker(told: dict[str, Any], logs: list[int], parent: int) -> None:
+def _become_worker(orders: dict[str, Any], logs: list[int], parent: int) -> None:
     os.setpgid(0, 0)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
         signal.signal(number, signal.SIG_DFL)
@@ -244,20 +246,20 @@ def _become_worker(told: dict[str, Any], logs: list[int], parent: int) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     for descriptor, target in zip((nothing, *logs), (0, 1, 2), strict=True):
         os.dup2(descriptor, target)
-    if told.get("memory"):
-        resource.setrlimit(resource.RLIMIT_DATA, (told["memory"], told["memory"]))
-    if told.get("cores"):
-        os.sched_setaffinity(0, told["cores"])
-    if told.get("uid") is not None:
-        os.setgroups(told["groups"])
-        os.setgid(told["gid"])
-        os.setuid(told["uid"])
+    if orders.get("memory"):
+        resource.setrlimit(resource.RLIMIT_DATA, (orders["memory"], orders["memory"]))
+    if orders.get("cores"):
+        os.sched_setaffinity(0, orders["cores"])
+    if orders.get("uid") is not None:
+        os.setgroups(orders["groups"])
+        os.setgid(orders["gid"])
+        os.setuid(orders["uid"])
     os.umask(0o022)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user would have cleared it
     if os.getppid() != parent:
         os._exit(NOT_RUNNABLE)
-    os.chdir(told["directory"])
-    os.execvpe(told["command"][0], told["command"], told["env"])
+    os.chdir(orders["directory"])
+    os.execvpe(orders["command"][0], orders["command"], orders["env"])
 
 
 def _prctl(option: int, value: int) -> None:

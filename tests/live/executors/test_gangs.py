@@ -7,7 +7,7 @@ import pytest
 
 import carpool
 from carpool import channel
-from tests.support.services import one, output, python, serving, started, told, until
+from tests.support.services import journalled, one, output, python, serving, started, until
 
 torch = pytest.importorskip("torch")
 
@@ -51,30 +51,25 @@ def trained_in_one_go() -> list[float]:
     return [round(w, 5) for w in model.weight[0].tolist()]
 
 
-def test_a_gang_that_is_requeued_saves_and_goes_on_where_it_was(home):
-    async def play():
-        async with serving(home, gpus=2) as service:
-            wishes = {"gpus": 2, "batch": 8, "iterations": 60, "duration_s": 10, "env": HERE, "grace_s": 20}
-            job = await one(service, python(TRAIN, **wishes))
-            await started(service, job)
-            await until(
-                lambda: service.queries.show(job)["measured"], 60
-            )  # until then, progress is that of the time given
-            await until(lambda: service.queries.show(job)["progress"] > 0.3, 60)
-            await service.requests.requeue(job)
-            assert await asyncio.wait_for(service.queries.wait(job), 90) == "finished", output(
-                service, job, stream="stderr"
+async def test_a_gang_that_is_requeued_saves_and_goes_on_where_it_was(home):
+    async with serving(home, gpus=2) as service:
+        wishes = {"gpus": 2, "batch": 8, "iterations": 60, "duration_s": 10, "env": HERE, "grace_s": 20}
+        job = await one(service, python(TRAIN, **wishes))
+        await started(service, job)
+        await until(lambda: service.queries.show(job)["measured"], 60)  # until then, progress is that of the time given
+        await until(lambda: service.queries.show(job)["progress"] > 0.3, 60)
+        await service.requests.requeue(job)
+        assert await asyncio.wait_for(service.queries.wait(job), 90) == "finished", output(
+            service, job, stream="stderr"
+        )
+        assert service.queries.show(job)["attempt"] == 2
+        (stopped,) = journalled(service, "Stopped")
+        assert 18 <= stopped["done"] < 60
+        for rank in (0, 1):
+            assert channel.read_report(home.rank(job, 1, rank)).status is channel.WorkerStatus.STOPPED, (
+                "it saved and left"
             )
-            assert service.queries.show(job)["attempt"] == 2
-            (stopped,) = told(service, "Stopped")
-            assert 18 <= stopped["done"] < 60
-            for rank in (0, 1):
-                assert channel.read_report(home.rank(job, 1, rank)).status is channel.WorkerStatus.STOPPED, (
-                    "it saved and left"
-                )
-                assert output(service, job, rank, attempt=1).splitlines()[0] == "from 0"
-                assert output(service, job, rank).splitlines()[0] == f"from {stopped['done']:.0f}"
-            weights = {output(service, job, rank).splitlines()[-1] for rank in (0, 1)}
-            assert weights == {f"weights {trained_in_one_go()}"}, "stopping in the middle changed nothing"
-
-    asyncio.run(play())
+            assert output(service, job, rank, attempt=1).splitlines()[0] == "from 0"
+            assert output(service, job, rank).splitlines()[0] == f"from {stopped['done']:.0f}"
+        weights = {output(service, job, rank).splitlines()[-1] for rank in (0, 1)}
+        assert weights == {f"weights {trained_in_one_go()}"}, "stopping in the middle changed nothing"

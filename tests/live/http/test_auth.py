@@ -74,15 +74,15 @@ def test_a_service_that_is_not_root_warns_that_users_must_trust_each_other(monke
         def gpus(self):
             return {"nodes": [{"gpus": [{}, {}]}], "mechanism": "logical"}
 
-    options = {"gpus": 2, "policy": "sjf"}
+    config = SimpleNamespace(home=Home(tmp_path), policy="sjf")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    serve._greet("http://127.0.0.1:1", Home(tmp_path), SimpleNamespace(queries=Nothing()), options)
+    serve._greet("http://127.0.0.1:1", config, SimpleNamespace(queries=Nothing()))
     said = capsys.readouterr().err
     assert "carpool serves 2 logical GPUs (logical) under sjf at http://127.0.0.1:1" in said
-    assert "let in only people who trust each other" in said
+    assert "add only users who trust each other" in said
     assert "clear text" not in said
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    serve._greet("http://10.0.0.5:1", Home(tmp_path), SimpleNamespace(queries=Nothing()), options)
+    serve._greet("http://10.0.0.5:1", config, SimpleNamespace(queries=Nothing()))
     said = capsys.readouterr().err
     assert "trust each other" not in said
     assert "tokens travel in clear text" in said

@@ -3,63 +3,15 @@
 import contextlib
 import io
 import os
-import re
 import tarfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from carpool.errors import InputError
 from carpool.live.commands import job_file
 from carpool.live.http import code_snapshot
 from carpool.live.http.code_snapshot import Uploads, pack
-from carpool.live.service import logs
-
-# ---- logs ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_log_is_read_from_an_offset_on(tmp_path):
-    path = tmp_path / "log"
-    path.write_bytes(b"abcdef")
-    first = logs.read(path, 0, 4)
-    assert (first.data, first.next, first.last) == (b"abcd", 4, False)
-    second = logs.read(path, first.next, 4)
-    assert (second.data, second.next, second.last) == (b"ef", 6, True)
-    assert logs.read(path, 100).data == b""
-    assert logs.read(tmp_path / "nothing") == logs.Part(b"", 0, True)
-
-
-short_lines = st.lists(st.text("ab é\r\x1b", max_size=5).map(str.encode), max_size=30)
-
-
-@given(short_lines, st.integers(0, 35), st.booleans())
-def test_the_last_lines_are_those_of_a_plain_split(tmp_path_factory, lines, wanted, ended):
-    path = tmp_path_factory.mktemp("log") / "log"
-    content = b"\n".join(lines) + (b"\n" if ended else b"")
-    path.write_bytes(content)
-    kept = re.findall(rb"[^\n]*\n|[^\n]+", content)
-    assert logs.read(path, tail=wanted).data == b"".join(kept[-wanted:] if wanted else [])
-
-
-def test_a_long_log_is_not_read_whole_for_its_last_lines(tmp_path, monkeypatch):
-    path = tmp_path / "log"
-    with path.open("wb") as file:
-        file.truncate(1 << 33)  # sparse
-        file.seek(0, os.SEEK_END)
-        file.write(b"\none\ntwo\n")
-    assert logs.read(path, tail=2).data == b"one\ntwo\n"
-
-
-def test_only_plain_files_are_read_as_logs(tmp_path):
-    (tmp_path / "secret").write_text("secret")
-    (tmp_path / "link").symlink_to(tmp_path / "secret")
-    os.mkfifo(tmp_path / "pipe")
-    for name in ("link", "pipe"):
-        with pytest.raises(InputError):
-            logs.read(tmp_path / name)
-
 
 # ---- snapshots -------------------------------------------------------------------------------------------------------
 

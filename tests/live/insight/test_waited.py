@@ -9,7 +9,6 @@ from rich.console import Console
 from carpool.core import events as ev
 from carpool.core.model import Allocation, Decision
 from carpool.live.commands.tables import jobs_table
-from carpool.live.executors.base import Slot
 from carpool.live.insight.receipt import receipt
 from carpool.live.insight.views import ended_row, job_row, read_story
 from carpool.live.spec import parse
@@ -17,7 +16,7 @@ from carpool.policies.simple.fifo import Fifo
 from tests.support.world import cluster, given, job, running
 
 SPEC = parse({"command": ["true"], "directory": "/"})
-SLOTS = [Slot(gpu, "n0", gpu) for gpu in range(4)]
+LABELS = {gpu: f"n0:{gpu}" for gpu in range(4)}
 
 
 @pytest.fixture
@@ -29,7 +28,7 @@ def state():
 def row_of(state, name, now):
     if name in state.ended:
         return ended_row(state, state.ended[name], SPEC, 0)
-    return job_row(state, state.jobs[name], SPEC, SLOTS, None, now)
+    return job_row(state, state.jobs[name], SPEC, LABELS, None, now)
 
 
 def waited(state, name, now):

@@ -4,17 +4,21 @@ import asyncio
 import json
 import random
 import sqlite3
+from contextlib import closing
 
 import pytest
 
+from carpool import __version__
 from carpool.core import events as ev
 from carpool.core import snapshot
-from carpool.core.model import Job, Limits
+from carpool.core.model import Limits
 from carpool.errors import InputError
+from carpool.live.executors.memory import MemoryExecutor
 from carpool.live.journal import schema
-from carpool.live.journal.store import Batch, Store, StoreError
-from carpool.live.service import service
-from tests.support.fakes import FakeClock, FakeExecutor
+from carpool.live.journal import store as stores
+from carpool.live.journal.store import Commit, Store, StoreError
+from carpool.live.service import snapshots
+from tests.support.fakes import FakeClock
 from tests.support.services import notes, one, serving, shell
 
 VERSION_1 = """
@@ -32,11 +36,7 @@ INSERT INTO users VALUES ('eve', '{"token_hash": "x"}');
 """The tables as the first release made them."""
 
 
-def write(book: Store, batch: Batch) -> None:
-    asyncio.run(book.write(batch))
-
-
-def test_a_home_of_the_first_release_is_upgraded_and_its_jobs_go_on(home):
+async def test_a_home_of_the_first_release_is_upgraded_and_its_jobs_finish(home):
     home.create()
     node = {"event": "NodeJoined", "at": 5.0, "node": {"id": "node0", "gpus": [0, 1], "memory": 2**50}}
     job = {"id": "7", "submitted": 6.0, "model": "generic", "gpus": 1, "batch": 1, "iterations": 9, "user": "eve"}
@@ -51,138 +51,172 @@ def test_a_home_of_the_first_release_is_upgraded_and_its_jobs_go_on(home):
         book.execute("INSERT INTO jobs VALUES (7, 'eve', 'old', ?, 6.0, NULL, NULL, NULL)", (spec,))
     book.close()
 
-    async def play():
-        async with serving(home) as live:
-            assert await live.queries.wait("7") == "finished"
-            assert live.queries.show("7")["name"] == "old"
-            assert live.queries.users() == {"eve": {"token_hash": "x"}}
-            assert await one(live, shell("true")) == "8"
-            assert live._store.meta()["version"] == str(schema.VERSION)
-
-    asyncio.run(play())
+    async with serving(home) as live:
+        assert await live.queries.wait("7") == "finished"
+        assert live.queries.show("7")["name"] == "old"
+        assert live.queries.users() == {"eve": {"token_hash": "x"}}
+        assert await one(live, shell("true")) == "8"
+        assert live.store.meta()["version"] == str(schema.VERSION)
+        assert [live.store.release_of(seq) for seq in (1, 2, 3)] == ["0.1", "0.1", __version__]
 
 
-def test_a_home_of_a_newer_release_is_refused(home):
+async def test_a_home_of_a_newer_release_is_refused(home):
     home.create()
-    book = Store(home.journal)
-    book.open()
-    write(book, Batch(meta={"version": str(schema.VERSION + 1)}))
-    book.close()
-
-    async def play():
+    store = Store(home.journal)
+    store.open()
+    await store.write(Commit(meta={"version": str(schema.VERSION + 1)}))
+    store.close()
+    with pytest.raises(InputError, match="newer release"):
         async with serving(home):
             pass
 
-    with pytest.raises(InputError, match="newer release"):
-        asyncio.run(play())
+
+def tables(home) -> dict[str, list]:
+    """Everything in the journal."""
+    names = ("meta", "events", "jobs", "snapshots", "users", "estimates")
+    with closing(sqlite3.connect(home.journal)) as raw:
+        return {name: raw.execute(f"SELECT * FROM {name} ORDER BY 1").fetchall() for name in names}
 
 
-def test_a_batch_is_written_whole_or_not_at_all(home):
+async def test_an_event_of_an_unknown_kind_stops_the_start_and_nothing_is_lost(home):
+    """A newer release wrote it: that is no damage, and the events after it must stay."""
+    options = {"executor": MemoryExecutor(), "clock": FakeClock(1.0)}
+    async with serving(home, **options) as live:
+        jobs = [await one(live, shell("true")) for _ in range(3)]
+    with closing(sqlite3.connect(home.journal)) as raw, raw:
+        raw.execute("DELETE FROM snapshots")
+        (middle,) = raw.execute(
+            "SELECT seq FROM events WHERE kind = 'Submitted' ORDER BY seq LIMIT 1 OFFSET 1"
+        ).fetchone()
+        (data,) = raw.execute("SELECT data FROM events WHERE seq = ?", (middle,)).fetchone()
+        foreign = json.dumps({"event": "Teleported", "at": 1.0, "job": "1"})
+        raw.execute("UPDATE events SET kind = 'Teleported', data = ? WHERE seq = ?", (foreign, middle))
+        releases = [[1, __version__], [middle, "9.9"], [middle + 1, __version__]]
+        raw.execute("UPDATE meta SET value = ? WHERE key = 'releases'", (json.dumps(releases),))
+    before = tables(home)
+    with pytest.raises(InputError, match=r"^journal .*'Teleported'.* Carpool 9\.9 wrote it") as refused:
+        async with serving(home, **options):
+            pass
+    assert "\n" not in str(refused.value)
+    assert tables(home) == before
+    with closing(sqlite3.connect(home.journal)) as raw, raw:
+        raw.execute("UPDATE events SET kind = 'Submitted', data = ? WHERE seq = ?", (data, middle))
+    async with serving(home, **options) as live:
+        assert [row["job"] for row in live.queries.jobs()] == jobs
+        assert not any("set aside" in text for text in notes(live))
+
+
+async def test_each_release_that_writes_is_recorded_once(home, monkeypatch):
     home.create()
-    book = Store(home.journal)
-    assert book.open() == 0
+    for version in ("1.0", "1.0", "2.0"):
+        monkeypatch.setattr(stores, "__version__", version)
+        store = Store(home.journal)
+        store.open()
+        await store.write(Commit(meta={"policy": "fifo"}))
+        await store.write(Commit(events=[ev.Held(1.0, "1")]))
+        await store.write(Commit(notes=[(1.0, "a note")]))
+        store.close()
+    store = Store(home.journal)
+    store.open()
+    assert json.loads(store.meta()["releases"]) == [[1, "1.0"], [5, "2.0"]]
+    assert [store.release_of(seq) for seq in (1, 4, 5, 6)] == ["1.0", "1.0", "2.0", "2.0"]
+    store.close()
+
+
+async def test_a_commit_is_written_whole_or_not_at_all(home):
+    home.create()
+    store = Store(home.journal)
+    assert store.open() == 0
     row = {"id": 1, "user": "", "name": "", "spec": "{}", "submitted": 0.0, "source": "{}"}
-    write(book, Batch(events=[ev.Held(1.0, "1")], jobs=[row]))
+    await store.write(Commit(events=[ev.Held(1.0, "1")], jobs=[row]))
     with pytest.raises(StoreError):
-        write(book, Batch(events=[ev.Released(2.0, "1")], jobs=[row]))  # the same id again
-    write(book, Batch(events=[ev.Cancelled(3.0, "1")]))
-    assert list(book.events_after(0)) == [(1, ev.Held(1.0, "1")), (2, ev.Cancelled(3.0, "1"))]
-    assert book._connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2, "a commit waits for the disk"
-    assert book._connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
-    book.close()
+        await store.write(Commit(events=[ev.Released(2.0, "1")], jobs=[row]))  # the same id again
+    await store.write(Commit(events=[ev.Cancelled(3.0, "1")]))
+    assert list(store.events_after(0)) == [(1, ev.Held(1.0, "1")), (2, ev.Cancelled(3.0, "1"))]
+    assert store._connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2, "a commit waits for the disk"
+    assert store._connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+    store.close()
 
 
-def test_what_arrives_together_shares_one_sync(quick_home):
-    async def play():
-        async with serving(quick_home, executor=FakeExecutor(), clock=FakeClock(1.0)) as live:
-            commits = 0
-            real = live._store._write
+async def test_requests_that_arrive_together_share_one_sync(quick_home):
+    async with serving(quick_home, executor=MemoryExecutor(), clock=FakeClock(1.0)) as live:
+        commits = 0
+        real = live.store._write
 
-            def counted(batch):
-                nonlocal commits
-                commits += 1
-                real(batch)
+        def counted(commit):
+            nonlocal commits
+            commits += 1
+            real(commit)
 
-            live._store._write = counted
-            await asyncio.gather(*(one(live, shell("true")) for _ in range(500)))
-            assert commits < 50
-
-    asyncio.run(play())
+        live.store._write = counted
+        await asyncio.gather(*(one(live, shell("true")) for _ in range(500)))
+        assert commits < 50
 
 
-def test_a_restart_from_a_snapshot_gives_the_state_that_a_whole_replay_gives(quick_home, monkeypatch):
-    """Jobs that ended leave the memory and the snapshot; their rows stay."""
-    monkeypatch.setattr(service, "SNAPSHOT_EVENTS", 50)
+async def test_a_restart_from_a_snapshot_gives_the_state_that_a_whole_replay_gives(quick_home, monkeypatch):
+    """Jobs that ended leave the state and the snapshot; their rows stay."""
+    monkeypatch.setattr(snapshots, "SNAPSHOT_EVENTS", 50)
     clock, drawn = FakeClock(1.0), random.Random(5)
-    executor = FakeExecutor()
+    executor = MemoryExecutor(gpus=4)
 
     async def play():
-        async with serving(quick_home, gpus=4, executor=executor, clock=clock) as live:
+        async with serving(quick_home, executor=executor, clock=clock) as live:
             await live.requests.set_limits("bob", Limits(jobs=1))
             for _ in range(80):
                 clock.time += drawn.choice([0.0, 1.0, 20.0])
-                after = drawn.sample(sorted(live.specs), min(2, len(live.specs))) if drawn.random() < 0.2 else []
-                wishes = {"gpus": drawn.randint(1, 4), "duration_s": drawn.randint(5, 500), "after": after}
-                await one(live, shell("true", name=drawn.choice("abc"), **wishes), drawn.choice(["eve", "bob"]))
+                known = sorted(live.book.specs)
+                after = drawn.sample(known, min(2, len(known))) if drawn.random() < 0.2 else []
+                fields = {"gpus": drawn.randint(1, 4), "duration_s": drawn.randint(5, 500), "after": after}
+                await one(live, shell("true", name=drawn.choice("abc"), **fields), drawn.choice(["eve", "bob"]))
                 for key in list(executor.gangs):
                     if drawn.random() < 0.5:
-                        executor.listener.gang_up(*key)
+                        executor.start(key)
                     elif drawn.random() < 0.5:
                         del executor.gangs[key]
-                        live._driver.tell(ev.Finished(clock.time, *key))
-                await live._driver.turn()
+                        live.inbox.add_events(ev.Finished(clock.time, *key))
+                await live.driver.turn()
             await asyncio.sleep(0.1)
-            return snapshot.encode(live._state), live._driver.quiet
+            return snapshot.encode(live.state), live.driver.settled
 
-    (present, quiet) = asyncio.run(play())
-    assert quiet
-    book = Store(quick_home.journal)
-    book.open()
-    taken = [seq for seq, _ in book.snapshots()]
-    first = next(seq for seq, _ in book.events_after(0))
-    book.close()
+    (present, settled) = await play()
+    assert settled
+    store = Store(quick_home.journal)
+    store.open()
+    taken = [seq for seq, _ in store.snapshots()]
+    first = next(seq for seq, _ in store.events_after(0))
+    store.close()
     assert len(taken) == 2
-    assert taken[-1] > 100, "two are kept, the older ones go"
+    assert taken[-1] > 100, "two snapshots are kept"
     assert first == 1, "events stay for a while after they are no longer needed"
 
     async def again():
-        async with serving(quick_home, gpus=4, executor=executor, clock=clock) as live:
+        async with serving(quick_home, executor=executor, clock=clock) as live:
             ended = [row for row in live.queries.jobs(all=True) if row["status"] == "finished"]
-            return snapshot.encode(live._state), len(ended)
+            return snapshot.encode(live.state), len(ended)
 
-    with_snapshot, ended = asyncio.run(again())
+    with_snapshot, ended = await again()
     with sqlite3.connect(quick_home.journal) as raw:
         raw.execute("DELETE FROM snapshots")
     raw.close()
-    from_the_start, _ = asyncio.run(again())
+    from_the_start, _ = await again()
     assert ended > 20
     assert with_snapshot == from_the_start
     assert with_snapshot["jobs"] == present["jobs"]
 
 
-def test_a_damaged_snapshot_is_replaced_by_the_one_before(quick_home):
-    options = {"executor": FakeExecutor(), "clock": FakeClock(1.0)}
+async def test_a_damaged_snapshot_is_replaced_by_the_one_before(quick_home):
+    options = {"executor": MemoryExecutor(), "clock": FakeClock(1.0)}
 
     async def submit():
         async with serving(quick_home, **options) as live:
             return await one(live, shell("true", gpus=2))
 
     for _ in range(3):
-        asyncio.run(submit())
+        await submit()
     with sqlite3.connect(quick_home.journal) as raw:
         raw.execute("UPDATE snapshots SET data = '{}' WHERE seq = (SELECT max(seq) FROM snapshots)")
     raw.close()
 
-    async def again():
-        async with serving(quick_home, **options) as live:
-            assert len(live.queries.jobs()) == 3
-            assert any("an older one is used" in text for text in notes(live))
-
-    asyncio.run(again())
-
-
-def test_a_plain_job_survives_its_way_through_the_codec():
-    from carpool.core.codec import decode, encode
-
-    event = ev.Submitted(1.0, Job("1", 1.0, "m", 1, 8, 10, min_accumulation=2))
-    assert decode(json.loads(json.dumps(encode(event)))) == event
+    async with serving(quick_home, **options) as live:
+        assert len(live.queries.jobs()) == 3
+        assert any("an older one is used" in text for text in notes(live))

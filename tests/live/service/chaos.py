@@ -1,10 +1,10 @@
-"""Kill the service, its wrappers and its workers at random moments, bring it back, and look for broken promises.
+"""Kill the service, its wrappers and its workers at random moments, restart it, and look for violated guarantees.
 
 `python tests/live/service/chaos.py --rounds 20 --seed 1`. Each round forks a service that submits, cancels, holds and
-requeues jobs at random, and kills it: by the clock, or at a chosen step of its work. Workers write into one ledger when
-they start, every few hundredths of a second, and when they end; lines are appended whole, so their order is that of
-events. In the end the service runs until all is done, and the ledger is compared with the journal. Exit code 1: a
-promise was broken.
+requeues jobs at random, and kills it: after some time, or at a chosen step of its work. Workers write into one ledger
+when they start, every few hundredths of a second, and when they end. Lines are appended whole, so their order is that
+of events. In the end the service runs until all jobs have ended, and the ledger is compared with the journal. Exit
+code 1: a guarantee was violated.
 """
 
 import argparse
@@ -24,12 +24,13 @@ from pathlib import Path
 from carpool.core import events as ev
 from carpool.core.codec import decode
 from carpool.errors import InputError
-from carpool.live.executors import local
-from carpool.live.executors.processes import strays
+from carpool.live.executors import launching, local
+from carpool.live.executors.processes import start_ticks, strays
 from carpool.live.home import Home
 from carpool.live.journal import store
-from carpool.live.service import driver
-from carpool.live.service.service import Service
+from carpool.live.service import dispatcher, driver, requests
+from carpool.live.service.config import ServiceConfig
+from carpool.live.service.service import open_service
 from carpool.live.spec import Spec
 
 GPUS, PER_GPU = 3, 2
@@ -50,17 +51,17 @@ say("end")
 """
 STEPS = [
     (store.Store, "_write"),
-    (driver.Driver, "_act"),
+    (dispatcher.Dispatcher, "act"),
     (driver.Driver, "_step"),
-    (local.LocalExecutor, "_prepare"),
-    (local.LocalExecutor, "_start_wrappers"),
-    (local.LocalExecutor, "_tell_to_stop"),
+    (launching.GangLauncher, "prepare"),
+    (launching.GangLauncher, "_start_wrappers"),
+    (local.LocalExecutor, "_stop_workers"),
     (local.LocalExecutor, "_forget"),
-    (local, "_spawn_wrapper"),
+    (launching, "_spawn_wrapper"),
     (local, "write_exclusive"),
-    (Service, "_write_specs"),
+    (requests.Requests, "_write_specs"),
 ]
-"""Where a service may be told to die, before or after."""
+"""Steps before or after which a service may be killed."""
 
 
 class World:
@@ -92,8 +93,8 @@ class World:
             exclusive=drawn.random() < 0.1,
         )
 
-    def service(self, policy: str) -> Service:
-        return Service(self.home, policy, gpus=GPUS, jobs_per_gpu=PER_GPU)
+    def config(self, policy: str) -> ServiceConfig:
+        return ServiceConfig(self.home, policy, gpus=GPUS, jobs_per_gpu=PER_GPU)
 
 
 def note(path: Path, *words: object) -> None:
@@ -105,11 +106,11 @@ def lines(path: Path) -> list[list[str]]:
     return [line.split() for line in path.read_text().splitlines()]
 
 
-# ---- one life of the service -----------------------------------------------------------------------------------------
+# ---- one run of the service -----------------------------------------------------------------------------------------
 
 
 def die_at(drawn: random.Random) -> None:
-    """Die at the n-th time that a step of the work is done, before it or after it."""
+    """Make this process kill itself at the n-th call of a step, before it or after it."""
     place, name = drawn.choice(STEPS)
     left, before = drawn.randint(1, 6), drawn.random() < 0.5
     real = getattr(place, name)
@@ -128,8 +129,7 @@ def die_at(drawn: random.Random) -> None:
 
 
 async def live(world: World, drawn: random.Random, down: int) -> None:
-    service = world.service(drawn.choice(POLICIES))
-    await service.start()
+    service = await open_service(world.config(drawn.choice(POLICIES)))
     os.close(down)
     running = asyncio.create_task(service.run())
     while not running.done():
@@ -158,9 +158,8 @@ async def live(world: World, drawn: random.Random, down: int) -> None:
 
 
 async def drain(world: World) -> list[dict]:
-    """Let everything come to its end; the rows of all jobs."""
-    service = world.service(POLICIES[0])
-    await service.start()
+    """Run until all jobs have ended, and return their rows."""
+    service = await open_service(world.config(POLICIES[0]))
     running = asyncio.create_task(service.run())
     for row in service.queries.jobs():
         if row["held"]:
@@ -169,7 +168,7 @@ async def drain(world: World) -> list[dict]:
         while service.queries.jobs():
             await asyncio.sleep(0.05)
     rows = service.queries.jobs(all=True)
-    await service.stop()
+    await service.close()
     await running
     return rows
 
@@ -203,13 +202,13 @@ def one_round(world: World, drawn: random.Random) -> None:
 
     pid = fork(run)
     os.close(down)
-    if not early:  # count from the moment at which it has come back; on a busy machine that takes a while
+    if not early:  # count from the moment at which the service is open; on a busy machine that takes a while
         os.read(up, 1)
     os.close(up)
     until = time.monotonic() + drawn.uniform(0.0, 0.8)
     while time.monotonic() < until:
         if drawn.random() < 0.08:
-            kill_somebody(world, drawn)
+            kill_a_process(world, drawn)
         time.sleep(0.03)
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
@@ -221,21 +220,21 @@ def one_round(world: World, drawn: random.Random) -> None:
         raise SystemExit(f"a service ended by itself with status {status}")
 
 
-def kill_somebody(world: World, drawn: random.Random) -> None:
-    """A worker or a wrapper that runs now."""
+def kill_a_process(world: World, drawn: random.Random) -> None:
+    """Kill a worker or a wrapper that runs now."""
     found = []
     for name in os.listdir(world.home.running) if world.home.running.exists() else ():
         job, _, attempt = name.partition("-")
         for record in world.home.attempt(job, int(attempt)).glob("rank-*/process.json"):
             with contextlib.suppress(OSError, ValueError):
                 data = json.loads(record.read_text())
-                found += [(job, who) for who in (data, data.get("worker")) if who]
+                found += [(job, process) for process in (data, data.get("worker")) if process]
     if found:
-        job, who = drawn.choice(found)
-        if local.wrapper.start_ticks(who["pid"]) == who["start"]:
+        job, process = drawn.choice(found)
+        if start_ticks(process["pid"]) == process["start"]:
             note(world.touched, "kill", job)
             with contextlib.suppress(OSError):
-                os.kill(who["pid"], signal.SIGKILL)
+                os.kill(process["pid"], signal.SIGKILL)
 
 
 # ---- judging ---------------------------------------------------------------------------------------------------------
@@ -254,9 +253,9 @@ def judge(world: World, rows: list[dict]) -> list[str]:
         elif state not in ("finished", "failed", "cancelled"):
             broken.append(f"job {job} is {state} at the end")
         elif state == "cancelled" and "cancel" not in touched[job]:
-            broken.append(f"job {job} was cancelled though nobody asked")
+            broken.append(f"job {job} was cancelled without a request")
         elif state == "failed" and "kill" not in touched[job]:
-            broken.append(f"job {job} failed though nobody hurt it: {states[job]['reason']}")
+            broken.append(f"job {job} failed although none of its processes was killed: {states[job]['reason']}")
     broken += judge_ledger(lines(world.ledger), states)
     broken += judge_journal(world, lines(world.ledger), states)
     left = [pid for path in world.home.jobs.glob("*/attempt-*/rank-*") for pid in strays(str(path))]
@@ -285,10 +284,10 @@ def judge_ledger(ledger: list[list[str]], states: dict[str, dict]) -> list[str]:
             n for n, found in attempts.items() if len(found) == found[0]["size"] and all(r["ended"] for r in found)
         ]
         if states.get(job, {}).get("status") == "finished" and not whole:
-            broken.append(f"job {job} is called finished and never was")
+            broken.append(f"job {job} is called finished, but no attempt was complete")
     for job, row in states.items():
         if row["status"] == "finished" and job not in by_job:
-            broken.append(f"job {job} is called finished and never ran")
+            broken.append(f"job {job} is called finished, but it never ran")
     return broken + judge_gpus(runs)
 
 
@@ -308,11 +307,11 @@ def judge_gpus(runs: dict[tuple[str, int, int], dict]) -> list[str]:
 
 
 def judge_journal(world: World, ledger: list[list[str]], states: dict[str, dict]) -> list[str]:
-    """Does the journal tell of everything that the workers tell of?"""
+    """Compare the journal with what the workers wrote."""
     broken = []
     book = store.Store(world.home.journal)
     book.open()
-    events = [decode(json.loads(row["data"])) for row in book.story(10**7) if row["kind"] not in ("Note", "Damaged")]
+    events = [decode(json.loads(row["data"])) for row in book.rows(10**7) if row["kind"] not in ("Note", "Damaged")]
     book.close()
     planned = defaultdict(int)
     ends = {type(event).__name__: set() for event in events}
@@ -326,8 +325,8 @@ def judge_journal(world: World, ledger: list[list[str]], states: dict[str, dict]
         if attempt > planned[job]:
             broken.append(f"job {job} ran as attempt {attempt}, and the journal knows {planned[job]}")
     for job, row in states.items():
-        told = {"finished": "Finished", "failed": "Failed"}.get(row["status"])
-        if told and job not in ends.get(told, ()):
+        kind = {"finished": "Finished", "failed": "Failed"}.get(row["status"])
+        if kind and job not in ends.get(kind, ()):
             broken.append(f"job {job} {row['status']}, and the journal does not say so")
     return broken
 
@@ -336,7 +335,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--show", action="store_true", help="say after every 50 rounds how far it is")
+    parser.add_argument("--show", action="store_true", help="print progress after every 50 rounds")
     given = parser.parse_args()
     drawn = random.Random(given.seed)
     began = time.monotonic()
@@ -348,7 +347,7 @@ def main() -> int:
                 print(f"{number + 1} rounds, {len(lines(world.accepted))} jobs", file=sys.stderr)
         rows = asyncio.run(drain(world))
         broken = judge(world, rows)
-        told = {
+        result = {
             "rounds": given.rounds,
             "jobs": len(lines(world.accepted)),
             "states": {
@@ -359,7 +358,7 @@ def main() -> int:
             "seconds": round(time.monotonic() - began, 1),
             "violations": broken,
         }
-        print(json.dumps(told))
+        print(json.dumps(result))
         if broken and os.environ.get("CHAOS_KEEP"):
             import shutil
 

@@ -1,4 +1,4 @@
-"""What breaks, and what happens then: no job lost, none run twice, and the journal says what happened."""
+"""What breaks, and what happens then: no job is lost, none runs twice, and the journal says what happened."""
 
 import asyncio
 import json
@@ -11,80 +11,74 @@ import pytest
 from carpool.live import clock as clocks
 from carpool.live.clock import RealClock
 from carpool.live.errors import Unavailable
-from carpool.live.executors.processes import Identity, boot_id, start_ticks
+from carpool.live.executors.processes import ProcessIdentity, boot_id, start_ticks
 from carpool.live.journal import store
 from carpool.live.service import driver
-from tests.support.services import notes, one, output, serving, shell, started, state, told, until
+from tests.support.services import journalled, notes, one, output, pid_of, serving, shell, started, status, until
 
 
 def fill_the_disk(service) -> None:
     """SQLite may not add a page: the same error as on a disk without room."""
-    connection = service._store._connection
+    connection = service.store._connection
     pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
     connection.exec_driver_sql(f"PRAGMA max_page_count={pages}")
     connection.rollback()
-    real = service._store._write
+    real = service.store._write
 
-    def write(batch) -> None:  # the little that would fit into pages that are there does not count as room
-        batch.notes.append((0.0, "x" * 100_000))
+    def write(commit) -> None:  # a small commit would still fit into free pages
+        commit.notes.append((0.0, "x" * 100_000))
         try:
-            real(batch)
+            real(commit)
         finally:
-            batch.notes.pop()
+            commit.notes.pop()
 
-    service._store._write = write
+    service.store._write = write
 
 
 def make_room(service) -> None:
-    del service._store._write
-    service._store._connection.exec_driver_sql("PRAGMA max_page_count=1000000")
-    service._store._connection.rollback()
+    del service.store._write
+    service.store._connection.exec_driver_sql("PRAGMA max_page_count=1000000")
+    service.store._connection.rollback()
 
 
 class TestJournal:
-    def test_a_full_disk_refuses_submits_and_leaves_running_jobs_alone(self, home, monkeypatch):
+    async def test_a_full_disk_refuses_submits_and_leaves_running_jobs_alone(self, home, monkeypatch):
         monkeypatch.setattr(driver, "RETRY_S", 0.1)
 
-        async def play():
-            async with serving(home, gpus=1) as service:
-                job = await one(service, shell("sleep 0.5; echo through"))
-                waiting = await one(service, shell("true", exclusive=True))
-                await started(service, job)
-                await asyncio.get_running_loop().run_in_executor(service._store._writer, fill_the_disk, service)
-                with pytest.raises(Unavailable, match=r"disk is full.*running jobs go on"):
-                    await service.requests.submit([shell("true", name="x" * 200)] * 100, "eve")
-                with pytest.raises(Unavailable):
-                    await service.requests.cancel(waiting)
-                await asyncio.sleep(0.8)
-                assert output(service, job) == "through\n"
-                assert not home.attempt(waiting, 1).exists(), "nothing is started that is not on disk"
-                await asyncio.get_running_loop().run_in_executor(service._store._writer, make_room, service)
-                assert await service.queries.wait(job) == "finished"
-                assert await service.queries.wait(waiting) == "finished"
-                assert await service.queries.wait(await one(service, shell("true"))) == "finished"
-                assert len(service.queries.jobs(all=True)) == 3, "what was refused is not there"
-                assert any("can be written again" in text for text in notes(service))
+        async with serving(home, gpus=1) as service:
+            job = await one(service, shell("sleep 0.5; echo through"))
+            waiting = await one(service, shell("true", exclusive=True))
+            await started(service, job)
+            await asyncio.get_running_loop().run_in_executor(service.store._writer, fill_the_disk, service)
+            with pytest.raises(Unavailable, match=r"disk is full.*running jobs continue"):
+                await service.requests.submit([shell("true", name="x" * 200)] * 100, "eve")
+            with pytest.raises(Unavailable):
+                await service.requests.cancel(waiting)
+            await asyncio.sleep(0.8)
+            assert output(service, job) == "through\n"
+            assert not home.attempt(waiting, 1).exists(), "nothing is started that is not on disk"
+            await asyncio.get_running_loop().run_in_executor(service.store._writer, make_room, service)
+            assert await service.queries.wait(job) == "finished"
+            assert await service.queries.wait(waiting) == "finished"
+            assert await service.queries.wait(await one(service, shell("true"))) == "finished"
+            assert len(service.queries.jobs(all=True)) == 3, "what was refused is not there"
+            assert any("can be written again" in text for text in notes(service))
 
-        asyncio.run(play())
-
-    def test_a_locked_journal_is_waited_for_and_then_said(self, home, monkeypatch):
+    async def test_a_locked_journal_is_waited_for_and_then_refuses_requests(self, home, monkeypatch):
         monkeypatch.setattr(store, "BUSY_S", 0.3)
         monkeypatch.setattr(driver, "RETRY_S", 0.1)
 
-        async def play():
-            async with serving(home) as service:
-                with sqlite3.connect(home.journal, isolation_level=None) as other:
-                    other.execute("BEGIN IMMEDIATE")
-                    with pytest.raises(Unavailable, match="locked"):
-                        await one(service, shell("true"))
-                    other.execute("COMMIT")
-                other.close()
-                await until(lambda: not service._driver.trouble_now)
-                assert await service.queries.wait(await one(service, shell("true"))) == "finished"
+        async with serving(home) as service:
+            with sqlite3.connect(home.journal, isolation_level=None) as other:
+                other.execute("BEGIN IMMEDIATE")
+                with pytest.raises(Unavailable, match="locked"):
+                    await one(service, shell("true"))
+                other.execute("COMMIT")
+            other.close()
+            await until(lambda: not service.driver.write_error)
+            assert await service.queries.wait(await one(service, shell("true"))) == "finished"
 
-        asyncio.run(play())
-
-    def test_a_damaged_tail_loses_no_job_and_runs_none_twice(self, home, tmp_path):
+    async def test_a_damaged_tail_loses_no_job_and_runs_none_twice(self, home, tmp_path):
         async def before():
             async with serving(home, gpus=1, jobs_per_gpu=1) as service:
                 first = await one(service, shell(f"echo a >> {tmp_path}/ran; sleep 1.5; echo b >> {tmp_path}/ran"))
@@ -99,17 +93,17 @@ class TestJournal:
                 assert any("set aside" in text for text in notes(service))
                 return service.queries.show(first)["attempt"]
 
-        first, second = asyncio.run(before())
+        first, second = await before()
         with sqlite3.connect(home.journal) as book:  # the plan of the first job and all after it become unreadable
             book.execute("DELETE FROM snapshots")
             (plan,) = book.execute("SELECT min(seq) FROM events WHERE kind = 'Planned'").fetchone()
             book.execute("UPDATE events SET data = substr(data, 1, 10) WHERE seq >= ? AND kind <> 'Note'", (plan,))
         book.close()
-        asyncio.run(after(first, second))
+        await after(first, second)
         ran = (tmp_path / "ran").read_text().split()
-        assert ran in (["a", "b"], ["a", "a", "b"]), "the forgotten workers were ended before it ran again"
+        assert ran in (["a", "b"], ["a", "a", "b"]), "the lost workers were killed before it ran again"
 
-    def test_a_cut_write_ahead_log_loses_no_accepted_job(self, home):
+    async def test_a_cut_write_ahead_log_loses_no_accepted_job(self, home):
         """As if the machine had died with half of the log on disk."""
         log = home.path / "journal.db-wal"
 
@@ -118,7 +112,7 @@ class TestJournal:
                 jobs = [await one(service, shell("sleep 0.1", name=f"n{n}")) for n in range(6)]
                 return jobs, home.journal.read_bytes(), log.read_bytes()
 
-        jobs, book, written = asyncio.run(before())
+        jobs, book, written = await before()
         home.journal.write_bytes(book)
         log.write_bytes(written[: len(written) // 2])
 
@@ -128,10 +122,10 @@ class TestJournal:
                 await asyncio.gather(*(service.queries.wait(job) for job in jobs))
                 assert [service.queries.show(job)["name"] for job in jobs] == [f"n{n}" for n in range(6)]
 
-        asyncio.run(after())
+        await after()
 
     @pytest.mark.parametrize("damage", ["cut", "end", "begin"])
-    def test_a_damaged_file_is_salvaged_and_no_job_is_lost(self, home, tmp_path, damage):
+    async def test_a_damaged_file_is_salvaged_and_no_job_is_lost(self, home, tmp_path, damage):
         async def before():
             async with serving(home, gpus=1, jobs_per_gpu=1) as service:
                 done = await one(service, shell(f"echo once >> {tmp_path}/ran"))
@@ -144,7 +138,7 @@ class TestJournal:
                 await started(service, running)
                 return done, gone, running, waiting
 
-        done, gone, running, waiting = asyncio.run(before())
+        done, gone, running, waiting = await before()
         data = home.journal.read_bytes()
         if damage == "cut":
             home.journal.write_bytes(data[: len(data) * 2 // 3])
@@ -162,73 +156,64 @@ class TestJournal:
                 assert service.queries.show(gone)["status"] == "cancelled"
                 assert await one(service, shell("true")) == str(int(waiting[-1]) + 1)
 
-        asyncio.run(after())
+        await after()
         assert (tmp_path / "ran").read_text() == "once\n", "what had ended is not run again"
         assert list(home.path.glob("journal.damaged-*.db")), "the damaged file is kept"
 
 
 class TestProcesses:
-    def test_a_killed_worker_fails_its_job_or_uses_a_retry(self, home):
-        async def play():
-            async with serving(home, gpus=4) as service:
-                alone = await one(service, shell("sleep 30", gpus=2))
-                again = await one(service, shell("test $CARPOOL_ATTEMPT = 2 || sleep 30", retries=1))
-                for job in (alone, again):
-                    await started(service, job)
-                    os.kill(await until(lambda job=job: pid_of(service, job)), signal.SIGKILL)
-                assert await service.queries.wait(alone) == "failed"
-                assert service.queries.show(alone)["reason"] == "worker 0 was killed by SIGKILL"
-                assert service.queries.show(alone)["exit_code"] == 137
-                assert await service.queries.wait(again) == "finished"
-
-        asyncio.run(play())
-
-    def test_nothing_runs_on_when_a_wrapper_is_killed(self, home, tmp_path):
-        async def play():
-            async with serving(home) as service:
-                job = await one(service, shell(f"sleep 41 & echo $! > {tmp_path}/child; sleep 42"))
-                child = int(await until(lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text()))
-                worker = await until(lambda: pid_of(service, job))
-                record = json.loads((home.rank(job, 1, 0) / "process.json").read_text())
-                os.kill(record["pid"], signal.SIGKILL)
-                assert await service.queries.wait(job) == "failed"
-                assert service.queries.show(job)["reason"] == "worker 0: its wrapper was killed"
-                assert service.queries.show(job)["exit_code"] == 137  # the kernel killed the worker
-                assert start_ticks(worker) is None
-                assert start_ticks(child) is None
-
-        asyncio.run(play())
-
-    def test_after_a_reboot_jobs_come_back_and_strangers_with_old_pids_are_left_alone(self, home, tmp_path):
-        async def play():
-            async with serving(home) as service:
-                job = await one(service, shell(f"echo x >> {tmp_path}/ran; test $CARPOOL_ATTEMPT = 2 || sleep 30"))
+    async def test_a_killed_worker_fails_its_job_or_uses_a_retry(self, home):
+        async with serving(home, gpus=4) as service:
+            alone = await one(service, shell("sleep 30", gpus=2))
+            again = await one(service, shell("test $CARPOOL_ATTEMPT = 2 || sleep 30", retries=1))
+            for job in (alone, again):
                 await started(service, job)
-                worker = await until(lambda: pid_of(service, job))
-            path = home.rank(job, 1, 0) / "process.json"
-            record = json.loads(path.read_text())
-            wrapper = Identity.of(record)
-            path.write_text(json.dumps({**record, "boot": "an earlier one"}))
-            with sqlite3.connect(home.journal) as book:
-                book.execute("UPDATE meta SET value = 'an earlier one' WHERE key = 'boot'")
-            book.close()
-            async with serving(home) as service:
-                assert await service.queries.wait(job) == "finished"
-                assert service.queries.show(job)["attempt"] == 2
-                assert told(service, "Failed")[0]["reason"] == "the machine restarted"
-                assert start_ticks(worker) is not None, "a process of that number is another one after a reboot"
-            wrapper.signal(signal.SIGKILL)
+                os.kill(await until(lambda job=job: pid_of(service, job)), signal.SIGKILL)
+            assert await service.queries.wait(alone) == "failed"
+            assert service.queries.show(alone)["reason"] == "worker 0 was killed by SIGKILL"
+            assert service.queries.show(alone)["exit_code"] == 137
+            assert await service.queries.wait(again) == "finished"
 
-        asyncio.run(play())
+    async def test_no_process_is_left_when_a_wrapper_is_killed(self, home, tmp_path):
+        async with serving(home) as service:
+            job = await one(service, shell(f"sleep 41 & echo $! > {tmp_path}/child; sleep 42"))
+            child = int(await until(lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text()))
+            worker = await until(lambda: pid_of(service, job))
+            record = json.loads((home.rank(job, 1, 0) / "process.json").read_text())
+            os.kill(record["pid"], signal.SIGKILL)
+            assert await service.queries.wait(job) == "failed"
+            assert service.queries.show(job)["reason"] == "worker 0: its wrapper was killed"
+            assert service.queries.show(job)["exit_code"] == 137  # the kernel killed the worker
+            assert start_ticks(worker) is None
+            assert start_ticks(child) is None
 
-    def test_a_pid_that_was_used_again_is_not_taken_for_ours(self):
-        me = Identity(os.getpid(), start_ticks(os.getpid()), boot_id())
+    async def test_after_a_reboot_jobs_restart_and_processes_with_the_old_pids_are_left_alone(self, home, tmp_path):
+        async with serving(home) as service:
+            job = await one(service, shell(f"echo x >> {tmp_path}/ran; test $CARPOOL_ATTEMPT = 2 || sleep 30"))
+            await started(service, job)
+            worker = await until(lambda: pid_of(service, job))
+        path = home.rank(job, 1, 0) / "process.json"
+        record = json.loads(path.read_text())
+        wrapper = ProcessIdentity.of(record)
+        path.write_text(json.dumps({**record, "boot": "an earlier one"}))
+        with sqlite3.connect(home.journal) as book:
+            book.execute("UPDATE meta SET value = 'an earlier one' WHERE key = 'boot'")
+        book.close()
+        async with serving(home) as service:
+            assert await service.queries.wait(job) == "finished"
+            assert service.queries.show(job)["attempt"] == 2
+            assert journalled(service, "Failed")[0]["reason"] == "the machine restarted"
+            assert start_ticks(worker) is not None, "a process of that number is another one after a reboot"
+        wrapper.signal(signal.SIGKILL)
+
+    def test_a_reused_pid_is_not_mistaken_for_the_recorded_process(self):
+        me = ProcessIdentity(os.getpid(), start_ticks(os.getpid()), boot_id())
         assert me.alive()
-        assert not Identity(me.pid, me.start - 1, me.boot).alive()
-        assert not Identity(me.pid, me.start, "another boot").alive()
-        assert not Identity(me.pid, me.start - 1, me.boot).signal(signal.SIGKILL)
+        assert not ProcessIdentity(me.pid, me.start - 1, me.boot).alive()
+        assert not ProcessIdentity(me.pid, me.start, "another boot").alive()
+        assert not ProcessIdentity(me.pid, me.start - 1, me.boot).signal(signal.SIGKILL)
 
-    def test_a_policy_that_raises_stops_nothing_else(self, home, tmp_path):
+    async def test_a_policy_that_raises_stops_nothing_else(self, home, tmp_path):
         (tmp_path / "bad.py").write_text(
             "from carpool.policies.simple.fifo import Fifo\n"
             "class Bad(Fifo):\n"
@@ -237,62 +222,53 @@ class TestProcesses:
             "        return super().decide(view)\n"
         )
 
-        async def play():
-            async with serving(home, f"{tmp_path}/bad.py:Bad") as service:
-                runs = await one(service, shell("sleep 0.3"))
-                await started(service, runs)
-                bad = await one(service, shell("true", gpus=2))
-                assert await service.queries.wait(runs) == "finished"
-                await service.requests.cancel(bad)
-                assert await service.queries.wait(await one(service, shell("true"))) == "finished"
-                assert any("the policy failed (RuntimeError: oops)" in text for text in notes(service))
-
-        asyncio.run(play())
+        async with serving(home, f"{tmp_path}/bad.py:Bad") as service:
+            runs = await one(service, shell("sleep 0.3"))
+            await started(service, runs)
+            bad = await one(service, shell("true", gpus=2))
+            assert await service.queries.wait(runs) == "finished"
+            await service.requests.cancel(bad)
+            assert await service.queries.wait(await one(service, shell("true"))) == "finished"
+            assert any("the policy failed (RuntimeError: oops)" in text for text in notes(service))
 
 
 class TestMemory:
-    CRY = "test $CARPOOL_ATTEMPT = {last} && exit 0; echo 'torch.OutOfMemoryError: CUDA out of memory.' >&2; exit 1"
+    SCRIPT = "test $CARPOOL_ATTEMPT = {last} && exit 0; echo 'torch.OutOfMemoryError: CUDA out of memory.' >&2; exit 1"
 
-    def test_out_of_memory_comes_back_cut_then_alone_then_is_reported(self, home):
-        async def play():
-            async with serving(home, "sjf-ffs", gpus=1) as service:
-                mate = await one(service, shell("sleep 30", duration_s=1000))
-                await started(service, mate)
-                hopeless = shell(self.CRY.format(last=9), can_shrink=True, batch=8, duration_s=2000, iterations=10)
-                job = await one(service, hopeless)
-                await until(lambda: service.queries.show(job)["attempt"] == 2)
-                await until(lambda: len(told(service, "ConstraintsChanged")) == 2)
-                assert [r["min_accumulation"] or r["exclusive"] for r in told(service, "ConstraintsChanged")] == [
-                    2,
-                    True,
-                ]
-                assert state(service, job) == "pending", "alone means that it waits for its mate to go"
-                await service.requests.cancel(mate)
-                assert await service.queries.wait(job) == "failed"
-                reasons = [event["reason"] for event in told(service, "Failed")]
-                assert [reason.partition(";")[2].split(" with")[0] for reason in reasons[:2]] == [
-                    " it comes back",
-                    " it comes back alone on its GPUs",
-                ]
-                assert reasons[2] == "out of GPU memory, though it had its GPUs to itself"
+    async def test_a_job_out_of_memory_restarts_split_then_alone_then_fails(self, home):
+        async with serving(home, "sjf-ffs", gpus=1) as service:
+            mate = await one(service, shell("sleep 30", duration_s=1000))
+            await started(service, mate)
+            hopeless = shell(self.SCRIPT.format(last=9), can_shrink=True, batch=8, duration_s=2000, iterations=10)
+            job = await one(service, hopeless)
+            await until(lambda: service.queries.show(job)["attempt"] == 2)
+            await until(lambda: len(journalled(service, "ConstraintsChanged")) == 2)
+            assert [r["min_accumulation"] or r["exclusive"] for r in journalled(service, "ConstraintsChanged")] == [
+                2,
+                True,
+            ]
+            assert status(service, job) == "pending", "alone means that it waits for its mate to end"
+            await service.requests.cancel(mate)
+            assert await service.queries.wait(job) == "failed"
+            reasons = [event["reason"] for event in journalled(service, "Failed")]
+            assert [reason.partition(";")[2].split(" with")[0] for reason in reasons[:2]] == [
+                " it restarts",
+                " it restarts alone on its GPUs",
+            ]
+            assert reasons[2] == "out of GPU memory, although it had its GPUs to itself"
 
-        asyncio.run(play())
-
-    def test_a_job_that_cannot_be_cut_goes_alone_at_once(self, home):
-        async def play():
-            async with serving(home, "sjf-ffs", gpus=1) as service:
-                mate = await one(service, shell("sleep 0.6", duration_s=1000))
-                await started(service, mate)
-                job = await one(service, shell(self.CRY.format(last=2), duration_s=2000))
-                assert await service.queries.wait(job) == "finished"
-                assert [r["exclusive"] for r in told(service, "ConstraintsChanged")] == [True]
-                assert (
-                    service.queries.show(job)["started"]
-                    < service.queries.show(mate)["finished"]
-                    < service.queries.show(job)["finished"]
-                )
-
-        asyncio.run(play())
+    async def test_a_job_that_cannot_be_split_restarts_alone_at_once(self, home):
+        async with serving(home, "sjf-ffs", gpus=1) as service:
+            mate = await one(service, shell("sleep 0.6", duration_s=1000))
+            await started(service, mate)
+            job = await one(service, shell(self.SCRIPT.format(last=2), duration_s=2000))
+            assert await service.queries.wait(job) == "finished"
+            assert [r["exclusive"] for r in journalled(service, "ConstraintsChanged")] == [True]
+            assert (
+                service.queries.show(job)["started"]
+                < service.queries.show(mate)["finished"]
+                < service.queries.show(job)["finished"]
+            )
 
 
 class TestClock:
@@ -302,11 +278,11 @@ class TestClock:
         monkeypatch.setattr(clocks.time, "time", lambda: before + 1e6)
         assert clock.now() - before < 60.0
 
-    def test_a_restart_goes_on_by_the_time_since_boot_while_jobs_run(self, monkeypatch):
+    def test_a_restart_follows_the_time_since_boot_while_jobs_run(self, monkeypatch):
         clock, up = RealClock(), clocks.since_boot()
-        wrong = clock.now() - 5e6  # the journal was written before somebody set the wall clock forwards
+        wrong = clock.now() - 5e6  # the journal was written before the wall clock was set forwards
         clock.resume(wrong, up - 10.0, boot_id(), busy=True)
-        assert clock.now() == pytest.approx(wrong + 10.0, abs=1.0), "no progress is made up"
+        assert clock.now() == pytest.approx(wrong + 10.0, abs=1.0), "no progress is faked"
 
     def test_a_restart_never_goes_back(self):
         clock = RealClock()
@@ -316,8 +292,3 @@ class TestClock:
         clock = RealClock()
         clock.resume(clock.now() - 1e6, 5.0, "an earlier boot", busy=False)
         assert clock.now() == pytest.approx(RealClock().now(), abs=1.0), "with nothing running the wall clock is right"
-
-
-def pid_of(service, job: str) -> int | None:
-    attempts = service.queries.show(job)["attempts"]
-    return attempts[-1]["ranks"][0]["pid"] if attempts and attempts[-1]["ranks"] else None

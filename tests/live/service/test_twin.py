@@ -1,4 +1,4 @@
-"""The promise of one scheduler for two worlds: a simulation's events, fed to the live service, give its decisions."""
+"""The twin test: a simulation's events, fed to the live service, give the simulation's decisions."""
 
 import asyncio
 import json
@@ -13,12 +13,14 @@ from carpool.belief.prior import believe
 from carpool.core import events as ev
 from carpool.core.codec import decode
 from carpool.core.perf import ConstantInterference, FittedModel
-from carpool.live.service.knowledge import Knowledge
-from carpool.live.service.service import Service
+from carpool.live.executors.memory import MemoryExecutor
+from carpool.live.service.config import ServiceConfig
+from carpool.live.service.estimator import JobEstimator
+from carpool.live.service.service import Service, open_service
 from carpool.live.spec import Spec
 from carpool.profile.schema import load
 from carpool.sim.engine import Costs, Engine
-from tests.support.fakes import FakeClock, FakeExecutor
+from tests.support.fakes import FakeClock
 
 GPUS = 8
 MEMORY = 24 * 2**30
@@ -29,7 +31,7 @@ def perf(xi: float) -> FittedModel:
 
 
 def workload(seed: int) -> list[tuple[float, Spec]]:
-    """Jobs that meet, wait, share and are preempted; some at the same instant, some after others."""
+    """Return jobs that wait, share and are preempted; some arrive at the same instant, some depend on others."""
     drawn = random.Random(seed)
     models = sorted(load("t4").core_tasks())
     now, found = 0.0, []
@@ -59,8 +61,8 @@ def simulate(jobs, policy: str, node, belief, truth) -> list[ev.Event]:
     return log
 
 
-def instants(log: list[ev.Event]) -> list[tuple[float, list[ev.Event], ev.Planned | None]]:
-    """The steps of a simulation: what happened at a time, and the plan that it gave."""
+def steps_of(log: list[ev.Event]) -> list[tuple[float, list[ev.Event], ev.Planned | None]]:
+    """Return the steps of a simulation: the events of an instant, and the plan that followed."""
     steps: list[tuple[float, list[ev.Event], ev.Planned | None]] = []
     for at, events in groupby(log, key=lambda event: event.at):
         batch: list[ev.Event] = []
@@ -76,8 +78,8 @@ def instants(log: list[ev.Event]) -> list[tuple[float, list[ev.Event], ev.Planne
 
 
 async def feed(service: Service, clock: FakeClock, steps, specs) -> None:
-    """Let the service live through the simulation's events; what it plans is its own."""
-    driver = service._driver
+    """Feed the simulation's events to the service; the plans are its own."""
+    driver = service.driver
     for at, batch, _ in steps:
         while driver.wake_at is not None and driver.wake_at < at:
             clock.time = driver.wake_at
@@ -91,15 +93,15 @@ async def feed(service: Service, clock: FakeClock, steps, specs) -> None:
                 await asyncio.sleep(0)
             elif not isinstance(event, ev.NodeJoined):
                 if isinstance(event, ev.Stopped | ev.Finished):
-                    service._executor.gangs.pop((event.job, event.attempt), None)
-                driver.tell(event)
-        await driver.turn()  # applied, and decided
-        await driver.turn()  # written down, and acted upon
+                    service.executor.gangs.pop((event.job, event.attempt), None)
+                service.inbox.add_events(event)
+        await driver.turn()  # applies and decides
+        await driver.turn()  # writes and acts
         await asyncio.gather(*asked)
 
 
 def journal(service: Service) -> list[ev.Event]:
-    rows = service._store.story(10**6)
+    rows = service.store.rows(10**6)
     return [decode(json.loads(row["data"])) for row in rows if row["kind"] != "Note"]
 
 
@@ -118,35 +120,31 @@ def learning() -> Belief:
         ("sjf-ffs", 1.9, learning),
     ],
 )
-def test_live_decides_as_the_simulation_did(policy, truth, make, quick_home):
-    """`make` makes a belief that is not the truth; the simulation reports how jobs really run, and belief may learn."""
+async def test_live_decides_as_the_simulation_did(policy, truth, make, quick_home):
+    """`make` makes a belief that differs from the truth; the simulation reports true speeds, and a belief may learn."""
     world = perf(truth)
     belief, simulated = (make(), make()) if make else (world, world)
-    clock = FakeClock()
-    options = {"gpus": GPUS, "gpu_memory": MEMORY, "executor": FakeExecutor(), "clock": clock, "perf": belief}
-    service = Service(quick_home, policy, **options)
-
-    async def twin() -> None:
-        await service.start()
-        given = workload(len(policy))
-        knowledge = Knowledge(GPUS, "logical", perf=belief)
-        specs = {str(number): spec for number, (_, spec) in enumerate(given, 1)}
-        jobs = [knowledge.job(belief, spec, str(n), "", at)[0] for n, (at, spec) in enumerate(given, 1)]
-        log = simulate(jobs, policy, service._machine.node, simulated, world)
-        await feed(service, clock, instants(log), specs)
-        expected = [event for event in log if isinstance(event, ev.Planned)]
-        decided = [event for event in journal(service) if isinstance(event, ev.Planned)]
-        assert decided == expected
-        assert len(expected) > 20
-        if "bsbf" in policy or "ffs" in policy:
-            assert service._state.shares > 5, "nobody shared: it proves little"
-        if policy == "tiresias":
-            assert service._state.preemptions > 5
-        if make is learning:
-            assert belief.version == simulated.version > 5
-        assert [row["status"] for row in service.queries.jobs(all=True)] == ["finished"] * len(jobs)
-        starts = sum(d.allocation is not None for plan in expected for d in plan.decisions)
-        assert len(service._executor.launched) == starts
-        await service.stop()
-
-    asyncio.run(twin())
+    clock, executor = FakeClock(), MemoryExecutor(gpus=GPUS, memory=MEMORY)
+    config = ServiceConfig(quick_home, policy, executor=executor, clock=clock, perf=belief)
+    service = await open_service(config)
+    given = workload(len(policy))
+    estimator = JobEstimator(GPUS, "logical", perf=belief)
+    specs = {str(number): spec for number, (_, spec) in enumerate(given, 1)}
+    jobs = [estimator.job(belief, spec, str(n), "", at)[0] for n, (at, spec) in enumerate(given, 1)]
+    (node,) = executor.nodes()
+    log = simulate(jobs, policy, node.node, simulated, world)
+    await feed(service, clock, steps_of(log), specs)
+    expected = [event for event in log if isinstance(event, ev.Planned)]
+    decided = [event for event in journal(service) if isinstance(event, ev.Planned)]
+    assert decided == expected
+    assert len(expected) > 20
+    if "bsbf" in policy or "ffs" in policy:
+        assert service.state.shares > 5, "a run without sharing proves little"
+    if policy == "tiresias":
+        assert service.state.preemptions > 5
+    if make is learning:
+        assert belief.version == simulated.version > 5
+    assert [row["status"] for row in service.queries.jobs(all=True)] == ["finished"] * len(jobs)
+    starts = sum(d.allocation is not None for plan in expected for d in plan.decisions)
+    assert len(service.executor.launched) == starts
+    await service.close()

@@ -1,7 +1,7 @@
 """`carpool serve`: the service and its HTTP API in one process, in the foreground, until SIGTERM or Ctrl-C.
 
-Stopping it stops nothing else: workers run on under their own wrappers and are found again at the next start. The
-socket is bound before anything is begun, so that a busy port is one clear line and never half a service.
+Stopping it stops no job: workers keep running under their own wrappers, and the next start finds them. The socket is
+bound before anything else, so that a busy port is one clear line and never half a service.
 """
 
 import asyncio
@@ -24,35 +24,44 @@ from carpool.live.home import Home
 
 PORT = 8471
 TRUST = (
-    "jobs run as {user}, the user of this service: those who may submit can read and change each other's files, "
-    "so let in only people who trust each other (started as root, every job runs as its own user)"
+    "jobs run as {user}, the user of this service: users can read and change each other's files, "
+    "so add only users who trust each other (a service started as root runs each job as its own user)"
 )
-OPEN = "anybody who reaches {host} can talk to this service, and tokens travel in clear text: put TLS in front of it"
+OPEN = "everyone who reaches {host} can talk to this service, and tokens travel in clear text: put TLS in front of it"
 
 
 @click.command()
 @home_option
-@click.option("--gpus", type=click.IntRange(1, 4096), help="Logical GPUs instead of those that NVML finds.")
-@click.option("--policy", default="sjf-bsbf", show_default=True, help="See `carpool policies`.")
-@click.option("--jobs-per-gpu", type=click.IntRange(1, 100), default=2, show_default=True, help="Most jobs on a GPU.")
-@click.option("--profile", help="What is known of jobs: a shipped name or a file.  [default: h200 on an H200, else t4]")
-@click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="0: any free one.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--host-name", "names", multiple=True, help="A name by which clients reach it, besides loopback.")
+@click.option("--gpus", type=click.IntRange(1, 4096), help="Number of logical GPUs, instead of the real ones.")
+@click.option("--policy", default="sjf-bsbf", show_default=True, help="Scheduling policy; see `carpool policies`.")
+@click.option(
+    "--executor",
+    default="local",
+    show_default=True,
+    metavar="NAME[:KEY=VALUE,...]",
+    help="Where jobs run: `local` is this machine; installed packages may add others.",
+)
+@click.option("--jobs-per-gpu", type=click.IntRange(1, 100), default=2, show_default=True, help="Maximum per GPU.")
+@click.option("--profile", help="Profile of tasks: a shipped name or a file.  [default: h200 on an H200, else t4]")
+@click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="0: any free port.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--host-name", "names", multiple=True, help="Host name that clients use, besides loopback.")
 def serve(home: Path | None, port: int, host: str, names: tuple[str, ...], **options: Any) -> None:
-    """Schedule jobs on this machine, in the foreground, until SIGTERM. Jobs outlive it."""
+    """Run the scheduling service in the foreground until SIGTERM. Jobs outlive it."""
     _check_installed()
     from carpool import policies
+    from carpool.live.service.config import ServiceConfig
     from carpool.profile.schema import load
 
     policies.make(options["policy"])
     if options["profile"] is not None:
         load(options["profile"])
     place = Home(home)
+    config = ServiceConfig(place, **options)
     place.create()
     with _bound(host, port) as listening:
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-        code = asyncio.run(_serve(place, listening, names, **options))
+        code = asyncio.run(_serve(config, listening, names))
     sys.exit(code)
 
 
@@ -69,14 +78,14 @@ def _bound(host: str, port: int) -> Iterator[socket.socket]:
         listening = socket.socket(*found[:3])
     except (OSError, UnicodeError):
         raise InputError(
-            f"--host {host!a}: is no address of this machine; leave it out to listen on loopback"
+            f"--host {host!a}: is not an address of this machine; leave it out to listen on loopback"
         ) from None
     with listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind(found[4])
         except OSError as error:
-            remedy = "another program listens there; give another --port (0: any free one)"
+            remedy = "another program listens there; give another --port (0: any free port)"
             if isinstance(error, PermissionError) or "in use" not in (error.strerror or ""):
                 remedy = f"{error.strerror}; give another --host or --port"
             raise InputError(f"port {port} on {host}: {remedy}") from None
@@ -89,48 +98,48 @@ def _url(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-async def _serve(place: Home, listening: socket.socket, names: tuple[str, ...], **options: Any) -> int:
+async def _serve(config: Any, listening: socket.socket, names: tuple[str, ...]) -> int:
     from carpool.live.http.auth import Keyring, admin_token, digest
-    from carpool.live.service.service import Service
+    from carpool.live.service.service import open_service
 
-    service = Service(place, **options)
-    await service.start()
+    place = config.home
+    service = await open_service(config)
     try:
         token = admin_token(place.admin_token)
         known = {name: row["token_hash"] for name, row in service.queries.users().items() if row.get("token_hash")}
-        server = _server(service, place, Keyring(digest(token), known), listening, names, options)
+        server = _server(service, config, Keyring(digest(token), known), listening, names)
         url = _url(listening)
-        listening.listen(128)  # who reads the address may call at once, and is answered a moment later
+        listening.listen(128)  # a client that reads the address may connect at once
         place.write_address(url)
-        _greet(url, place, service, options)
-        return await _until_told(service, server, listening)
+        _greet(url, config, service)
+        return await _run_until_signal(service, server, listening)
     finally:
         place.remove_address()
-        await service.stop()
+        await service.close()
 
 
-def _server(service: Any, place: Home, keyring: Any, listening: Any, names: tuple[str, ...], options: Any) -> Any:
+def _server(service: Any, config: Any, keyring: Any, listening: Any, names: tuple[str, ...]) -> Any:
     import uvicorn
 
     from carpool.live.http.api import ApiContext, create_app
 
-    class Quiet(uvicorn.Server):
+    class SignalFreeServer(uvicorn.Server):
         @contextmanager
         def capture_signals(self) -> Iterator[None]:
-            yield  # signals are ours: they end the service too
+            yield  # signals end the service too, so they are handled below
 
     hosts = (*names, listening.getsockname()[0])
-    box = ApiContext(
+    context = ApiContext(
         service,
-        place,
+        config.home,
         keyring,
-        policy=options["policy"],
-        jobs_per_gpu=options["jobs_per_gpu"],
+        policy=config.policy,
+        jobs_per_gpu=config.jobs_per_gpu,
         as_root=os.geteuid() == 0,
         hosts=hosts,
     )
-    config = uvicorn.Config(
-        create_app(box),
+    settings = uvicorn.Config(
+        create_app(context),
         access_log=False,
         log_config=None,
         lifespan="off",
@@ -141,17 +150,17 @@ def _server(service: Any, place: Home, keyring: Any, listening: Any, names: tupl
         h11_max_incomplete_event_size=32_768,
         ws="none",
     )
-    return Quiet(config)
+    return SignalFreeServer(settings)
 
 
-def _greet(url: str, place: Home, service: Any, options: dict[str, Any]) -> None:
+def _greet(url: str, config: Any, service: Any) -> None:
     from carpool.live.commands.tables import gpus_of
 
     gpus = service.queries.gpus()
     number, mechanism = len(gpus_of(gpus)), gpus.get("mechanism")
-    kind = "logical GPUs" if options["gpus"] else "GPUs"
-    click.echo(f"carpool serves {number} {kind} ({mechanism}) under {options['policy']} at {url}", err=True)
-    click.echo(f"home {place.path}; SIGTERM or Ctrl-C ends the service, jobs go on", err=True)
+    kind = "logical GPUs" if mechanism == "logical" else "GPUs"
+    click.echo(f"carpool serves {number} {kind} ({mechanism}) under {config.policy} at {url}", err=True)
+    click.echo(f"home {config.home.path}; SIGTERM or Ctrl-C ends the service, jobs keep running", err=True)
     if os.geteuid() != 0:
         import getpass
 
@@ -165,20 +174,20 @@ def _greet(url: str, place: Home, service: Any, options: dict[str, Any]) -> None
         click.echo(OPEN.format(host=host), err=True)
 
 
-async def _until_told(service: Any, server: Any, listening: socket.socket) -> int:
-    """Run both until a signal comes or one of them fails."""
-    loop, told = asyncio.get_running_loop(), asyncio.Event()
+async def _run_until_signal(service: Any, server: Any, listening: socket.socket) -> int:
+    """Run service and HTTP server until a signal comes or one of them fails; return the exit code."""
+    loop, signalled = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        loop.add_signal_handler(number, told.set)
+        loop.add_signal_handler(number, signalled.set)
     scheduling = asyncio.create_task(service.run(), name="scheduling")
     answering = asyncio.create_task(server.serve(sockets=[listening]), name="answering")
-    waiting = asyncio.create_task(told.wait(), name="signals")
+    waiting = asyncio.create_task(signalled.wait(), name="signals")
     done, _ = await asyncio.wait({scheduling, answering, waiting}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
     server.should_exit = True
     failed = [task for task in done if task is not waiting and not task.cancelled() and task.exception()]
     await asyncio.wait({answering}, timeout=5.0)
-    await service.stop()
+    await service.close()
     scheduling.cancel()
     await asyncio.gather(scheduling, answering, waiting, return_exceptions=True)
     for task in failed:
@@ -186,4 +195,4 @@ async def _until_told(service: Any, server: Any, listening: socket.socket) -> in
         if isinstance(error, InputError):
             raise error
         logging.getLogger("carpool.serve").critical("%s ended", task.get_name(), exc_info=error)
-    return 1 if failed or not told.is_set() else 0
+    return 1 if failed or not signalled.is_set() else 0

@@ -1,1 +1,1 @@
-"""Gangs as real processes: what the service wants of an executor, the one for this machine, and its GPUs."""
+"""Executors: the contract that the service relies on, the executor for this machine, and the registry of names."""

@@ -1,124 +1,274 @@
-"""What the service wants of an executor, and what an executor tells the service. One file per kind of executor beside
-this one; the scheduler core knows nothing of them."""
+"""The contract between the service and an executor: the `Executor` protocol and the values that cross it.
 
-from collections.abc import Iterable, Mapping
+An executor runs gangs on the nodes that it owns. It knows their GPUs, builds the workers' environment, keeps their logs
+and exit codes, and notices faults of its nodes. The service decides what runs where, and writes every decision to the
+journal before it calls `launch`, `stop` or `retune`. `contract.py` is the test suite that every executor must pass, and
+`registry.py` says how an executor gets its name.
+
+Four guarantees hold for every executor:
+
+- **Gangs outlive the executor.** The service may be killed at any moment. `recover` then finds all gangs again.
+- **A gang runs whole or not at all**, and never twice: one `GangKey` names at most one set of workers, ever.
+- **Each end is reported exactly once** per life of the service, after the last worker of the gang is gone. A gang that
+  ended while no service ran is reported by `recover`.
+- **Calls do not block.** Methods that are not coroutines return at once and work in the background. The listener is
+  called on the event loop's thread, in the order in which things happened to a gang: started, then ended.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
 from carpool.channel import Report
-from carpool.core.model import GpuId
+from carpool.core.model import GpuId, Node
+from carpool.live.home import Home
 
-Key = tuple[str, int]
-"""A gang: the job's id and which of its launches."""
+GangKey = tuple[str, int]
+"""Name of a gang: the job's id and the number of the attempt."""
+
+
+# ---- what an executor owns -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
-    """One GPU as a worker knows it."""
+class GpuSlot:
+    """One GPU, real or logical."""
 
     id: GpuId
+    """Number of the GPU, unique in the cluster and the same after every restart."""
     node: str
     index: int
+    """Number of the GPU within its node."""
     uuid: str = ""
-    """Empty: a logical slot, without a GPU behind it."""
+    """UUID of the device; empty for a logical slot."""
+    device: str = ""
+    """Product name of the device, such as "NVIDIA H200"."""
 
     @property
-    def name(self) -> str:
+    def label(self) -> str:
+        """Name of the slot as users see it, such as "node0:1"."""
         return f"{self.node}:{self.index}"
 
 
 @dataclass(frozen=True, slots=True)
+class NodeInventory:
+    """One node and its GPUs."""
+
+    id: str
+    slots: tuple[GpuSlot, ...]
+    memory: int
+    """Bytes of memory on each GPU."""
+    mechanism: str
+    """How jobs share a GPU of this node: `mps`, `time-slicing`, or `logical` for slots without a GPU."""
+    why: str = ""
+    """Why the mechanism is not MPS; empty where it is."""
+
+    @property
+    def node(self) -> Node:
+        """The node as the scheduler knows it."""
+        return Node(self.id, tuple(slot.id for slot in self.slots), self.memory)
+
+
+# ---- what the service asks for ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
-    """A gang to be started."""
+    """A gang to start."""
 
     job: str
     attempt: int
-    slots: tuple[Slot, ...]
+    gpus: tuple[GpuId, ...]
+    """GPUs of the gang, one for each worker, in the order of the ranks."""
     command: tuple[str, ...]
     directory: str
     env: Mapping[str, str]
+    """Variables from the job and the service. The executor adds the rank, the GPUs and what sharing needs."""
     accumulation: int = 1
     can_shrink: bool | None = None
     cpus: int | None = None
+    """Cores for each worker."""
     memory: int | None = None
+    """Limit of main memory for each worker, in bytes."""
     grace_s: float = 30.0
+    """Seconds that a worker may take to leave before it is killed."""
     uid: int | None = None
-    """The user to run as; None: ours."""
-    extra: Mapping[str, str] = field(default_factory=dict)
-    """More of the environment, from the service: where MPS is, which member of an array this is."""
+    """Uid to run as; None: that of the service."""
+    exclusive: bool = False
+    """The gang has its GPUs to itself and shares nothing."""
+    gpu_memory: int = 0
+    """Bytes that the job should need on each GPU, where it must not take much more; 0: no limit."""
 
     @property
-    def key(self) -> Key:
+    def key(self) -> GangKey:
         return self.job, self.attempt
 
 
-class How(StrEnum):
+class StopMode(StrEnum):
     """How to stop a gang."""
 
-    SAVE = "save"  # a checkpoint first, where the training library is there to take it
-    END = "end"
+    SAVE = "save"  # with a checkpoint, where the training library can take one
+    TERMINATE = "end"
     KILL = "kill"
 
 
-class Outcome(StrEnum):
+# ---- what an executor reports ----------------------------------------------------------------------------------------
+
+
+class GangOutcome(StrEnum):
+    """How a gang ended."""
+
     FINISHED = "finished"
     STOPPED = "stopped"  # on request
     FAILED = "failed"
     OUT_OF_MEMORY = "out of memory"
-    LOST = "lost"  # by no fault of its own: the machine restarted, MPS failed, or it was never started
-    NEVER = "never"  # not launched, and nothing of it is left
+    LOST = "lost"  # through no fault of the job: the node restarted, or MPS failed
+    NEVER_STARTED = "never started"  # stopped before its workers ran
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class GangEnded:
     """All workers of a gang are gone."""
 
     job: str
     attempt: int
-    outcome: Outcome
+    outcome: GangOutcome
     reason: str = ""
+    """One sentence for users; empty where the outcome says it all."""
     exit_code: int | None = None
-    done: float | None = None
-    """The iteration of the last checkpoint, where one was reported."""
+    """Exit code of the first worker that failed, 0 for a gang that finished; None: not known."""
+    checkpoint: float | None = None
+    """Iteration of the last checkpoint; None: none was reported."""
     needs_alone: bool = False
+    """The job must have its GPUs to itself to succeed."""
+    node_fault: bool = False
+    """A fault of the node hit this gang. The service counts these and isolates a job that is hit too often."""
+
+    @property
+    def key(self) -> GangKey:
+        return self.job, self.attempt
 
 
-class Listener(Protocol):
-    """Who hears of gangs: the service."""
+@dataclass(frozen=True, slots=True)
+class NodeFault:
+    """Something failed on a node and hit several gangs at once."""
 
-    def gang_up(self, job: str, attempt: int) -> None: ...
+    node: str
+    reason: str
+    gangs: frozenset[GangKey]
+    """Gangs that were hit. Those that still run cannot be relied on."""
 
-    def gang_ended(self, ended: Ended) -> None: ...
 
-    def trouble(self, job: str, text: str) -> None:
-        """Something that people should know, and that the executor goes on trying to mend."""
+class ExecutorListener(Protocol):
+    """Receives what happens on the nodes. The service implements it."""
+
+    def gang_started(self, key: GangKey) -> None:
+        """All workers of the gang run."""
+
+    def gang_ended(self, ended: GangEnded) -> None: ...
+
+    def node_fault(self, fault: NodeFault) -> None:
+        """A fault hit several gangs. The service requeues those that still run; each of them still ends with
+        `gang_ended`, in which `node_fault` is true."""
+
+    def memory_taken(self, gpu: GpuId, memory: int) -> None:
+        """Processes that do not belong to Carpool hold `memory` bytes on a GPU now."""
+
+    def nodes_changed(self) -> None:
+        """`Executor.nodes` returns other nodes or GPUs than before."""
+
+    def note(self, text: str) -> None:
+        """A line for the operator, kept in the journal. The executor keeps trying to solve the problem."""
+
+
+# ---- the contract ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorOptions:
+    """What `carpool serve` hands to the factory of an executor."""
+
+    home: Home
+    gpus: int | None = None
+    """Number of logical slots; None: the GPUs that exist."""
+    only: tuple[str, ...] = ()
+    """UUIDs of the GPUs to use; empty: all."""
+    gpu_memory: int | None = None
+    """Bytes of memory to assume on each GPU; None: as much as there is."""
+    mps: bool = True
+    """Whether jobs may share by MPS."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """The `key=value` pairs of `--executor NAME:key=value,…`."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogChunk:
+    """A part of a log."""
+
+    data: bytes
+    next: int
+    """Offset of what follows."""
+    last: bool
+    """Nothing followed at the time of reading."""
 
 
 class Executor(Protocol):
-    def start(self, listener: Listener) -> None: ...
+    """Runs gangs on nodes. The module's docstring lists the guarantees."""
 
-    async def recover(self, known: Iterable[Key]) -> None:
-        """Find the gangs of an earlier service. Of the known ones that were launched, the living are watched again and
-        the dead are reported; a known one that was never launched stays unmentioned; all others are killed."""
+    async def open(self, *, separate_users: bool = False) -> None:
+        """Find the nodes and prepare them; called once, before everything else.
+
+        `separate_users`: jobs run under their users' own uids. Raises `InputError` where there is nothing to run on.
+        """
+
+    def nodes(self) -> Sequence[NodeInventory]:
+        """Return the nodes that can run gangs now. Ids of nodes and GPUs stay the same over restarts."""
+
+    async def recover(self, known: Iterable[GangKey], listener: ExecutorListener) -> None:
+        """Find the gangs of earlier services, and report to `listener` from now on; called once, after `open`.
+
+        A known gang that runs is reported as started, and one that ended is reported as ended, now or soon after. A
+        known gang that never started is not reported and not `present`. Workers of all other gangs are killed, so that
+        nothing runs that the journal does not know.
+        """
 
     def launch(self, launch: Launch) -> None:
-        """Start a gang whole or not at all, in the background."""
+        """Start a gang in the background. It is `present` from this moment on.
 
-    def stop(self, key: Key, how: How) -> bool:
-        """Stop a gang in the background; False if there is none."""
+        Reports `gang_started` when all workers run. Where a node refuses for a while (a full disk), the executor notes
+        it and tries again. A command that cannot be run is an end with the outcome `FAILED`.
+        """
 
-    def retune(self, key: Key, accumulation: int) -> None:
-        """Ask for another accumulation; the reports tell when it is in force."""
+    def stop(self, key: GangKey, mode: StopMode) -> bool:
+        """Stop a gang in the background; return False if it is not present.
 
-    def present(self) -> Mapping[Key, tuple[GpuId, ...]]:
-        """The gangs that may have workers, and on which GPUs."""
+        Repeating it is harmless, and a stronger mode replaces a weaker one. The end is reported by `gang_ended`, with
+        the outcome `NEVER_STARTED` if the gang was still on its way.
+        """
 
-    def report(self, key: Key) -> Report | None:
-        """What the first worker reported last."""
+    def retune(self, key: GangKey, accumulation: int) -> None:
+        """Ask for another accumulation. `report` shows when it is in force. Does nothing for a gang that is gone."""
 
-    def ranks(self, key: Key) -> list[dict[str, Any]]:
-        """What is recorded of a gang's workers: rank, pid, started, exit_code, ended."""
+    def present(self) -> Mapping[GangKey, tuple[GpuId, ...]]:
+        """Return the gangs that may have workers, with their GPUs: from `launch` until just before `gang_ended`."""
+
+    def report(self, key: GangKey) -> Report | None:
+        """Return the latest report of rank 0 in this attempt; None if there is none or the gang is gone."""
+
+    def ranks(self, key: GangKey) -> list[dict[str, Any]]:
+        """Return what is recorded about the workers, also after their end: rank, pid, started, exit_code, ended."""
+
+    def exit_code(self, key: GangKey) -> int | None:
+        """Return the exit code of a gang that has ended, as `GangEnded` had it; None: not known."""
+
+    async def read_log(
+        self, key: GangKey, rank: int, stream: str, *, offset: int = 0, limit: int, tail: int | None = None
+    ) -> LogChunk:
+        """Read at most `limit` bytes of a worker's `stdout` or `stderr`, also after its end.
+
+        With `tail`, reading starts no earlier than the last `tail` lines. A log that does not exist is empty.
+        """
 
     async def close(self) -> None:
-        """Let go; the workers run on."""
+        """Release everything but the gangs, which keep running. Nothing is reported any more."""

@@ -1,4 +1,4 @@
-"""What a worker finds in its environment: its place in the gang, its GPUs, who it is, and nothing of the service's."""
+"""The environment of a worker: its rank in the gang, its GPUs, its user, and nothing from the service's environment."""
 
 import os
 import pwd
@@ -8,45 +8,49 @@ from pathlib import Path
 
 from carpool import channel
 from carpool.live.accounts import account
-from carpool.live.executors.base import Launch
+from carpool.live.executors.base import GpuSlot, Launch
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 TORCHRUN = ("torch.distributed.run", "torch.distributed.launch")
 
 
 def one_process_per_node(command: Sequence[str]) -> bool:
-    """Does the command start the workers itself?"""
+    """Return whether the command starts the workers of a node itself, as torchrun does."""
     words = [Path(word).name for word in command[:6]]
     return words[0] == "torchrun" or any(word in TORCHRUN for word in words)
 
 
-def environments(launch: Launch, port: int) -> list[dict[str, str]]:
-    """What each process of the gang finds in its environment."""
-    own = [[slot] for slot in launch.slots]
+def rank_environments(launch: Launch, gang_slots: Sequence[GpuSlot], port: int) -> list[dict[str, str]]:
+    """Return the variables that each process of the gang gets, in the order of the ranks."""
+    slots_by_rank = [[slot] for slot in gang_slots]
     if one_process_per_node(launch.command):
-        own = [list(launch.slots)]
-    environments = []
-    for number, slots in enumerate(own):
-        environments.append(
-            {
-                "RANK": str(number),
-                "LOCAL_RANK": str(number),
-                "WORLD_SIZE": str(len(own)),
-                "LOCAL_WORLD_SIZE": str(len(own)),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                "CUDA_VISIBLE_DEVICES": ",".join(slot.uuid for slot in launch.slots if slot.uuid),
-                "CARPOOL_GPUS": ",".join(slot.name for slot in slots),
-                "CARPOOL_JOB": launch.job,
-                channel.ENV_ATTEMPT: str(launch.attempt),
-            }
-        )
-    return environments
+        slots_by_rank = [list(gang_slots)]
+    size = str(len(slots_by_rank))
+    return [
+        {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": size,
+            "LOCAL_WORLD_SIZE": size,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "CUDA_VISIBLE_DEVICES": ",".join(slot.uuid for slot in gang_slots if slot.uuid),
+            "CARPOOL_GPUS": ",".join(slot.label for slot in slots),
+            "CARPOOL_JOB": launch.job,
+            channel.ENV_ATTEMPT: str(launch.attempt),
+        }
+        for rank, slots in enumerate(slots_by_rank)
+    ]
 
 
 def base_environment(user: pwd.struct_passwd | None) -> dict[str, str]:
-    """Who one is and where programs are: nothing else of ours gets into a job."""
-    me = user or account(os.getuid())
-    programs = f"{Path(sys.executable).parent}:{DEFAULT_PATH}"
-    who = {"HOME": me.pw_dir, "USER": me.pw_name, "LOGNAME": me.pw_name, "SHELL": me.pw_shell or "/bin/sh"}
-    return {"PATH": programs, "LANG": "C.UTF-8", **who}
+    """Return the variables that every worker needs: its user and where programs are."""
+    owner = user or account(os.getuid())
+    return {
+        "PATH": f"{Path(sys.executable).parent}:{DEFAULT_PATH}",
+        "LANG": "C.UTF-8",
+        "HOME": owner.pw_dir,
+        "USER": owner.pw_name,
+        "LOGNAME": owner.pw_name,
+        "SHELL": owner.pw_shell or "/bin/sh",
+    }

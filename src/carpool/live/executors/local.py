@@ -1,9 +1,7 @@
-"""Gangs as processes of this machine. Each worker runs under `rank.py`, which outlives us.
+"""Gangs as processes of this machine. Each worker runs under a wrapper (`rank.py`) that outlives the service.
 
-A gang starts in two phases. First all wrappers come up and wait, each with one end of a pipe that we hold; then the
-file `go` is made and the pipes are closed. A wrapper that sees its pipe close looks for `go`: if we die in between,
-either all of them start or none. A nonce in both keeps a straggler of an earlier launch from taking part. Ends are
-noticed through pidfds, for wrappers that an earlier service started as well.
+`launching.py` starts gangs, `gang.py` reads their files, `node.py` has the GPUs, and `mps_faults.py` judges failures
+under MPS. Ends are noticed through pidfds, also for wrappers that an earlier service started.
 """
 
 import asyncio
@@ -12,314 +10,294 @@ import json
 import logging
 import os
 import secrets
-import select
-import socket
-import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from carpool import channel
 from carpool.core.model import GpuId
+from carpool.errors import InputError
 from carpool.live import rank as wrapper
-from carpool.live.accounts import account
-from carpool.live.executors.base import Ended, How, Key, Launch, Listener, Outcome
-from carpool.live.executors.environment import DEFAULT_PATH, base_environment, environments
-from carpool.live.executors.gang import GANG, Gang, Rank, open_gang, read_json
-from carpool.live.executors.processes import sweep
-from carpool.live.home import Home, write_private
+from carpool.live.executors.base import (
+    ExecutorListener,
+    ExecutorOptions,
+    GangEnded,
+    GangKey,
+    GangOutcome,
+    Launch,
+    LogChunk,
+    NodeInventory,
+    StopMode,
+)
+from carpool.live.executors.gang import LocalGang, LocalRank, open_gang
+from carpool.live.executors.launching import GangLauncher, kill_workers, release_wrappers, write_exclusive
+from carpool.live.executors.logs import read_log_file
+from carpool.live.executors.mps_faults import MpsFaultWatch
+from carpool.live.executors.node import LocalNode, OwnProcesses, gang_of, open_node
+from carpool.live.executors.processes import kill_strays
+from carpool.live.home import Home, read_json, write_private
 
 log = logging.getLogger("carpool.live")
 
-READY_S = 60.0
-"""So long a wrapper may take to come up, on a machine that is busy."""
 LOOK_S = 0.5
-"""How often a gang is looked at even if nothing was noticed."""
+"""Seconds after which a gang is looked at even if nothing was noticed."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+"""Pauses before a launch that the machine refused is tried again."""
+MPS_PAUSE_S = 0.2
+"""Seconds between two looks at an MPS server that refuses new clients."""
+MEMORY_S = 5.0
+"""Seconds between two looks at the memory that other processes hold."""
+ONE_USER = "jobs run under their users' ids, and MPS serves one user at a time"
 
 
 class LocalExecutor:
-    def __init__(self, home: Home) -> None:
-        self.home = home
-        self._gangs: dict[Key, Gang] = {}
-        self._children: set[int] = set()
+    """Runs gangs on this machine."""
+
+    def __init__(self, options: ExecutorOptions) -> None:
+        if options.settings:
+            raise InputError(f"--executor local: takes no settings, so leave out {', '.join(options.settings)}")
+        self.home = options.home
+        self._options = options
+        self._launcher = GangLauncher(options.home)
+        self._gangs: dict[GangKey, LocalGang] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ports: dict[Key, int] = {}
-        self._cores: dict[Key, list[int]] = {}
-        self._listener: Listener
-        self._closed = False
+        self._node: LocalNode | None = None
+        self._faults: MpsFaultWatch | None = None
 
-    def start(self, listener: Listener) -> None:
-        self._listener = listener
+    async def open(self, *, separate_users: bool = False) -> None:
+        without_mps = "switched off" if not self._options.mps else ONE_USER if separate_users else ""
+        self._node = await asyncio.to_thread(open_node, self._options, without_mps)
 
-    def present(self) -> Mapping[Key, tuple[GpuId, ...]]:
-        return {key: tuple(slot.id for slot in gang.slots) for key, gang in self._gangs.items()}
+    @property
+    def node(self) -> LocalNode:
+        assert self._node is not None, "open() comes first"
+        return self._node
 
-    def report(self, key: Key) -> channel.Report | None:
-        gang = self._gangs.get(key)
-        found = gang.ranks[0].report() if gang and gang.ranks else None
-        return found if found is not None and found.attempt == key[1] else None
+    @property
+    def faults(self) -> MpsFaultWatch:
+        assert self._faults is not None, "recover() comes first"
+        return self._faults
+
+    @property
+    def _listener(self) -> ExecutorListener:
+        return self.faults.listener
+
+    def nodes(self) -> Sequence[NodeInventory]:
+        return (self.node.inventory,)
+
+    def present(self) -> Mapping[GangKey, tuple[GpuId, ...]]:
+        return {key: gang.gpus for key, gang in self._gangs.items()}
 
     async def close(self) -> None:
-        self._closed = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for gang in self._gangs.values():
-            _drop_leases(gang)
-
-    # ---- launching -------------------------------------------------------------------------------------------------
-
-    def launch(self, launch: Launch) -> None:
-        gang = Gang(launch.key, self.home.attempt(*launch.key), launch.slots)
-        self._gangs[launch.key] = gang
-        self._spawn(self._attend(gang, partial(self._bring_up, gang, launch)))
-
-    async def _attend(self, gang: Gang, work: Callable[[], Awaitable[None]]) -> None:
-        """Whatever goes wrong with us, a gang is not left alone while we live."""
-        try:
-            await work()
-        except Exception as error:
-            log.exception("gang %s", gang.key)
-            self._listener.trouble(gang.key[0], f"{type(error).__name__}: {error}; it is looked at again")
-            await asyncio.sleep(FIRST_PAUSE_S)
-            if self._gangs.get(gang.key) is gang:
-                await self._attend(gang, partial(self._watch, gang))
-
-    async def _bring_up(self, gang: Gang, launch: Launch) -> None:
-        pause = FIRST_PAUSE_S
-        while not gang.stop:
-            try:
-                nonce = secrets.token_hex(8)
-                await asyncio.to_thread(self._prepare, gang, launch, nonce)
-                if gang.stop:
-                    break
-                write_exclusive(gang.directory / wrapper.GO, json.dumps(nonce))
-            except OSError as error:  # the disk is full, too many processes: not the job's fault
-                _drop_leases(gang)
-                self._listener.trouble(launch.job, f"cannot be started yet: {error}")
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE_S)
-                continue
-            _drop_leases(gang)
-            self._listener.gang_up(*gang.key)
-            await self._watch(gang)
+            release_wrappers(gang)
+        if self._node is None:
             return
-        _drop_leases(gang)
-        self._forget(gang)
-        self._listener.gang_ended(Ended(*gang.key, Outcome.NEVER))
+        if self._faults is None:  # gangs of an earlier service may run
+            await asyncio.to_thread(self._node.stop_mps_if_unused)
+        elif not self._gangs:
+            await asyncio.to_thread(self._node.stop_mps)
 
-    def _prepare(self, gang: Gang, launch: Launch, nonce: str) -> None:
-        """Make the directories and bring all wrappers up. Runs in a thread."""
-        _make_room(gang.directory)
-        user = account(launch.uid) if launch.uid is not None and launch.uid != os.getuid() else None
-        checkpoints = self.home.checkpoints(launch.job)
-        mode = 0o711 if user else 0o700
-        self.home.job(launch.job).mkdir(mode=mode, parents=True, exist_ok=True)
-        self.home.job(launch.job).chmod(mode)
-        checkpoints.mkdir(mode=0o700, exist_ok=True)
-        (self.home.running / f"{launch.job}-{launch.attempt}").touch(mode=0o600)
-        gang.directory.mkdir(mode=mode)
-        if user:
-            os.chown(checkpoints, user.pw_uid, user.pw_gid)
-        commands = environments(launch, self._free_port(gang.key))
-        write_private(
-            gang.directory / GANG,
-            json.dumps({"slots": [asdict(slot) for slot in gang.slots], "ranks": len(commands), "nonce": nonce}),
-        )
-        gang.ranks = []
-        cores = self._pick_cores(gang.key, launch.cpus, len(commands))
-        for number, variables in enumerate(commands):
-            directory = gang.directory / f"rank-{number}"
-            directory.mkdir(mode=mode)
-            variables[channel.ENV_DIRECTORY] = str(directory)
-            variables[channel.ENV_CHECKPOINTS] = str(checkpoints)
-            told: dict[str, Any] = {
-                "nonce": nonce,
-                "command": list(launch.command),
-                "directory": launch.directory,
-                "env": {**base_environment(user), **launch.env, **launch.extra, **variables},
-                "grace_s": launch.grace_s,
-                "memory": launch.memory,
-                "cores": cores[number],
-            }
-            if user:
-                groups = os.getgrouplist(user.pw_name, user.pw_gid)
-                told |= {"uid": user.pw_uid, "gid": user.pw_gid, "groups": groups}
-                (directory / channel.REPORT).touch(mode=0o600)  # all that the worker writes here; the rest is ours
-                os.chown(directory / channel.REPORT, user.pw_uid, user.pw_gid)
-            write_private(directory / wrapper.TOLD, json.dumps(told))
-            gang.ranks.append(Rank(directory))
-        gang.say(channel.Control(sequence=1, accumulation=launch.accumulation, can_shrink=launch.can_shrink))
-        self._start_wrappers(gang, nonce)
+    # ---- recovery --------------------------------------------------------------------------------------------------
 
-    def _start_wrappers(self, gang: Gang, nonce: str) -> None:
-        ready: list[int] = []
-        try:
-            for rank in gang.ranks:
-                ours, theirs = os.pipe2(os.O_CLOEXEC)  # ours: they write; theirs: their end
-                lease_in, lease_out = os.pipe2(os.O_CLOEXEC)
-                try:
-                    self._children.add(_spawn_wrapper(rank.directory, nonce, lease_in, theirs))
-                finally:
-                    gang.leases.append(lease_out)
-                    ready.append(ours)
-                    os.close(theirs)
-                    os.close(lease_in)
-            for rank, descriptor in zip(gang.ranks, ready, strict=True):
-                if not select.select([descriptor], [], [], READY_S)[0] or not os.read(descriptor, 1):
-                    raise OSError("a wrapper did not come up")
-                rank.look()
-        finally:
-            for descriptor in ready:
-                os.close(descriptor)
-
-    def _free_port(self, key: Key) -> int:
-        while True:
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                port: int = probe.getsockname()[1]
-            if port not in self._ports.values():
-                self._ports[key] = port
-                return port
-
-    def _pick_cores(self, key: Key, cpus: int | None, workers: int) -> list[list[int] | None]:
-        """The cores that other gangs use least, so many for each worker; None: any."""
-        if cpus is None:
-            return [None] * workers
-        every = sorted(os.sched_getaffinity(0))
-        used = dict.fromkeys(every, 0)
-        for cores in self._cores.values():
-            for core in cores:
-                used[core] = used.get(core, 0) + 1
-        picked: list[list[int] | None] = []
-        for _ in range(workers):
-            mine = sorted(every, key=lambda core: (used[core], core))[:cpus]
-            for core in mine:
-                used[core] += 1
-            self._cores.setdefault(key, []).extend(mine)
-            picked.append(mine)
-        return picked
-
-    # ---- watching and stopping -------------------------------------------------------------------------------------
-
-    def stop(self, key: Key, how: How) -> bool:
-        gang = self._gangs.get(key)
-        if gang is None:
-            return False
-        gang.stop = str(how)
-        if gang.launched:
-            self._tell_to_stop(gang, how)
-        return True
-
-    def _tell_to_stop(self, gang: Gang, how: How) -> None:
-        if how is How.SAVE:
-            gang.say(replace(gang.control, sequence=gang.control.sequence + 1, stop=True))
-        for rank in gang.ranks:
-            with contextlib.suppress(OSError):  # without the file it is an `end`
-                write_private(rank.directory / wrapper.STOP, json.dumps({"how": str(how)}))
-        gang.signal()
-
-    def retune(self, key: Key, accumulation: int) -> None:
-        gang = self._gangs.get(key)
-        if gang is not None and gang.control.accumulation != accumulation:
-            gang.say(replace(gang.control, sequence=gang.control.sequence + 1, accumulation=accumulation))
-
-    async def _watch(self, gang: Gang) -> None:
-        """Until every worker is gone; the death of one ends all."""
-        woken = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        watched = [descriptor for rank in gang.ranks if (descriptor := _open_pidfd(rank)) is not None]
-        for descriptor in watched:
-            loop.add_reader(descriptor, _wake, loop, descriptor, woken)
-        try:
-            while not all(rank.gone for rank in gang.ranks):
-                await self._look(gang)
-                if all(rank.gone for rank in gang.ranks):
-                    break
-                woken.clear()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(woken.wait(), LOOK_S)
-        finally:
-            for descriptor in watched:
-                loop.remove_reader(descriptor)
-                os.close(descriptor)
-        self._forget(gang)
-        self._listener.gang_ended(await asyncio.to_thread(gang.ended))
-
-    async def _look(self, gang: Gang) -> None:
-        self._reap()
-        for rank in gang.ranks:
-            if rank.gone or rank.alive:
-                continue
-            rank.look()
-            if rank.exit is None and not rank.rebooted:  # the wrapper was killed: its worker died too, but who else?
-                try:
-                    await asyncio.to_thread(sweep, str(rank.directory), rank.identity)
-                except OSError as error:
-                    self._listener.trouble(gang.key[0], str(error))
-                    continue
-            rank.gone = True
-        dead = gang.first_death()
-        if dead is None or gang.broken or gang.stop == How.END or all(rank.gone for rank in gang.ranks):
-            return
-        if gang.stop:  # it will not save any more
-            gang.stop = str(How.END)
-        else:
-            gang.break_off(dead)
-        self._tell_to_stop(gang, How.END)
-
-    def _reap(self) -> None:
-        """Wrappers that we started ourselves stay zombies until we ask for their status."""
-        for pid in list(self._children):
-            with contextlib.suppress(ChildProcessError):
-                if os.waitpid(pid, os.WNOHANG)[0] == 0:
-                    continue
-            self._children.discard(pid)
-
-    def _forget(self, gang: Gang) -> None:
-        del self._gangs[gang.key]
-        self._unmark(gang.key)
-        self._ports.pop(gang.key, None)
-        self._cores.pop(gang.key, None)
-
-    def _unmark(self, key: Key) -> None:
-        with contextlib.suppress(OSError):
-            (self.home.running / f"{key[0]}-{key[1]}").unlink()
-
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    # ---- coming back -----------------------------------------------------------------------------------------------
-
-    async def recover(self, known: Iterable[Key]) -> None:
+    async def recover(self, known: Iterable[GangKey], listener: ExecutorListener) -> None:
+        self._faults = MpsFaultWatch(self.node, self._gangs, listener)
         wanted = set(known)
         for key in sorted(wanted | _marked(self.home)):
             gang = open_gang(self.home.attempt(*key), key)
             if key in wanted and gang is not None:
                 self._gangs[key] = gang
-                self._listener.gang_up(*key)
+                listener.gang_started(key)
                 self._spawn(self._attend(gang, partial(self._watch, gang)))
             else:
-                await self._clear(key, remembered=key in wanted)
+                await self._clear(key, known=key in wanted)
+        self._spawn(self.faults.run())
+        self._spawn(self._watch_memory())
 
-    async def _clear(self, key: Key, *, remembered: bool) -> None:
-        """See to it that nothing runs of a gang that was never complete, or that nobody wants any more."""
+    async def _clear(self, key: GangKey, *, known: bool) -> None:
+        """Kill what runs of a gang that was never complete or that the journal does not know."""
         try:
-            killed = await asyncio.to_thread(_kill_all, self.home.attempt(*key))
+            killed = await asyncio.to_thread(kill_workers, self.home.attempt(*key))
         except OSError as error:
-            self._listener.trouble(key[0], str(error))
+            self._note(key, str(error))
             return
         self._unmark(key)
-        if killed and not remembered:
-            text = f"attempt {key[1]} ran though nobody remembers it; {killed} of its processes were killed"
-            self._listener.trouble(key[0], text)
+        if killed and not known:
+            self._note(key, f"attempt {key[1]} ran, but the journal does not know it; {killed} processes were killed")
 
-    def ranks(self, key: Key) -> list[dict[str, Any]]:
+    # ---- launching -------------------------------------------------------------------------------------------------
+
+    def launch(self, launch: Launch) -> None:
+        slots = tuple(self.node.slots[gpu] for gpu in launch.gpus)
+        gang = LocalGang(launch.key, self.home.attempt(*launch.key), slots, launch.exclusive)
+        self._gangs[launch.key] = gang
+        self._spawn(self._attend(gang, partial(self._start, gang, launch)))
+
+    async def _attend(self, gang: LocalGang, work: Callable[[], Awaitable[None]]) -> None:
+        """Do the work, and keep watching the gang whatever goes wrong in this process."""
+        try:
+            await work()
+        except Exception as error:
+            log.exception("gang %s", gang.key)
+            self._note(gang.key, f"{type(error).__name__}: {error}; the executor looks at it again")
+            await asyncio.sleep(FIRST_PAUSE_S)
+            if self._gangs.get(gang.key) is gang:
+                await self._attend(gang, partial(self._watch, gang))
+
+    async def _start(self, gang: LocalGang, launch: Launch) -> None:
+        pause = FIRST_PAUSE_S
+        while not gang.stop:
+            if not self.node.ready:
+                await asyncio.sleep(MPS_PAUSE_S)
+                continue
+            try:
+                nonce, sharing = secrets.token_hex(8), self._sharing_environment(launch)
+                await asyncio.to_thread(self._launcher.prepare, gang, launch, nonce, sharing)
+                if gang.stop:
+                    break
+                write_exclusive(gang.directory / wrapper.GO, json.dumps(nonce))
+            except OSError as error:  # a full disk or too many processes: not the job's fault
+                release_wrappers(gang)
+                self._note(gang.key, f"cannot start now ({error}); the executor tries again")
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_S)
+                continue
+            release_wrappers(gang)
+            self._listener.gang_started(gang.key)
+            await self._watch(gang)
+            return
+        release_wrappers(gang)
+        self._forget(gang)
+        self.faults.gang_ended(GangEnded(*gang.key, GangOutcome.NEVER_STARTED), gang)
+
+    def _sharing_environment(self, launch: Launch) -> dict[str, str]:
+        """Return the MPS variables of a gang; none if it does not share by MPS."""
+        if launch.exclusive:
+            return {}
+        if launch.uid is None:
+            return self.node.environment(launch.gpu_memory, len(launch.gpus))
+        if self.node.mps is not None:  # the user was added after the start
+            self._note(launch.key, f"shares by time-slicing: {ONE_USER}; restart the service to switch MPS off")
+        return {}
+
+    # ---- watching and stopping -------------------------------------------------------------------------------------
+
+    def stop(self, key: GangKey, mode: StopMode) -> bool:
+        gang = self._gangs.get(key)
+        if gang is None:
+            return False
+        gang.stop = str(mode)
+        if gang.launched:
+            self._stop_workers(gang, mode)
+        return True
+
+    def _stop_workers(self, gang: LocalGang, mode: StopMode) -> None:
+        if mode is StopMode.SAVE:
+            gang.write_control(replace(gang.control, sequence=gang.control.sequence + 1, stop=True))
+        for rank in gang.ranks:
+            with contextlib.suppress(OSError):  # a wrapper without the file terminates its worker
+                write_private(rank.directory / wrapper.STOP, json.dumps({"how": str(mode)}))
+        gang.signal()
+
+    def retune(self, key: GangKey, accumulation: int) -> None:
+        gang = self._gangs.get(key)
+        if gang is not None and gang.control.accumulation != accumulation:
+            control = replace(gang.control, sequence=gang.control.sequence + 1, accumulation=accumulation)
+            gang.write_control(control)
+
+    async def _watch(self, gang: LocalGang) -> None:
+        """Wait until every worker is gone. If one fails, the others are stopped."""
+        changed = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        watched = [descriptor for rank in gang.ranks if (descriptor := _open_pidfd(rank)) is not None]
+        for descriptor in watched:
+            loop.add_reader(descriptor, _process_ended, loop, descriptor, changed)
+        try:
+            while not all(rank.gone for rank in gang.ranks):
+                await self._look(gang)
+                if all(rank.gone for rank in gang.ranks):
+                    break
+                changed.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), LOOK_S)
+        finally:
+            for descriptor in watched:
+                loop.remove_reader(descriptor)
+                os.close(descriptor)
+        self._forget(gang)
+        self.faults.gang_ended(await asyncio.to_thread(gang.ended), gang)
+
+    async def _look(self, gang: LocalGang) -> None:
+        self._reap()
+        for rank in gang.ranks:
+            if rank.gone or rank.alive:
+                continue
+            rank.refresh()
+            if rank.exit is None and not rank.rebooted:  # the wrapper was killed, and perhaps not all of its children
+                try:
+                    await asyncio.to_thread(kill_strays, str(rank.directory), rank.identity)
+                except OSError as error:
+                    self._note(gang.key, str(error))
+                    continue
+            rank.gone = True
+        failed = gang.failed_rank()
+        terminating = gang.stop == StopMode.TERMINATE
+        if failed is None or gang.failure or terminating or all(rank.gone for rank in gang.ranks):
+            return
+        if gang.stop:  # a gang without one of its workers cannot save
+            gang.stop = str(StopMode.TERMINATE)
+        else:
+            gang.record_failure(failed)
+        self._stop_workers(gang, StopMode.TERMINATE)
+
+    def _reap(self) -> None:
+        """Collect the status of wrappers that this process started; until then they stay zombies."""
+        for pid in list(self._launcher.children):
+            with contextlib.suppress(ChildProcessError):
+                if os.waitpid(pid, os.WNOHANG)[0] == 0:
+                    continue
+            self._launcher.children.discard(pid)
+
+    def _forget(self, gang: LocalGang) -> None:
+        del self._gangs[gang.key]
+        self._unmark(gang.key)
+        self._launcher.release(gang.key)
+
+    def _unmark(self, key: GangKey) -> None:
+        with contextlib.suppress(OSError):
+            (self.home.running / f"{key[0]}-{key[1]}").unlink()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _note(self, key: GangKey, text: str) -> None:
+        self._listener.note(f"job {key[0]}: {text}")
+
+    async def _watch_memory(self) -> None:
+        """Report the memory that other processes hold, and workers that run outside MPS."""
+        own = OwnProcesses(self.home, self.node.mps)
+        while self.node.mechanism != "logical":
+            for gpu, memory in await asyncio.to_thread(self.node.foreign_memory, own):
+                self._listener.memory_taken(gpu, memory)
+            for pid in await asyncio.to_thread(self.node.outside_mps, own):
+                job, attempt = gang_of(pid) or ("unknown", 0)
+                self._note((job, attempt), f"process {pid} runs outside MPS, so it shares by time-slicing")
+            await asyncio.sleep(MEMORY_S)
+
+    # ---- what is recorded ------------------------------------------------------------------------------------------
+
+    def report(self, key: GangKey) -> channel.Report | None:
+        gang = self._gangs.get(key)
+        found = gang.ranks[0].report() if gang and gang.ranks else None
+        return found if found is not None and found.attempt == key[1] else None
+
+    def ranks(self, key: GangKey) -> list[dict[str, Any]]:
         directory = self.home.attempt(*key)
         rows = []
         for path in sorted(directory.glob("rank-*"), key=lambda p: int(p.name.partition("-")[2])):
@@ -335,69 +313,30 @@ class LocalExecutor:
             )
         return rows
 
+    def exit_code(self, key: GangKey) -> int | None:
+        gang = open_gang(self.home.attempt(*key), key)
+        return gang.ended().exit_code if gang is not None else None
 
-def _wake(loop: asyncio.AbstractEventLoop, descriptor: int, woken: asyncio.Event) -> None:
-    loop.remove_reader(descriptor)  # it stays readable for ever
-    woken.set()
+    async def read_log(
+        self, key: GangKey, rank: int, stream: str, *, offset: int = 0, limit: int, tail: int | None = None
+    ) -> LogChunk:
+        path = self.home.rank(*key, rank) / f"{stream}.log"
+        return await asyncio.to_thread(read_log_file, path, offset, limit, tail)
 
 
-def _open_pidfd(rank: Rank) -> int | None:
+def _process_ended(loop: asyncio.AbstractEventLoop, descriptor: int, changed: asyncio.Event) -> None:
+    loop.remove_reader(descriptor)  # it would stay readable for ever
+    changed.set()
+
+
+def _open_pidfd(rank: LocalRank) -> int | None:
     try:
         return os.pidfd_open(rank.identity.pid) if rank.alive and rank.identity else None
     except OSError:
         return None
 
 
-def _drop_leases(gang: Gang) -> None:
-    while gang.leases:
-        os.close(gang.leases.pop())
-
-
-def _make_room(directory: Path) -> None:
-    """Move away what an earlier launch under the same number left: it never ran, or nobody remembers that it did."""
-    if not directory.exists():
-        return
-    _kill_all(directory)
-    number = 0
-    while (aside := directory.with_name(f"{directory.name}.void-{number}")).exists():
-        number += 1
-    directory.rename(aside)
-
-
-def _kill_all(directory: Path) -> int:
-    """End every process that belongs to an attempt's directory, wrappers first, and wait until they are gone."""
-    killed = 0
-    for path in directory.glob("rank-*"):
-        rank = Rank(path)
-        rank.look()
-        if rank.identity is not None and rank.identity.signal(9):
-            killed += 1
-        if not rank.rebooted and not (rank.exit and not rank.alive):
-            killed += sweep(str(path), rank.identity)
-    return killed
-
-
-def _marked(home: Home) -> set[Key]:
-    """The gangs that may have processes."""
+def _marked(home: Home) -> set[GangKey]:
+    """Return the gangs that may have processes."""
     names = (name.split("-") for name in os.listdir(home.running))
     return {(parts[0], int(parts[1])) for parts in names if len(parts) == 2 and all(p.isdigit() for p in parts)}
-
-
-def _spawn_wrapper(directory: Path, nonce: str, stdin: int, stdout: int) -> int:
-    """In a session of its own, with no other open files than these two."""
-    actions = [
-        (os.POSIX_SPAWN_DUP2, stdin, 0),
-        (os.POSIX_SPAWN_DUP2, stdout, 1),
-        (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
-    ]
-    command = [sys.executable, "-I", "-S", wrapper.__file__, str(directory), nonce]
-    environment = {"PATH": DEFAULT_PATH}
-    return os.posix_spawn(sys.executable, command, environment, file_actions=actions, setsid=True)
-
-
-def write_exclusive(path: Path, text: str) -> None:
-    """Make a file that must not exist yet, whole from its first moment on."""
-    partial = path.with_name(f".{path.name}")
-    write_private(partial, text, sync=False)
-    os.link(partial, path)
-    partial.unlink()

@@ -1,7 +1,8 @@
-"""Is a recorded process still that process, and what did it leave behind? Called by the executor, never by a policy.
+"""Identity of processes: whether a recorded process still runs, and which processes a worker left behind.
 
-A pid alone proves nothing: pids are used again. A process is the one that was recorded if pid, start time and the
-machine's boot agree. Workers carry their directory in their environment, by which strays are found.
+A pid alone proves nothing, because the kernel reuses pids. A process is the recorded one if pid, start time and boot of
+the machine agree. Workers carry their directory in their environment, which identifies leftover processes. Used by the
+local executor.
 """
 
 import contextlib
@@ -15,20 +16,20 @@ from typing import Any
 from carpool.channel import ENV_DIRECTORY
 from carpool.live.rank import boot_id, process_stat, start_ticks
 
-__all__ = ["Identity", "boot_id", "process_stat", "start_ticks", "strays", "sweep"]
+__all__ = ["ProcessIdentity", "boot_id", "kill_strays", "process_stat", "start_ticks", "strays"]
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
-    """A process, for as long as it lives."""
+class ProcessIdentity:
+    """One process, which no later process with the same pid is taken for."""
 
     pid: int
     start: int
     boot: str
 
     @classmethod
-    def of(cls, data: Any) -> "Identity | None":
-        """From a wrapper's record; None where it has not written one that can be read."""
+    def of(cls, data: Any) -> "ProcessIdentity | None":
+        """Read a wrapper's record; None where it is missing or cannot be read."""
         try:
             return cls(int(data["pid"]), int(data["start"]), str(data["boot"]))
         except (KeyError, TypeError, ValueError):
@@ -38,13 +39,13 @@ class Identity:
         return self.boot == boot_id() and start_ticks(self.pid) == self.start
 
     def signal(self, number: int) -> bool:
-        """Send a signal to exactly this process; False if it is gone."""
+        """Send a signal to exactly this process; return False if it is gone."""
         try:
             descriptor = os.pidfd_open(self.pid)
         except OSError:
             return False
         try:
-            if not self.alive():  # looked at after opening: the descriptor stands for the process that we saw
+            if not self.alive():  # checked after opening: the descriptor now stands for the process that was checked
                 return False
             signal.pidfd_send_signal(descriptor, number)
         except OSError:
@@ -54,8 +55,8 @@ class Identity:
         return True
 
 
-def strays(directory: str, wrapper: Identity | None = None) -> Iterator[int]:
-    """The processes that carry a worker's mark, or belong to the session that its wrapper opened."""
+def strays(directory: str, wrapper: ProcessIdentity | None = None) -> Iterator[int]:
+    """Yield the processes that carry a worker's directory in their environment, or are in its wrapper's session."""
     session = wrapper.pid if wrapper and start_ticks(wrapper.pid) in (None, wrapper.start) else None
     mark = f"{ENV_DIRECTORY}={directory}".encode()
     for name in os.listdir("/proc"):
@@ -73,8 +74,8 @@ def strays(directory: str, wrapper: Identity | None = None) -> Iterator[int]:
                 yield pid
 
 
-def sweep(directory: str, wrapper: Identity | None = None, patience_s: float = 30.0) -> int:
-    """Kill what a worker left behind; the number of processes found. Raises OSError if some do not die."""
+def kill_strays(directory: str, wrapper: ProcessIdentity | None = None, patience_s: float = 30.0) -> int:
+    """Kill the processes that a worker left behind and return their number. Raise OSError if some do not die."""
     until = time.monotonic() + patience_s
     killed: set[int] = set()
     while True:

@@ -16,7 +16,7 @@ from carpool.live import spec
 from carpool.live.http import messages
 from carpool.live.http.api import ApiContext, Forbidden, Json, answers, api_context, me
 from carpool.live.http.auth import Principal
-from carpool.live.service import logs
+from carpool.live.service.queries import MAX_LOG_BYTES
 
 router = APIRouter(tags=["jobs"])
 Me = Annotated[Principal, Depends(me)]
@@ -136,7 +136,7 @@ async def read_log(
     stream: Literal["stdout", "stderr"] = "stdout",
     attempt: Annotated[int | None, Query(ge=1, le=1_000_000)] = None,
     offset: Annotated[int, Query(ge=0, le=2**62)] = 0,
-    limit: Annotated[int, Query(ge=1, le=logs.MOST_BYTES)] = logs.MOST_BYTES,
+    limit: Annotated[int, Query(ge=1, le=MAX_LOG_BYTES)] = MAX_LOG_BYTES,
     tail: Annotated[
         int | None, Query(ge=0, le=100_000, description="Return only this many lines from the end.")
     ] = None,
@@ -148,8 +148,9 @@ async def read_log(
     over = context.service.queries.is_over(
         job, number
     )  # before reading: then everything written before the end is read
-    path = context.service.queries.log_file(job, rank, stream, number)
-    part = await asyncio.to_thread(logs.read, path, offset, limit, tail)
+    part = await context.service.queries.read_log(
+        job, rank, stream, attempt=number, offset=offset, limit=limit, tail=tail
+    )
     headers = {"Carpool-Next": str(part.next), "Carpool-Ended": str(int(over and part.last))}
     headers |= {"Carpool-Attempt": str(number), "Carpool-Last-Attempt": str(last)}
     return Response(part.data, media_type="application/octet-stream", headers=headers)

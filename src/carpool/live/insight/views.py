@@ -1,15 +1,15 @@
 """Jobs and GPUs as rows of plain data, as the API and the commands show them. Nothing is changed here."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from carpool.channel import Report
-from carpool.core.model import Status
+from carpool.core.model import GpuId, Status
 from carpool.core.record import JobRecord
 from carpool.core.state import State
 from carpool.job_schema import SUBMITTED_COLUMNS
-from carpool.live.executors.base import Slot
+from carpool.live.executors.base import NodeInventory
 from carpool.live.insight.explain import PUBLIC, limit_reason
 from carpool.live.insight.receipt import ran, receipt, sentences
 from carpool.live.spec import Spec
@@ -29,7 +29,7 @@ def shown_status(status: Status) -> str:
 
 
 def job_row(
-    state: State, record: JobRecord, spec: Spec, slots: Sequence[Slot], report: Report | None, now: float
+    state: State, record: JobRecord, spec: Spec, labels: Mapping[GpuId, str], report: Report | None, now: float
 ) -> Row:
     """Return the row of a job that has not ended. `now` may be later than the latest event of the state."""
     job = record.job
@@ -53,7 +53,7 @@ def job_row(
         "ran_s": max(0.0, ran(record, max(now, state.now))),
         "progress": progress(record, report, max(now, state.now)),
         "measured": report is not None,
-        "on": [slots[gpu].name for gpu in record.gpus],
+        "on": [labels[gpu] for gpu in record.gpus],
         "mates": sorted((mate.job.id for mate in state.cluster.mates(record)), key=int) if record.gpus else [],
     }
 
@@ -82,7 +82,7 @@ def ended_row(state: State, record: JobRecord, spec: Spec, exit_code: int | None
     finished = record.status is Status.FINISHED
     done = 1.0 if finished else min(1.0, record.done / record.job.iterations)
     return {
-        **job_row(state, record, spec, (), None, record.ended),
+        **job_row(state, record, spec, {}, None, record.ended),
         "status": str(record.status),
         "finished": record.ended,
         "exit_code": exit_code,
@@ -92,9 +92,9 @@ def ended_row(state: State, record: JobRecord, spec: Spec, exit_code: int | None
     }
 
 
-def gpu_rows(state: State, slots: Sequence[Slot], names: Mapping[int, str], specs: Mapping[str, Spec]) -> list[Row]:
+def gpu_rows(state: State, node: NodeInventory, specs: Mapping[str, Spec]) -> list[Row]:
     rows = []
-    for slot in slots:
+    for slot in node.slots:
         if slot.id not in state.topology.node_of:
             continue
         residents = [
@@ -105,10 +105,10 @@ def gpu_rows(state: State, slots: Sequence[Slot], names: Mapping[int, str], spec
         total = state.topology.nodes[state.topology.node_of[slot.id]].memory
         rows.append(
             {
-                "gpu": slot.name,
+                "gpu": slot.label,
                 "index": slot.index,
                 "uuid": slot.uuid or None,
-                "name": names.get(slot.id),
+                "name": slot.device or None,
                 "memory": total if slot.uuid else None,
                 "reserved": state.memory_used(slot.id),
                 "foreign": state.topology.taken.get(slot.id, 0),

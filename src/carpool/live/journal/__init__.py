@@ -1,1 +1,1 @@
-"""The journal on disk, the only place that knows SQL: its tables, and what a damaged file still tells."""
+"""The journal on disk: its tables and how a damaged file is salvaged. No other package uses SQL."""

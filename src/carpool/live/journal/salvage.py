@@ -1,7 +1,7 @@
-"""A journal whose file is damaged: what can still be read goes into a new one, the old file is kept beside it.
+"""Salvage of a damaged journal: the rows that can be read go into a new file, and the old file is kept beside it.
 
-Only SQLite needs this. The store looks at its file at every start; where the check fails, it calls `salvage` and goes
-on with what was saved. Recovery then finds out what is missing.
+Only SQLite needs this. The store checks its file at every start. If the check fails, it calls `salvage` and continues
+with the rows that were saved. Recovery then finds out what is missing.
 """
 
 import sqlite3
@@ -14,7 +14,7 @@ TABLES = ("meta", "users", "jobs", "snapshots", "estimates", "events")
 
 
 def is_sound(path: Path) -> bool:
-    """Can every page be read? A sound file of 100 MB takes about half a second."""
+    """Return whether every page can be read. A sound file of 100 MB takes about half a second."""
     if not path.exists() or path.stat().st_size == 0:
         return True
     try:
@@ -24,13 +24,13 @@ def is_sound(path: Path) -> bool:
         finally:
             connection.close()
     except sqlite3.OperationalError as error:
-        return "malformed" not in str(error)  # locked, say: no sign of damage
+        return "malformed" not in str(error)  # locked, for example: no sign of damage
     except sqlite3.DatabaseError:
         return False
 
 
 def salvage(path: Path) -> tuple[Path, int]:
-    """Replace a damaged journal by one with all rows that can be read; where the old one is now, and how many rows."""
+    """Replace a damaged journal by one with all rows that can be read. Return the old file and the number of rows."""
     damaged = path.with_name(f"{path.stem}.damaged-{time.time_ns()}{path.suffix}")
     path.rename(damaged)
     for end in ("-wal", "-shm"):
@@ -52,7 +52,7 @@ def salvage(path: Path) -> tuple[Path, int]:
 
 
 def _table(path: Path, table: str) -> Iterator[tuple[str, list[tuple[Any, ...]]]]:
-    """How the table was made, and its rows: from both ends, up to where they cannot be read."""
+    """Yield the statement that made a table and its rows, read from both ends up to where they cannot be read."""
     try:
         source = sqlite3.connect(path)
     except sqlite3.DatabaseError:

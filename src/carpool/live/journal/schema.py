@@ -1,9 +1,10 @@
-"""The tables of the journal, their version, and how an older home is brought up to date.
+"""The tables of the journal, their version, and the upgrades from older versions.
 
-Plain SQLAlchemy Core with portable types: SQLite is the embedded default, and nothing here keeps PostgreSQL out. A
-version is one entry of `UPGRADES`; a released one is never changed, and a newer release runs those that are missing.
+Plain SQLAlchemy Core with portable types: SQLite is the embedded default, and nothing here excludes PostgreSQL. Each
+entry of `UPGRADES` makes one version. An entry of a release never changes; a newer release runs those that are missing.
 """
 
+import json
 from collections.abc import Callable
 
 from sqlalchemy import (
@@ -16,6 +17,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    func,
     inspect,
     select,
 )
@@ -31,11 +33,11 @@ events = Table(
     metadata,
     Column("seq", Integer, primary_key=True, autoincrement=True),
     Column("at", Float, nullable=False),
-    Column("uptime", Float, nullable=False),  # seconds since boot, which nobody can set
+    Column("uptime", Float, nullable=False),  # seconds since boot, which no user can set
     Column("kind", String, nullable=False),
     Column("data", Text, nullable=False),
 )
-"""Everything that happened, in order; `kind` Note is for people and changes nothing."""
+"""Everything that happened, in order. A row of the kind Note is for operators and changes nothing."""
 
 jobs = Table(
     "jobs",
@@ -46,7 +48,7 @@ jobs = Table(
     Column("spec", Text, nullable=False),
     Column("submitted", Float, nullable=False),
     Column("source", Text, nullable=False),  # where its estimate came from
-    Column("state", String),  # NULL until it has ended
+    Column("state", String),  # its status at the end; NULL until then
     Column("ended", Float),
     Column("story", Text),  # its row as it was at the end, with the receipt
 )
@@ -72,7 +74,10 @@ estimates = Table(
     Column("actual", Float, nullable=False),
     Column("source", Text, nullable=False),
 )
-"""How right the estimates were: one row for each that can be judged."""
+"""Accuracy of estimates: one row for each estimate that could be judged."""
+
+RELEASES = "releases"
+"""Key of the meta row that says which release wrote which events: a list of pairs, first event and release."""
 
 
 def _to_1(connection: Connection) -> None:
@@ -80,18 +85,25 @@ def _to_1(connection: Connection) -> None:
 
 
 def _to_2(connection: Connection) -> None:
-    """Estimates are kept and judged, and every job remembers where its own came from."""
+    """Keep and judge estimates, and the source of each job's own estimate."""
     metadata.create_all(connection, tables=[estimates])
     if "source" not in {column["name"] for column in inspect(connection).get_columns("jobs")}:
         connection.exec_driver_sql("ALTER TABLE jobs ADD COLUMN source TEXT NOT NULL DEFAULT 'unknown'")
 
 
-UPGRADES: tuple[Callable[[Connection], None], ...] = (_to_1, _to_2)
+def _to_3(connection: Connection) -> None:
+    """Record the releases that write events. All events so far are from 0.1, the only release before this one."""
+    written = connection.execute(select(func.max(events.c.seq))).scalar()
+    releases = [[1, "0.1"]] if written else []
+    connection.execute(meta.insert().values(key=RELEASES, value=json.dumps(releases)))
+
+
+UPGRADES: tuple[Callable[[Connection], None], ...] = (_to_1, _to_2, _to_3)
 VERSION = len(UPGRADES)
 
 
 def bring_up_to_date(connection: Connection) -> int:
-    """Make the tables, or upgrade those of an older release. Returns the version that was found (0: none)."""
+    """Make the tables, or upgrade those of an older release. Return the version that was found (0: none)."""
     found = 0
     if inspect(connection).has_table("meta"):
         row = connection.execute(select(meta.c.value).where(meta.c.key == "version")).first()

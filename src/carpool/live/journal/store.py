@@ -2,7 +2,7 @@
 
 All writing goes through one thread and one connection, so that the event loop never waits for the disk and everything
 that is ready at the same time shares one sync. Reading uses connections of its own (WAL: readers and the writer do
-not wait for each other). An append is durable when it returns; it is written whole or not at all.
+not wait for each other). A commit is durable when `write` returns, and it is written whole or not at all.
 """
 
 import asyncio
@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, func, select
+from sqlalchemy import Connection, Engine, Table, create_engine, event, func, select
 from sqlalchemy.exc import DBAPIError
 
+from carpool import __version__
 from carpool.core import codec
 from carpool.core import events as ev
 from carpool.live.clock import since_boot
@@ -23,22 +24,23 @@ from carpool.live.journal import schema
 from carpool.live.journal.salvage import is_sound, salvage
 
 BUSY_S = 5.0
-"""How long a write waits for somebody else (a backup, say) to release the database."""
+"""Seconds that a write waits for another process, a backup for example, to release the database."""
 NOTE = "Note"
+"""Kind of the rows that are notes for operators."""
 DAMAGED = "Damaged"
-"""Rows that could not be understood, and all after them: kept for people, left out of every replay."""
+"""Kind of the rows from the first one on that could not be read: kept for operators, left out of every replay."""
 
 
 @dataclass(slots=True)
-class Batch:
-    """What one commit writes."""
+class Commit:
+    """What is written together."""
 
     events: list[ev.Event] = field(default_factory=list)
     notes: list[tuple[float, str]] = field(default_factory=list)
     jobs: list[dict[str, Any]] = field(default_factory=list)
-    """New rows of the table of jobs."""
+    """New rows for the table of jobs."""
     stories: list[dict[str, Any]] = field(default_factory=list)
-    """What becomes of rows at the jobs' end: id, state, ended, story."""
+    """Columns that jobs' rows get at their end: id, state, ended, story."""
     estimates: list[dict[str, Any]] = field(default_factory=list)
     users: dict[str, str] = field(default_factory=dict)
     meta: dict[str, str] = field(default_factory=dict)
@@ -52,23 +54,26 @@ class StoreError(OSError):
 
 
 class Store:
+    """The journal of one home."""
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self._engine = _engine(path)
         self._writer = ThreadPoolExecutor(1, "journal")
         self._connection: Connection | None = None
         self.seq = 0
-        """The last event on disk."""
+        """Number of the last event on disk."""
         self.notes: list[str] = []
-        """What there was to say about the file when it was opened."""
+        """Lines for the operator about the state in which the file was found."""
+        self._release_recorded = False
 
     def open(self) -> int:
-        """Make or upgrade the tables; the version that was found."""
+        """Make or upgrade the tables, and return the version that was found."""
         try:
             self.path.touch(mode=0o600, exist_ok=True)
             if not is_sound(self.path):
                 kept, rows = salvage(self.path)
-                self.notes.append(f"the journal's file is damaged; {rows} rows were saved, the rest is in {kept.name}")
+                self.notes.append(f"the journal's file was damaged; {rows} rows were saved, the rest is in {kept.name}")
             return self._writer.submit(self._open).result()
         except (DBAPIError, OSError) as error:
             raise StoreError(_short(error)) from error
@@ -91,16 +96,16 @@ class Store:
 
     # ---- writing ---------------------------------------------------------------------------------------------------
 
-    async def write(self, batch: Batch) -> None:
-        """Durable on return; raises `StoreError` and leaves everything as it was where that cannot be."""
-        await self._do(self._write, batch)
+    async def write(self, commit: Commit) -> None:
+        """Write a commit; durable on return. Raise `StoreError` and change nothing if that is not possible."""
+        await self._do(self._write, commit)
 
     async def keep_snapshot(self, data: Mapping[str, Any], seq: int, keep_events: int) -> None:
-        """Keep a snapshot of the state after event `seq`; forget events that are older than `keep_events` before it."""
+        """Keep a snapshot of the state after event `seq`, and remove events older than `keep_events` before it."""
         await self._do(self._keep_snapshot, data, seq, keep_events)
 
     async def set_aside(self, seq: int) -> None:
-        """Leave out event `seq` and all after it from now on."""
+        """Leave event `seq` and all later ones out of every replay from now on."""
         await self._do(self._set_aside, seq)
 
     async def _do(self, function: Callable[..., None], *arguments: Any) -> None:
@@ -110,31 +115,41 @@ class Store:
         except (DBAPIError, OSError) as error:
             raise StoreError(_short(error)) from error
 
-    def _write(self, batch: Batch) -> None:
+    def _write(self, commit: Commit) -> None:
         assert self._connection is not None
         connection, uptime = self._connection, since_boot()
-        rows = [_event_row(happened, uptime) for happened in batch.events]
-        rows += [{"at": at, "uptime": uptime, "kind": NOTE, "data": json.dumps(text)} for at, text in batch.notes]
+        rows = [_event_row(happened, uptime) for happened in commit.events]
+        rows += [{"at": at, "uptime": uptime, "kind": NOTE, "data": json.dumps(text)} for at, text in commit.notes]
         with connection.begin():
             for number, row in enumerate(rows, self.seq + 1):
                 row["seq"] = number
             if rows:
                 connection.execute(schema.events.insert(), rows)
-            if batch.jobs:
-                connection.execute(schema.jobs.insert(), batch.jobs)
-            for story in batch.stories:
+            if commit.jobs:
+                connection.execute(schema.jobs.insert(), commit.jobs)
+            for story in commit.stories:
                 values = {key: value for key, value in story.items() if key != "id"}
                 connection.execute(schema.jobs.update().where(schema.jobs.c.id == story["id"]).values(**values))
-            if batch.estimates:
-                connection.execute(schema.estimates.insert(), batch.estimates)
-            for table, key, value, pairs in (
-                (schema.users, "name", "row", batch.users),
-                (schema.meta, "key", "value", batch.meta),
-            ):
-                for name, text in pairs.items():
-                    connection.execute(table.delete().where(table.c[key] == name))
-                    connection.execute(table.insert().values({key: name, value: text}))
+            if commit.estimates:
+                connection.execute(schema.estimates.insert(), commit.estimates)
+            for name, text in commit.users.items():
+                _replace_row(connection, schema.users, name, text)
+            for name, text in (commit.meta | self._new_release(rows)).items():
+                _replace_row(connection, schema.meta, name, text)
         self.seq += len(rows)
+        if rows:
+            self._release_recorded = True
+
+    def _new_release(self, rows: list[dict[str, Any]]) -> dict[str, str]:
+        """Return the meta row for the first events that this release writes, if another one wrote those before."""
+        if not rows or self._release_recorded:
+            return {}
+        assert self._connection is not None
+        asked = select(schema.meta.c.value).where(schema.meta.c.key == schema.RELEASES)
+        releases = _releases({schema.RELEASES: self._connection.execute(asked).scalar() or "[]"})
+        if releases and releases[-1][1] == __version__:
+            return {}
+        return {schema.RELEASES: json.dumps([*releases, [rows[0]["seq"], __version__]])}
 
     def _keep_snapshot(self, data: Mapping[str, Any], seq: int, keep_events: int) -> None:
         assert self._connection is not None
@@ -143,9 +158,8 @@ class Store:
         with self._connection.begin():
             self._connection.execute(table.delete().where(table.c.seq == seq))
             self._connection.execute(table.insert().values(seq=seq, data=text))
-            older = (
-                select(table.c.seq).order_by(table.c.seq.desc()).offset(2)
-            )  # two are kept: the latest may be damaged
+            # two snapshots are kept, because the latest may be damaged
+            older = select(table.c.seq).order_by(table.c.seq.desc()).offset(2)
             self._connection.execute(table.delete().where(table.c.seq.in_(older)))
             oldest = self._connection.execute(select(func.min(table.c.seq))).scalar() or 0
             self._connection.execute(schema.events.delete().where(schema.events.c.seq <= oldest - keep_events))
@@ -161,7 +175,7 @@ class Store:
     # ---- reading ---------------------------------------------------------------------------------------------------
 
     def snapshots(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """The snapshots that can be read, the latest first."""
+        """Yield the snapshots that can be read, the latest first."""
         with self._engine.connect() as connection:
             for seq, data in connection.execute(select(schema.snapshots).order_by(schema.snapshots.c.seq.desc())):
                 try:
@@ -170,22 +184,32 @@ class Store:
                     continue
 
     def events_after(self, seq: int) -> Iterator[tuple[int, ev.Event | None]]:
-        """What happened after event `seq`, in order; None where a row cannot be understood, or where some before it
-        are missing. Notes are left out."""
+        """Yield the events after `seq` in order, without notes. A row that cannot be read, or before which rows are
+        missing, gives None. Raise `UnknownEvent` for a kind that only another release knows: that is no damage."""
         table = schema.events
         asked = select(table.c.seq, table.c.kind, table.c.data).where(table.c.seq > seq).order_by(table.c.seq)
         last = seq
         with self._engine.connect() as connection:
             for number, kind, data in connection.execution_options(yield_per=1000).execute(asked):
                 if kind not in (NOTE, DAMAGED):
-                    try:
-                        yield number, codec.decode(json.loads(data)) if number == last + 1 else None
-                    except (ValueError, KeyError, TypeError):
-                        yield number, None
+                    yield number, self._decode(number, data) if number == last + 1 else None
                 last = number
 
+    def _decode(self, seq: int, data: str) -> ev.Event | None:
+        try:
+            return codec.decode(json.loads(data))
+        except codec.UnknownEvent as unknown:
+            raise codec.UnknownEvent(unknown.kind, self.release_of(seq)) from None
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    def release_of(self, seq: int) -> str | None:
+        """Return the release that wrote an event; None: not recorded."""
+        releases = _releases(self.meta())
+        return next((release for first, release in reversed(releases) if first <= seq), None)
+
     def last_moment(self) -> tuple[float, float] | None:
-        """Time and time since boot of the last event."""
+        """Return the time and the time since boot of the last event."""
         asked = select(schema.events.c.at, schema.events.c.uptime).order_by(schema.events.c.seq.desc()).limit(1)
         with self._engine.connect() as connection:
             row = connection.execute(asked).first()
@@ -200,7 +224,7 @@ class Store:
             return {name: json.loads(row) for name, row in connection.execute(select(schema.users))}
 
     def living_jobs(self) -> list[dict[str, Any]]:
-        """The rows of jobs that have not ended."""
+        """Return the rows of jobs that have not ended."""
         return self._rows(select(schema.jobs).where(schema.jobs.c.state.is_(None)).order_by(schema.jobs.c.id))
 
     def job(self, number: int) -> dict[str, Any] | None:
@@ -208,7 +232,7 @@ class Store:
         return rows[0] if rows else None
 
     def ended_jobs(self, limit: int | None, before: int | None = None, user: str | None = None) -> list[dict[str, Any]]:
-        """The rows of jobs that have ended, the latest submitted first."""
+        """Return the rows of jobs that have ended, the latest submitted first."""
         table = schema.jobs
         asked = select(table).where(table.c.state.is_not(None)).order_by(table.c.id.desc())
         if before is not None:
@@ -218,7 +242,7 @@ class Store:
         return self._rows(asked.limit(limit) if limit is not None else asked)
 
     def ends(self) -> list[tuple[str, float]]:
-        """All jobs that have ended, and when."""
+        """Return all jobs that have ended, and when."""
         table = schema.jobs
         asked = select(table.c.id, table.c.ended).where(table.c.state.is_not(None))
         with self._engine.connect() as connection:
@@ -231,8 +255,8 @@ class Store:
     def estimates(self) -> list[dict[str, Any]]:
         return self._rows(select(schema.estimates).order_by(schema.estimates.c.id))
 
-    def story(self, last: int = 1000) -> list[dict[str, Any]]:
-        """The latest rows of the journal as they are, notes included."""
+    def rows(self, last: int = 1000) -> list[dict[str, Any]]:
+        """Return the latest rows of the journal unchanged, notes included."""
         table = schema.events
         return self._rows(select(table).order_by(table.c.seq.desc()).limit(last))[::-1]
 
@@ -246,17 +270,32 @@ def _event_row(happened: ev.Event, uptime: float) -> dict[str, Any]:
     return {"at": happened.at, "uptime": uptime, "kind": type(happened).__name__, "data": data}
 
 
+def _replace_row(connection: Connection, table: Table, name: str, text: str) -> None:
+    """Replace a row of a table with a key and a value."""
+    key, value = table.columns
+    connection.execute(table.delete().where(key == name))
+    connection.execute(table.insert().values({key.name: name, value.name: text}))
+
+
+def _releases(meta: Mapping[str, str]) -> list[tuple[int, str]]:
+    """Return which release wrote the events from which number on, in order."""
+    try:
+        return [(int(first), str(release)) for first, release in json.loads(meta.get(schema.RELEASES, "[]"))]
+    except (ValueError, TypeError):
+        return []
+
+
 def _engine(path: Path) -> Engine:
     engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": BUSY_S, "check_same_thread": False})
 
     @event.listens_for(engine, "connect")
     def prepare(connection: Any, _: Any) -> None:
         connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=FULL")  # a commit is on the disk, not on its way there
+        connection.execute("PRAGMA synchronous=FULL")  # a commit waits until the disk has it
 
     return engine
 
 
 def _short(error: Exception) -> str:
-    """SQLAlchemy adds the statement and a link; people need the reason."""
+    """Return the reason without the statement and the link that SQLAlchemy adds."""
     return str(getattr(error, "orig", None) or error)

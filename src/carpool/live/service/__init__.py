@@ -1,1 +1,1 @@
-"""The service itself: its turns, its start and end, what others may ask of it and how it comes back."""
+"""The live service: parts that `open_service` builds and hands to each other. `driver.py` shows how they interact."""

@@ -1,12 +1,14 @@
-"""Coming back: the state from snapshot and journal, then what the workers' directories say.
+"""Restart: the state from snapshot and journal, then the gangs that the executor finds.
 
-Called once, before the service takes anything in. The journal is the truth about jobs; the directories are the truth
-about processes. A tail of the journal that cannot be read is set aside, and what it told is found again: jobs in their
-table or beside their directories, ends in the wrappers' records; what runs and nobody remembers is killed.
+Called once by `open_service`, before any request is accepted. The journal is the truth about jobs, and the executor is
+the truth about processes. A tail of the journal that cannot be read is set aside, and what it said is found elsewhere:
+jobs in their table or in their directories, ends in the wrappers' records. Workers that the journal does not know are
+killed. An event of an unknown kind is no damage: it stops the start.
 """
 
-from collections.abc import Callable, Container, Iterator
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from carpool.core import events as ev
@@ -14,32 +16,36 @@ from carpool.core import snapshot
 from carpool.core.model import Status
 from carpool.core.record import JobRecord
 from carpool.core.scheduler import Scheduler
-from carpool.core.state import ALIVE
-from carpool.live.executors.base import How, Key
-from carpool.live.executors.gang import read_json
-from carpool.live.home import Home
-from carpool.live.journal.store import Store
-from carpool.live.service.driver import Driver
+from carpool.core.state import ALIVE, State
+from carpool.live.clock import Clock
+from carpool.live.executors.base import Executor, ExecutorListener, GangKey, StopMode
+from carpool.live.home import Home, read_json
+from carpool.live.journal.store import Commit, Store
+from carpool.live.service.dispatcher import Dispatcher
+from carpool.live.service.estimator import JobEstimator
+from carpool.live.service.inbox import Inbox
+from carpool.live.service.jobs import END_FILE, SPEC_FILE, JobBook, new_row
+from carpool.live.spec import from_json
 
-SPEC_FILE, END_FILE = "job.json", "ended.json"
-"""Beside the journal: what was submitted, and what became of it."""
+MakeScheduler = Callable[[int | None], Scheduler]
+"""Makes a fresh scheduler for a number of jobs per GPU; None: the configured number."""
 
 
 @dataclass
-class Loaded:
-    """What was read, and what there is to say about it."""
+class LoadedState:
+    """A scheduler at the journal's end, and what is to be noted about the loading."""
 
     scheduler: Scheduler
     seq: int = 0
-    """The event after which the snapshot was taken."""
+    """Event after which the snapshot was taken."""
     notes: list[str] = field(default_factory=list)
 
 
-async def load(store: Store, make: Callable[[int | None], Scheduler]) -> Loaded:
-    """A scheduler whose state is that of the journal's end. `make` gives a fresh one, for so many jobs per GPU."""
+async def load(store: Store, make: MakeScheduler) -> LoadedState:
+    """Return a scheduler whose state is that of the journal's end."""
     notes: list[str] = []
     while True:
-        loaded = Loaded(make(None), notes=notes)
+        loaded = LoadedState(make(None), notes=notes)
         damaged = _replay(store, make, loaded)
         if damaged is None:
             return loaded
@@ -47,10 +53,10 @@ async def load(store: Store, make: Callable[[int | None], Scheduler]) -> Loaded:
         notes.append(f"the journal cannot be read from event {damaged} on; that part was set aside")
 
 
-def _replay(store: Store, make: Callable[[int | None], Scheduler], loaded: Loaded) -> int | None:
-    """The number of the first event that cannot be applied, or None."""
+def _replay(store: Store, make: MakeScheduler, loaded: LoadedState) -> int | None:
+    """Replay snapshot and events; return the number of the first event that cannot be applied, or None."""
     jobs_per_gpu = loaded.scheduler.state.jobs_per_gpu
-    widest = max(jobs_per_gpu, int(store.meta().get("jobs_per_gpu", jobs_per_gpu)))  # as many as there may be
+    widest = max(jobs_per_gpu, int(store.meta().get("jobs_per_gpu", jobs_per_gpu)))  # gangs of before may be more
     scheduler = loaded.scheduler = make(widest)
     for seq, data in store.snapshots():
         try:
@@ -59,7 +65,7 @@ def _replay(store: Store, make: Callable[[int | None], Scheduler], loaded: Loade
             loaded.seq = seq
             break
         except (KeyError, TypeError, ValueError) as error:
-            scheduler = loaded.scheduler = make(widest)  # the belief may have been half restored
+            scheduler = loaded.scheduler = make(widest)  # the belief may be half restored
             loaded.notes.append(f"the snapshot after event {seq} cannot be read ({error!r}); an older one is used")
     state = scheduler.state
     for seq, event in store.events_after(loaded.seq):
@@ -68,15 +74,67 @@ def _replay(store: Store, make: Callable[[int | None], Scheduler], loaded: Loade
                 return seq
             state.apply(event)
         except (KeyError, ValueError) as error:
-            loaded.notes.append(f"event {seq} of the journal contradicts those before it: {error!r}")
+            loaded.notes.append(f"event {seq} of the journal contradicts the events before it: {error!r}")
             return seq
     state.jobs_per_gpu = jobs_per_gpu
     state.needs_decision = True
     return None
 
 
-def forgotten(home: Home, known: Container[int]) -> Iterator[dict[str, Any]]:
-    """Jobs that were accepted, but that a damaged journal does not know: their files tell."""
+# ---- jobs ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class JobRecovery:
+    """Fills the book of jobs, and finds jobs about which a damaged journal has lost something."""
+
+    home: Home
+    store: Store
+    state: State
+    book: JobBook
+    inbox: Inbox
+    estimator: JobEstimator
+
+    def run(self, executor: Executor) -> None:
+        state, rows, known = self.state, self.store.living_jobs(), self.store.known_jobs()
+        lost = list(_forgotten(self.home, known))
+        self.book.ids_start_after(max((*known, *(data["id"] for data in lost), *map(int, state.jobs)), default=0))
+        for row in rows:
+            self.book.specs[str(row["id"])] = from_json(row["spec"])
+            self.book.sources[str(row["id"])] = json.loads(row["source"]) if row["source"].startswith("{") else {}
+        for row in rows:
+            if str(row["id"]) not in state.jobs and str(row["id"]) not in state.ended:
+                self._find(str(row["id"]), row["user"])
+        for data in sorted(lost, key=lambda data: int(data["id"])):
+            self.book.specs[str(data["id"])] = from_json(json.dumps(data["spec"]))
+            self._find(str(data["id"]), data["user"], new=True)
+        unwritten = {str(row["id"]) for row in rows}
+        for name in [name for name in state.ended if name not in unwritten]:
+            del state.ended[name]
+        self.book.read_exit_codes(executor)
+        self.book.collect_ended()
+
+    def _find(self, name: str, user: str, *, new: bool = False) -> None:
+        """Recover a job from its directory: it ended, or it is queued again. `new`: the journal has no row of it."""
+        story = _story_on_disk(self.home, name)
+        what = "it had ended" if story else "it is queued again"
+        self.inbox.note(f"job {name}: the journal lost {'it' if new else 'its events'}; {what}")
+        spec = self.book.specs[name] if story is None else self.book.specs.pop(name)
+
+        def prepare(now: float, commit: Commit) -> Sequence[ev.Event]:
+            if new:
+                commit.jobs.append(new_row(name, user, now, spec, {}))
+            if story is not None:
+                commit.stories.append(story)
+                return ()
+            job, _ = self.estimator.job(self.state.perf, replace(spec, after=()), name, user, now)
+            return () if name in self.state.jobs else (ev.Submitted(now, job),)
+
+        self.inbox.add(prepare)
+
+
+def _forgotten(home: Home, known: Container[int]) -> Iterator[dict[str, Any]]:
+    """Yield the jobs that were accepted but that the journal does not know, from their directories."""
     for path in home.jobs.iterdir():
         if path.name.isdigit() and int(path.name) not in known:
             data = read_json(path / SPEC_FILE)
@@ -84,40 +142,52 @@ def forgotten(home: Home, known: Container[int]) -> Iterator[dict[str, Any]]:
                 yield {"id": int(path.name), **data}
 
 
-def ending_of(home: Home, job: str) -> dict[str, Any] | None:
-    """The last words about a job, as they were to be written to the journal; None: it had not ended."""
+def _story_on_disk(home: Home, job: str) -> dict[str, Any] | None:
+    """Return a job's story as it was to be written to the journal; None: the job had not ended."""
     data = read_json(home.job(job) / END_FILE)
     return data if isinstance(data, dict) and {"id", "state", "ended", "story"} <= data.keys() else None
 
 
-async def reattach(driver: Driver) -> None:
-    """Find the workers of all jobs that should have some, and go on from there."""
-    state = driver.scheduler.state
-    alive = [record for record in state.jobs.values() if record.status in ALIVE]
-    await driver.executor.recover(_keys(alive))
-    for record in alive:
-        _go_on(driver, record)
+# ---- gangs -----------------------------------------------------------------------------------------------------------
 
 
-def _keys(records: list[JobRecord]) -> list[Key]:
+@dataclass
+class GangRecovery:
+    """Finds the gangs of all jobs that should have one, and continues from there."""
+
+    state: State
+    executor: Executor
+    dispatcher: Dispatcher
+    inbox: Inbox
+    clock: Clock
+
+    async def run(self, listener: ExecutorListener) -> None:
+        alive = [record for record in self.state.jobs.values() if record.status in ALIVE]
+        await self.executor.recover(_gangs(alive), listener)
+        for record in alive:
+            self._continue(record)
+
+    def _continue(self, record: JobRecord) -> None:
+        key = (record.job.id, record.attempt)
+        before = (record.job.id, record.attempt - 1)
+        present = self.executor.present()
+        if record.status is Status.STOPPING:
+            self.dispatcher.stop_workers(record, StopMode.SAVE)
+        elif record.status is Status.CANCELLING:
+            self.dispatcher.stop_workers(record, StopMode.TERMINATE)
+        elif key in present:
+            if record.status is Status.RUNNING:
+                self.executor.retune(key, record.accumulation)
+        elif record.status is Status.STARTING:
+            self.dispatcher.launch_later(record)
+            if before in present:
+                self.executor.stop(before, StopMode.SAVE)
+        else:
+            self.inbox.add_events(ev.Failed(self.clock.now(), *key, "its directory is gone", True))
+
+
+def _gangs(records: Sequence[JobRecord]) -> list[GangKey]:
+    """Return the gangs that these jobs may have: the present attempt's, and the one before of a job that moves."""
     keys = [(record.job.id, record.attempt) for record in records]
     moved = [(r.job.id, r.attempt - 1) for r in records if r.leaving and r.gpus and r.attempt > 1]
     return keys + moved
-
-
-def _go_on(driver: Driver, record: JobRecord) -> None:
-    key = (record.job.id, record.attempt)
-    present = driver.executor.present()
-    if record.status is Status.STOPPING:
-        driver.stop_workers(record, How.SAVE)
-    elif record.status is Status.CANCELLING:
-        driver.stop_workers(record, How.END)
-    elif key in present:
-        if record.status is Status.RUNNING:
-            driver.executor.retune(key, record.accumulation)
-    elif record.status is Status.STARTING:
-        driver.wait_to_launch(record)
-        if (record.job.id, record.attempt - 1) in present:
-            driver.executor.stop((record.job.id, record.attempt - 1), How.SAVE)
-    else:
-        driver.tell(ev.Failed(driver.clock.now(), *key, "its directory is gone", True))

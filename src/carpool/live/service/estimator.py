@@ -1,7 +1,7 @@
-"""From what a user submitted to the job that the scheduler knows: its speed as believed, and where that comes from.
+"""Estimates for submitted jobs: from a user's spec to the job that the scheduler knows, with its expected duration.
 
-The speed comes from the profile of the job's model, else from the history of the same name, else from `--time`, else
-from a stated default; the belief (`carpool.belief`) keeps the first two and learns from every report.
+The duration comes from the profile of the job's model, else from the history of jobs with the same name, else from
+`--time`, else from a fixed default. The belief (`carpool.belief`) keeps the first two and learns from every report.
 """
 
 from collections.abc import Iterable
@@ -16,20 +16,23 @@ from carpool.live.spec import Spec
 from carpool.profile.schema import load
 
 UNCOUNTED = 1000
-"""The iterations of a job whose owner did not count any: thousandths of the whole, so that its history can tell."""
+"""Iterations of a job whose owner gave no number: thousandths of the whole, so that jobs of one name compare."""
 UNKNOWN_SLOWDOWN = 1.5
+"""Slow-down that is assumed for tasks without a profile."""
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """Where the belief about a job's length came from."""
+class EstimateSource:
+    """Where the estimate of a job's duration came from."""
 
     kind: str
     """measured, profile, history, time or default"""
     detail: str
 
 
-class Knowledge:
+class JobEstimator:
+    """Makes the scheduler's job from a spec."""
+
     def __init__(
         self,
         gpus: int,
@@ -38,8 +41,8 @@ class Knowledge:
         perf: PerformanceModel | None = None,
         profile: str | None = None,
     ) -> None:
-        """`perf`: a model that is given and does not learn, for tests. `profile`: a shipped name or a file; without
-        one, that of the GPU where we ship it."""
+        """`perf`: a model that does not learn, for tests. `profile`: a shipped name or a file; None: the profile
+        shipped for the GPU, else t4."""
         h200 = any("H200" in name for name in gpu_names)
         self.profile = load(profile or ("h200" if h200 else "t4"))
         self._tasks = self.profile.core_tasks()
@@ -47,38 +50,39 @@ class Knowledge:
         self._mechanism = mechanism
         self._given = perf
 
-    def fresh(self) -> PerformanceModel:
-        """What is believed before anything was seen."""
+    def initial_belief(self) -> PerformanceModel:
+        """Return the belief before any observation."""
         if self._given is not None:
             return self._given
         fitted = FittedModel(self._tasks, ConstantInterference(UNKNOWN_SLOWDOWN), self._gpus)
         return believe(self.profile, fitted, self._mechanism)
 
-    def job(self, perf: PerformanceModel, spec: Spec, name: str, user: str, now: float) -> tuple[Job, Source]:
+    def job(self, perf: PerformanceModel, spec: Spec, name: str, user: str, now: float) -> tuple[Job, EstimateSource]:
+        """Return the job for a spec and the source of its estimate. `perf`: the present belief."""
         model = model_name(spec.model, spec.name)
         known = model in self._tasks
         if not known and not isinstance(perf, Belief):
             model = GENERIC
         profiled = known and spec.iterations is not None
-        known_now = {
+        estimated = {
             "model": model,
             "iterations": spec.iterations or UNCOUNTED,
             "duration_s": None if profiled else spec.duration_s or self._default(model),
-            "can_shrink": spec.can_shrink is True,  # otherwise the library's verdict may allow it later
+            "can_shrink": spec.can_shrink is True,  # else the training library's verdict may allow it later
         }
-        job = Job(id=name, submitted=now, user=user, **{**spec.for_job(), **known_now})
+        job = Job(id=name, submitted=now, user=user, **{**spec.for_job(), **estimated})
         return job, self._source(perf, job, spec)
 
     def _default(self, model: str) -> float | None:
-        """A job without a name has no history either: only the stated default is left."""
+        """Return the default duration for a job that has neither a profile nor a name with a history."""
         from carpool.belief.model import DEFAULT_RUN_S
 
         return DEFAULT_RUN_S if model == GENERIC or model in self._tasks else None
 
-    def _source(self, perf: PerformanceModel, job: Job, spec: Spec) -> Source:
+    def _source(self, perf: PerformanceModel, job: Job, spec: Spec) -> EstimateSource:
         if not isinstance(perf, Belief):
-            return Source("time", "a model that was given")
+            return EstimateSource("time", "a model that was given")
         found = run_time(perf, job)
         if found.kind == "time" and spec.duration_s is None:
-            return Source("default", f"no information; {found.value:g} s is assumed")
-        return Source(found.kind, found.source)
+            return EstimateSource("default", f"no information; {found.value:g} s is assumed")
+        return EstimateSource(found.kind, found.source)

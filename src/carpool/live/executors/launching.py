@@ -1,0 +1,207 @@
+"""Starting a gang on this machine: its directories, its environment, its wrappers. Used by the local executor.
+
+A gang starts in two phases. First all wrappers start and wait, each on a pipe that the executor holds; then the file
+`go` is written and the pipes are closed. A wrapper whose pipe closes looks for `go`: if the service dies in between,
+either all wrappers start their workers or none does. A nonce in both files excludes wrappers of an earlier launch.
+"""
+
+import json
+import os
+import pwd
+import select
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from carpool import channel
+from carpool.live import rank as wrapper
+from carpool.live.accounts import account
+from carpool.live.executors.base import GangKey, Launch
+from carpool.live.executors.environment import DEFAULT_PATH, base_environment, rank_environments
+from carpool.live.executors.gang import GANG_FILE, LocalGang, LocalRank
+from carpool.live.executors.processes import kill_strays
+from carpool.live.home import Home, write_private
+
+READY_S = 60.0
+"""Seconds that a wrapper may take to start on a busy machine."""
+
+
+class GangLauncher:
+    """Prepares gangs and starts their wrappers."""
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+        self.children: set[int] = set()
+        """Wrappers that this process started and has not reaped."""
+        self._ports: dict[GangKey, int] = {}
+        self._cores: dict[GangKey, list[int]] = {}
+
+    def prepare(self, gang: LocalGang, launch: Launch, nonce: str, sharing: Mapping[str, str]) -> None:
+        """Make the directories and start all wrappers, which then wait. Blocks. `sharing`: variables for MPS."""
+        _set_aside(gang.directory)
+        user = account(launch.uid) if launch.uid is not None and launch.uid != os.getuid() else None
+        self._make_directories(gang, launch, user)
+        variables = rank_environments(launch, gang.slots, self._free_port(gang.key))
+        record = {
+            "slots": [asdict(slot) for slot in gang.slots],
+            "ranks": len(variables),
+            "nonce": nonce,
+            "exclusive": gang.exclusive,
+        }
+        write_private(gang.directory / GANG_FILE, json.dumps(record))
+        gang.ranks = []
+        cores = self._pick_cores(gang.key, launch.cpus, len(variables))
+        for number, own in enumerate(variables):
+            directory = gang.directory / f"rank-{number}"
+            directory.mkdir(mode=0o711 if user else 0o700)
+            own[channel.ENV_DIRECTORY] = str(directory)
+            own[channel.ENV_CHECKPOINTS] = str(self.home.checkpoints(launch.job))
+            environment = {**base_environment(user), **launch.env, **sharing, **own}
+            self._write_rank(directory, launch, nonce, environment, cores[number], user)
+            gang.ranks.append(LocalRank(directory))
+        gang.write_control(channel.Control(sequence=1, accumulation=launch.accumulation, can_shrink=launch.can_shrink))
+        self._start_wrappers(gang, nonce)
+
+    def release(self, key: GangKey) -> None:
+        """Forget the port and the cores of a gang that has ended."""
+        self._ports.pop(key, None)
+        self._cores.pop(key, None)
+
+    def _make_directories(self, gang: LocalGang, launch: Launch, user: pwd.struct_passwd | None) -> None:
+        mode = 0o711 if user else 0o700
+        job, checkpoints = self.home.job(launch.job), self.home.checkpoints(launch.job)
+        job.mkdir(mode=mode, parents=True, exist_ok=True)
+        job.chmod(mode)
+        checkpoints.mkdir(mode=0o700, exist_ok=True)
+        (self.home.running / f"{launch.job}-{launch.attempt}").touch(mode=0o600)
+        gang.directory.mkdir(mode=mode)
+        if user:
+            os.chown(checkpoints, user.pw_uid, user.pw_gid)
+
+    def _write_rank(
+        self,
+        directory: Path,
+        launch: Launch,
+        nonce: str,
+        environment: Mapping[str, str],
+        cores: Sequence[int] | None,
+        user: pwd.struct_passwd | None,
+    ) -> None:
+        """Write what the wrapper has to run."""
+        orders: dict[str, Any] = {
+            "nonce": nonce,
+            "command": list(launch.command),
+            "directory": launch.directory,
+            "env": dict(environment),
+            "grace_s": launch.grace_s,
+            "memory": launch.memory,
+            "cores": cores,
+        }
+        if user:
+            groups = os.getgrouplist(user.pw_name, user.pw_gid)
+            orders |= {"uid": user.pw_uid, "gid": user.pw_gid, "groups": groups}
+            report = directory / channel.REPORT  # the only file here that the worker may write
+            report.touch(mode=0o600)
+            os.chown(report, user.pw_uid, user.pw_gid)
+        write_private(directory / wrapper.ORDERS, json.dumps(orders))
+
+    def _start_wrappers(self, gang: LocalGang, nonce: str) -> None:
+        ready: list[int] = []
+        try:
+            for rank in gang.ranks:
+                ready_in, ready_out = os.pipe2(os.O_CLOEXEC)
+                lease_in, lease_out = os.pipe2(os.O_CLOEXEC)
+                try:
+                    self.children.add(_spawn_wrapper(rank.directory, nonce, lease_in, ready_out))
+                finally:
+                    gang.leases.append(lease_out)
+                    ready.append(ready_in)
+                    os.close(ready_out)
+                    os.close(lease_in)
+            for rank, descriptor in zip(gang.ranks, ready, strict=True):
+                if not select.select([descriptor], [], [], READY_S)[0] or not os.read(descriptor, 1):
+                    raise OSError("a wrapper did not start")
+                rank.refresh()
+        finally:
+            for descriptor in ready:
+                os.close(descriptor)
+
+    def _free_port(self, key: GangKey) -> int:
+        while True:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                port: int = probe.getsockname()[1]
+            if port not in self._ports.values():
+                self._ports[key] = port
+                return port
+
+    def _pick_cores(self, key: GangKey, cpus: int | None, workers: int) -> list[list[int] | None]:
+        """Pick `cpus` cores for each worker, those that other gangs use least; None: any core."""
+        if cpus is None:
+            return [None] * workers
+        every = sorted(os.sched_getaffinity(0))
+        used = dict.fromkeys(every, 0)
+        for cores in self._cores.values():
+            for core in cores:
+                used[core] = used.get(core, 0) + 1
+        picked: list[list[int] | None] = []
+        for _ in range(workers):
+            mine = sorted(every, key=lambda core: (used[core], core))[:cpus]
+            for core in mine:
+                used[core] += 1
+            self._cores.setdefault(key, []).extend(mine)
+            picked.append(mine)
+        return picked
+
+
+def release_wrappers(gang: LocalGang) -> None:
+    """Close the pipes on which the wrappers wait."""
+    while gang.leases:
+        os.close(gang.leases.pop())
+
+
+def kill_workers(directory: Path) -> int:
+    """Kill every process of an attempt, wrappers first, wait until they are gone, and return their number. Blocks."""
+    killed = 0
+    for path in directory.glob("rank-*"):
+        rank = LocalRank(path)
+        rank.refresh()
+        if rank.identity is not None and rank.identity.signal(9):
+            killed += 1
+        if not rank.rebooted and not (rank.exit and not rank.alive):
+            killed += kill_strays(str(path), rank.identity)
+    return killed
+
+
+def write_exclusive(path: Path, text: str) -> None:
+    """Create a file that must not exist yet; no reader sees a part of it."""
+    partial = path.with_name(f".{path.name}")
+    write_private(partial, text, sync=False)
+    os.link(partial, path)
+    partial.unlink()
+
+
+def _set_aside(directory: Path) -> None:
+    """Rename the directory of an earlier launch with the same number: it never ran, or the journal lost it."""
+    if not directory.exists():
+        return
+    kill_workers(directory)
+    number = 0
+    while (aside := directory.with_name(f"{directory.name}.void-{number}")).exists():
+        number += 1
+    directory.rename(aside)
+
+
+def _spawn_wrapper(directory: Path, nonce: str, stdin: int, stdout: int) -> int:
+    """Start a wrapper in a session of its own, with no open files but these two."""
+    actions = [
+        (os.POSIX_SPAWN_DUP2, stdin, 0),
+        (os.POSIX_SPAWN_DUP2, stdout, 1),
+        (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+    ]
+    command = [sys.executable, "-I", "-S", wrapper.__file__, str(directory), nonce]
+    environment = {"PATH": DEFAULT_PATH}
+    return os.posix_spawn(sys.executable, command, environment, file_actions=actions, setsid=True)

@@ -1,0 +1,43 @@
+"""What an operator chooses for a service: `carpool serve` fills it in, `open_service` reads it."""
+
+from dataclasses import dataclass, field
+
+from carpool.core.perf import PerformanceModel
+from carpool.live.clock import Clock, RealClock
+from carpool.live.executors.base import Executor, ExecutorOptions
+from carpool.live.executors.registry import check_executor
+from carpool.live.home import Home
+from carpool.live.service.pruner import RetentionLimits
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceConfig:
+    """The operator's choices. Raises `InputError` for an executor that does not exist."""
+
+    home: Home
+    policy: str = "sjf-bsbf"
+    executor: str | Executor = "local"
+    """Name of an executor, with settings if it takes any, or an executor that exists already."""
+    gpus: int | None = None
+    """Number of logical slots; None: the GPUs that exist. The number must stay the same while the home is used."""
+    only: tuple[str, ...] = ()
+    """UUIDs of the GPUs to use; empty: all."""
+    gpu_memory: int | None = None
+    """Bytes of memory to assume on each GPU; None: as much as there is."""
+    mps: bool = True
+    """Whether jobs may share by MPS."""
+    jobs_per_gpu: int = 2
+    clock: Clock = field(default_factory=RealClock)
+    perf: PerformanceModel | None = None
+    """A performance model that does not learn; None: the belief that starts from the profile."""
+    profile: str | None = None
+    """Shipped name or file of the profile; None: the one for the GPU found, else t4."""
+    retention: RetentionLimits = field(default_factory=RetentionLimits)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.executor, str):
+            check_executor(self.executor)
+
+    @property
+    def executor_options(self) -> ExecutorOptions:
+        return ExecutorOptions(self.home, self.gpus, tuple(self.only), self.gpu_memory, self.mps)

@@ -1,0 +1,101 @@
+"""What executors report, as inputs for the driver. Stale reports of earlier attempts change nothing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from carpool.core import events as ev
+from carpool.core.model import GpuId, Status
+from carpool.core.record import JobRecord
+from carpool.core.state import State
+from carpool.live.clock import Clock
+from carpool.live.executors.base import Executor, GangEnded, GangKey, GangOutcome, NodeFault
+from carpool.live.journal.store import Commit
+from carpool.live.service.dispatcher import Dispatcher
+from carpool.live.service.gang_outcomes import end_events
+from carpool.live.service.inbox import Inbox
+from carpool.live.service.inventory import Inventory
+from carpool.live.service.jobs import JobBook
+
+MAX_FAULTS = 3
+"""Number of node faults after which a job restarts alone, where the next failure can only be its own."""
+
+
+@dataclass
+class ExecutorEvents:
+    """The `ExecutorListener` of the service."""
+
+    state: State
+    executor: Executor
+    inventory: Inventory
+    dispatcher: Dispatcher
+    book: JobBook
+    inbox: Inbox
+    clock: Clock
+
+    def gang_started(self, key: GangKey) -> None:
+        def prepare(now: float, commit: Commit) -> Sequence[ev.Event]:
+            record = self.dispatcher.current(*key)
+            if record is None or record.status is not Status.STARTING:
+                return ()
+            moved = record.checkpoint if record.leaving else None
+            return (ev.Started(now, *key, moved),)
+
+        self.inbox.add(prepare)
+
+    def gang_ended(self, ended: GangEnded) -> None:
+        if ended.node_fault:
+            ended = self._count_fault(ended)
+
+        def prepare(now: float, commit: Commit) -> Sequence[ev.Event]:
+            record = self.state.jobs.get(ended.job)
+            if record is None:
+                return ()
+            if record.attempt == ended.attempt:
+                self.book.exit_codes[ended.job] = ended.exit_code
+                return end_events(ended, record, now, self.dispatcher.had_mates(ended.key))
+            return self._moved(record, ended, now)
+
+        self.inbox.add(prepare)
+
+    def _count_fault(self, ended: GangEnded) -> GangEnded:
+        """Count a node fault, and isolate a job that faults hit too often."""
+        if ended.job not in self.book.specs:
+            return ended
+        times = self.book.faults[ended.job] = self.book.faults.get(ended.job, 0) + 1
+        if ended.outcome is not GangOutcome.LOST or times <= MAX_FAULTS:
+            return ended
+        reason = f"{ended.reason}; node faults hit it {times} times, so it restarts alone on its GPUs"
+        return replace(ended, reason=reason, needs_alone=True)
+
+    def _moved(self, record: JobRecord, ended: GangEnded, now: float) -> Sequence[ev.Event]:
+        """Return the events of the old gang's end of a job that moves: its checkpoint counts for the new gang."""
+        job, attempt = record.job.id, record.attempt
+        events: list[ev.Event] = []
+        if ended.checkpoint is not None and ended.attempt == attempt - 1:
+            events.append(ev.Checkpointed(now, job, attempt, ended.checkpoint))
+        if record.status in (Status.STOPPING, Status.CANCELLING) and not self.dispatcher.gangs_of(job):
+            saved = record.checkpoint if ended.checkpoint is None else ended.checkpoint
+            events.append(ev.Stopped(now, job, attempt, saved))
+        return events
+
+    def node_fault(self, fault: NodeFault) -> None:
+        """Requeue the gangs that a fault hit and that still run."""
+        hit = sorted(key for key in fault.gangs if self.dispatcher.current(*key) is not None)
+        jobs = ", ".join(job for job, _ in hit) or "none seen"
+        self.inbox.note(f"{fault.node}: {fault.reason}; jobs that start again: {jobs}")
+        present = self.executor.present()
+        for key in hit:
+            if key in present:
+                self.inbox.add_events(ev.Requeued(self.clock.now(), *key))
+
+    def memory_taken(self, gpu: GpuId, memory: int) -> None:
+        self.inbox.add_events(ev.MemoryTaken(self.clock.now(), gpu, memory))
+
+    def nodes_changed(self) -> None:
+        """Bring the state's nodes up to date with the executor's."""
+        for line in self.inventory.describe_changes(self.state):
+            self.inbox.note(line)
+        self.inbox.add(lambda now, commit: self.inventory.changes(self.state, now))
+
+    def note(self, text: str) -> None:
+        self.inbox.note(text)

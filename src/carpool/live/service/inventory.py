@@ -1,0 +1,58 @@
+"""The cluster's GPUs as the executor lists them: labels for users, and what the estimator must know."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from carpool.core import events as ev
+from carpool.core.model import GpuId, Node
+from carpool.core.state import State
+from carpool.live.executors.base import Executor, GpuSlot, NodeInventory
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """Reads the executor's nodes, which may change while the service runs."""
+
+    executor: Executor
+
+    @property
+    def nodes(self) -> Sequence[NodeInventory]:
+        return self.executor.nodes()
+
+    @property
+    def slots(self) -> list[GpuSlot]:
+        return [slot for node in self.nodes for slot in node.slots]
+
+    @property
+    def mechanism(self) -> str:
+        """Mechanism of the first node; clusters with several mechanisms are not estimated apart."""
+        return self.nodes[0].mechanism
+
+    def labels(self) -> Mapping[GpuId, str]:
+        """Return the name of each GPU as users see it."""
+        return {slot.id: slot.label for slot in self.slots}
+
+    def label(self, gpu: GpuId) -> str:
+        return self.labels()[gpu]
+
+    def changes(self, state: State, now: float) -> list[ev.Event]:
+        """Return the events that bring the state's nodes up to date."""
+        present = {node.id: node for node in _known_nodes(state)}
+        wanted = {inventory.id: inventory.node for inventory in self.nodes}
+        lost = [name for name, node in present.items() if wanted.get(name) != node]
+        joined = [node for name, node in wanted.items() if present.get(name) != node]
+        return [*(ev.NodeLost(now, name) for name in lost), *(ev.NodeJoined(now, node) for node in joined)]
+
+    def describe_changes(self, state: State) -> list[str]:
+        """Say how the GPUs of known nodes differ from those in the state."""
+        wanted = {inventory.id: inventory.node for inventory in self.nodes}
+        lines = []
+        for node in _known_nodes(state):
+            count = len(wanted[node.id].gpus) if node.id in wanted else 0
+            if wanted.get(node.id) != node:
+                lines.append(f"the GPUs of {node.id} changed: {len(node.gpus)} before, {count} now")
+        return lines
+
+
+def _known_nodes(state: State) -> list[Node]:
+    return [state.topology.nodes[number] for number in state.topology.present.values()]

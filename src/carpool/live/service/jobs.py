@@ -1,0 +1,175 @@
+"""The book of jobs: what the service keeps about them besides the scheduler's state.
+
+For jobs that have not ended, that is what was submitted and where the estimate of their duration came from. Jobs that
+ended stay here until their last row, the story, is in the journal. Requests, queries and the driver all use it.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from carpool.core.record import JobRecord
+from carpool.core.state import State
+from carpool.live.errors import NoSuchJob, WrongStatus
+from carpool.live.executors.base import Executor
+from carpool.live.home import Home, write_private
+from carpool.live.insight import views
+from carpool.live.journal.store import Store
+from carpool.live.spec import Spec
+
+Row = dict[str, Any]
+SPEC_FILE, END_FILE = "job.json", "ended.json"
+"""Copies in a job's directory of what was submitted and how it ended, for when the journal is damaged."""
+
+
+@dataclass(slots=True)
+class EndedJob:
+    """A job that has ended and whose story is not in the journal yet."""
+
+    record: JobRecord
+    exit_code: int | None
+
+    @property
+    def id(self) -> str:
+        return self.record.job.id
+
+
+class JobBook:
+    """Specs, estimates' sources, stories and ids of jobs."""
+
+    def __init__(self, home: Home, store: Store, state: State) -> None:
+        self._home, self._store, self._state = home, store, state
+        self.specs: dict[str, Spec] = {}
+        """Specs of the jobs that have not ended, or whose story is not written."""
+        self.sources: dict[str, Row] = {}
+        """Where the estimates of these jobs' durations came from."""
+        self.ended: list[EndedJob] = []
+        """Jobs whose story is still to be written."""
+        self.exit_codes: dict[str, int | None] = {}
+        """Exit codes of gangs that ended, until their jobs' stories are written."""
+        self.faults: dict[str, int] = {}
+        """Number of node faults that hit each job."""
+        self._next_id = 1
+        self._waiters: dict[str, list[asyncio.Future[None]]] = {}
+
+    # ---- jobs that have not ended ----------------------------------------------------------------------------------
+
+    def new_ids(self, number: int) -> list[str]:
+        names = [str(self._next_id + index) for index in range(number)]
+        self._next_id += number
+        return names
+
+    def ids_start_after(self, highest: int) -> None:
+        self._next_id = highest + 1
+
+    def discard(self, names: Sequence[str]) -> None:
+        """Forget jobs that were not accepted."""
+        for name in names:
+            self.specs.pop(name, None)
+            self.sources.pop(name, None)
+
+    def record(self, job: str) -> JobRecord:
+        """Return the record of a job that has not ended; raise `WrongStatus` if it has, `NoSuchJob` if unknown."""
+        record = self._state.jobs.get(job)
+        if record is not None:
+            return record
+        raise WrongStatus(f"job {job} has {self.ended_row(job)['state']}; submit it again to run it again")
+
+    def name(self, job: str) -> str:
+        return self.specs[job].name if job in self.specs else ""
+
+    def source(self, job: str) -> Row:
+        return self.sources.get(job, {})
+
+    def counts_iterations(self, job: str) -> bool:
+        """Return whether the owner gave the number of iterations. Else reports count in other units than the state."""
+        return job in self.specs and self.specs[job].iterations is not None
+
+    # ---- jobs that have ended --------------------------------------------------------------------------------------
+
+    def ended_row(self, job: str) -> Row:
+        """Return the row of a job that has ended; raise `NoSuchJob` if there is none."""
+        row = self.find_row(job)
+        if row is None or row["state"] is None:
+            raise NoSuchJob(job)
+        return row
+
+    def find_row(self, job: str) -> Row | None:
+        """Return a job's row as it is in the journal or will be written."""
+        for ended in self.ended:
+            if ended.id == job:
+                return self._unwritten_row(ended)
+        return self._store.job(int(job)) if job.isdigit() and len(job) < 19 else None
+
+    def ended_rows(self, limit: int | None, before: str | None = None, user: str | None = None) -> list[Row]:
+        """Return the rows of ended jobs, the latest first: those still to be written, then those on disk."""
+        rows = self._store.ended_jobs(limit, int(before) if before is not None else None, user)
+        written = {row["id"] for row in rows}
+        fresh = [ended for ended in self.ended if int(ended.id) not in written]
+        fresh = [ended for ended in fresh if before is None or int(ended.id) < int(before)]
+        fresh = [ended for ended in fresh if user is None or ended.record.job.user == user]
+        return [self._unwritten_row(ended) for ended in reversed(fresh)] + rows
+
+    def _unwritten_row(self, ended: EndedJob) -> Row:
+        job = ended.record.job
+        return {
+            **new_row(job.id, job.user, job.submitted, self.specs[job.id], self.source(job.id)),
+            **self.story(ended),
+        }
+
+    def story(self, ended: EndedJob) -> Row:
+        """Return the columns that a job's row gets at its end."""
+        record = ended.record
+        row = views.ended_row(self._state, record, self.specs[ended.id], ended.exit_code)
+        row["alone_estimate_s"] = record.job.iterations * record.whole_iteration_s
+        row["batch"], row["iterations"] = record.job.batch, record.job.iterations
+        return {"id": int(ended.id), "state": row["status"], "ended": record.ended, "story": json.dumps(row)}
+
+    def collect_ended(self) -> None:
+        """List the jobs that the state has marked as ended."""
+        self.ended = [EndedJob(record, self.exit_codes.get(name)) for name, record in self._state.ended.items()]
+
+    def read_exit_codes(self, executor: Executor) -> None:
+        """After a restart, ask the executor for the exit codes of jobs whose story was not written."""
+        for name, record in self._state.ended.items():
+            self.exit_codes[name] = executor.exit_code((name, record.attempt))
+
+    def release(self, written: Sequence[EndedJob]) -> None:
+        """Drop ended jobs from the state, because their stories are in the journal."""
+        for ended in written:
+            del self._state.ended[ended.id]
+            self.exit_codes.pop(ended.id, None)
+        self.collect_ended()
+
+    def close(self, ended: EndedJob) -> None:
+        """Write an ended job's story beside the journal, forget the job, and wake the queries that wait for it."""
+        with contextlib.suppress(OSError):
+            path = self._home.job(ended.id) / END_FILE
+            write_private(path, json.dumps(self.story(ended)), sync=False)
+        self.specs.pop(ended.id, None)
+        self.sources.pop(ended.id, None)
+        self.faults.pop(ended.id, None)
+        for waiter in self._waiters.pop(ended.id, ()):
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait(self, job: str) -> str:
+        """Wait until a job has ended and return how: finished, failed or cancelled."""
+        while job in self.specs:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            waiters = self._waiters.setdefault(job, [])
+            waiters.append(waiter)
+            try:
+                await waiter
+            finally:
+                waiters.remove(waiter)  # also when the query was given up
+        return str(self.ended_row(job)["state"])
+
+
+def new_row(name: str, user: str, submitted: float, spec: Spec, source: Mapping[str, Any]) -> Row:
+    """Return a job's row for the table of jobs."""
+    row = {"id": int(name), "user": user, "name": spec.name, "spec": spec.to_json(), "submitted": submitted}
+    return {**row, "source": json.dumps(dict(source))}

@@ -1,0 +1,126 @@
+"""Reports of running jobs as events: read once a second, and journalled only where they say something new.
+
+A worker with the training library reports how far it is. The queries show every report. The journal gets a measurement
+when a job's mates change and otherwise every ten seconds, every checkpoint, and every change of accumulation. A job
+without the library reports nothing, and its progress is an estimate.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from carpool.channel import Report, Shrinking
+from carpool.core import events as ev
+from carpool.core.model import Status
+from carpool.core.record import JobRecord
+from carpool.core.state import State
+from carpool.live.executors.base import Executor, GangKey
+from carpool.live.journal.store import Commit
+from carpool.live.service.inbox import Inbox
+from carpool.live.service.jobs import JobBook
+
+EVERY_S = 1.0
+"""Seconds between two looks at the reports."""
+JOURNAL_S = 10.0
+"""Seconds between two journalled measurements of a job whose mates stay the same."""
+SETTLING_ITERATIONS = 3
+"""Iterations beside the same mates after which a measurement counts: the average needs some time."""
+
+
+@dataclass(slots=True)
+class GangProgress:
+    """What the journal knows about a gang."""
+
+    journalled_at: float = -inf
+    mates: tuple[object, ...] = ()
+    since_iteration: int = 0
+    """Iteration at which its mates last changed."""
+    accumulation: int = 0
+    """Accumulation that the journal knows to be in force; 0: not known."""
+    latest: Report | None = None
+
+
+@dataclass
+class ProgressWatch:
+    """Reads reports from the executor and turns them into events."""
+
+    state: State
+    executor: Executor
+    book: JobBook
+    inbox: Inbox
+    gangs: dict[GangKey, GangProgress] = field(default_factory=dict)
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(EVERY_S)
+            self.look()
+
+    def look(self) -> None:
+        """Read the reports and put what is new into the inbox."""
+        reports = self._read()
+        if reports:
+
+            def prepare(now: float, commit: Commit) -> Sequence[ev.Event]:
+                return self._events(reports, now)
+
+            self.inbox.add(prepare)
+
+    def latest(self, record: JobRecord) -> Report | None:
+        """Return the latest report of a job's present attempt."""
+        gang = self.gangs.get((record.job.id, record.attempt))
+        return gang.latest if gang else None
+
+    def _read(self) -> list[tuple[GangKey, Report]]:
+        running = [(r.job.id, r.attempt) for r in self.state.running if r.status is Status.RUNNING]
+        for gone in self.gangs.keys() - set(running):
+            del self.gangs[gone]
+        return [(key, report) for key in running if (report := self.executor.report(key)) is not None]
+
+    def _events(self, reports: Sequence[tuple[GangKey, Report]], now: float) -> list[ev.Event]:
+        found: list[ev.Event] = []
+        for key, report in reports:
+            record = self.state.jobs.get(key[0])
+            if record is not None and record.attempt == key[1] and record.status is Status.RUNNING:
+                gang = self.gangs.setdefault(key, GangProgress())
+                found += self._gang_events(record, gang, report, now)
+                gang.latest = report
+        return found
+
+    def _gang_events(self, record: JobRecord, gang: GangProgress, report: Report, now: float) -> Iterator[ev.Event]:
+        job, attempt = record.job.id, record.attempt
+        counted = self.book.counts_iterations(job)
+        if counted and report.checkpoint >= 0 and report.checkpoint != record.checkpoint:
+            yield ev.Checkpointed(now, job, attempt, float(report.checkpoint))
+        if not record.job.can_shrink and report.shrinking in (Shrinking.CERTIFIED, Shrinking.WARNED):
+            yield ev.ConstraintsChanged(now, job, can_shrink=True)
+        yield from self._accumulation_events(record, gang, report, now)
+        mates = (record.accumulation, *sorted(mate.job.id for mate in self.state.cluster.mates(record)))
+        if mates != gang.mates:
+            gang.mates, gang.since_iteration, gang.journalled_at = mates, report.iteration, -inf
+        recent = now - gang.journalled_at < JOURNAL_S
+        unchanged = gang.latest is not None and report.iteration == gang.latest.iteration
+        if not counted or recent or unchanged:
+            return
+        settled = report.iteration - gang.since_iteration >= SETTLING_ITERATIONS
+        if settled and report.seconds > 0.0 and report.accumulation == record.accumulation:
+            gang.journalled_at = now
+            yield ev.Observed(now, job, attempt, float(report.iteration), report.seconds)
+        elif gang.latest is None:
+            yield ev.Progressed(now, job, attempt, float(report.iteration))
+
+    def _accumulation_events(
+        self, record: JobRecord, gang: GangProgress, report: Report, now: float
+    ) -> Iterator[ev.Event]:
+        """Confirm a retune, or tell that the job split its batch further by itself because memory ran out."""
+        job, attempt, accumulation = record.job.id, record.attempt, report.accumulation
+        if accumulation == record.accumulation:
+            # after a restart, the reserved memory shows whether a retune was confirmed
+            confirmed = self.state.perf.memory(record.job, accumulation) == record.memory
+            known = gang.accumulation or (accumulation if confirmed else 0)
+            gang.accumulation = accumulation
+            if known != accumulation:
+                yield ev.Retuned(now, job, attempt, accumulation)
+        elif report.out_of_memory and accumulation > record.accumulation and gang.accumulation != accumulation:
+            gang.accumulation = accumulation
+            yield ev.Retuned(now, job, attempt, accumulation, unasked=True)

@@ -1,0 +1,183 @@
+"""What users may look at: jobs, GPUs, logs, history. Results are plain lists and dictionaries, ready for JSON.
+
+Jobs that have not ended come from the state, ended ones from the journal's table of jobs. The HTTP API decides which
+user may see what.
+"""
+
+import json
+from dataclasses import dataclass, replace
+
+from carpool.core.record import JobRecord
+from carpool.core.state import State
+from carpool.errors import InputError
+from carpool.live.clock import Clock
+from carpool.live.executors.base import Executor, LogChunk
+from carpool.live.insight import views
+from carpool.live.insight.forecaster import Forecaster, accuracy
+from carpool.live.insight.receipt import receipt
+from carpool.live.journal.store import Store
+from carpool.live.service.estimator import JobEstimator
+from carpool.live.service.inventory import Inventory
+from carpool.live.service.jobs import JobBook, Row
+from carpool.live.service.progress import ProgressWatch
+from carpool.live.service.requests import unmet_dependencies
+from carpool.live.service.users import Users
+from carpool.live.spec import Spec, from_json
+
+MAX_LOG_BYTES = 1 << 20
+"""Largest part of a log that one query returns."""
+SHOWN_ATTEMPTS = 10
+
+
+@dataclass
+class Queries:
+    """The questions that users ask."""
+
+    state: State
+    store: Store
+    clock: Clock
+    executor: Executor
+    inventory: Inventory
+    book: JobBook
+    user_book: Users
+    progress: ProgressWatch
+    estimator: JobEstimator
+    forecaster: Forecaster
+
+    # ---- jobs ------------------------------------------------------------------------------------------------------
+
+    def jobs(self, all: bool = False, *, limit: int | None = None, before: str | None = None) -> list[Row]:
+        """Return jobs in order of submission, with `all` also ended ones; the last `limit` of them before a job id.
+
+        Keys: job, name, user, status, gpus, submitted, started, finished, exit_code, and reason, priority, held,
+        model, attempt, ran_s (in all attempts), progress (0 to 1), measured (or estimated), on (GPUs as node:index),
+        mates.
+        """
+        living = list(self.state.jobs.values())
+        if before is not None:
+            living = [record for record in living if int(record.job.id) < int(before)]
+        rows = self._rows(living if limit is None else living[-limit:])
+        if all:
+            rows += [_without_receipt(views.read_story(row["story"])) for row in self.book.ended_rows(limit, before)]
+            rows.sort(key=lambda row: int(row["job"]))
+        return rows if limit is None else rows[-limit:]
+
+    def _rows(self, records: list[JobRecord]) -> list[Row]:
+        labels, now = self.inventory.labels(), self.clock.now()
+        return [
+            views.job_row(self.state, record, self.book.specs[record.job.id], labels, self.progress.latest(record), now)
+            for record in records
+        ]
+
+    def show(self, job: str) -> Row:
+        """Return everything about a job: the keys of `jobs`, and spec (with env: hide it from other users), attempts
+        with their ranks, receipt, and the source of the estimate."""
+        record = self.state.jobs.get(job)
+        if record is not None:
+            spec, source = self.book.specs[job], self.book.source(job)
+            row = {**self._rows([record])[0], "receipt": receipt(record, self.clock.now())}
+        else:
+            known = self.book.ended_row(job)
+            spec, row = from_json(known["spec"]), views.read_story(known["story"])
+            source = json.loads(known["source"]) if known["source"].startswith("{") else {}
+        return {**row, "spec": spec.plain(), "attempts": self._attempts(job, row["attempt"]), "source": source}
+
+    def _attempts(self, job: str, last: int) -> list[Row]:
+        numbers = range(max(1, last - SHOWN_ATTEMPTS + 1), last + 1)
+        return [{"attempt": number, "ranks": self.executor.ranks((job, number))} for number in numbers]
+
+    def explain(self, job: str) -> Row:
+        """Explain a job: position, reason, mates with expected and measured slow-downs, start and end with a range."""
+        if job in self.state.jobs:
+            return self.forecaster.explain(job)
+        row = {key: value for key, value in self.show(job).items() if key not in ("spec", "attempts")}
+        why = f": {row['reason']}" if row["reason"] else ""
+        return {**row, "sentences": [f"Job {job} has {row['status']}{why}.", *row["receipt"]["sentences"]]}
+
+    def dry_run(self, spec: Spec, user: str) -> Row:
+        """Return what would happen to a job: `where` (GPUs or None), `mates`, `start`, `end` with range and source."""
+        wanted, now = replace(spec, after=unmet_dependencies(self.book, spec)), self.clock.now()
+        job, source = self.estimator.job(self.state.perf, wanted, "0", user, now)
+        refusal = self.state.refusal(job)
+        if refusal:
+            raise InputError(refusal.replace("job 0 ", "it "))
+        return self.forecaster.dry_run(job, {"kind": source.kind, "detail": source.detail})
+
+    async def wait(self, job: str) -> str:
+        """Wait until a job has ended and return how: finished, failed or cancelled."""
+        return await self.book.wait(job)
+
+    def owner(self, job: str) -> str:
+        """Return the user that a job belongs to; raise `NoSuchJob` if there is none."""
+        record = self.state.jobs.get(job)
+        return record.job.user if record is not None else str(self.book.ended_row(job)["user"])
+
+    # ---- logs ------------------------------------------------------------------------------------------------------
+
+    async def read_log(
+        self,
+        job: str,
+        rank: int = 0,
+        stream: str = "stdout",
+        *,
+        attempt: int | None = None,
+        offset: int = 0,
+        limit: int = MAX_LOG_BYTES,
+        tail: int | None = None,
+    ) -> LogChunk:
+        """Read a part of a worker's output; `attempt` None: of the latest attempt. `stream`: stdout or stderr."""
+        if stream not in ("stdout", "stderr"):
+            raise InputError(f"stream {stream!r}: must be stdout or stderr")
+        record, last = self.state.jobs.get(job), self.last_attempt(job)
+        number = attempt if attempt is not None else last
+        gpus = record.job.gpus if record is not None else from_json(self.book.ended_row(job)["spec"]).gpus
+        if not (1 <= number <= last or last == 0) or not 0 <= rank < gpus:
+            raise InputError(f"job {job} has {last} attempts and {gpus} workers, numbered from 0")
+        key = (job, max(1, number))
+        return await self.executor.read_log(key, rank, stream, offset=offset, limit=limit, tail=tail)
+
+    def last_attempt(self, job: str) -> int:
+        """Return the number of a job's latest attempt; 0: it never started."""
+        record = self.state.jobs.get(job)
+        return record.attempt if record is not None else int(json.loads(self.book.ended_row(job)["story"])["attempt"])
+
+    def is_over(self, job: str, attempt: int) -> bool:
+        """Return whether the workers of an attempt will write nothing more."""
+        record = self.state.jobs.get(job)
+        return record is None or (attempt < record.attempt and (job, attempt) not in self.executor.present())
+
+    # ---- the cluster and the past ----------------------------------------------------------------------------------
+
+    def users(self) -> dict[str, Row]:
+        return {name: dict(row) for name, row in self.user_book.rows.items()}
+
+    def gpus(self) -> Row:
+        """Return nodes with their GPUs, residents and memory, and how jobs share: mps, time-slicing or logical."""
+        nodes = [
+            {
+                "node": node.id,
+                "gpus": views.gpu_rows(self.state, node, self.book.specs),
+                "mechanism": node.mechanism,
+                "why": node.why,
+            }
+            for node in self.inventory.nodes
+        ]
+        first = {key: nodes[0][key] for key in ("mechanism", "why")}
+        return {"nodes": nodes, **first, "jobs_per_gpu": self.state.jobs_per_gpu}
+
+    def history(self, *, limit: int = 100, before: str | None = None, user: str | None = None) -> list[Row]:
+        """Return ended jobs, the latest first, with their receipts."""
+        return [views.read_story(row["story"]) for row in self.book.ended_rows(limit, before, user)[:limit]]
+
+    def accuracy(self) -> Row:
+        """Return how accurate the estimates were."""
+        return accuracy(self.store.estimates())
+
+    def workload(self) -> list[Row]:
+        """Return the finished jobs as the simulator reads them, for `carpool replay`."""
+        rows = reversed(self.book.ended_rows(None))
+        return [views.workload_row(row) for row in rows if row["state"] == "finished"]
+
+
+def _without_receipt(story: Row) -> Row:
+    return {key: value for key, value in story.items() if key != "receipt"}
