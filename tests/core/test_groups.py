@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.core.perf import FittedModel, MeasuredPair, TableInterference, crowd_slowdown
+from carpool.core.perf import FittedModel, MeasuredPair, TableInterference, group_slowdown
 from carpool.profile.build import FitRequest, build
 from carpool.profile.demand import fit_demands
 from carpool.profile.interference import read_interference
@@ -65,7 +65,7 @@ def test_one_mate_is_the_pair_table_whatever_the_demands():
 
 @given(xis, demands)
 def test_a_crowd_is_never_faster_than_its_worst_pair_nor_than_the_gpu(pairs, shares):
-    xi = crowd_slowdown(pairs, shares)
+    xi = group_slowdown(pairs, shares)
     assert xi >= max(pairs) - 1e-12
     assert xi >= sum(shares) - 1e-12
     assert xi == pytest.approx(max(1 + sum(p - 1 for p in pairs), sum(shares)))

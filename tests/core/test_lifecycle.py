@@ -309,12 +309,12 @@ class TestAsking:
         scheduler.step(0.0, [ev.Submitted(0.0, job("a", gpus=4, left=999.0))])
         scheduler.step(0.0, [ev.Started(0.0, "a", 1)])
         scheduler.step(50.0, [ev.Submitted(50.0, job("b", gpus=4, left=5.0, submitted=50.0))])
-        asked = scheduler.asked
+        asked = scheduler.decisions_asked
         scheduler.step(50.0, [ev.Started(50.0, "b", 1)])
         scheduler.step(51.0, [ev.Progressed(51.0, "b", 1, 1.0)])
-        assert scheduler.asked == asked
+        assert scheduler.decisions_asked == asked
         scheduler.step(52.0, [ev.Stopped(52.0, "a", 1, 50.0)])
-        assert scheduler.asked == asked + 1
+        assert scheduler.decisions_asked == asked + 1
 
     def test_tiresias_sleeps_while_nobody_waits(self):
         policy = Tiresias()

@@ -17,7 +17,7 @@ from carpool.belief.model import Belief
 from carpool.core import events as ev
 from carpool.core import snapshot
 from carpool.core.codec import decode, encode
-from carpool.core.elastic import Phase, Scaling, useful
+from carpool.core.elastic import NoisePhase, Scaling, own_iterations
 from carpool.core.model import Allocation, Decision, Job, Limits, Status
 from carpool.core.perf import AllReduce, ConstantInterference, FittedModel, Placement, Task
 from carpool.core.rules import IllegalPlan, check
@@ -62,20 +62,20 @@ def test_phases_give_the_iterations_that_each_batch_needed(data, task):
 
 
 def test_a_jobs_own_batch_counts_each_iteration_once():
-    assert useful(1000.0, 64, 64) == 1.0
-    assert useful(1e12, 128, 64) == pytest.approx(2.0), "without loss where the noise is large"
-    assert useful(0.0, 128, 64) == 1.0, "in vain where there is no noise"
+    assert own_iterations(1000.0, 64, 64) == 1.0
+    assert own_iterations(1e12, 128, 64) == pytest.approx(2.0), "without loss where the noise is large"
+    assert own_iterations(0.0, 128, 64) == 1.0, "in vain where there is no noise"
 
 
 @cases(st.integers(1, 2000), st.integers(1, 10**6), st.lists(st.floats(0.0, 1e6), min_size=1, max_size=6))
 def test_stretches_cover_a_job_and_give_every_phase_its_share_of_the_progress(batch, iterations, noises):
-    phases = tuple(Phase((index + 1) / len(noises), noise) for index, noise in enumerate(noises))
+    phases = tuple(NoisePhase((index + 1) / len(noises), noise) for index, noise in enumerate(noises))
     scaling = Scaling(8, 4096, 1, 64, phases)
     before, progress = 0.0, []
-    for stretch in scaling.stretches(batch, iterations):
-        assert stretch.until >= before
-        progress.append((stretch.until - before) * batch * scaling.efficiency(stretch.noise, batch))
-        before = stretch.until
+    for phase in scaling.job_phases(batch, iterations):
+        assert phase.until >= before
+        progress.append((phase.until - before) * batch * scaling.efficiency(phase.noise, batch))
+        before = phase.until
     assert before == iterations
     assert progress == pytest.approx([progress[0]] * len(noises), rel=1e-6)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from carpool.core import events as ev
-from carpool.core.elastic import Phase, Scaling
+from carpool.core.elastic import NoisePhase, Scaling
 from carpool.core.model import Allocation, Decision, Job, Limits, Node
 from carpool.core.perf import AllReduce, ConstantInterference, FittedModel, Interference, Task
 from carpool.core.rules import check
@@ -27,11 +27,11 @@ def task(
     return Task(alpha, beta, NO_COMM, NO_COMM, 1.0, round(memory_gib * GIB), per_sample_gib * GIB, scaling)
 
 
-SCALING = Scaling(8, 512, 2, 64, (Phase(0.25, 32.0), Phase(1.0, 512.0)))
+SCALING = Scaling(8, 512, 2, 64, (NoisePhase(0.25, 32.0), NoisePhase(1.0, 512.0)))
 TASKS = {
     "plain": task(scaling=SCALING),
     "thin": task(memory_gib=0.5, per_sample_gib=0.01),
-    "fat": task(memory_gib=6.0, scaling=Scaling(4, 64, 1, 256, (Phase(1.0, 100.0),), max_gpus=3)),
+    "fat": task(memory_gib=6.0, scaling=Scaling(4, 64, 1, 256, (NoisePhase(1.0, 100.0),), max_gpus=3)),
 }
 
 

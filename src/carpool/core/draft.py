@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence, Set
 
 from carpool.core.free import FreeGpus
 from carpool.core.model import Allocation, Decision, GpuId, JobId
-from carpool.core.rules import Resident, cohabitation
+from carpool.core.rules import Resident, sharing_problem
 from carpool.core.shapes import Size
 from carpool.core.view import FreeGpusView, JobView, ScanView, View
 
@@ -63,7 +63,7 @@ class Draft:
         view = self.view
         newcomer = Resident(record, size.accumulation, size.memory)
         memory = view.topology.memory_of(gpu)
-        return cohabitation([*self.residents(gpu), newcomer], view.jobs_per_gpu, memory, view.perf) is None
+        return sharing_problem([*self.residents(gpu), newcomer], view.jobs_per_gpu, memory, view.perf) is None
 
     @property
     def entered(self) -> Collection[GpuId]:
@@ -165,7 +165,7 @@ class Draft:
         topology, free = self.view.topology, self._free_gpus()
         if topology.taken:
             rest = free.copy()
-            rest.take(topology.tight(size.memory))
+            rest.take(topology.gpus_below(size.memory))
             free = rest
         return free.pick(count, topology.with_memory(size.memory))
 

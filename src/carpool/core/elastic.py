@@ -15,14 +15,14 @@ SLACK = 1e-8
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
-    """A stretch of a training: up to which share of its progress it goes, and the noise scale in it, in samples."""
+class NoisePhase:
+    """A phase of a training: up to which share of its progress it goes, and the noise scale in it, in samples."""
 
     until: float
     noise: float
 
 
-class Stretch(NamedTuple):
+class JobPhase(NamedTuple):
     """A phase as one job sees it: up to which of its own iterations it goes."""
 
     until: float
@@ -47,7 +47,7 @@ class Scaling:
     min_sub_batch: int
     max_sub_batch: int
     """Samples per GPU in one micro-step."""
-    phases: tuple[Phase, ...]
+    phases: tuple[NoisePhase, ...]
     max_gpus: int | None = None
 
     def efficiency(self, noise: float, batch: int) -> float:
@@ -61,7 +61,7 @@ class Scaling:
             return max(2, steps)  # one GPU learns the noise of the gradient from several micro-steps
         return steps
 
-    def stretches(self, batch: int, iterations: int) -> tuple[Stretch, ...]:
+    def job_phases(self, batch: int, iterations: int) -> tuple[JobPhase, ...]:
         """The phases counted in the iterations of a job with this batch, which needs so many of them in all."""
         before, lengths = 0.0, []
         for phase in self.phases:
@@ -70,11 +70,11 @@ class Scaling:
         whole, done, found = sum(lengths), 0.0, []
         for phase, length in zip(self.phases, lengths, strict=True):
             done += length
-            found.append(Stretch(iterations * done / whole, phase.noise))
-        found[-1] = Stretch(float(iterations), found[-1].noise)
+            found.append(JobPhase(iterations * done / whole, phase.noise))
+        found[-1] = JobPhase(float(iterations), found[-1].noise)
         return tuple(found)
 
 
-def useful(noise: float, batch: int, own_batch: int) -> float:
+def own_iterations(noise: float, batch: int, own_batch: int) -> float:
     """How many iterations of a job's own batch one iteration of another batch stands for."""
     return batch / own_batch * (noise + own_batch) / (noise + batch)

@@ -32,7 +32,7 @@ class Topology:
         memory = self.nodes[self.node_of[gpu]].memory
         return max(0, memory - self.taken[gpu]) if gpu in self.taken else memory
 
-    def tight(self, needed: int) -> list[GpuId]:
+    def gpus_below(self, needed: int) -> list[GpuId]:
         """The GPUs on which strangers leave less than this."""
         return [gpu for gpu in self.taken if self.memory_of(gpu) < needed]
 
@@ -66,7 +66,7 @@ class Topology:
     def wholly_with_memory(self, needed: int) -> int:
         """The nodes all of whose GPUs have at least this much memory to give."""
         mask = self.with_memory(needed)
-        for gpu in self.tight(needed):
+        for gpu in self.gpus_below(needed):
             mask &= ~(1 << self.node_of[gpu])
         return mask
 

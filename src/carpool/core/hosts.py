@@ -31,7 +31,7 @@ class LoneHosts:
             yield entries[index][2]
 
 
-class LonePlace(NamedTuple):
+class LoneEntry(NamedTuple):
     """Where a lone host stands in the index."""
 
     group: LoneHosts
@@ -88,12 +88,12 @@ class Hosts:
             group = self.lone[kind] = LoneHosts(kind, record.job)
         entry = (record.end(), record.seq, record)
         insort(group.entries, entry)
-        record.index_entry = LonePlace(group, entry)
+        record.index_entry = LoneEntry(group, entry)
 
     def _discard(self, record: JobRecord) -> None:
         place = record.index_entry
         record.index_entry = None
-        if isinstance(place, LonePlace):
+        if isinstance(place, LoneEntry):
             entries = place.group.entries
             del entries[bisect_left(entries, place.entry)]
             if not entries:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from carpool.core.elastic import Pace, Scaling, Stretch, useful
+from carpool.core.elastic import JobPhase, Pace, Scaling, own_iterations
 from carpool.core.model import Job, sub_batch
 
 GENERIC = "generic"
@@ -110,7 +110,7 @@ class Task:
         return self.memory_static + round(self.memory_per_sample * samples)
 
 
-NOTHING_KNOWN = Task(1.0, 0.0, AllReduce(0.0, 0.0), AllReduce(0.0, 0.0), 1.0)
+GENERIC_TASK = Task(1.0, 0.0, AllReduce(0.0, 0.0), AllReduce(0.0, 0.0), 1.0)
 """Stands for a generic job: its speed comes from its duration alone, its memory need counts as zero."""
 
 
@@ -122,7 +122,7 @@ class Interference(Protocol):
         """The share of a GPU that `model` asks for at its sub-batch; 0.0 where that is not known."""
 
 
-def crowd_slowdown(pairs: Iterable[float], demands: Iterable[float]) -> float:
+def group_slowdown(pairs: Iterable[float], demands: Iterable[float]) -> float:
     """ξ of a job beside several mates: from its ξ beside each of them, and the demands of all, its own included.
 
     What the mates cost adds up; and where all together ask for more than the GPU has, everybody gets that much less.
@@ -212,7 +212,7 @@ class FittedModel:
         ignore_placement: bool = False,
         ignore_memory: bool = False,
     ) -> None:
-        self.tasks = {GENERIC: NOTHING_KNOWN, **tasks}
+        self.tasks = {GENERIC: GENERIC_TASK, **tasks}
         self.interference = interference
         self.node_gpus = node_gpus
         self.ignore_placement = ignore_placement
@@ -220,7 +220,7 @@ class FittedModel:
         self._iterations: dict[tuple[str, int, int, int, int], float] = {}
         self._memory: dict[tuple[str, int, int], int] = {}
         self._pairs: dict[tuple[str, int, int, str, int, int], float] = {}
-        self._stretches: dict[tuple[str, int, int], tuple[Stretch, ...]] = {}
+        self._job_phases: dict[tuple[str, int, int], tuple[JobPhase, ...]] = {}
         self._demands: dict[tuple[str, int, int], float] = {}
 
     def fewest_nodes(self, gpus: int) -> int:
@@ -264,7 +264,7 @@ class FittedModel:
         if len(mates) == 1:
             return self._pair(job, accumulation, *mates[0])
         pairs = [self._pair(job, accumulation, mate, mate_accumulation) for mate, mate_accumulation in mates]
-        return crowd_slowdown(pairs, [self._demand(*one) for one in ((job, accumulation), *mates)])
+        return group_slowdown(pairs, [self._demand(*one) for one in ((job, accumulation), *mates)])
 
     def _demand(self, job: Job, accumulation: int) -> float:
         key = (job.model, job.batch, accumulation)
@@ -289,7 +289,7 @@ class FittedModel:
         return self.tasks[job.model].scaling if job.elastic else None
 
     def noise(self, job: Job, done: float) -> float:
-        return self._stretch(job, done).noise
+        return self._job_phase(job, done).noise
 
     def scaled_pace(self, job: Job, batch: int, accumulation: int, placement: Placement, done: float) -> Pace:
         gpus, nodes = placement
@@ -302,19 +302,19 @@ class FittedModel:
             own = scaling.micro_steps(job.batch, job.gpus, scaling.max_sub_batch) if scaling else 1
             best = self._timed(job.model, job.batch, own, job.gpus, self.fewest_nodes(job.gpus))
             time *= job.duration_s / job.iterations / best
-        stretch = self._stretch(job, done)
-        return Pace(time / useful(stretch.noise, batch * gpus, job.batch * job.gpus), stretch.until)
+        phase = self._job_phase(job, done)
+        return Pace(time / own_iterations(phase.noise, batch * gpus, job.batch * job.gpus), phase.until)
 
-    def _stretch(self, job: Job, done: float) -> Stretch:
+    def _job_phase(self, job: Job, done: float) -> JobPhase:
         """The phase that a job is in."""
         own_batch = job.batch * job.gpus
         key = (job.model, own_batch, job.iterations)
-        stretches = self._stretches.get(key)
-        if stretches is None:
+        job_phases = self._job_phases.get(key)
+        if job_phases is None:
             scaling = self.tasks[job.model].scaling
             assert scaling is not None, f"{job.model} does not scale"
-            stretches = self._stretches[key] = scaling.stretches(own_batch, job.iterations)
-        for stretch in stretches:
-            if done < stretch.until:
-                return stretch
-        return stretches[-1]
+            job_phases = self._job_phases[key] = scaling.job_phases(own_batch, job.iterations)
+        for phase in job_phases:
+            if done < phase.until:
+                return phase
+        return job_phases[-1]

@@ -1,6 +1,6 @@
 """What every plan must obey, whatever the policy: enforced here, once.
 
-Drafts ask `cohabitation` while they look for a place; the scheduler runs `check` on every finished plan before it is
+Drafts ask `sharing_problem` while they look for a place; the scheduler runs `check` on every finished plan before it is
 applied. A policy cannot forget a rule, and one that tries to break it is told which.
 """
 
@@ -26,7 +26,7 @@ class Resident(NamedTuple):
     """Where the scheduler chose it."""
 
 
-def cohabitation(members: Sequence[Resident], jobs_per_gpu: int, memory: int, perf: PerformanceModel) -> str | None:
+def sharing_problem(members: Sequence[Resident], jobs_per_gpu: int, memory: int, perf: PerformanceModel) -> str | None:
     """Why these jobs may not live on one GPU with that much memory, or None."""
     needed = sum(member.memory for member in members)
     if needed > memory:
@@ -86,10 +86,10 @@ def _check_gang(state: View, record: JobView, decision: Decision) -> None:
     for gpu in gpus:
         if gpu not in state.topology.node_of:
             raise IllegalPlan(f"job {job.id} got GPU {gpu}, which does not exist")
-    _check_cut(job, allocation)
+    _check_split(job, allocation)
 
 
-def _check_cut(job: Job, allocation: Allocation) -> None:
+def _check_split(job: Job, allocation: Allocation) -> None:
     batch = job.batch if allocation.batch is None else allocation.batch
     if not 1 <= allocation.accumulation <= batch:
         raise IllegalPlan(f"job {job.id} cannot cut a batch of {batch} into {allocation.accumulation}")
@@ -136,7 +136,7 @@ def _check_gpus(state: View, named: dict[str, JobView], decisions: Iterable[Deci
         for resident in state.jobs_on(gpu):
             if resident.job.id not in named:
                 members.append(Resident(resident, resident.accumulation, resident.memory, resident.batch))
-        broken = cohabitation(members, state.jobs_per_gpu, topology.memory_of(gpu), state.perf)
+        broken = sharing_problem(members, state.jobs_per_gpu, topology.memory_of(gpu), state.perf)
         if broken:
             raise IllegalPlan(f"GPU {gpu}: {broken}")
 

@@ -41,7 +41,7 @@ class Scheduler:
         self.state = State(perf, policy.key, jobs_per_gpu)
         self.strict = strict
         self.in_rounds = bool(getattr(policy, "in_rounds", False))
-        self.asked = 0
+        self.decisions_asked = 0
         """How often the policy was asked."""
         self.refused: deque[IllegalPlan] = deque(maxlen=100)
         """The latest decisions that broke a rule, where `strict` is off (live): they are refused, the rest goes on."""
@@ -60,7 +60,7 @@ class Scheduler:
         state.needs_decision = False
         if state.now != now:
             state.advance(now)
-        self.asked += 1
+        self.decisions_asked += 1
         decisions = tuple(self.policy.decide(state))
         if not decisions:
             return None

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from carpool.core.elastic import Phase, Scaling
+from carpool.core.elastic import NoisePhase, Scaling
 from carpool.core.model import sub_batch
 from carpool.profile.fields import ProfileError
 from carpool.profile.rows import Run, positive, read_table, whole
@@ -69,7 +69,7 @@ def fit_scaling(
     ends, chosen = _phases(errors, min(PHASES, epochs))
     whole = batches[initial][epochs - 1].progress
     phases = [
-        Phase(round(batches[initial][end - 1].progress / whole, 5), float(f"{noises[noise]:.4g}"))
+        NoisePhase(round(batches[initial][end - 1].progress / whole, 5), float(f"{noises[noise]:.4g}"))
         for end, noise in zip(ends, chosen, strict=True)
     ]
     lengths = np.diff([0, *ends])

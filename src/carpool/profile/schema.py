@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from carpool.core.elastic import Phase, Scaling
+from carpool.core.elastic import NoisePhase, Scaling
 from carpool.core.perf import AllReduce
 from carpool.errors import nearest
 from carpool.files import whole_file
@@ -178,8 +178,8 @@ def _scaling(f: ProfileFields) -> Scaling:
     return scaling
 
 
-def _phase(f: ProfileFields) -> Phase:
-    phase = Phase(f.number("until", 0), f.number("noise", 0))
+def _phase(f: ProfileFields) -> NoisePhase:
+    phase = NoisePhase(f.number("until", 0), f.number("noise", 0))
     f.done()
     return phase
 
