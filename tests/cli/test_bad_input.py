@@ -89,7 +89,7 @@ def test_a_job_that_fits_no_gpu_even_at_sub_batch_1(tmp_path):
         (("workload", "convert", "nowhere.csv", "--out", "x.csv"), ("nowhere.csv: no such workload file",)),
         (("profiles", "show", "t5"), ("t5: no such profile (did you mean t4?)",)),
         (("profiles", "merge", "h200", "h201", "--out", "x.json"), ("h201: no such profile (did you mean h200?)",)),
-        (("profiles", "merge", "h200", "h200", "--out", "x.json"), ("h200: the same measurements as in h200",)),
+        (("profiles", "merge", "h200", "h200", "--out", "x.json"), ("h200: contains the same measurements as h200",)),
     ],
 )
 def test_a_wrong_name_is_refused_with_the_nearest_one(tmp_path, arguments, parts):
