@@ -246,7 +246,7 @@ def _sentences(context: ExplainContext, record: JobRecord, data: dict[str, Any])
         lines.append(f"It shares {' '.join(mate['on'])} with {other}: it takes {own}, {other} {theirs}.")
     run = data["run"]
     lines.append(f"Alone it takes {ranged(run, span)} in all; source: {run['source']}.")
-    lines += _outlook(record, data, now)
+    lines += _forecast_sentences(record, data, now)
     if record.ran_s or record.iteration_s:
         lines += data["receipt"]["sentences"][1:]
     return lines
@@ -263,7 +263,7 @@ def _head(context: ExplainContext, record: JobRecord, data: dict[str, Any]) -> s
     return f"{called[0].upper()}{called[1:]} is {data['status']}{place}."
 
 
-def _outlook(record: JobRecord, data: dict[str, Any], now: float) -> list[str]:
+def _forecast_sentences(record: JobRecord, data: dict[str, Any], now: float) -> list[str]:
     def moment(at: float | None) -> str:
         return "an unknown time" if at is None else clock(at, now)
 
