@@ -289,7 +289,7 @@ def test_the_documented_commands_are_those_that_measured_h200(monkeypatch, which
     words = [words for words in documented() if words[1] == "profile"][which]
     told = commands.profile.make_context("profile", words[2:]).params
     del told["as_json"]
-    asked = commands.Asked(**told)
+    asked = commands.ProfileOptions(**told)
     monkeypatch.setattr(commands.mps, "available", lambda: None)
     phases = plan(asked.sources(MeasuredGpu(nvml.Device(0, "GPU-1", "test", 1, "1"))), asked.scope(on_gpu=True))
     planned = {request for phase in phases for request in phase.requests}

@@ -32,12 +32,12 @@ from carpool.profile.schema import dumps, save
 @click.option("--note", multiple=True, help="A remark to keep in the file.")
 @click.option("--out", metavar="FILE", help="Write the profile here.")
 @click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON.")
-def fit(out: str | None, as_json: bool, **told: Any) -> None:
+def fit(out: str | None, as_json: bool, **options: Any) -> None:
     """Fit tasks, memory and slow-downs from measurements, and write them as a profile."""
     from carpool.profile.build import FitRequest, build
 
-    _check_scales(told)
-    profile = build(FitRequest(**told))
+    _check_scales(options)
+    profile = build(FitRequest(**options))
     if out is not None:
         save(profile, out)
     if as_json:
@@ -48,12 +48,12 @@ def fit(out: str | None, as_json: bool, **told: Any) -> None:
         click.echo(f"wrote {out}")
 
 
-def _check_scales(told: Mapping[str, Any]) -> None:
+def _check_scales(options: Mapping[str, Any]) -> None:
     from math import isfinite
 
     from carpool.profile.fields import ProfileError
 
     for option, least in (("activation_scale", "above 0"), ("context_gib", "0 or more")):
-        value = told[option]
+        value = options[option]
         if not isfinite(value) or value < 0 or (value == 0 and option == "activation_scale"):
             raise ProfileError(f"--{option.replace('_', '-')} {value}: give a finite number, {least}")

@@ -64,14 +64,14 @@ from carpool.profile.schema import dumps, save
 @click.option("--state", metavar="FILE", help="Raw measurements, resumed from.  [default: NAME.raw.jsonl]")
 @click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-def profile(as_json: bool, **told: Any) -> None:
+def profile(as_json: bool, **options: Any) -> None:
     """Measure training on this machine's GPU and write a profile.
 
     COMMAND is a training script that uses carpool.train; examples can be measured instead, or beside it. Every process
     is started once and timed alone, then beside the others, under time-slicing and under MPS. What was measured is
     kept: the same call again goes on where this one ended.
     """
-    asked = Asked(**told)
+    asked = ProfileOptions(**options)
     name, outcome = asked.name, SessionResult()
     if asked.minutes == 0:
         if name is None:
@@ -120,13 +120,13 @@ def profile(as_json: bool, **told: Any) -> None:
     click.echo(f"\nwrote {out}; {len(measurements)} measurements in {state}{left}")
 
 
-def _batch_norm(asked: "Asked", measurements: Sequence[Measurement]) -> tuple[str, ...]:
+def _batch_norm(asked: "ProfileOptions", measurements: Sequence[Measurement]) -> tuple[str, ...]:
     tasks = tasks_of(measurements)
     return asked.batch_norm or tuple(task for task in examples.BATCH_NORM if task in tasks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ProfileOptions:
     """The options, checked when they are used."""
 
     example: tuple[str, ...]
@@ -327,7 +327,7 @@ def _remarks(memory_limit: bool | None) -> list[str]:
 
 @contextmanager
 def _progress(total: int, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """A bar on standard error; where nobody watches, a line for each phase."""
+    """A bar on standard error; without a terminal, a line for each phase."""
     if quiet or not sys.stderr.isatty():
         yield lambda what: click.echo(what, err=True) if what.startswith("starting") and not quiet else None
         return

@@ -148,11 +148,11 @@ class Daemon:
 
     def env(self, memory_limit: int | None = None, gpus: int = 1) -> dict[str, str]:
         """Return a worker's environment variables. The limit is in bytes per GPU and includes the context."""
-        told = {"CUDA_MPS_PIPE_DIRECTORY": str(self.pipe), "CUDA_MPS_LOG_DIRECTORY": str(self.log)}
+        variables = {"CUDA_MPS_PIPE_DIRECTORY": str(self.pipe), "CUDA_MPS_LOG_DIRECTORY": str(self.log)}
         if memory_limit is not None:
             whole = max(1, memory_limit // MIB)
-            told["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = ",".join(f"{gpu}={whole}M" for gpu in range(gpus))
-        return told
+            variables["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = ",".join(f"{gpu}={whole}M" for gpu in range(gpus))
+        return variables
 
     def alive(self) -> bool:
         """Return whether our daemon's process still runs."""

@@ -119,10 +119,10 @@ def _with_scaling(request: FitRequest, tasks: dict[str, TaskProfile], runs: Sequ
     return scaled
 
 
-def _numbers(option: str, told: Sequence[str], tasks: Iterable[str]) -> dict[str, int]:
+def _numbers(option: str, texts: Sequence[str], tasks: Iterable[str]) -> dict[str, int]:
     """Parse options of the form `task=8`."""
     found = {}
-    for text in told:
+    for text in texts:
         name, _, number = text.partition("=")
         if name not in tasks:
             raise ProfileError(f"{option} {text}: no such task in the rows; they have {', '.join(tasks) or 'none'}")

@@ -82,8 +82,8 @@ def _solve(runs: Sequence[Run], kinds: Sequence[int], bend: bool) -> "Array":
     """
     np, _ = scipy()
     residuals = _residuals(np, runs, kinds)
-    told = np.array([*_told(runs, kinds), bend])
-    deltas = DELTA_STARTS if told[NAMES.index("delta")] else (1.0,)
+    determined = np.array([*_determined(runs, kinds), bend])
+    deltas = DELTA_STARTS if determined[NAMES.index("delta")] else (1.0,)
     knees = KNEE_STARTS if bend else (1.0,)
     starts = [np.array([*_start(runs, delta), knee]) for delta, knee in product(deltas, knees)]
     straight = [_solve(runs, kinds, bend=False)] if bend else []  # first, because a knee must be better than none
@@ -96,26 +96,26 @@ def _solve(runs: Sequence[Run], kinds: Sequence[int], bend: bool) -> "Array":
         """Return the first, unless a later one lowers the cost by that share."""
         return reduce(lambda one, other: other if cost(other) < cost(one) * (1 - gain) else one, found)
 
-    plain = best([*straight, *(_descend(residuals, told, start, np.ones(len(NAMES))) for start in starts)], TIE)
-    scaled = best([_descend(residuals, told, start, start) for start in starts], TIE)
+    plain = best([*straight, *(_descend(residuals, determined, start, np.ones(len(NAMES))) for start in starts)], TIE)
+    scaled = best([_descend(residuals, determined, start, start) for start in starts], TIE)
     return best([plain, scaled], CLEARLY)
 
 
-def _descend(residuals: Callable[["Array"], "Array"], told: "Array", start: "Array", units: "Array") -> "Array":
+def _descend(residuals: Callable[["Array"], "Array"], determined: "Array", start: "Array", units: "Array") -> "Array":
     """Run least squares from a start, with constants in the given units."""
     np, least_squares = scipy()
-    low, high, units = np.array(LEAST), np.array(MOST), units[told]
+    low, high, units = np.array(LEAST), np.array(MOST), units[determined]
 
     def full(x: "Array") -> "Array":
         p: Array = low.copy()
-        p[told] = x * units
+        p[determined] = x * units
         return p
 
-    x0 = start[told] / units
+    x0 = start[determined] / units
     found = least_squares(
         lambda x: residuals(full(x)),
         x0,
-        bounds=(low[told] / units, high[told] / units),
+        bounds=(low[determined] / units, high[determined] / units),
         x_scale=x0,
         ftol=1e-12,
         xtol=1e-12,
@@ -158,13 +158,13 @@ def _residuals(np: Any, runs: Sequence[Run], kinds: Sequence[int]) -> Callable[[
 
 
 def _mean_of_power(np: Any, a: Any, b: Any, power: float) -> Any:
-    """(a^p + b^p)^(1/p), without leaving the range of numbers."""
+    """Return (a^p + b^p)^(1/p) without overflow."""
     longer = np.maximum(np.maximum(a, b), 1e-300)
     return longer * (1 + (np.minimum(a, b) / longer) ** power) ** (1 / power)
 
 
-def _told(runs: Sequence[Run], kinds: Sequence[int]) -> list[bool]:
-    """Which of the constants the rows can tell at all."""
+def _determined(runs: Sequence[Run], kinds: Sequence[int]) -> list[bool]:
+    """Return which of the constants the rows determine."""
     counts = [{run.gpus for run, kind in zip(runs, kinds, strict=True) if kind == which} for which in range(3)]
     node, nodes = counts[ONE_NODE], counts[SEVERAL_NODES]
     return [True, True, bool(node), len(node) > 1, bool(nodes), len(nodes) > 1, bool(node or nodes)]

@@ -40,11 +40,11 @@ def merge(
     _check_they_differ(inputs)
     _check_memory(inputs)
     norms = _batch_norms(inputs)
-    told = [note for one in inputs for note in one.profile.notes if not OWN_NOTES.fullmatch(note)]
+    kept = [note for one in inputs for note in one.profile.notes if not OWN_NOTES.fullmatch(note)]
     naming = Naming(
         name or first.name,
         first.description if description is None else description,
-        notes=tuple(dict.fromkeys((*told, *notes))),
+        notes=tuple(dict.fromkeys((*kept, *notes))),
     )
     memory = min((gpu.memory_bytes for gpu in gpus if gpu.memory_bytes), default=None)
     machine = MeasuredMachine(gpus[0].name, memory, _joined(gpu.driver for gpu in gpus), date="", software="")

@@ -184,7 +184,7 @@ def test_an_interval_is_as_wide_as_repetitions_differ():
     setting = Setting("a", 8)
     assert calm.half_width("mps", setting, 0.01, 1) < 0.05 < 0.3 < wild.half_width("mps", setting, 0.01, 1)
     assert wild.half_width("mps", setting, 0.01, 4) < wild.half_width("mps", setting, 0.01, 1)
-    assert Noise([]).told().startswith("Nothing was measured twice")
+    assert Noise([]).describe().startswith("Nothing was measured twice")
 
 
 def test_a_pair_whose_job_never_ran_alone_is_left_out():
@@ -292,12 +292,12 @@ def test_a_pair_is_the_same_in_whatever_order_a_session_names_its_jobs():
 
 def test_the_noise_says_how_much_series_differ():
     again = measured("mps", ("a", 8, 1, 0.102), run=1)
-    assert "Between series" not in Noise(in_series(0, 1, again)).told()
-    told = Noise([*in_series(0, 1, again), *in_series(1, 1.1)]).told()
+    assert "Between series" not in Noise(in_series(0, 1, again)).describe()
+    told = Noise([*in_series(0, 1, again), *in_series(1, 1.1)]).describe()
     assert "made twice differs by 2.0 % in the median and by up to 2 % (1 repeated)" in told
     assert "Between series the same measurement differs under mps by 10.0 % in the median" in told
     assert "(4 compared)" in told
-    assert Noise([*in_series(0, 1), *in_series(1, 1.1)]).told().startswith("Nothing was measured twice")
+    assert Noise([*in_series(0, 1), *in_series(1, 1.1)]).describe().startswith("Nothing was measured twice")
 
 
 # ---- the shipped profile --------------------------------------------------------------------------------------------

@@ -441,7 +441,7 @@ def test_more_batches_of_an_example_are_asked_for_with_its_own_option():
     """The example's own batch is not told and must be asked, which must not lose the way to ask for another."""
     told = commands.profile.make_context("profile", ["--cpu", "--example", "ncf", "--alone", "ncf:64"]).params
     del told["as_json"]
-    (source,) = commands.Asked(**told).sources(commands.MeasuredGpu(None))
+    (source,) = commands.ProfileOptions(**told).sources(commands.MeasuredGpu(None))
     fake = replace(source, command=(sys.executable, FAKE))
     found = commands._with_batches(fake, commands.MeasuredGpu(None), Path("work"))
     assert found.batches == (8,)

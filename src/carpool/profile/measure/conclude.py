@@ -43,10 +43,10 @@ def conclude(machine: MeasuredMachine, measurements: Sequence[Measurement], nami
     under = timed_under(measurements)
     runs = [run for m in sorted({*under.values()}) for run in solo_runs(measurements, m) if under[run.task] == m]
     tasks, names = {}, sorted({run.task for run in runs})
-    untold = [name for name in names if len({run.batch / run.accumulation for run in runs if run.task == name}) < 2]
+    untimed = [name for name in names if len({run.batch / run.accumulation for run in runs if run.task == name}) < 2]
     for name in names:
         own = [run for run in runs if run.task == name]
-        if name in untold and untold != names:
+        if name in untimed and untimed != names:
             continue  # the other tasks still get their profile
         norm = name in naming.batch_norm if naming.batch_norm else None
         tasks[name] = replace(_task(own, _contexts(measurements, name)), batch_norm=norm)
@@ -61,10 +61,10 @@ def conclude(machine: MeasuredMachine, measurements: Sequence[Measurement], nami
         description=naming.description,
         gpu=Gpu(machine.gpu, machine.memory_bytes, machine.driver, 1),
         mechanisms={m: MECHANISM_NOTES[m] for m in sorted({done.request.mechanism for done in measurements})},
-        noise=noise.told(),
+        noise=noise.describe(),
         notes=(
             *naming.notes,
-            *_times_notes(richest(measurements), under, tasks, untold),
+            *_times_notes(richest(measurements), under, tasks, untimed),
             *_unused_note(len(together) - len(shared) - len(groups)),
             ONE_GPU_NOTE,
         ),
@@ -93,14 +93,14 @@ MECHANISM_NOTES = {
 }
 
 
-def _times_notes(usual: str, under: Mapping[str, str], told: Collection[str], untold: Sequence[str]) -> Iterator[str]:
+def _times_notes(usual: str, under: Mapping[str, str], timed: Collection[str], untimed: Sequence[str]) -> Iterator[str]:
     apart = ""
     for mechanism in MECHANISMS:
-        names = [name for name in told if usual != under[name] == mechanism]
+        names = [name for name in timed if usual != under[name] == mechanism]
         apart += f"; of {', '.join(names)}, under {mechanism}" if names else ""
     yield f"Iteration times are those under {usual}{apart}."
-    if untold:
-        yield f"No iteration times of {', '.join(untold)}: alone at one batch size only."
+    if untimed:
+        yield f"No iteration times of {', '.join(untimed)}: alone at one batch size only."
 
 
 def _unused_note(unused: int) -> Iterator[str]:
@@ -189,15 +189,19 @@ def held_out_errors(runs: Sequence[Run], bend: bool = True) -> list[float]:
 
 
 def _memory(runs: Sequence[Run], contexts: Sequence[int]) -> Memory | None:
-    told = [run for run in runs if run.memory_bytes is not None]
-    if len({sub_batch(run.batch, run.accumulation) for run in told}) < 2:
+    with_memory = [run for run in runs if run.memory_bytes is not None]
+    if len({sub_batch(run.batch, run.accumulation) for run in with_memory}) < 2:
         return None
     context = round(median(contexts)) if contexts else GUESSED_CONTEXT
-    origin = "measured as the driver's figure less the allocator's" if contexts else "not told by the driver, a guess"
-    if len({run.batch for run in told if run.accumulation == 1}) < 2:
-        told = [replace(run, batch=sub_batch(run.batch, run.accumulation), accumulation=1) for run in told]
+    origin = (
+        "measured as the driver's figure less the allocator's" if contexts else "not reported by the driver, a guess"
+    )
+    if len({run.batch for run in with_memory if run.accumulation == 1}) < 2:
+        with_memory = [
+            replace(run, batch=sub_batch(run.batch, run.accumulation), accumulation=1) for run in with_memory
+        ]
         origin += "; one batch only, so rows with accumulation stand for smaller ones"
-    memory = memory_line(told, 1.0, context)
+    memory = memory_line(with_memory, 1.0, context)
     return replace(memory, source=f"{memory.source}; the context was {origin}")
 
 

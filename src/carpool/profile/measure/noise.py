@@ -75,7 +75,7 @@ class Noise:
         within = self._window.get((series, mechanism, setting), 0.0)
         return math.sqrt(between**2 * (1 + 1 / runs + 1 / alone_runs) + error**2 + within**2)
 
-    def told(self) -> str:
+    def describe(self) -> str:
         parts = []
         for mechanism in sorted({m for _, m, _ in self._spread}):
             spread = [v for (_, m, _), values in self._spread.items() if m == mechanism for v in values]

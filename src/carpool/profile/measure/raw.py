@@ -194,15 +194,15 @@ class RawFile:
                 self.unsure.append(task)
             elif not before.same(now):
                 raise ProfileError(
-                    f"{self.path}: {task} was measured there as {_told(before, now)}; give another --name or --state, "
-                    "or remove the file"
+                    f"{self.path}: {task} was measured there as {_difference(before, now)}; give another --name or "
+                    "--state, or remove the file"
                 )
             else:
                 self._known[task] = before
         self.machine, self.measurements, self.memory_limit = found.machine, found.measurements, found.memory_limit
 
 
-def _told(before: Origin, now: Origin) -> str:
+def _difference(before: Origin, now: Origin) -> str:
     if before.sha256 != now.sha256 and before.command == now.command:
         return f"{before.script}, which has changed since"
     return f"`{' '.join(before.command)}`, and this is `{' '.join(now.command)}`"
@@ -294,8 +294,8 @@ def plain(done: Measurement) -> dict[str, Any]:
                 job[key] = getattr(sample, key)
         jobs.append(job)
     series = {"series": done.series} if done.series else {}
-    told = {"mechanism": done.request.mechanism, **series, "run": done.request.run}
-    return {**told, "seconds": round(done.seconds, 2), "jobs": jobs}
+    head = {"mechanism": done.request.mechanism, **series, "run": done.request.run}
+    return {**head, "seconds": round(done.seconds, 2), "jobs": jobs}
 
 
 def measurement(f: ProfileFields) -> Measurement:
