@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-pytest.register_assert_rewrite("tests.support.world")
+pytest.register_assert_rewrite("tests.support.world", "carpool.live.executors.contract")
 
 # Derandomised, so that a failure in CI is a failure here; the machine may be slow, so no deadline.
 settings.register_profile("carpool", deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
