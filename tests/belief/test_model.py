@@ -291,9 +291,9 @@ def test_a_pending_jobs_choice_changes_after_an_observation():
     told(scheduler.state, ev.NodeJoined(0.0, Node("n", (0, 1), 16 * GIB)), *(ev.Submitted(0.0, j) for j in jobs[:3]))
     told(scheduler.state, ev.Planned(0.0, together), placed("d", 1), *(ev.Started(0.0, name, 1) for name in "abd"))
     assert scheduler.step(0.0, [ev.Submitted(0.0, jobs[3])]) is None
-    asked = scheduler.decisions_asked
+    asked = scheduler.policy_calls
     planned = scheduler.step(10.0, [ev.Observed(10.0, name, 1, 9.0, 1.05) for name in "ab"])
-    assert scheduler.decisions_asked == asked + 1
+    assert scheduler.policy_calls == asked + 1
     assert [d.job for d in planned.decisions] == ["c"]
     assert planned.decisions[0].allocation.gpus == (1,)
 

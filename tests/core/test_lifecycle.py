@@ -309,12 +309,12 @@ class TestAsking:
         scheduler.step(0.0, [ev.Submitted(0.0, job("a", gpus=4, left=999.0))])
         scheduler.step(0.0, [ev.Started(0.0, "a", 1)])
         scheduler.step(50.0, [ev.Submitted(50.0, job("b", gpus=4, left=5.0, submitted=50.0))])
-        asked = scheduler.decisions_asked
+        asked = scheduler.policy_calls
         scheduler.step(50.0, [ev.Started(50.0, "b", 1)])
         scheduler.step(51.0, [ev.Progressed(51.0, "b", 1, 1.0)])
-        assert scheduler.decisions_asked == asked
+        assert scheduler.policy_calls == asked
         scheduler.step(52.0, [ev.Stopped(52.0, "a", 1, 50.0)])
-        assert scheduler.decisions_asked == asked + 1
+        assert scheduler.policy_calls == asked + 1
 
     def test_tiresias_sleeps_while_nobody_waits(self):
         policy = Tiresias()
@@ -387,7 +387,7 @@ class TestTerms:
         whole = [size.accumulation for size in state.jobs["a"].shape.sizes]
         state.apply(ev.ConstraintsChanged(1.0, "a", min_accumulation=4))
         assert [size.accumulation for size in state.jobs["a"].shape.sizes] == [s for s in whole if s >= 4]
-        with pytest.raises(IllegalPlan, match="must cut its batch into 4"):
+        with pytest.raises(IllegalPlan, match="must split its batch into at least 4"):
             check(state, [put("a", 0, accumulation=2)])
         state.apply(ev.ConstraintsChanged(2.0, "a", exclusive=True))
         assert state.jobs["a"].shape.exclusive

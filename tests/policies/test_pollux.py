@@ -128,15 +128,15 @@ def scaled(name, gpus, batch, accumulation=1):
     [
         (pending("a", gpus=2), scaled("a", [0], 8), "may not be changed"),
         (elastic("a", gpus=2, model="thin"), scaled("a", [0], 8), "may not be changed"),  # a task without a curve
-        (elastic("a"), scaled("a", [0], 4), "batch of 4 in all, its task takes 8 to 512"),
-        (elastic("a"), scaled("a", [0, 1], 512, accumulation=8), "batch of 1024 in all"),
+        (elastic("a"), scaled("a", [0], 4), "batch of 4, its task takes 8 to 512"),
+        (elastic("a"), scaled("a", [0, 1], 512, accumulation=8), "total batch of 1024"),
         (elastic("a"), scaled("a", [0, 1], 100), "100 samples per GPU, its task takes 64"),
-        (elastic("a"), scaled("a", [0], 16, accumulation=17), "cannot cut a batch of 16 into 17"),
-        (elastic("a", can_shrink=False), scaled("a", [0], 16, accumulation=2), "may not shrink"),
+        (elastic("a"), scaled("a", [0], 16, accumulation=17), "cannot split a batch of 16 into 17"),
+        (elastic("a", can_shrink=False), scaled("a", [0], 16, accumulation=2), "may not be split"),
         (elastic("a", model="fat"), scaled("a", [0, 1, 2, 3], 4), "got 4 GPUs, its task takes 1 to 3"),
         (elastic("a"), scaled("a", [], 8), "got 0 GPUs"),
         (elastic("a"), scaled("a", [0, 0], 8), "got a GPU twice"),
-        (elastic("a", model="fat", batch=1), scaled("a", [0, 1], 256), "batch of 512 in all"),
+        (elastic("a", model="fat", batch=1), scaled("a", [0, 1], 256), "total batch of 512"),
         (elastic("a", gpus=2), Decision("a", Allocation((0,), 1), "because"), "gang of 2 GPUs and got 1"),
     ],
 )

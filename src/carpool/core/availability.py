@@ -1,17 +1,17 @@
-"""When GPUs become free, and when a job is done that slows down and speeds up on the way.
+"""When GPUs become free, and when a job is done whose slow-down changes on the way.
 
-`end_times` predicts with it for all running jobs; policies use it for their own what-ifs.
+`end_times` uses it to predict the ends of running jobs; policies use it for their own what-ifs.
 """
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 
 Until = tuple[float, float]
-"""A moment, and the slow-down that lasts until then."""
+"""A time and the slow-down that lasts until then."""
 
 
 class Availability:
-    """The moments from which GPUs are free, one for each GPU, soonest first."""
+    """The times from which GPUs are free, one for each GPU, soonest first."""
 
     __slots__ = ("moments",)
 
@@ -19,9 +19,11 @@ class Availability:
         self.moments = [] if moments is None else moments
 
     def copy(self) -> "Availability":
+        """Return a copy to be changed independently."""
         return Availability(self.moments.copy())
 
     def add(self, moment: float, gpus: int) -> None:
+        """Add GPUs that are free from this time on."""
         moments = self.moments
         if gpus == 1:
             insort(moments, moment)
@@ -30,18 +32,18 @@ class Availability:
             moments[index:index] = [moment] * gpus
 
     def remove(self, moment: float, gpus: int) -> None:
-        """Take out GPUs that are there with exactly this moment."""
+        """Remove GPUs that were added with exactly this time."""
         moments = self.moments
         index = bisect_left(moments, moment)
         if gpus and (index + gpus > len(moments) or moments[index + gpus - 1] != moment):
-            raise ValueError(f"{gpus} GPUs more than there are at {moment}")
+            raise ValueError(f"fewer than {gpus} GPUs become free at {moment}")
         del moments[index : index + gpus]
 
 
 def finish(start: float, work: float, steps: Iterable[Until]) -> float:
-    """When `work` seconds of running alone are done, from `start` on, under slow-downs that last until some moment.
+    """Return when a job is done that has `work` seconds left alone at `start`, under slow-downs that end on the way.
 
-    Of several that hold at a time the worst counts, because a gang waits for its slowest worker.
+    Where several hold at the same time the worst counts, because a gang waits for its slowest worker.
     """
     ordered = sorted(steps)
     worst = [1.0] * (len(ordered) + 1)
@@ -58,7 +60,7 @@ def finish(start: float, work: float, steps: Iterable[Until]) -> float:
 
 
 def corrected(steps: Sequence[Until], believed: float, observed: float) -> list[Until]:
-    """The slow-downs, stretched or shrunk so that the present one is what was observed."""
+    """Return the slow-downs, scaled so that the present one is the one that was observed."""
     if believed == observed or believed <= 1.0:
         return list(steps)
     factor = (observed - 1.0) / (believed - 1.0)

@@ -1,6 +1,6 @@
-"""Who is on which GPU: residents, reserved memory, and the index of free GPUs.
+"""The residents of each GPU, their reserved memory, and the index of free GPUs.
 
-Owned by `State`, which alone enters and removes jobs; everybody else reads.
+Owned by `State`. Only `claims` and `transitions` enter and remove jobs and nodes.
 """
 
 from collections.abc import Collection
@@ -12,18 +12,22 @@ from carpool.core.view import JobView
 
 
 class Cluster:
+    """The nodes of the cluster and what their GPUs hold."""
+
     def __init__(self, jobs_per_gpu: int) -> None:
         self.topology = Topology()
         self.free = FreeGpus(self.topology)
         self.residents: dict[GpuId, tuple[JobRecord, ...]] = {}
+        """The jobs on each GPU, in the order in which they came. Equal tuples mean the same cell."""
         self.memory: dict[GpuId, int] = {}
         """Bytes reserved on each GPU."""
         self.by_load = [0] * (jobs_per_gpu + 1)
-        """n -> the GPUs that hold n jobs, one bit each."""
+        """The GPUs that hold n jobs, one bit each, by n."""
 
     def join(self, node: Node) -> None:
+        """Add a node."""
         if node.id in self.topology.present or any(gpu in self.residents for gpu in node.gpus):
-            raise ValueError(f"node {node.id} or one of its GPUs is here already")
+            raise ValueError(f"node {node.id} or one of its GPUs is part of the cluster already")
         self.free.add_node(self.topology.add(node))
         for gpu in node.gpus:
             self.residents[gpu] = ()
@@ -31,7 +35,7 @@ class Cluster:
             self.by_load[0] |= 1 << gpu
 
     def lose(self, name: str) -> None:
-        """Take out a node on which nobody is left."""
+        """Remove a node whose GPUs hold no jobs."""
         gpus = self.topology.nodes[self.topology.present[name]].gpus
         self.free.remove_node(self.topology.remove(name))
         for gpu in gpus:
@@ -39,7 +43,7 @@ class Cluster:
             self.by_load[0] ^= 1 << gpu
 
     def enter(self, record: JobRecord) -> None:
-        """Put a job on its GPUs with the memory it reserves."""
+        """Make a job a resident of its GPUs, with the memory that it reserves."""
         unused = []
         for gpu in record.gpus:
             before = self.residents[gpu]
@@ -54,7 +58,7 @@ class Cluster:
             self.free.take(unused)
 
     def leave(self, record: JobRecord) -> None:
-        """Take a job off its GPUs."""
+        """Remove a job from its GPUs."""
         unused = []
         for gpu in record.gpus:
             before = self.residents[gpu]
@@ -70,13 +74,13 @@ class Cluster:
             self.free.give(unused)
 
     def reserve(self, record: JobRecord, memory: int) -> None:
-        """Let a job hold another amount of memory."""
+        """Change the memory that a job reserves on each of its GPUs."""
         for gpu in record.gpus:
             self.memory[gpu] += memory - record.memory
         record.memory = memory
 
     def mates(self, record: JobRecord) -> list[JobRecord]:
-        """The other jobs on a job's GPUs, each once."""
+        """Return the other jobs on a job's GPUs, each once."""
         residents = self.residents
         if len(record.gpus) == 1:
             return [mate for mate in residents[record.gpus[0]] if mate is not record]
@@ -84,7 +88,7 @@ class Cluster:
         return list(found.values())
 
     def shared_cells(self, record: JobView) -> Collection[tuple[JobRecord, ...]]:
-        """The different sets of jobs, itself included, with which a job shares GPUs."""
+        """Return the residents, itself included, of each cell in which a job has mates."""
         residents = self.residents
         if len(record.gpus) == 1:
             there = residents[record.gpus[0]]

@@ -1,8 +1,8 @@
-"""A plan under construction. Policies `start`, `assign` and `stop` jobs in a draft, which shows the cluster as it would
-then be, picks consolidated GPUs, and keeps the decisions.
+"""A plan under construction.
 
-A draft is an overlay: it remembers differences, and copies the free-GPU index when it must, so that the state behind it
-stays untouched.
+Policies `start`, `assign` and `stop` jobs in a draft. The draft shows the cluster as it would be with these decisions,
+picks consolidated GPUs and collects the decisions. It is an overlay over the view: it keeps the differences, and copies
+the index of free GPUs where it changes it.
 """
 
 from collections.abc import Collection, Sequence, Set
@@ -15,28 +15,30 @@ from carpool.core.view import FreeGpusView, JobView, ScanView, View
 
 
 class Draft:
+    """The cluster as a policy sees it while it decides: the view and the decisions so far."""
+
     def __init__(self, view: View) -> None:
         self.view = view
         self.decisions: list[Decision] = []
         self.free_count = view.free.count
-        """How many GPUs are free in the draft."""
+        """Number of GPUs that are free in the draft."""
         self._placed: dict[JobId, tuple[GpuId, ...]] = {}
         self._free: FreeGpus | None = None  # a copy of the view's free GPUs, once the draft changes them
         self._just_taken: list[GpuId] = []
         self._arrived: dict[GpuId, list[Resident]] = {}
         self._stopped: set[int] = set()
         self._shareable: int | None = None
-        self._changed: list[GpuId] = []  # before anybody asked what is shareable
+        self._changed: list[GpuId] = []  # GPUs that changed before `shareable` was first asked
         self._held: dict[str, list[int]] = {}
 
-    # ---- what policies look at -------------------------------------------------------------------------------------
+    # ---- what policies read -----------------------------------------------------------------------------------
 
     def pending(self, largest: int | None = None) -> ScanView:
-        """Pending jobs in the policy's order, without gangs of more than `largest` GPUs."""
+        """Return the pending jobs in the policy's order, except gangs of more than `largest` GPUs."""
         return self.view.queue.scan(largest)
 
     def shareable(self) -> int:
-        """The GPUs that hold somebody and have room for one more, one bit each."""
+        """Return the GPUs that hold jobs and have room for one more, one bit each."""
         if self._shareable is None:
             self._shareable = 0
             for jobs in range(1, self.view.jobs_per_gpu):
@@ -46,41 +48,41 @@ class Draft:
         return self._shareable
 
     def residents(self, gpu: GpuId) -> list[Resident]:
-        """Who is on a GPU, in the draft."""
+        """Return the residents of a GPU in the draft."""
         staying = [
             Resident(r, r.accumulation, r.memory, r.batch) for r in self.view.jobs_on(gpu) if r.seq not in self._stopped
         ]
         return staying + self._arrived.get(gpu, [])
 
     def jobs_on(self, gpu: GpuId) -> Sequence[JobView]:
-        """The same, where it does not matter how they run."""
+        """Return the jobs on a GPU in the draft."""
         if self._stopped or gpu in self._arrived:
-            return tuple([member.record for member in self.residents(gpu)])
+            return tuple([resident.record for resident in self.residents(gpu)])
         return self.view.jobs_on(gpu)
 
     def accepts(self, gpu: GpuId, record: JobView, size: Size) -> bool:
-        """May this job join, at this size, those who are on the GPU?"""
+        """Return whether the rules let a job join the residents of a GPU at this size."""
         view = self.view
-        newcomer = Resident(record, size.accumulation, size.memory)
+        guest = Resident(record, size.accumulation, size.memory)
         memory = view.topology.memory_of(gpu)
-        return sharing_problem([*self.residents(gpu), newcomer], view.jobs_per_gpu, memory, view.perf) is None
+        return sharing_problem([*self.residents(gpu), guest], view.jobs_per_gpu, memory, view.perf) is None
 
     @property
     def entered(self) -> Collection[GpuId]:
-        """The GPUs on which this draft put somebody."""
+        """The GPUs on which this draft placed a job."""
         return self._arrived
 
     @property
     def stopped(self) -> Set[int]:
-        """The jobs that this draft stopped, by order of submission."""
+        """The `seq` of the jobs that this draft stopped."""
         return self._stopped
 
     def gpus_of(self, record: JobView) -> tuple[GpuId, ...]:
-        """Where a job is, in the draft."""
+        """Return the GPUs of a job in the draft."""
         return self._placed.get(record.job.id, record.gpus)
 
     def some_free(self, at_most: int, size: Size) -> tuple[GpuId, ...]:
-        """As many free GPUs on which the size fits as there are, most consolidated first."""
+        """Return up to `at_most` free GPUs on which the size fits, as consolidated as possible."""
         for count in range(min(at_most, self.free_count), 0, -1):
             gpus = self._pick(count, size)
             if gpus is not None:
@@ -88,7 +90,7 @@ class Draft:
         return ()
 
     def may_start(self, record: JobView) -> bool:
-        """Do the limits of its user allow one more job?"""
+        """Return whether the limits of the job's user allow it to start."""
         user = record.shape.user
         if user is None:
             return True
@@ -97,7 +99,7 @@ class Draft:
         return within_jobs and (limits.gpus is None or held[1] + record.shape.gpus <= limits.gpus)
 
     def place_alone(self, record: JobView) -> tuple[tuple[GpuId, ...], Size] | None:
-        """The most consolidated free GPUs, and the largest sub-batch that fits; None where a job cannot start alone."""
+        """Return the most consolidated free GPUs and the largest sub-batch that fits; None: it cannot start alone."""
         shape = record.shape
         if shape.gpus > self.free_count or not self.may_start(record):
             return None
@@ -110,7 +112,8 @@ class Draft:
     # ---- what policies do ------------------------------------------------------------------------------------------
 
     def start(self, record: JobView, why: str) -> bool:
-        """Start a job alone on the most consolidated free GPUs, at the largest sub-batch that fits, if that can be."""
+        """Start a job alone on the most consolidated free GPUs at the largest sub-batch that fits. Return whether it
+        can."""
         place = self.place_alone(record)
         if place is None:
             return False
@@ -120,16 +123,16 @@ class Draft:
         return True
 
     def assign(self, record: JobView, gpus: Sequence[GpuId], size: Size, why: str) -> None:
-        """Place a job on GPUs that the policy chose, beside whoever is there."""
+        """Place a job on GPUs that the policy chose, beside their residents."""
         self._take([gpu for gpu in gpus if not self.jobs_on(gpu)])
         self._enter(record, Allocation(tuple(gpus), size.accumulation), size.memory, why)
 
     def hold(self, gpus: Sequence[GpuId]) -> None:
-        """Give free GPUs to nobody in this draft: somebody waits for more of them."""
+        """Keep free GPUs out of this draft: a pending job waits for more of them."""
         self._take(gpus)
 
     def stop(self, record: JobView, why: str) -> None:
-        """Preempt a running job; its GPUs can be given away in the same draft."""
+        """Preempt a running job; the draft can give its GPUs to other jobs."""
         self._stopped.add(record.seq)
         for gpu in record.gpus:
             self._note_room(gpu)
@@ -140,9 +143,9 @@ class Draft:
         self.decisions.append(Decision(record.job.id, None, why))
 
     def _enter(self, record: JobView, allocation: Allocation, memory: int, why: str) -> None:
-        member = Resident(record, allocation.accumulation, memory)
+        resident = Resident(record, allocation.accumulation, memory)
         for gpu in allocation.gpus:
-            self._arrived.setdefault(gpu, []).append(member)
+            self._arrived.setdefault(gpu, []).append(resident)
             self._note_room(gpu)
         self._count_for_user(record, 1)
         self._placed[record.job.id] = allocation.gpus
@@ -161,7 +164,7 @@ class Draft:
         self.free_count -= len(gpus)
 
     def _pick(self, count: int, size: Size) -> tuple[GpuId, ...] | None:
-        """The most consolidated free GPUs on which the size fits, or None where there are not enough."""
+        """Return the most consolidated free GPUs on which the size fits; None: there are not enough."""
         topology, free = self.view.topology, self._free_gpus()
         if topology.taken:
             rest = free.copy()
@@ -170,7 +173,7 @@ class Draft:
         return free.pick(count, topology.with_memory(size.memory))
 
     def _free_gpus(self) -> FreeGpusView:
-        """The free GPUs in the draft. Most plans pick once, so nothing is copied before the second time."""
+        """Return the free GPUs in the draft. Most plans pick once, so nothing is copied before the second time."""
         if self._just_taken:
             return self._own_free_gpus()
         return self.view.free if self._free is None else self._free

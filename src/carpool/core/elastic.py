@@ -1,9 +1,9 @@
 """How a training scales with its batch: statistical efficiency along the training, and the limits of a task.
 
-A larger batch makes more progress an iteration, but less a sample: with a gradient noise scale φ (in samples) a
+A larger batch makes more progress per iteration but less per sample: with a gradient noise scale φ (in samples) a
 sample of a batch B is worth (φ + B₀) / (φ + B) of one at the task's initial batch B₀ (Qiao et al., OSDI 2021). The
-noise changes along the training, so a training is cut into phases, each with a noise scale of its own. The performance
-model asks here for the pace of a job whose batch the scheduler chose; policies ask for the limits.
+noise changes along the training, so a training consists of phases, each with its own noise scale. The performance model
+uses this module for the pace of a job whose batch the scheduler chose; policies use the limits.
 """
 
 from dataclasses import dataclass
@@ -11,58 +11,65 @@ from math import ceil
 from typing import NamedTuple
 
 SLACK = 1e-8
-"""Of rounding, where a batch is cut into micro-steps."""
+"""Rounding tolerance where a batch is divided into micro-steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoisePhase:
-    """A phase of a training: up to which share of its progress it goes, and the noise scale in it, in samples."""
+    """A phase of a training, as its task's profile describes it."""
 
     until: float
+    """Share of the whole progress at which the phase ends."""
     noise: float
+    """Gradient noise scale in the phase, in samples."""
 
 
 class JobPhase(NamedTuple):
-    """A phase as one job sees it: up to which of its own iterations it goes."""
+    """A phase of a training, counted in the iterations of one job."""
 
     until: float
+    """Iteration of the job at which the phase ends."""
     noise: float
+    """Gradient noise scale in the phase, in samples."""
 
 
 class Pace(NamedTuple):
-    """Seconds per useful iteration, and up to which iteration that holds."""
+    """How fast a running job is, and for how long."""
 
     iteration_s: float
+    """Seconds per iteration of the job's own batch."""
     until: float
+    """Iteration up to which that holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """Within which limits a task may be scaled, and what its batch is worth in each phase."""
+    """The limits within which a task may be scaled, and the value of its batch in each phase."""
 
     initial_batch: int
-    """B₀, of the whole gang; no smaller one is chosen."""
+    """B₀: batch of the whole gang; no smaller one is chosen."""
     max_batch: int
-    """Of the whole gang."""
+    """Largest batch of the whole gang."""
     min_sub_batch: int
+    """Fewest samples per GPU in one micro-step."""
     max_sub_batch: int
-    """Samples per GPU in one micro-step."""
+    """Most samples per GPU in one micro-step."""
     phases: tuple[NoisePhase, ...]
     max_gpus: int | None = None
 
     def efficiency(self, noise: float, batch: int) -> float:
-        """What a sample of this batch is worth, against one of the initial batch."""
+        """Return the value of a sample of this batch, relative to one of the initial batch."""
         return (noise + self.initial_batch) / (noise + batch)
 
     def micro_steps(self, batch: float, gpus: int, max_sub_batch: int) -> int:
-        """Into how many micro-steps the batch of each GPU is cut, if a GPU holds so many samples."""
+        """Return the number of micro-steps for the batch of each GPU, if a GPU holds `max_sub_batch` samples."""
         steps = max(1, ceil(batch / max_sub_batch - SLACK))
         if gpus == 1 and batch > self.initial_batch + SLACK:
             return max(2, steps)  # one GPU learns the noise of the gradient from several micro-steps
         return steps
 
     def job_phases(self, batch: int, iterations: int) -> tuple[JobPhase, ...]:
-        """The phases counted in the iterations of a job with this batch, which needs so many of them in all."""
+        """Return the phases of a job with this batch and this number of iterations."""
         before, lengths = 0.0, []
         for phase in self.phases:
             lengths.append((phase.until - before) / (batch * self.efficiency(phase.noise, batch)))
@@ -76,5 +83,5 @@ class Scaling:
 
 
 def own_iterations(noise: float, batch: int, own_batch: int) -> float:
-    """How many iterations of a job's own batch one iteration of another batch stands for."""
+    """Return how many iterations of a job's own batch one iteration of another batch is worth."""
     return batch / own_batch * (noise + own_batch) / (noise + batch)

@@ -1,9 +1,9 @@
-"""When will the running jobs end, and when will their GPUs be free again?
+"""When the running jobs will end, and when their GPUs will be free.
 
 A job that shares speeds up as its mates end; each mate is taken to end at its present pace. The state marks the jobs
-that an event touched, and the outlook predicts those and their mates anew when somebody asks. Every prediction follows
-from what the records hold, not from when it was made, so that a replayed journal gives the same outlook. Kept from
-the first time that a policy asks for it.
+that an event touched, and `refresh` predicts the ends of those and of their mates again. A prediction follows from the
+records alone, not from the time at which it is made, so a replayed journal gives the same predictions. `State` creates
+the index when a policy first uses it.
 """
 
 from carpool.core.availability import Availability, Until, corrected, finish
@@ -17,21 +17,23 @@ NOTHING: dict[float, int] = {}
 
 
 class EndTimes:
+    """The index of predicted ends."""
+
     def __init__(self, cluster: Cluster, perf: PerformanceModel) -> None:
         self.cluster = cluster
         self.perf = perf
         self.ends: dict[int, float] = {}
-        """The predicted end of every job that holds GPUs, by order of submission."""
+        """The predicted end of every job that holds GPUs, by `seq`."""
         self._lent = Availability()
-        self._freed: dict[int, dict[float, int]] = {}  # how many GPUs when, by the first resident of these GPUs
+        self._freed: dict[int, dict[float, int]] = {}  # number of GPUs by time, by the first resident of these GPUs
         self._touched: dict[int, JobRecord] = {}
 
     def touch(self, record: JobRecord) -> None:
-        """Something about a job or its neighbours changed."""
+        """Note that a job or its mates changed."""
         self._touched[record.seq] = record
 
     def refresh(self) -> "EndTimes":
-        """Predict anew what was touched."""
+        """Predict the ends of the jobs that were touched."""
         if not self._touched:
             return self
         touched = self._with_mates(self._touched)
@@ -56,7 +58,7 @@ class EndTimes:
 
     @property
     def lent(self) -> Availability:
-        """The GPUs that hold somebody. Not to be changed; copy it."""
+        """The times at which the GPUs that hold jobs become free. Copy it to change it."""
         return self._lent
 
     def _with_mates(self, records: dict[int, JobRecord]) -> dict[int, JobRecord]:
@@ -68,7 +70,7 @@ class EndTimes:
         return found
 
     def _with_first(self, records: dict[int, JobRecord]) -> dict[int, JobRecord]:
-        """These jobs and the first residents of their GPUs."""
+        """Return these jobs and the first residents of their GPUs."""
         residents, found = self.cluster.residents, dict(records)
         for record in records.values():
             for gpu in record.gpus:
@@ -77,7 +79,7 @@ class EndTimes:
         return found
 
     def _first_on(self, record: JobRecord) -> dict[float, int]:
-        """How many of the GPUs on which a job is the first resident are free from which moment."""
+        """Return the GPUs whose first resident is this job: their number, by the time at which they become free."""
         residents, ends = self.cluster.residents, self.ends
         counts: dict[float, int] = {}
         for gpu in record.gpus:
@@ -96,9 +98,9 @@ class EndTimes:
         return finish(record.since, work, self.slowdowns(record))
 
     def slowdowns(self, record: JobView) -> list[Until]:
-        """By how much its present mates slow a running job down, and until when.
+        """Return how much its present mates slow a running job down, and until when.
 
-        What was observed of its present pace corrects what the model says about the times to come.
+        The observed slow-down corrects those that the model predicts for later.
         """
         steps: list[Until] = []
         present = 1.0

@@ -2,7 +2,7 @@
 
 Drivers (the simulator, the live service) create all events except `Planned`, which the scheduler appends before a plan
 is carried out. A journal of events, replayed, gives the same state again. `attempt` is the number of a job's launch, so
-that a message from an earlier launch is recognised as stale and ignored.
+that a message from an earlier attempt is recognised as stale and ignored.
 
 A subclass of `Event` registers itself under its class name: `codec` writes and reads it from its fields alone. It needs
 one more thing, a function that applies it to the state: see `transitions`.

@@ -1,7 +1,7 @@
-"""The GPUs that nobody uses, and which of them to give to a gang: fewest nodes first, then best fit.
+"""The nodes and their free GPUs, and which of them a gang gets: fewest nodes first, then best fit.
 
-A set of nodes is an integer whose bit i stands for node i, and the free GPUs of a node likewise, so that picking
-takes a few operations whatever the size of the cluster, and a draft can copy the whole thing for a what-if.
+A set of nodes is an integer whose bit i stands for node i; the free GPUs of a node are a set of the same form. So a
+pick takes a few operations on a cluster of any size, and a draft can copy the index for a what-if.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,33 +10,39 @@ from carpool.core.model import GpuId, Node
 
 
 def lowest(bits: int) -> int:
-    """The number of the lowest set bit."""
+    """Return the number of the lowest set bit."""
     return (bits & -bits).bit_length() - 1
 
 
 class Topology:
-    """Where each GPU sits. Nodes keep their number for life; a lost node's number is not used again."""
+    """The nodes and their GPUs. A node keeps its number; the number of a lost node is not used again."""
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
+        """All nodes by number, lost ones included."""
         self.present: dict[str, int] = {}
+        """The number of each node that is part of the cluster now, by its id."""
         self.node_of: dict[GpuId, int] = {}
+        """The number of each GPU's node."""
         self.bit_of: dict[GpuId, int] = {}
+        """The bit that stands for a GPU in the set of its node's free GPUs."""
         self.largest_memory = 0
+        """Bytes of the largest GPU."""
         self.taken: dict[GpuId, int] = {}
-        """What processes that are none of our jobs hold of a GPU's memory; GPUs without such are not listed."""
+        """Bytes that processes other than jobs hold on a GPU; GPUs without such processes are left out."""
         self._eligible: dict[int, int] = {}
 
     def memory_of(self, gpu: GpuId) -> int:
-        """What our jobs may use of a GPU's memory, all together."""
+        """Return the bytes that all jobs together may use on a GPU."""
         memory = self.nodes[self.node_of[gpu]].memory
         return max(0, memory - self.taken[gpu]) if gpu in self.taken else memory
 
     def gpus_below(self, needed: int) -> list[GpuId]:
-        """The GPUs on which strangers leave less than this."""
+        """Return the GPUs on which other processes leave less than this many bytes."""
         return [gpu for gpu in self.taken if self.memory_of(gpu) < needed]
 
     def add(self, node: Node) -> int:
+        """Add a node and return its number."""
         number = self.present[node.id] = len(self.nodes)
         self.nodes.append(node)
         for index, gpu in enumerate(node.gpus):
@@ -47,6 +53,7 @@ class Topology:
         return number
 
     def remove(self, node_id: str) -> int:
+        """Remove a node and return its number."""
         number = self.present.pop(node_id)
         for gpu in self.nodes[number].gpus:
             del self.node_of[gpu], self.bit_of[gpu]
@@ -56,7 +63,7 @@ class Topology:
         return number
 
     def with_memory(self, needed: int) -> int:
-        """The nodes whose GPUs have at least this much memory."""
+        """Return the nodes whose GPUs have at least this many bytes."""
         mask = self._eligible.get(needed)
         if mask is None:
             numbers = self.present.values()
@@ -64,29 +71,30 @@ class Topology:
         return mask
 
     def wholly_with_memory(self, needed: int) -> int:
-        """The nodes all of whose GPUs have at least this much memory to give."""
+        """Return the nodes on all of whose GPUs jobs may use at least this many bytes."""
         mask = self.with_memory(needed)
         for gpu in self.gpus_below(needed):
             mask &= ~(1 << self.node_of[gpu])
         return mask
 
     def smallest_memory(self, mask: int) -> int:
-        """The least that a GPU on the nodes of a mask has to give; 0 where there are none."""
+        """Return the bytes that jobs may use on the smallest GPU of these nodes; 0: there are no nodes."""
         least = [self.nodes[n].memory for n in self.present.values() if mask >> n & 1]
         return min(least + [self.memory_of(gpu) for gpu in self.taken if mask >> self.node_of[gpu] & 1], default=0)
 
     def total(self, mask: int = -1) -> int:
-        """How many GPUs the nodes of a mask have."""
+        """Return the number of GPUs that these nodes have."""
         return sum(len(self.nodes[n].gpus) for n in self.present.values() if mask >> n & 1)
 
     def nodes_spanned(self, gpus: Sequence[GpuId]) -> int:
+        """Return the number of nodes on which these GPUs are."""
         if len(gpus) == 1:
             return 1
         node_of = self.node_of
         return len({node_of[gpu] for gpu in gpus})
 
     def most_consolidated(self, gpus: Iterable[GpuId], count: int) -> list[GpuId]:
-        """`count` of the given GPUs on as few nodes as possible."""
+        """Return `count` of the given GPUs on as few nodes as possible."""
         by_node: dict[int, list[GpuId]] = {}
         for gpu in sorted(gpus):
             by_node.setdefault(self.node_of[gpu], []).append(gpu)
@@ -102,17 +110,21 @@ class Topology:
 
 
 class FreeGpus:
-    """An index of free GPUs by node, and of nodes by how many they have free."""
+    """The index of free GPUs by node, and of nodes by their number of free GPUs."""
 
     __slots__ = ("by_count", "count", "of_node", "topology")
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
-        self.of_node: list[int] = []  # node number -> its free GPUs
-        self.by_count: list[int] = [0]  # n -> the nodes with exactly n free GPUs
+        self.of_node: list[int] = []
+        """The free GPUs of each node, by its number."""
+        self.by_count: list[int] = [0]
+        """The nodes with exactly n free GPUs, by n."""
         self.count = 0
+        """Number of free GPUs."""
 
     def copy(self) -> "FreeGpus":
+        """Return a copy to be changed independently."""
         other = FreeGpus(self.topology)
         other.of_node = self.of_node.copy()
         other.by_count = self.by_count.copy()
@@ -120,6 +132,7 @@ class FreeGpus:
         return other
 
     def add_node(self, number: int) -> None:
+        """Add a node of the topology, all of whose GPUs are free."""
         size = len(self.topology.nodes[number].gpus)
         self.of_node.append(0)
         self.by_count += [0] * (size + 1 - len(self.by_count))
@@ -127,16 +140,19 @@ class FreeGpus:
         self._set(number, (1 << size) - 1)
 
     def remove_node(self, number: int) -> None:
+        """Remove a node."""
         self._set(number, 0)
         self.by_count[0] &= ~(1 << number)
 
     def take(self, gpus: Iterable[GpuId]) -> None:
+        """Mark GPUs as used."""
         topology, of_node = self.topology, self.of_node
         for gpu in gpus:
             number = topology.node_of[gpu]
             self._set(number, of_node[number] & ~topology.bit_of[gpu])
 
     def give(self, gpus: Iterable[GpuId]) -> None:
+        """Mark GPUs as free."""
         topology, of_node = self.topology, self.of_node
         for gpu in gpus:
             number = topology.node_of[gpu]
@@ -152,14 +168,14 @@ class FreeGpus:
             self.count += after - before
 
     def pick(self, count: int, eligible: int = -1) -> tuple[GpuId, ...] | None:
-        """The most consolidated free GPUs on eligible nodes, or None where there are not enough."""
+        """Return the most consolidated free GPUs on eligible nodes; None: there are not enough."""
         if count > self.count:
             return None
         picked: list[GpuId] = []
         while (short := count - len(picked)) > 0:
             number = self._best_fit(short, eligible)
             if number < 0:
-                number = self._emptiest(eligible)  # whole nodes first: fewest in all
+                number = self._emptiest(eligible)  # taking the emptiest nodes first uses the fewest nodes
             if number < 0:
                 return None
             picked += self._gpus(number, short)
@@ -167,7 +183,7 @@ class FreeGpus:
         return tuple(picked)
 
     def _best_fit(self, count: int, eligible: int) -> int:
-        """The node with the fewest free GPUs that still has `count` of them, or −1."""
+        """Return the node with the fewest free GPUs among those that have at least `count`; −1: there is none."""
         by_count = self.by_count
         for free in range(count, len(by_count)):
             nodes = by_count[free] & eligible
@@ -176,6 +192,7 @@ class FreeGpus:
         return -1
 
     def _emptiest(self, eligible: int) -> int:
+        """Return the node with the most free GPUs; −1: no GPU is free."""
         by_count = self.by_count
         for free in range(len(by_count) - 1, 0, -1):
             nodes = by_count[free] & eligible

@@ -1,8 +1,8 @@
-"""Running jobs that may take a guest, indexed so that a policy finds the best one without looking at all.
+"""The running jobs that may take a guest, indexed so that a policy finds the best host without looking at all of them.
 
-A *lone* host runs at full speed with all its GPUs to itself: the moment at which it would end alone is fixed, so
-lone hosts of one kind stay sorted by the time they have left. The others (starting up, or sharing some of their GPUs)
-are few; for each of them the index keeps the GPUs that have room. The state fills it once a policy asks for it.
+A *lone* host runs at full speed and shares none of its GPUs: the time at which it ends is fixed, so the lone hosts of
+one kind stay sorted by the time they have left. The other hosts (starting, or sharing some of their GPUs) are few; for
+each of them the index keeps the GPUs that have room. `State` creates the index when a policy first uses it.
 """
 
 from bisect import bisect_left, insort
@@ -16,7 +16,7 @@ from carpool.core.view import HostKind, OtherHost
 
 
 class LoneHosts:
-    """The lone hosts of one kind, by the time at which they end."""
+    """The lone hosts of one kind, sorted by the time at which they end."""
 
     __slots__ = ("entries", "kind", "sample")
 
@@ -26,13 +26,14 @@ class LoneHosts:
         self.entries: list[tuple[float, int, JobRecord]] = []
 
     def ending_after(self, time: float) -> Iterator[JobRecord]:
+        """Iterate over the hosts that end at this time or later, soonest first."""
         entries = self.entries
         for index in range(bisect_left(entries, (time,)), len(entries)):
             yield entries[index][2]
 
 
 class LoneEntry(NamedTuple):
-    """Where a lone host stands in the index."""
+    """The place of a lone host in the index."""
 
     group: LoneHosts
     entry: tuple[float, int, JobRecord]
@@ -80,7 +81,7 @@ class Hosts:
             there = self.cluster.residents[gpu]
             if there[0] is record and 1 < len(there) < self.jobs_per_gpu:
                 shared.setdefault(there, []).append(gpu)
-        return tuple([(members, tuple(gpus)) for members, gpus in shared.items()])
+        return tuple([(residents, tuple(gpus)) for residents, gpus in shared.items()])
 
     def _add_lone(self, record: JobRecord, kind: HostKind) -> None:
         group = self.lone.get(kind)

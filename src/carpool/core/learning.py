@@ -1,8 +1,8 @@
-"""What a performance model that learns is told: how fast a job was seen to run, and beside whom.
+"""What a performance model learns from: observations of how fast a job ran, and beside which mates.
 
-`State` calls `learn` while it applies `Observed` and `Finished`, and nowhere else: the belief is part of the state, so
-a journal of events, replayed, gives the same belief and the same decisions again. What a model has learned may change
-its answers; the state then refreshes all that it derived from them and counts `belief_version` up.
+`pace.learn` passes them to the model while `Observed` and `Finished` are applied, and nowhere else: the belief is part
+of the state, so a replayed journal gives the same belief and the same decisions. Where the model's answers change, the
+state computes again all that follows from them and increments `belief_version`.
 """
 
 from enum import Flag, auto
@@ -15,23 +15,24 @@ from carpool.core.record import JobRecord
 
 
 class Observation(NamedTuple):
-    """How fast a job ran, in seconds per full-batch iteration."""
+    """How fast a job ran."""
 
     job: Job
     attempt: int
     accumulation: int
     placement: Placement
     iteration_s: float
+    """Observed seconds per full-batch iteration."""
     alone_iteration_s: float
-    """The iteration time alone at this place and accumulation."""
+    """Iteration time alone at this placement and accumulation."""
     alone_seen: bool
-    """Was that measured in this launch, or is it what the model believes?"""
+    """`alone_iteration_s` was measured in this attempt, not predicted by the model."""
     cells: tuple[tuple[Mate, ...], ...]
-    """The different sets of mates on its GPUs, the empty one left out; no sets: it ran alone."""
+    """The mates in each cell in which the job has mates; empty: it ran alone."""
 
 
 class ModelChange(Flag):
-    """Which answers of the model may have changed."""
+    """The answers of the model that an observation may have changed."""
 
     NOTHING = 0
     SLOWDOWNS = auto()
@@ -40,21 +41,24 @@ class ModelChange(Flag):
 
 @runtime_checkable
 class LearningModel(PerformanceModel, Protocol):
+    """A performance model that learns from observations."""
+
     version: int
-    """Grows whenever an answer may have changed."""
+    """Number that grows whenever an answer may have changed."""
 
     def learn(self, seen: Observation) -> ModelChange:
-        """Take note of what was seen."""
+        """Learn from an observation and return which answers may have changed."""
 
     def dump(self) -> dict[str, Any]:
-        """All that was learned, as plain data."""
+        """Return all that was learned, as plain data."""
 
     def restore(self, data: dict[str, Any]) -> None:
-        """Know what was dumped, and nothing else that was learned."""
+        """Replace all that was learned by what `dump` returned."""
 
 
 def observe_running(cluster: Cluster, record: JobRecord, iteration_s: float) -> Observation | None:
-    """What a report of a running job says; None while a mate comes up or goes, as nobody knows whom it disturbs."""
+    """Return the observation that a report of a running job gives; None while a mate starts or stops, because its
+    influence is unknown then."""
     cells: list[tuple[Mate, ...]] = []
     for cell in sorted(cluster.shared_cells(record), key=lambda cell: [other.seq for other in cell]):
         if any(other.status is not Status.RUNNING for other in cell):
@@ -73,7 +77,8 @@ def observe_running(cluster: Cluster, record: JobRecord, iteration_s: float) -> 
 
 
 def observe_finished(cluster: Cluster, record: JobRecord) -> Observation | None:
-    """What the end of a job says that never reported: its run time, less what sharing is believed to have cost."""
+    """Return the observation that the end of a job gives which never reported its speed: its run time, less the time
+    that sharing is believed to have cost; None where it gives none."""
     if record.reported or record.attempt != 1 or not record.gpus or record.alone_s <= 0.0:
         return None
     placement = Placement(len(record.gpus), cluster.topology.nodes_spanned(record.gpus))

@@ -1,7 +1,6 @@
-"""The values everything else is made of: jobs, nodes, allocations and decisions.
+"""The values that all parts of Carpool exchange: jobs, nodes, allocations and decisions.
 
-All of them are frozen. Times are seconds, sizes are bytes, work is counted in iterations.
-Every part of Carpool, from the policies to the live service, speaks in these words.
+All of them are frozen. Times are in seconds, sizes in bytes, and work is counted in iterations.
 """
 
 from dataclasses import dataclass, replace
@@ -14,30 +13,37 @@ NodeId = str
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a user asked for. `batch` is samples per GPU per iteration; only that of an `elastic` job may be changed."""
+    """A training that a user submitted."""
 
     id: JobId
     submitted: float
     model: str
     gpus: int
+    """Number of workers of the gang, one per GPU."""
     batch: int
+    """Samples per GPU per iteration. The scheduler may change only that of an `elastic` job."""
     iterations: int
     user: str = ""
     duration_s: float | None = None
-    """Run time alone at the most consolidated placement, where known; otherwise the performance model predicts it."""
+    """Run time alone at the most consolidated placement; None: the performance model predicts it."""
     can_shrink: bool = True
-    """May the scheduler split the batch into smaller micro-batches (gradient accumulation)?"""
+    """The scheduler may split the batch into micro-batches (gradient accumulation)."""
     exclusive: bool = False
+    """The job shares its GPUs with no other job."""
     max_slowdown: float | None = None
+    """Largest slow-down that the job accepts; None: any."""
     priority: int = 0
+    """Jobs of a higher priority come first in the queue."""
     after: tuple[JobId, ...] = ()
+    """Jobs that must finish before this one starts."""
     retries: int = 0
+    """Number of failures after which the job starts again."""
     min_accumulation: int = 1
-    """The fewest pieces into which the batch must be split: it ran out of memory with fewer."""
+    """Smallest accumulation with which the job may run: it ran out of memory with a smaller one."""
     elastic: bool = False
-    """May the scheduler give it another number of GPUs and another batch, within the limits of its task?"""
+    """The scheduler may choose another number of GPUs and another batch, within the limits of the task."""
     can_checkpoint: bool = True
-    """May the scheduler suspend the job and resume it later? Only policies that suspend ask."""
+    """The scheduler may suspend the job and resume it later. Only policies that suspend jobs read it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,29 +57,31 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """A gang's GPUs and its gradient accumulation: the sub-batch is ceil(batch / accum)."""
+    """A gang's GPUs and its gradient accumulation: the sub-batch is ceil(batch / accumulation)."""
 
     gpus: tuple[GpuId, ...]
     accumulation: int = 1
     batch: int | None = None
-    """Samples per GPU and iteration that the scheduler chose for an elastic job; None: the user's own."""
+    """Samples per GPU per iteration that the scheduler chose for an elastic job; None: the user's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A change of desired state: where a job shall run from now on, or None to stop and requeue it.
+    """What a policy wants changed for one job.
 
-    Start, preemption, move and re-tune all follow from comparing it with the present. `why` is shown to users.
+    Whether it is a start, a preemption, a move or a re-tune follows from comparing it with the present allocation.
     """
 
     job: JobId
     allocation: Allocation | None
+    """Where the job runs from now on; None: it is stopped and requeued."""
     why: str
+    """Reason that users read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one user may hold at the same time; None means no limit."""
+    """The number of jobs and GPUs that one user may hold at the same time; None: no limit."""
 
     jobs: int | None = None
     gpus: int | None = None
@@ -84,28 +92,28 @@ class Status(StrEnum):
 
     BLOCKED = "blocked"  # waits for the jobs named in `after`
     PENDING = "pending"
-    HELD = "held"  # would be pending, but is not to be started before it is released
-    STARTING = "starting"  # GPUs reserved, workers not up yet
+    HELD = "held"  # would be pending, but must be released first
+    STARTING = "starting"  # GPUs reserved, workers not up
     RUNNING = "running"
-    STOPPING = "stopping"  # told to stop; comes back as pending
-    CANCELLING = "cancelling"  # told to stop for good; holds its GPUs until the workers are gone
+    STOPPING = "stopping"  # asked to stop; becomes pending again
+    CANCELLING = "cancelling"  # asked to stop for good; holds its GPUs until its workers are gone
     FINISHED = "finished"
     FAILED = "failed"
     CANCELLED = "cancelled"
 
 
 def as_scaled(job: Job, allocation: Allocation) -> Job:
-    """The job as it runs there: an elastic one has the GPUs and the batch that the scheduler chose."""
+    """Return the job as it runs in this allocation: with the GPUs and the batch that the scheduler chose."""
     return job if allocation.batch is None else replace(job, gpus=len(allocation.gpus), batch=allocation.batch)
 
 
 def sub_batch(batch: int, accumulation: int) -> int:
-    """The largest of the `accumulation` micro-batches, whose sizes differ by at most one sample."""
+    """Return the size of the largest micro-batch; the sizes differ by at most one sample."""
     return -(-batch // accumulation)
 
 
 def allowed_accumulations(job: Job) -> tuple[int, ...]:
-    """Into how many pieces this job's batch may be cut, fewest first; never empty."""
+    """Return the accumulations that this job allows, smallest first; never empty."""
     if not job.can_shrink:
         return (1,)
     counts = accumulations(job.batch)
@@ -113,7 +121,7 @@ def allowed_accumulations(job: Job) -> tuple[int, ...]:
 
 
 def accumulations(batch: int) -> tuple[int, ...]:
-    """The accumulation counts that Algorithm 2 tries: sub-batch B, B/2, B/4, … down to and including 1."""
+    """Return the accumulations that Algorithm 2 tries: sub-batch B, B/2, B/4, … down to 1."""
     counts, size = [1], batch
     while size > 1:
         size = -(-size // 2)

@@ -1,7 +1,7 @@
 """The paper's performance model: iteration time (eq. 3, 4, 7), memory, and the slow-down of sharing (eq. 5, 6).
 
-A `PerformanceModel` is either what a policy believes or what the simulator takes for true; both are instances of
-`FittedModel`, made from a profile's tasks and one interference table. One model describes one sharing mechanism.
+A `PerformanceModel` is either what a policy believes or what the simulator takes as true. `FittedModel` implements it
+from a profile's tasks and one interference table. One model describes one sharing mechanism.
 """
 
 import math
@@ -14,11 +14,11 @@ from carpool.core.elastic import JobPhase, Pace, Scaling, own_iterations
 from carpool.core.model import Job, sub_batch
 
 GENERIC = "generic"
-"""The model name of a job about which only its duration is known."""
+"""Model name of a job of which only the duration is known."""
 
 
 class Placement(NamedTuple):
-    """All that matters of a gang's place for its speed: how many GPUs on how many nodes."""
+    """What decides a gang's speed about its GPUs: their number, and the number of nodes they are on."""
 
     gpus: int
     nodes: int
@@ -29,26 +29,29 @@ Mate = tuple[Job, int]
 
 
 class PerformanceModel(Protocol):
+    """Predicts how fast jobs run and how much memory they need."""
+
     def iteration_time(self, job: Job, accumulation: int, placement: Placement) -> float:
-        """Seconds of one full-batch iteration, running alone."""
+        """Return the seconds per full-batch iteration, running alone."""
 
     def fewest_nodes(self, gpus: int) -> int:
-        """How many nodes the most consolidated placement of a gang needs."""
+        """Return the number of nodes of the most consolidated placement of a gang."""
 
     def memory(self, job: Job, accumulation: int) -> int:
-        """Bytes the job takes on each of its GPUs."""
+        """Return the bytes that the job needs on each of its GPUs."""
 
     def slowdown(self, job: Job, accumulation: int, mates: Sequence[Mate]) -> float:
-        """ξ ≥ 1: by how much the job's iterations stretch beside these mates on one GPU."""
+        """Return ξ ≥ 1: the job's iteration time beside these mates on one GPU, divided by its iteration time alone."""
 
     def scaling(self, job: Job) -> Scaling | None:
-        """Within which limits the job's GPUs and batch may be changed; None: not at all."""
+        """Return the limits within which the job's GPUs and batch may be changed; None: not at all."""
 
     def noise(self, job: Job, done: float) -> float:
-        """The gradient noise scale, in samples, of an elastic job that has done so many iterations."""
+        """Return the gradient noise scale, in samples, of an elastic job after `done` iterations."""
 
     def scaled_pace(self, job: Job, batch: int, accumulation: int, placement: Placement, done: float) -> Pace:
-        """The pace of an elastic job at another batch (per GPU) or number of GPUs, in iterations of its own batch."""
+        """Return the pace of an elastic job with another batch (per GPU) or number of GPUs, in iterations of its own
+        batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,7 @@ class AllReduce:
     per_gpu_s: float
 
     def time(self, gpus: int) -> float:
+        """Return the seconds of one all-reduce over this many GPUs."""
         return self.base_s + self.per_gpu_s * (gpus - 2)
 
 
@@ -74,11 +78,13 @@ class Task:
     memory_static: int = 0
     memory_per_sample: float = 0.0
     scaling: Scaling | None = None
-    """None: nobody knows what another batch would be worth."""
+    """Limits and efficiency of other batches; None: unknown."""
     knee: float = 1.0
-    """1: eq. 3. Larger: small batches take α whatever their size, large ones β a sample, with a bend between."""
+    """Sharpness of the bend between small batches, which take α seconds, and large ones, which take β seconds per
+    sample; 1: eq. 3, a straight line."""
 
     def compute(self, samples: int) -> float:  # eq. 3
+        """Return the seconds to compute the gradients of one micro-batch."""
         if self.knee == 1.0:
             return self.alpha_s + self.beta_s * samples
         longer, shorter = self.alpha_s, self.beta_s * samples
@@ -87,11 +93,13 @@ class Task:
         return longer * math.pow(1.0 + math.pow(shorter / longer, self.knee), 1.0 / self.knee)
 
     def communicate(self, placement: Placement) -> float:  # eq. 4
+        """Return the seconds of one all-reduce."""
         if placement.gpus == 1:
             return 0.0
         return (self.intra if placement.nodes == 1 else self.inter).time(placement.gpus)
 
     def iteration(self, batch: int, accumulation: int, placement: Placement) -> float:  # eq. 7
+        """Return the seconds of one iteration."""
         last = self.compute(batch // accumulation)  # the micro-batch whose backward pass overlaps the all-reduce
         before = self._all_micro_batches(batch, accumulation) - last
         comm = self.communicate(placement)
@@ -107,31 +115,37 @@ class Task:
         return larger * self.compute(size + 1) + (accumulation - larger) * self.compute(size)
 
     def memory(self, samples: int) -> int:
+        """Return the bytes on one GPU at this sub-batch."""
         return self.memory_static + round(self.memory_per_sample * samples)
 
 
 GENERIC_TASK = Task(1.0, 0.0, AllReduce(0.0, 0.0), AllReduce(0.0, 0.0), 1.0)
-"""Stands for a generic job: its speed comes from its duration alone, its memory need counts as zero."""
+"""Task of a generic job: its speed comes from its duration alone, and its memory counts as zero."""
 
 
 class Interference(Protocol):
+    """The slow-down of pairs, and the demands from which that of groups follows."""
+
     def pair(self, model: str, samples: int, mate: str, mate_samples: int) -> float:
-        """ξ of `model` beside one `mate`, each at its sub-batch; 1.0 where they do not disturb each other."""
+        """Return ξ of `model` beside one `mate`, each at its sub-batch; 1.0: they do not slow each other down."""
 
     def demand(self, model: str, samples: int) -> float:
-        """The share of a GPU that `model` asks for at its sub-batch; 0.0 where that is not known."""
+        """Return the share of a GPU that `model` needs at its sub-batch; 0.0: unknown."""
 
 
 def group_slowdown(pairs: Iterable[float], demands: Iterable[float]) -> float:
-    """ξ of a job beside several mates: from its ξ beside each of them, and the demands of all, its own included.
+    """Return ξ of a job beside several mates: max(1 + Σ (ξ − 1), Σ demand).
 
-    What the mates cost adds up; and where all together ask for more than the GPU has, everybody gets that much less.
+    `pairs` are its ξ beside each mate alone; `demands` are those of all residents, its own included. The costs of the
+    mates add up, and where the residents together need more than one GPU, each of them gets that much less.
     """
     return max(1.0 + sum(max(1.0, xi) - 1.0 for xi in pairs), sum(demands))
 
 
 @dataclass(frozen=True, slots=True)
 class ConstantInterference:
+    """The same ξ for all pairs."""
+
     xi: float
 
     def pair(self, model: str, samples: int, mate: str, mate_samples: int) -> float:
@@ -147,7 +161,7 @@ class UnknownPair(LookupError):
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPair:
-    """One cell of an interference table: ξ of a model beside a mate at the batches that were measured (0: any)."""
+    """One entry of an interference table: ξ of a model beside a mate at the sub-batches that were measured (0: any)."""
 
     xi: float
     samples: int = 0
@@ -155,7 +169,7 @@ class MeasuredPair:
 
 
 class TableInterference:
-    """ξ by model and mate; where a pair was measured at several batches, the nearest one (in ratio) counts."""
+    """ξ by model and mate; where a pair was measured at several sub-batches, the nearest (in ratio) counts."""
 
     def __init__(
         self,
@@ -165,7 +179,7 @@ class TableInterference:
         self.cells = {pair: tuple(measured) for pair, measured in cells.items()}
         self.models = {model for pair in self.cells for model in pair}
         self.demands = {model: sorted(known) for model, known in (demands or {}).items()}
-        """By model: the demand at each batch at which it is known (0: any)."""
+        """The demand of each model at the sub-batches at which it is known (0: any)."""
 
     def pair(self, model: str, samples: int, mate: str, mate_samples: int) -> float:
         measured = self.cells.get((model, mate))
@@ -177,8 +191,11 @@ class TableInterference:
         return max(1.0, nearest.xi)  # below 1 is measurement noise
 
     def demand(self, model: str, samples: int) -> float:
-        """Between two batches on a straight line in logarithms; below the smallest in proportion to the batch, because
-        the work shrinks and the iteration hardly; above the largest it is saturated."""
+        """Return the demand at a sub-batch.
+
+        Between two known sub-batches it lies on a straight line in logarithms. Below the smallest it is proportional
+        to the sub-batch, because the work shrinks and the iteration time hardly does. Above the largest it is constant.
+        """
         known = self.demands.get(model)
         if not known:
             return 0.0
@@ -236,7 +253,7 @@ class FittedModel:
         given = job.duration_s / job.iterations
         if accumulation == 1 and nodes == fewest and gpus == job.gpus:
             return given
-        # The given duration says how fast; the fit only says how much slower another sub-batch or placement is.
+        # The given duration sets the speed; the fit gives only the ratio for another sub-batch or placement.
         best = self._fitted(job, 1, job.gpus, self.fewest_nodes(job.gpus))
         return given * (self._fitted(job, accumulation, gpus, nodes) / best)
 
@@ -274,7 +291,7 @@ class FittedModel:
         return demand
 
     def forget_pairs(self) -> None:
-        """The interference table has changed."""
+        """Forget the cached ξ of pairs: the interference table changed."""
         self._pairs.clear()
 
     def _pair(self, job: Job, accumulation: int, mate: Job, mate_accumulation: int) -> float:
@@ -297,7 +314,7 @@ class FittedModel:
             nodes = self.fewest_nodes(gpus)
         time = self._timed(job.model, batch, accumulation, gpus, nodes)
         if job.duration_s is not None:
-            # as in `iteration_time`; the given duration is that of micro-steps within the task's limit
+            # as in `iteration_time`; the given duration holds for micro-steps within the task's limit
             scaling = self.tasks[job.model].scaling
             own = scaling.micro_steps(job.batch, job.gpus, scaling.max_sub_batch) if scaling else 1
             best = self._timed(job.model, job.batch, own, job.gpus, self.fewest_nodes(job.gpus))
@@ -306,7 +323,7 @@ class FittedModel:
         return Pace(time / own_iterations(phase.noise, batch * gpus, job.batch * job.gpus), phase.until)
 
     def _job_phase(self, job: Job, done: float) -> JobPhase:
-        """The phase that a job is in."""
+        """Return the phase that a job is in after `done` iterations."""
         own_batch = job.batch * job.gpus
         key = (job.model, own_batch, job.iterations)
         job_phases = self._job_phases.get(key)

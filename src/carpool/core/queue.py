@@ -1,7 +1,7 @@
-"""The pending jobs, bucketed by shape and sorted in the policy's order within each bucket.
+"""The pending jobs: one bucket for each shape, sorted by the policy's sort key.
 
-A scan yields them in the overall order. When a job finds no place, the policy tells the scan to pass over all
-jobs alike, so that a pass costs as much as there are shapes, however many jobs wait.
+A scan returns them in the overall order. Where a job finds no place, the policy lets the scan skip all jobs of its
+shape, so that the cost of a scan depends on the number of shapes, not on the number of jobs.
 """
 
 from bisect import bisect_left, insort
@@ -12,10 +12,13 @@ from itertools import chain
 from carpool.core.record import JobRecord
 from carpool.core.shapes import Shape
 
-Entry = tuple[int, tuple[float, ...], int, JobRecord]  # −priority, the policy's key, order of submission, the job
+Entry = tuple[int, tuple[float, ...], int, JobRecord]
+"""−priority, the policy's sort key, the job's `seq`, the job."""
 
 
 class Queue:
+    """The pending jobs. Only `queueing` adds and removes them."""
+
     def __init__(self) -> None:
         self.buckets: dict[Shape, list[Entry]] = {}
         self._size = 0
@@ -30,20 +33,21 @@ class Queue:
 
     @property
     def in_order(self) -> Sequence[Entry]:
-        """All of them in the overall order. Kept from the first time that somebody asks, so that policies that look at
-        one job of a shape do not pay for it."""
+        """All entries in the overall order. The list is kept from the first use on, so that policies that look at one
+        job of a shape do not pay for it."""
         if self._in_order is None:
             self._in_order = sorted(chain.from_iterable(self.buckets.values()))
         return self._in_order
 
     @property
     def by_age(self) -> Sequence[tuple[int, JobRecord]]:
-        """All of them by their order of submission; kept likewise."""
+        """All jobs in the order of submission; kept from the first use on."""
         if self._by_age is None:
             self._by_age = sorted((record.seq, record) for *_, record in self.in_order)
         return self._by_age
 
     def add(self, record: JobRecord, key: tuple[float, ...]) -> None:
+        """Add a job with its sort key."""
         entry = record.queue_entry = (-record.shape.priority, key, record.seq, record)
         bucket = self.buckets.get(record.shape)
         if bucket is None:
@@ -57,6 +61,7 @@ class Queue:
             insort(self._by_age, (record.seq, record))
 
     def remove(self, record: JobRecord) -> None:
+        """Remove a job."""
         bucket = self.buckets[record.shape]
         entry: Entry = record.queue_entry  # type: ignore[assignment]
         if bucket[0] is entry:
@@ -73,19 +78,19 @@ class Queue:
             del self._by_age[bisect_left(self._by_age, (record.seq,))]
 
     def scan(self, largest: int | None = None) -> "Scan":
-        """All pending jobs in order, except gangs of more than `largest` GPUs."""
+        """Iterate over the pending jobs in order, except gangs of more than `largest` GPUs."""
         return Scan([b for s, b in self.buckets.items() if largest is None or s.gpus <= largest])
 
 
 class Scan:
-    """An iteration over the queue that can leave out the rest of a bucket."""
+    """An iteration over the queue that can skip the rest of a bucket."""
 
     __slots__ = ("_heads", "_open", "_skip")
 
     def __init__(self, buckets: list[list[Entry]]) -> None:
         self._heads = [(bucket[0], 0, bucket) for bucket in buckets]
         heapify(self._heads)
-        self._open = False  # the head has been handed out
+        self._open = False  # the first head has been returned
         self._skip = False
 
     def __iter__(self) -> "Scan":
@@ -107,5 +112,5 @@ class Scan:
         return heads[0][0][3]
 
     def skip_alike(self) -> None:
-        """Pass over the other jobs of the shape that was just handed out."""
+        """Skip the other jobs of the shape that was returned last."""
         self._skip = True

@@ -27,7 +27,7 @@ class JobRecord:
     # ---- where it is ----
     status: Status = field(default=Status.PENDING, init=False)
     attempt: int = field(default=0, init=False)
-    """Number of launches so far, which is the number of the present one."""
+    """Number of the present attempt; 0 before the first."""
     gpus: tuple[GpuId, ...] = field(default=(), init=False)
     """The GPUs that it holds."""
     leaving: tuple[GpuId, ...] = field(default=(), init=False)

@@ -1,4 +1,4 @@
-"""Names that journals and snapshots of release 0.1 use for what has another name now. Only readers consult it."""
+"""Names that journals and snapshots of release 0.1 use, and the present names for them. Only readers use them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,5 +23,5 @@ COUNTERS = {
 
 
 def renamed(data: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return the data with old names replaced by the present ones."""
+    """Return the data with old names replaced by present ones."""
     return {names.get(key, key): value for key, value in data.items()}

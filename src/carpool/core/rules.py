@@ -1,7 +1,7 @@
-"""What every plan must obey, whatever the policy: enforced here, once.
+"""The rules that every plan must obey, whatever the policy.
 
-Drafts ask `sharing_problem` while they look for a place; the scheduler runs `check` on every finished plan before it is
-applied. A policy cannot forget a rule, and one that tries to break it is told which.
+Drafts ask `sharing_problem` while they look for a place. The scheduler runs `check` on every plan before it is applied,
+so a policy cannot forget a rule, and one that breaks a rule learns which.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,35 +17,37 @@ class IllegalPlan(ValueError):
 
 
 class Resident(NamedTuple):
-    """A job on a GPU, or about to be."""
+    """A job that holds memory on a GPU, or will hold it once a plan is applied."""
 
     record: JobView
     accumulation: int
     memory: int
     batch: int | None = None
-    """Where the scheduler chose it."""
+    """Batch that the scheduler chose; None: the user's own."""
 
 
-def sharing_problem(members: Sequence[Resident], jobs_per_gpu: int, memory: int, perf: PerformanceModel) -> str | None:
-    """Why these jobs may not live on one GPU with that much memory, or None."""
-    needed = sum(member.memory for member in members)
+def sharing_problem(
+    residents: Sequence[Resident], jobs_per_gpu: int, memory: int, perf: PerformanceModel
+) -> str | None:
+    """Return why these jobs cannot be together on one GPU with this much memory, or None."""
+    needed = sum(resident.memory for resident in residents)
     if needed > memory:
         return f"{needed / 2**30:.2f} GiB do not fit in {memory / 2**30:.2f} GiB"
-    if len(members) == 1:
+    if len(residents) == 1:
         return None
-    if len(members) > jobs_per_gpu:
-        return f"{len(members)} jobs on one GPU, the limit is {jobs_per_gpu}"
-    for record, accumulation, _, batch in members:
+    if len(residents) > jobs_per_gpu:
+        return f"{len(residents)} jobs on one GPU, the limit is {jobs_per_gpu}"
+    for record, accumulation, _, batch in residents:
         job = record.job
         if batch is not None:
-            return f"job {job.id} runs at a batch that the scheduler chose and does not share"
+            return f"job {job.id} runs with a batch that the scheduler chose and does not share"
         if job.exclusive:
             return f"job {job.id} asked not to share"
         if job.max_slowdown is not None:
-            mates = [(mate.job, mate_accumulation) for mate, mate_accumulation, *_ in members if mate is not record]
+            mates = [(mate.job, mate_accumulation) for mate, mate_accumulation, *_ in residents if mate is not record]
             slowdown = perf.slowdown(job, accumulation, mates)
             if slowdown > job.max_slowdown:
-                return f"job {job.id} would run {slowdown:.2f} times slower, its limit is {job.max_slowdown:.2f}"
+                return f"job {job.id} would take {slowdown:.2f}× as long, its limit is {job.max_slowdown:.2f}×"
     return None
 
 
@@ -55,11 +57,11 @@ def check(state: View, decisions: Sequence[Decision]) -> None:
     for decision in decisions:
         record = state.jobs.get(decision.job)
         if record is None:
-            raise IllegalPlan(f"there is no job {decision.job}")
+            raise IllegalPlan(f"job {decision.job} does not exist or has ended")
         if decision.job in named:
-            raise IllegalPlan(f"two decisions on job {decision.job}")
+            raise IllegalPlan(f"job {decision.job} has two decisions in one plan")
         if not decision.why:
-            raise IllegalPlan(f"the decision on job {decision.job} gives no reason")
+            raise IllegalPlan(f"job {decision.job}: the decision gives no reason")
         named[decision.job] = record
         _check_gang(state, record, decision)
     _check_gpus(state, named, decisions)
@@ -69,7 +71,7 @@ def check(state: View, decisions: Sequence[Decision]) -> None:
 def _check_gang(state: View, record: JobView, decision: Decision) -> None:
     job, allocation = record.job, decision.allocation
     if record.status not in (Status.PENDING, Status.STARTING, Status.RUNNING):
-        raise IllegalPlan(f"job {job.id} is {record.status}")
+        raise IllegalPlan(f"job {job.id} is {record.status} and can be neither started nor stopped")
     if allocation is None:
         if not record.gpus:
             raise IllegalPlan(f"job {job.id} does not run and cannot be stopped")
@@ -92,15 +94,15 @@ def _check_gang(state: View, record: JobView, decision: Decision) -> None:
 def _check_split(job: Job, allocation: Allocation) -> None:
     batch = job.batch if allocation.batch is None else allocation.batch
     if not 1 <= allocation.accumulation <= batch:
-        raise IllegalPlan(f"job {job.id} cannot cut a batch of {batch} into {allocation.accumulation}")
+        raise IllegalPlan(f"job {job.id} cannot split a batch of {batch} into {allocation.accumulation} micro-batches")
     if job.can_shrink and allocation.batch is None and allocation.accumulation < job.min_accumulation:
-        raise IllegalPlan(f"job {job.id} must cut its batch into {job.min_accumulation} pieces at least")
+        raise IllegalPlan(f"job {job.id} must split its batch into at least {job.min_accumulation} micro-batches")
     if allocation.accumulation > 1 and not job.can_shrink:
-        raise IllegalPlan(f"the sub-batch of job {job.id} may not shrink")
+        raise IllegalPlan(f"the batch of job {job.id} may not be split")
 
 
 def _check_scale(state: View, record: JobView, allocation: Allocation) -> None:
-    """An elastic job may have other GPUs and another batch, within the limits of its task; its own always."""
+    """Check the GPUs and the batch of an elastic job against the limits of its task; its own are always allowed."""
     job, gpus, batch = record.job, len(allocation.gpus), allocation.batch
     assert batch is not None
     scaling = state.perf.scaling(job)
@@ -111,14 +113,14 @@ def _check_scale(state: View, record: JobView, allocation: Allocation) -> None:
     own = job.batch * job.gpus
     least, most = min(scaling.initial_batch, own), max(scaling.max_batch, own)
     if not least <= gpus * batch <= most:
-        raise IllegalPlan(f"job {job.id} got a batch of {gpus * batch} in all, its task takes {least} to {most}")
+        raise IllegalPlan(f"job {job.id} got a total batch of {gpus * batch}, its task takes {least} to {most}")
     samples = sub_batch(batch, max(1, allocation.accumulation))
     if samples > max(scaling.max_sub_batch, job.batch):
         raise IllegalPlan(f"job {job.id} got {samples} samples per GPU, its task takes {scaling.max_sub_batch}")
 
 
 def _check_gpus(state: View, named: dict[str, JobView], decisions: Iterable[Decision]) -> None:
-    """Look at every GPU that gets a job as it will be once the whole plan is applied."""
+    """Check every GPU that gets a job as it will be once the whole plan is applied."""
     arriving: dict[GpuId, list[Resident]] = {}
     for decision in decisions:
         allocation = decision.allocation
@@ -128,17 +130,17 @@ def _check_gpus(state: View, named: dict[str, JobView], decisions: Iterable[Deci
             held = record.memory if record.gpus == allocation.gpus else 0
             job = record.job if allocation.batch is None else as_scaled(record.job, allocation)
             needed = state.perf.memory(job, allocation.accumulation)
-            member = Resident(record, allocation.accumulation, max(held, needed), allocation.batch)
+            resident = Resident(record, allocation.accumulation, max(held, needed), allocation.batch)
             for gpu in allocation.gpus:
-                arriving.setdefault(gpu, []).append(member)
+                arriving.setdefault(gpu, []).append(resident)
     topology = state.topology
-    for gpu, members in arriving.items():
-        for resident in state.jobs_on(gpu):
-            if resident.job.id not in named:
-                members.append(Resident(resident, resident.accumulation, resident.memory, resident.batch))
-        broken = sharing_problem(members, state.jobs_per_gpu, topology.memory_of(gpu), state.perf)
-        if broken:
-            raise IllegalPlan(f"GPU {gpu}: {broken}")
+    for gpu, residents in arriving.items():
+        for record in state.jobs_on(gpu):
+            if record.job.id not in named:
+                residents.append(Resident(record, record.accumulation, record.memory, record.batch))
+        problem = sharing_problem(residents, state.jobs_per_gpu, topology.memory_of(gpu), state.perf)
+        if problem:
+            raise IllegalPlan(f"GPU {gpu}: {problem}")
 
 
 def _check_users(state: View, named: dict[str, JobView], decisions: Iterable[Decision]) -> None:

@@ -1,6 +1,6 @@
-"""One scheduling step: events in, plan out. No IO, no clock; a driver supplies both.
+"""One scheduling step: events in, plan out. The module does no IO and has no clock; a driver supplies both.
 
-The simulator and the live service call `Scheduler.step` in the same way, with the same policy object behind it.
+The simulator and the live service call `Scheduler.step` in the same way, with the same policies.
 """
 
 from collections import deque
@@ -16,41 +16,45 @@ from carpool.core.view import JobView, View
 
 
 class Policy(Protocol):
-    """Who decides. Pure: the same view gives the same plan, and the view is left as it was.
+    """What decides. A policy is pure: the same view gives the same plan, and the view does not change.
 
-    Three more attributes may be there: `in_rounds` (it is asked only at the times that `wake` names, whatever happens
-    in between), `start_s` (what the simulator charges when a job starts for the first time) and `explain(view, job)`
-    (why a pending job does not share: see `carpool.policies.base`)."""
+    Three more attributes are optional: `in_rounds` (the policy decides only at the times that `wake` returns),
+    `start_s` (seconds that the simulator charges when a job starts for the first time) and `explain(view, job)` (why a
+    pending job does not share: see `carpool.policies.base`).
+    """
 
     restart_s: float
-    """What the simulator charges when a preempted job starts again."""
+    """Seconds that the simulator charges when a preempted job starts again."""
 
     def key(self, job: JobView, now: float) -> tuple[float, ...]:
-        """The job's place in the queue, smallest first; asked when it enters the queue and at `PriorityChanged`."""
+        """Return the job's sort key for the queue, smallest first. It is computed when the job enters the queue and at
+        `PriorityChanged`."""
 
     def decide(self, view: View) -> Sequence[Decision]:
-        """What to change now."""
+        """Return what to change now."""
 
     def wake(self, view: View) -> float | None:
-        """When to be asked again even if nothing happens; None: not at all."""
+        """Return when to decide again even if nothing happens; None: not before the next event."""
 
 
 class Scheduler:
+    """A state and the policy that decides on it."""
+
     def __init__(self, policy: Policy, perf: PerformanceModel, jobs_per_gpu: int = 2, *, strict: bool = True) -> None:
         self.policy = policy
         self.state = State(perf, policy.key, jobs_per_gpu)
         self.strict = strict
         self.in_rounds = bool(getattr(policy, "in_rounds", False))
-        self.decisions_asked = 0
-        """How often the policy was asked."""
+        self.policy_calls = 0
+        """Number of times that the policy decided."""
         self.refused: deque[IllegalPlan] = deque(maxlen=100)
-        """The latest decisions that broke a rule, where `strict` is off (live): they are refused, the rest goes on."""
+        """The latest decisions that broke a rule. Where `strict` is off (live), only these are refused."""
 
     def step(self, now: float, events: Iterable[Event], *, wake: bool = False) -> Planned | None:
-        """Apply what happened, ask the policy, check its plan, apply it as `Planned`, and return it to be acted upon.
+        """Apply events, ask the policy, check its plan, apply it as `Planned`, and return it to the driver.
 
-        The policy is asked only if something happened that may change its mind, or if `wake` says so; one that decides
-        in rounds only if `wake` says so.
+        The policy decides only if an event may change its decision, or if `wake` is true; a policy that decides in
+        rounds only if `wake` is true.
         """
         state = self.state
         for event in events:
@@ -60,7 +64,7 @@ class Scheduler:
         state.needs_decision = False
         if state.now != now:
             state.advance(now)
-        self.decisions_asked += 1
+        self.policy_calls += 1
         decisions = tuple(self.policy.decide(state))
         if not decisions:
             return None
@@ -74,11 +78,11 @@ class Scheduler:
                 return None
         planned = Planned(now, decisions)
         state.apply(planned)
-        state.needs_decision = False  # by the plan itself, which the policy knows
+        state.needs_decision = False  # the plan itself set it, and the policy knows the plan
         return planned
 
     def _legal_part(self, decisions: Sequence[Decision]) -> tuple[Decision, ...]:
-        """The plan without the decisions that break a rule, so that one bad decision does not starve the cluster."""
+        """Return the plan without the decisions that break a rule, so that one of them does not block the others."""
         kept: tuple[Decision, ...] = ()
         for decision in decisions:
             try:

@@ -1,4 +1,8 @@
-"""Makes the shapes by which jobs are alike, one object for each; the performance model says what their sizes cost."""
+"""The shapes of jobs: what decides where a job can be placed.
+
+`State` asks `Shapes` for the shape of every job; jobs of one shape share one object, so policies and the queue treat
+them alike. The performance model gives the memory and the iteration time of each size.
+"""
 
 from dataclasses import dataclass
 
@@ -8,40 +12,45 @@ from carpool.core.perf import PerformanceModel, Placement
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """One way to cut a job's batch: the accumulation, its memory on each GPU, and its iteration time
-    relative to the uncut batch (at the most consolidated placement)."""
+    """One way to split a job's batch."""
 
     accumulation: int
     memory: int
+    """Bytes on each GPU."""
     relative_time: float
+    """Iteration time relative to that of the whole batch, at the most consolidated placement."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shape:
-    """What decides where a job can go, whatever its length. Jobs of one shape share one object:
-    a policy that finds no place for one of them need not try the longer ones."""
+    """What decides where a job can be placed, independent of its length.
+
+    A policy that finds no place for a job need not try longer jobs of the same shape.
+    """
 
     gpus: int
     priority: int
     exclusive: bool
     max_slowdown: float | None
     user: str | None
-    """The user, where limits apply to that user."""
+    """The user, where limits apply to it; None otherwise."""
     sizes: tuple[Size, ...]
-    """From the whole batch down to what the job allows."""
+    """Sizes from the whole batch down to the smallest sub-batch that the job allows."""
     placement: Placement
-    """The most consolidated one."""
+    """The most consolidated placement."""
 
 
 class Shapes:
+    """The shapes that exist under one performance model."""
+
     def __init__(self, perf: PerformanceModel) -> None:
         self.perf = perf
         self._known: dict[tuple[object, ...], Shape] = {}
 
     def of(self, job: Job, priority: int, user: str | None) -> Shape:
-        """`user` is given only where limits apply to that user."""
-        cut = (job.can_shrink, job.min_accumulation)
-        key = (job.gpus, job.model, job.batch, cut, job.exclusive, job.max_slowdown, priority, user)
+        """Return the shape of a job. `user` is given only where limits apply to that user."""
+        split = (job.can_shrink, job.min_accumulation)
+        key = (job.gpus, job.model, job.batch, split, job.exclusive, job.max_slowdown, priority, user)
         shape = self._known.get(key)
         if shape is None:
             best = Placement(job.gpus, self.perf.fewest_nodes(job.gpus))

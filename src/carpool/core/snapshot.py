@@ -1,10 +1,11 @@
 """A whole state as plain data and back, so that a journal need not be replayed from its beginning.
 
-The live service keeps such a snapshot beside its journal; the state restored from it, with the events since, equals the
-one replayed from the start. Jobs that ended are left out: nothing that may still happen depends on them, because a
-waiting job remembers by itself which of its forerunners are not through yet.
+The live service keeps snapshots beside its journal; a state restored from one, with the events since, equals the state
+replayed from the start. Ended jobs are left out: nothing depends on them any more, because a blocked job records which
+of the jobs it waits for have not finished.
 """
 
+from dataclasses import fields
 from typing import Any
 
 from carpool.core import renames
@@ -18,17 +19,24 @@ from carpool.core.renames import renamed
 from carpool.core.state import State
 from carpool.core.view import SortKey
 
-_OTHERWISE = {"job", "seq", "status", "shape", "gpus", "leaving", "waits_for", "queue_entry", "index_entry", "ended"}
-_KEPT = tuple(name for name in JobRecord.__slots__ if name not in _OTHERWISE)
-"""All that a record knows and that is plain data; what is not is written below, or follows from the rest."""
+_NOT_PLAIN = {"job", "seq", "status", "shape", "gpus", "leaving", "waits_for", "queue_entry", "index_entry", "ended"}
+_KEPT = tuple(field.name for field in fields(JobRecord) if field.name not in _NOT_PLAIN)
+"""The fields of a record that are plain data; `_encode_job` writes the others, or they follow from these."""
 _COUNTERS = (
-    *("now", "busy_gpu_s", "shares", "preemptions", "submissions", "needs_decision", "belief_version"),
-    *("completed", "completed_jct_s"),
+    "now",
+    "busy_gpu_s",
+    "shares",
+    "preemptions",
+    "submissions",
+    "needs_decision",
+    "belief_version",
+    "completed",
+    "completed_jct_s",
 )
 
 
 def encode(state: State) -> dict[str, Any]:
-    """All that a state knows about the cluster and the jobs that have not ended."""
+    """Return all that a state holds about the cluster and the jobs that have not ended, as plain data."""
     topology = state.topology
     return {
         "belief": state.perf.dump() if isinstance(state.perf, LearningModel) else None,
@@ -60,9 +68,9 @@ def _encode_job(record: JobRecord) -> dict[str, Any]:
 
 
 def restore(data: dict[str, Any], perf: PerformanceModel, sort_key: SortKey, jobs_per_gpu: int = 2) -> State:
-    """The state that `encode` described. Raises ValueError where fewer jobs fit on a GPU now than are there.
+    """Return the state that `encode` described. Raise ValueError where a GPU holds more jobs than `jobs_per_gpu`.
 
-    A model that learns is told what the encoded state's model had learned.
+    A model that learns gets what the model of the encoded state had learned.
     """
     if isinstance(perf, LearningModel) and data["belief"] is not None:
         perf.restore(data["belief"])
@@ -79,7 +87,7 @@ def restore(data: dict[str, Any], perf: PerformanceModel, sort_key: SortKey, job
 
 def _restore_nodes(state: State, data: dict[str, Any]) -> None:
     present = set(data["present"])
-    for number, raw in enumerate(data["nodes"]):  # lost ones too: a node keeps its number
+    for number, raw in enumerate(data["nodes"]):  # lost nodes too, so that every node keeps its number
         state.cluster.join(Node(raw["id"], tuple(raw["gpus"]), raw["memory"]))
         if number not in present:
             state.cluster.lose(raw["id"])
@@ -91,7 +99,7 @@ def _restore_job(state: State, data: dict[str, Any]) -> None:
     job = decode_job(data["job"])
     record = JobRecord(job, state.shape_of(job, data["priority"]), data["seq"], data["whole_iteration_s"])
     for name in _KEPT:
-        if name in data:  # a snapshot of an older release may know less
+        if name in data:  # a snapshot of an older release has fewer fields
             setattr(record, name, data[name])
     record.status = Status(data["status"])
     record.gpus, record.leaving = tuple(data["gpus"]), tuple(data["leaving"])
@@ -104,7 +112,7 @@ def _restore_job(state: State, data: dict[str, Any]) -> None:
 
 
 def _restore_residents(state: State, data: dict[str, Any]) -> None:
-    """Enter everybody as `State` does, then put those who share a GPU in the order in which they came."""
+    """Enter all jobs that hold GPUs, then put the residents of each GPU in the order in which they came."""
     for name in data["running"]:
         record = state.jobs[name]
         state.holders[record.seq] = record

@@ -171,10 +171,10 @@ class Engine:
 
     def _deliver(self, now: float, batch: list[ev.Event], wake: bool = False) -> ev.Planned | None:
         """Apply the events to the scheduler and to the world, and return the plan, applied to both as well."""
-        asked = self.scheduler.decisions_asked
+        asked = self.scheduler.policy_calls
         before = thread_time()  # CPU time, because other processes on the machine are no cost of the policy
         planned = self.scheduler.step(now, batch, wake=wake)
-        if self.scheduler.decisions_asked != asked:
+        if self.scheduler.policy_calls != asked:
             self.decision_cpu_s.append(thread_time() - before)
         if planned is not None:
             batch = [*batch, planned]

@@ -147,13 +147,13 @@ class Driver:
     def _step(self, now: float, events: Sequence[ev.Event]) -> None:
         scheduler = self.scheduler
         wake = self.wake_at is not None and now >= self.wake_at
-        asked = scheduler.decisions_asked
+        asked = scheduler.policy_calls
         self._plan = None
         try:
             self._plan = scheduler.step(now, events, wake=wake)
             self.wake_at = scheduler.policy.wake(scheduler.state)
         except Exception as error:
-            if scheduler.decisions_asked == asked:
+            if scheduler.policy_calls == asked:
                 raise
             log.exception("the policy failed")  # all events are applied; without a plan nothing changes
             text = f"the policy failed ({type(error).__name__}: {error}); it is asked again at the next event"
