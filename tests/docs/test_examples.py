@@ -10,6 +10,9 @@ import pytest
 
 from tests.support import ROOT
 
+PAGES = sorted(page.relative_to(ROOT).as_posix() for page in ROOT.glob("docs/**/*.md"))
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", *PAGES]
+
 
 def run(*arguments):
     done = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -46,10 +49,7 @@ def command_lines(text: str) -> Iterator[list[str]]:
                 yield words
 
 
-@pytest.mark.parametrize(
-    "document",
-    ["README.md", "CONTRIBUTING.md", *sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("docs/**/*.md"))],
-)
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_command_and_option_in_a_document_exists(document: str):
     from carpool.cli import cli
 
@@ -64,3 +64,13 @@ def test_every_command_and_option_in_a_document_exists(document: str):
         known = {name for one in command.get_params(context) for name in (*one.opts, *one.secondary_opts)}
         given = {word.partition("=")[0].rstrip(",") for word in rest if re.match(r"--?[a-z]", word)}
         assert given <= known, f"{document}: {' '.join(words)}: {given - known}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_file_that_a_document_names_exists(document: str):
+    """Paths in code from the root, such as `bench/speed.py`; a walk of CONTRIBUTING also names files to be written."""
+    text = (ROOT / document).read_text(encoding="utf-8")
+    new = {"src/carpool/policies/simple/ljf.py", "src/carpool/live/executors/slurm.py"}
+    new |= {"tests/live/executors/test_slurm.py"}
+    for path in re.findall(r"(?<![\w./-])((?:src|tests|bench|examples|docs)/[\w./-]+\w)", text):
+        assert path in new or (ROOT / path).exists(), f"{document}: {path}"
