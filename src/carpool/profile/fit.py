@@ -17,7 +17,7 @@ from carpool.core.model import sub_batch
 from carpool.core.perf import AllReduce, Placement
 from carpool.errors import InputError
 from carpool.profile.fields import ProfileError
-from carpool.profile.rows import GIB, Run, read_runs, read_solo
+from carpool.profile.rows import GIB, Run, read_solo
 from carpool.profile.values import FitError, Memory, TaskProfile
 
 if TYPE_CHECKING:
@@ -39,12 +39,6 @@ TIE, CLEARLY = 1e-9, 1e-3
 NAMES = ("alpha", "beta", "intra_base", "intra_per_gpu", "inter_base", "inter_per_gpu", "delta", "knee")
 LEAST, MOST = [0.0] * 6 + [1.0, 1.0], [math.inf] * 6 + [DELTA_MOST, KNEE_MOST]
 ONE_GPU, ONE_NODE, SEVERAL_NODES = range(3)
-
-
-def fit_throughput(path: str | Path) -> dict[str, TaskProfile]:
-    """Every task of a throughput table, fitted."""
-    runs = read_runs(path)
-    return {task: fit_task([run for run in runs if run.task == task]) for task in sorted({run.task for run in runs})}
 
 
 def fit_task(runs: Sequence[Run], bend: bool = False) -> TaskProfile:
