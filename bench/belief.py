@@ -1,9 +1,9 @@
-"""What does it cost not to know how much jobs disturb each other? SJF-BSBF under different beliefs, as a table.
+"""Measure the cost of wrong beliefs about slow-downs: SJF-BSBF under different beliefs, as a table.
 
     CARPOOL_DATA=… python bench/belief.py [--truth gavel] [--seeds 8]
 
-The calibrated workloads of CARPOOL_DATA with 240 and 480 jobs run under one true table of slow-downs, and every belief
-is compared with perfect knowledge of it: first without memory limits and placement effects, then with both.
+The calibrated workloads of CARPOOL_DATA with 240 and 480 jobs run under one true table of slow-downs. Every belief is
+compared with perfect knowledge of the table: first without memory limits and placement effects, then with both.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def main() -> None:
     }
     for world, setup in worlds.items():
         print(f"\n{chosen.policy}, ξ {chosen.truth}, {world}; mean of {chosen.seeds} seeds\n")
-        print("| believed ξ | 240 jobs, h | change | 480 jobs, h | change | CPU s a run |\n" + "| --- " * 6 + "|")
+        print("| believed ξ | 240 jobs, h | change | 480 jobs, h | change | CPU s per run |\n" + "| --- " * 6 + "|")
         known: dict[int, float] = {}
         for name, belief in BELIEFS.items():
             cells, cpu = [], []

@@ -1,13 +1,13 @@
-"""Does the simulator tell the truth? The same jobs through the live service on a real GPU, and through the simulator.
+"""Compare the simulator with reality: run the same jobs on a real GPU through the live service, and simulate them.
 
-    python bench/physical.py --out out/physical                 (a machine with a GPU; again: goes on where it stopped)
-    python bench/physical.py --gpus 1 --profile mine.json …     (logical slots, where there is none)
-    python bench/physical.py --report docs/experiments/h200-tables.md … (what was run, as a page)
+    python bench/physical.py --out out/physical                 (with a GPU; the same call resumes after a stop)
+    python bench/physical.py --gpus 1 --profile mine.json …     (logical slots, without a GPU)
+    python bench/physical.py --report docs/experiments/h200-tables.md … (write the results into a page)
 
-Thirty jobs of the paper's six tasks, each for one GPU, run under every policy and both sharing mechanisms: real
-processes, started, stopped, resumed and ended by the service. Every case leaves a JSON file with each job's story, the
-journal and the jobs' progress. The same jobs go through the simulator twice: told how long each process took to start
-in that very run, which also shows how fast the machine's cores were (simulated), and knowing nothing of it (predicted).
+Thirty jobs of the paper's six tasks, each on one GPU, run under every policy and both sharing mechanisms, as real
+processes that the service starts, stops, resumes and ends. Every case leaves a JSON file with a row per job, the
+journal and the jobs' progress. The same jobs are simulated twice. "Simulated" knows how long each process took to start
+in this run, which also shows how fast the machine's cores were. "Predicted" knows nothing of the run.
 """
 
 import argparse
@@ -22,15 +22,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from physical_live import keep, run_live, told, warm_up
+from physical_live import case_record, keep, run_live, warm_up
 from physical_page import page_table, replace_table, show, write_rows
 from physical_sim import compare, simulate
 from physical_work import (
     EXCLUSIVE,
-    Box,
-    Case,
+    ExperimentCase,
+    ExperimentJob,
+    MachineEffects,
     MeasuredModel,
-    Work,
     cases,
     check,
     table,
@@ -44,11 +44,11 @@ from carpool.profile.schema import Profile, load, save
 
 WORKLOAD, PROFILE = "workload.json", "profile.json"
 PATIENCE = 3.0
-"""A case that takes so many times as long as simulated, and a minute more, is given up."""
+"""Multiple of the simulated duration, plus a minute, after which a case is given up."""
 
 
 def run_all(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Run what is missing as far as the minutes reach, and compare."""
+    """Run the missing cases that fit into --minutes, and compare all results with the simulator."""
     folder, began = Path(options.out), time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
     jobs, profile = set_up(folder, options)
@@ -57,25 +57,25 @@ def run_all(options: argparse.Namespace) -> list[dict[str, Any]]:
         path = folder / f"{case.name}.json"
         if path.exists():
             continue
-        needs_s = simulate(case, jobs, profile, options, Box())["makespan_s"]
+        needs_s = simulate(case, jobs, profile, options, MachineEffects())["makespan_s"]
         if options.minutes is not None and time.monotonic() - began + needs_s > 60 * options.minutes:
             print(f"{case.name}: left for the next call (about {needs_s:.0f} s)", flush=True)
             continue
         if not warm:
             play(warm_up(jobs, options))
             warm = True
-        print(f"{case.name}: runs, about {needs_s:.0f} s", flush=True)
+        print(f"{case.name}: running, about {needs_s:.0f} s", flush=True)
         model = MeasuredModel(profile, table(case.mechanism, profile))
-        outcome = play(run_live(case, jobs, model, PATIENCE * needs_s + 60, options))
-        keep(folder, case, outcome)
-        result = told(case, outcome) | {"machine": machine_name(options)}
+        recording = play(run_live(case, jobs, model, PATIENCE * needs_s + 60, options))
+        keep(folder, case, recording)
+        result = case_record(case, recording) | {"machine": machine_name(options)}
         _write(path, result)
         print(f"{case.name}: {json.dumps(result['measured'])}", flush=True)
     return results(folder, jobs, profile, options)
 
 
 def play(work: Coroutine[Any, Any, Any]) -> Any:
-    """Told to stop, it ends what it started first."""
+    """Run a coroutine; on SIGTERM or Ctrl-C, let it end what it started before the script exits."""
 
     async def whole() -> Any:
         task = asyncio.current_task()
@@ -92,7 +92,7 @@ def play(work: Coroutine[Any, Any, Any]) -> Any:
 
 
 def machine_name(options: argparse.Namespace) -> str:
-    """This machine as long as it stays up."""
+    """Return a name of this machine that changes when it reboots."""
     gpu = "logical" if options.gpus else nvml.devices()[0].uuid
     return hashlib.sha256(f"{gpu} {boot_id()}".encode()).hexdigest()[:8]
 
@@ -100,8 +100,8 @@ def machine_name(options: argparse.Namespace) -> str:
 ASKED = ("profile", "gpus", "jobs", "mean", "load", "seed")
 
 
-def set_up(folder: Path, options: argparse.Namespace) -> tuple[list[Work], Profile]:
-    """The jobs, and the profile that the service believes in; both are kept, for a profile may be measured anew."""
+def set_up(folder: Path, options: argparse.Namespace) -> tuple[list[ExperimentJob], Profile]:
+    """Return the jobs and the profile that the service believes in; both are kept, because a profile may change."""
     asked = {name: getattr(options, name) for name in ASKED}
     if not (folder / WORKLOAD).exists():
         profile = load(options.profile)
@@ -110,27 +110,29 @@ def set_up(folder: Path, options: argparse.Namespace) -> tuple[list[Work], Profi
         save(profile, folder / PROFILE)
         _write(folder / WORKLOAD, {"asked": asked, "jobs": [asdict(job) for job in jobs]})
     if read(folder / WORKLOAD)["asked"] != asked:
-        raise SystemExit(f"{folder}: results of another workload are there; give another --out, or the same options")
+        raise SystemExit(f"{folder}: contains results of another workload; give another --out, or the same options")
     return stored(folder)
 
 
-def stored(folder: Path) -> tuple[list[Work], Profile]:
+def stored(folder: Path) -> tuple[list[ExperimentJob], Profile]:
     return jobs_of(folder), load(str(folder / PROFILE))
 
 
-def jobs_of(folder: Path) -> list[Work]:
-    return [Work(**row) for row in read(folder / WORKLOAD)["jobs"]]
+def jobs_of(folder: Path) -> list[ExperimentJob]:
+    return [ExperimentJob(**row) for row in read(folder / WORKLOAD)["jobs"]]
 
 
 def _write(path: Path, data: Any) -> None:
-    """Whole or not at all: what is there counts as done."""
+    """Write a file completely or not at all, because an existing file counts as done."""
     unfinished = path.with_suffix(".part")
     unfinished.write_text(json.dumps(data, indent=1) + "\n")
     unfinished.replace(path)
 
 
-def results(folder: Path, jobs: Sequence[Work], profile: Profile, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """All that the folder holds, measured against simulated, in the order of the cases."""
+def results(
+    folder: Path, jobs: Sequence[ExperimentJob], profile: Profile, options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Return all results of the folder, measured and simulated, in the order of the cases."""
     done = [read(path) for path in folder.glob("*-run*.json")]
     truth = load(options.truth) if options.truth else None
     if truth is not None:
@@ -142,20 +144,20 @@ def read(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
     except ValueError:
-        raise SystemExit(f"{path}: is damaged; remove it, and the case is run again") from None
+        raise SystemExit(f"{path}: is damaged; remove it to run the case again") from None
 
 
 def _order(result: Mapping[str, Any]) -> tuple[int, int, str, int]:
-    """As the paper's table has them; more jobs per GPU last."""
-    case = Case(**result["case"])
+    """Return the sort key of a case: the order of the paper's table, with more jobs per GPU last."""
+    case = ExperimentCase(**result["case"])
     rank = (*EXCLUSIVE, "sjf-ffs", "sjf-bsbf", "carpool").index(case.policy)
     return case.jobs_per_gpu, rank, case.mechanism, case.repeat
 
 
 def kept(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """What was run and lies there; needs no GPU."""
+    """Return the results that the folder holds, without running anything."""
     if not list(folder.glob("*-run*.json")):
-        raise SystemExit(f"{folder}: there are no results; run the experiment with this --out first")
+        raise SystemExit(f"{folder}: has no results; run the experiment with this --out first")
     options.gpus = read(folder / WORKLOAD)["asked"]["gpus"]
     return results(folder, *stored(folder), options)
 
@@ -174,30 +176,32 @@ def positive(kind: type) -> Callable[[str], Any]:
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     number, whole = positive(float), positive(int)
-    parser.add_argument("--out", default="out/physical", help="results and journals")
+    parser.add_argument("--out", default="out/physical", help="folder of results and journals")
     parser.add_argument("--profile", default="h200")
-    parser.add_argument("--truth", help="profile that the simulated world runs by  [default: what the service had]")
-    parser.add_argument("--gpus", type=whole, help="so many logical slots instead of the GPU")
+    parser.add_argument("--truth", help="profile of the simulated world  [default: the one that the service had]")
+    parser.add_argument("--gpus", type=whole, help="number of logical slots to use instead of the GPU")
     parser.add_argument("--jobs", type=whole, default=30)
-    parser.add_argument("--mean", type=number, default=4.0, help="mean length of a job alone, seconds")
-    parser.add_argument("--load", type=number, default=2.5, help="arrivals, times what one GPU could serve")
+    parser.add_argument("--mean", type=number, default=4.0, help="mean run time of a job alone, in seconds")
+    parser.add_argument("--load", type=number, default=2.5, help="arrival rate divided by what one GPU can serve")
     parser.add_argument("--repeats", type=whole, default=2)
-    parser.add_argument("--crowds", type=whole, nargs="*", default=[3, 4], help="more jobs per GPU to try under MPS")
-    parser.add_argument("--only", nargs="*", help="these policies or cases only")
-    parser.add_argument("--minutes", type=number, help="start no case that would end later")
+    parser.add_argument(
+        "--more-jobs-per-gpu", type=whole, nargs="*", default=[3, 4], help="more jobs per GPU to try under MPS"
+    )
+    parser.add_argument("--only", nargs="*", help="run only these policies or cases")
+    parser.add_argument("--minutes", type=number, help="start no case that would end after this many minutes")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--examples", help="folder of the example scripts")
-    parser.add_argument("--report", type=Path, help="run nothing; put the results into this page")
-    parser.add_argument("--rows", type=Path, help="run nothing; write the results as a CSV file, for `carpool paper`")
+    parser.add_argument("--report", type=Path, help="run nothing; write the results into this page")
+    parser.add_argument("--rows", type=Path, help="run nothing; write the results as a CSV file for `carpool paper`")
     return parser.parse_args()
 
 
 def _check_places(options: argparse.Namespace) -> None:
-    """Before minutes of simulation."""
+    """Check that the output can be written, before minutes of simulation."""
     if options.report:
         options.report.read_text()
     if options.rows and not options.rows.absolute().parent.is_dir():
-        raise SystemExit(f"{options.rows.parent}: there is no such folder")
+        raise SystemExit(f"{options.rows.parent}: no such folder; create it first")
 
 
 def main() -> None:
@@ -211,12 +215,12 @@ def main() -> None:
             write_rows(options.rows, rows)
         return
     if not options.gpus and not nvml.devices():
-        raise SystemExit("no GPU was found; --gpus 1 runs it on a logical slot, with a profile of this machine")
+        raise SystemExit("no GPU found; --gpus 1 uses a logical slot, with a profile of this machine")
     show(run_all(options))
 
 
 def in_one_line(program: Callable[[], None]) -> None:
-    """What is wrong with the input is said in one line."""
+    """Run a program; print wrong input as one line."""
     try:
         program()
     except InputError as error:

@@ -1,4 +1,4 @@
-"""The real world of the physical experiment: jobs through the live service, its executor and real processes."""
+"""The real side of the physical experiment: jobs as real processes under the live service."""
 
 import argparse
 import asyncio
@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from physical_work import Case, MeasuredModel, Work, policy
+from physical_work import ExperimentCase, ExperimentJob, MeasuredModel, policy
 
 from carpool.channel import read_report
 from carpool.core import events as ev
@@ -32,18 +32,18 @@ from carpool.profile.measure.plan import MPS
 KEPT_VARIABLES = ("PYTHONPATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS")
 SAMPLE_S = 0.1
 PROGRESS_S = 0.5
-"""How often a job's progress is kept."""
+"""Seconds between two recorded reports of a job."""
 
 
 class Observer:
-    """Watches the workers' reports and the GPU's own counter while a case runs."""
+    """Records the workers' reports and the GPU's utilisation counter while a case runs."""
 
     def __init__(self, home: Home, uuid: str | None) -> None:
         self.home, self.uuid = home, uuid
         self.first: dict[str, float] = {}
         self.last: dict[str, float] = {}
         self.progress: list[dict[str, Any]] = []
-        """Where each job was at what time, as its own reports say."""
+        """Iteration of each job over time, from its own reports."""
         self.utilisation: list[float] = []
         self._noted: dict[str, float] = {}
 
@@ -68,18 +68,18 @@ class Observer:
 
 
 @dataclass
-class Outcome:
-    """What was seen of one case."""
+class Recording:
+    """What was recorded of one case."""
 
     rows: list[dict[str, Any]]
-    """Each job's story."""
+    """One row per job: its times and how it shared."""
     events: list[ev.Event]
     progress: list[dict[str, Any]]
     utilisation: list[float]
 
 
-async def warm_up(jobs: Sequence[Work], options: argparse.Namespace) -> None:
-    """Start every task once, all at the same time: the first processes on a machine read everything from its disk."""
+async def warm_up(jobs: Sequence[ExperimentJob], options: argparse.Namespace) -> None:
+    """Start every task once, all at the same time: the first processes on a machine read everything from disk."""
     tasks = {job.task: replace(job, iterations=5) for job in jobs}
     processes = []
     try:
@@ -95,9 +95,13 @@ async def warm_up(jobs: Sequence[Work], options: argparse.Namespace) -> None:
 
 
 async def run_live(
-    case: Case, jobs: Sequence[Work], model: MeasuredModel, limit_s: float, options: argparse.Namespace
-) -> Outcome:
-    """One case, from the first submission to the last end; given up after `limit_s`. It has the first GPU."""
+    case: ExperimentCase,
+    jobs: Sequence[ExperimentJob],
+    model: MeasuredModel,
+    limit_s: float,
+    options: argparse.Namespace,
+) -> Recording:
+    """Run one case on the first GPU, from the first submission to the last end; give up after `limit_s`."""
     uuid = None if options.gpus else nvml.devices()[0].uuid
     with tempfile.TemporaryDirectory(prefix="cp-") as place:
         home = Home(Path(place) / "h")
@@ -115,18 +119,20 @@ async def run_live(
         observer = Observer(home, uuid)
         watching = asyncio.create_task(observer.run())
         try:
-            told = await asyncio.wait_for(_submit_all(service, jobs, options), limit_s)
+            shown = await asyncio.wait_for(_submit_all(service, jobs, options), limit_s)
         finally:
             watching.cancel()
             await _end(service)
             await asyncio.gather(running, watching, return_exceptions=True)
-        stories = {row["name"]: row for row in told}
+        stories = {row["name"]: row for row in shown}
         events = _journal(home.journal)
     rows = [_row(case, job, stories[job.name], observer) for job in jobs]
-    return Outcome(rows, events, observer.progress, observer.utilisation)
+    return Recording(rows, events, observer.progress, observer.utilisation)
 
 
-async def _submit_all(service: Service, jobs: Sequence[Work], options: argparse.Namespace) -> list[dict[str, Any]]:
+async def _submit_all(
+    service: Service, jobs: Sequence[ExperimentJob], options: argparse.Namespace
+) -> list[dict[str, Any]]:
     began, ids = time.monotonic(), []
     for job in jobs:
         await asyncio.sleep(max(0.0, began + job.submitted - time.monotonic()))
@@ -137,14 +143,14 @@ async def _submit_all(service: Service, jobs: Sequence[Work], options: argparse.
 
 
 async def _end(service: Service) -> None:
-    """Nothing of ours runs on when a case is given up."""
+    """Cancel all jobs, so that nothing keeps running when a case is given up."""
     for row in service.queries.jobs():
         await service.requests.cancel(row["job"])
         await service.queries.wait(row["job"])
     await service.close()
 
 
-def _spec(job: Work, options: argparse.Namespace) -> Spec:
+def _spec(job: ExperimentJob, options: argparse.Namespace) -> Spec:
     return Spec(
         command=_command(job, options),
         directory=str(examples.folder(options.examples)),
@@ -156,42 +162,42 @@ def _spec(job: Work, options: argparse.Namespace) -> Spec:
     )
 
 
-def _command(job: Work, options: argparse.Namespace) -> tuple[str, ...]:
+def _command(job: ExperimentJob, options: argparse.Namespace) -> tuple[str, ...]:
     script = examples.folder(options.examples) / examples.SCRIPTS[job.task]
     return (sys.executable, str(script), "--iterations", str(job.iterations), "--batch-size", str(job.batch))
 
 
-def _row(case: Case, job: Work, told: Mapping[str, Any], observer: Observer) -> dict[str, Any]:
-    number = str(told["job"])
-    if told["status"] != "finished":
-        raise SystemExit(f"{case.name}: {job.name} {told['status']}: {told.get('reason')}")
-    receipt = told["receipt"]
+def _row(case: ExperimentCase, job: ExperimentJob, shown: Mapping[str, Any], observer: Observer) -> dict[str, Any]:
+    number = str(shown["job"])
+    if shown["status"] != "finished":
+        raise SystemExit(f"{case.name}: {job.name} {shown['status']}: {shown.get('reason')}")
+    receipt = shown["receipt"]
     return {
         "name": job.name,
-        **{key: told[key] for key in ("submitted", "started", "finished")},
+        **{key: shown[key] for key in ("submitted", "started", "finished")},
         "waited_s": receipt["waited_s"],
         "ran_s": receipt["ran_s"],
         "preemptions": receipt["preemptions"],
         "shared": bool(receipt["shares"] or receipt["hosted"]),
-        # None: preempted before it had done anything
-        "launch_s": observer.first[number] - told["started"] if number in observer.first else None,
-        "exit_s": told["finished"] - observer.last[number],
+        # None if the job was preempted before its first iteration
+        "launch_s": observer.first[number] - shown["started"] if number in observer.first else None,
+        "exit_s": shown["finished"] - observer.last[number],
     }
 
 
-def told(case: Case, outcome: Outcome) -> dict[str, Any]:
-    """A case's file: what was measured, and each job's story."""
-    rows = outcome.rows
+def case_record(case: ExperimentCase, recording: Recording) -> dict[str, Any]:
+    """Return the content of a case's file: what was measured, and a row per job."""
+    rows = recording.rows
     first, last = min(row["submitted"] for row in rows), max(row["finished"] for row in rows)
     measured = {
         "makespan_s": last - first,
         "mean_jct_s": fmean(row["finished"] - row["submitted"] for row in rows),
         "mean_queue_s": fmean(row["waited_s"] for row in rows),
-        "gpu_utilisation": fmean(outcome.utilisation) if outcome.utilisation else None,
+        "gpu_utilisation": fmean(recording.utilisation) if recording.utilisation else None,
         "occupied": _occupied(rows) / (last - first),
         "preemptions": sum(row["preemptions"] for row in rows),
     }
-    return {"case": asdict(case), "measured": measured, "jobs": rows, "stops_s": _stops(outcome.events)}
+    return {"case": asdict(case), "measured": measured, "jobs": rows, "stops_s": _stops(recording.events)}
 
 
 def _journal(path: Path) -> list[ev.Event]:
@@ -203,20 +209,20 @@ def _journal(path: Path) -> list[ev.Event]:
         store.close()
 
 
-def keep(folder: Path, case: Case, outcome: Outcome) -> None:
-    """The journal and the jobs' progress."""
-    _keep_lines(folder / f"{case.name}.journal.gz", map(encode, outcome.events))
-    _keep_lines(folder / f"{case.name}.progress.gz", outcome.progress)
+def keep(folder: Path, case: ExperimentCase, recording: Recording) -> None:
+    """Write the journal and the jobs' progress."""
+    _keep_lines(folder / f"{case.name}.journal.gz", map(encode, recording.events))
+    _keep_lines(folder / f"{case.name}.progress.gz", recording.progress)
 
 
 def _keep_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """The same rows give the same bytes."""
+    """Write compressed lines; the same rows give the same bytes."""
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     path.write_bytes(gzip.compress(lines.encode(), mtime=0))
 
 
 def _stops(events: Iterable[ev.Event]) -> list[float]:
-    """How long each preempted job took to save and leave."""
+    """Return the times that preempted jobs took to save and exit."""
     asked: dict[str, float] = {}
     took = []
     for event in events:
@@ -228,7 +234,7 @@ def _stops(events: Iterable[ev.Event]) -> list[float]:
 
 
 def _occupied(rows: Sequence[Mapping[str, Any]]) -> float:
-    """Seconds in which some job was on the GPU (a preempted one counts to its end)."""
+    """Seconds in which at least one job was on the GPU; a preempted job counts until its end."""
     total, until = 0.0, -math.inf
     for start, end in sorted((row["started"], row["finished"]) for row in rows):
         total += max(0.0, end - max(start, until))

@@ -1,4 +1,4 @@
-"""What the physical experiment found, for people: a table in the terminal, a page, and the rows that a paper reads."""
+"""Results of the physical experiment: a table in the terminal, a page, and the rows that `carpool paper` reads."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def gains(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Sharing against exclusive SJF with the same jobs: measured on the same machine, and simulated with its cores."""
+    """Compare sharing with exclusive SJF on the same jobs: measured on the same machine, and simulated for it."""
     base = next((row for row in rows if row["policy"] == "sjf"), None)
     alone = _jct_by_machine(base) if base else {}
     found = []
@@ -63,12 +63,12 @@ def page_table(rows: Sequence[Mapping[str, Any]]) -> str:
         cells = [_cell(row, key) for key in FIGURES]
         measured, simulated = _busy(row)
         busy = "–" if measured is None else f"{measured:.0%} / **{simulated:.0%}**"
-        lines.append(_line([row["policy"], row["mechanism"], str(_crowd(row)), runs, *cells, busy]))
+        lines.append(_line([row["policy"], row["mechanism"], str(_jobs_per_gpu(row)), runs, *cells, busy]))
     return "\n".join([*lines, "", *gains(rows), "", *_runs_table(rows)]) + "\n"
 
 
 def _runs_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Every run by itself: means over runs may hide that they err in opposite directions."""
+    """Return a table of single runs, because means over runs may hide errors in opposite directions."""
     heads = ("case", "run", "machine", "slowness of its cores", "makespan s", "mean JCT s")
     lines = [_line(heads), _line(["---"] * len(heads))]
     for row in rows:
@@ -77,7 +77,7 @@ def _runs_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             for key in FIGURES[:2]:
                 found = compared(row, key, run)
                 cells.append(f"{found.measured:.1f} ({_off(found.off)} / {_off(found.predicted_off)})")
-            case = f"{row['policy']}, {row['mechanism']}, {_crowd(row)}"
+            case = f"{row['policy']}, {row['mechanism']}, {_jobs_per_gpu(row)}"
             lines.append(_line([case, str(run + 1), machine, f"{slowness:.2f}", *cells]))
     return lines
 
@@ -96,18 +96,18 @@ def _off(off: float | None) -> str:
     return "–" if off is None else f"{off:+.1f} %"
 
 
-def _crowd(row: Mapping[str, Any]) -> int:
+def _jobs_per_gpu(row: Mapping[str, Any]) -> int:
     return 1 if row["policy"] in EXCLUSIVE else int(row["jobs_per_gpu"])
 
 
 def _busy(row: Mapping[str, Any]) -> tuple[float | None, float]:
-    """By the driver's counter, if there was one, and simulated."""
+    """Return how busy the GPU was: by the driver's counter, if it was recorded, and simulated."""
     counted = [share for share in row["measured"]["gpu_utilisation"] if share is not None]
     return fmean(counted) if counted else None, fmean(map(fmean, row["simulated"]["gpu_utilisation"]))
 
 
 def replace_table(path: Path, table: str) -> None:
-    """Between the two marks of the page; the words around them are written by people."""
+    """Replace the text between the two marks of the page."""
     begin, end = "<!-- measured: begin -->\n", "<!-- measured: end -->"
     before, _, rest = path.read_text().partition(begin)
     _, found, after = rest.partition(end)
@@ -117,7 +117,7 @@ def replace_table(path: Path, table: str) -> None:
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """One row a case: the form in which `carpool paper` reads a physical experiment."""
+    """Write one row per case, in the format that `carpool paper` reads."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
@@ -125,5 +125,5 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
             found = [compared(row, key) for key in FIGURES]
             figures = [f"{getattr(each, part):.2f}" for each in found for part in PARTS]
             busy = _busy(row)
-            what = [row["policy"], row["mechanism"], _crowd(row), len(row["measured"]["makespan_s"])]
+            what = [row["policy"], row["mechanism"], _jobs_per_gpu(row), len(row["measured"]["makespan_s"])]
             writer.writerow([*what, *figures, *("" if share is None else f"{share:.3f}" for share in busy)])

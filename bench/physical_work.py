@@ -1,6 +1,6 @@
-"""What the physical experiment runs: thirty jobs, the same in every case and in both worlds, and the cases.
+"""The jobs and the cases of the physical experiment; every case runs the same jobs, for real and simulated.
 
-Also what is known of their speed: the profile, and the box at hand as other runs on it found it.
+Also the models of their speed: from the profile alone, and with the effects of the machine as seen in other runs.
 """
 
 import argparse
@@ -22,15 +22,17 @@ from carpool.sim.engine import Costs
 
 LOGICAL = "logical"
 TIRESIAS = "tiresias-11"
-"""Its threshold is scaled with the jobs, so that the longest of them are pushed back."""
+"""Tiresias with a threshold that is scaled with the jobs, so that the longest of them are preempted."""
 RETIRED = ("tiresias-18",)
-"""A threshold that no job reached, so that it ran as FIFO. Its run says something of the machine, and no more."""
+"""Policies that are no longer compared. No job reached this threshold, so its run only informs about the machine."""
 EXCLUSIVE = ("fifo", "sjf", TIRESIAS, *RETIRED)
 GUESSED_LAUNCH_S = 8.0
 
 
 @dataclass(frozen=True)
-class Case:
+class ExperimentCase:
+    """One policy, sharing mechanism and limit of jobs per GPU; `repeat` counts its runs."""
+
     policy: str
     mechanism: str
     jobs_per_gpu: int = 2
@@ -46,8 +48,8 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Work:
-    """One job."""
+class ExperimentJob:
+    """One job of the experiment."""
 
     name: str
     task: str
@@ -61,47 +63,47 @@ class Work:
 
     @property
     def job(self) -> Job:
-        """As the service submits it; it may not be cut, for nobody has checked the scripts for that."""
+        """The job as the service sees it. Its batch cannot be split, because the scripts are not certified for that."""
         return Job(self.name, self.submitted, self.task, 1, self.batch, self.iterations, can_shrink=False)
 
 
 @dataclass(frozen=True)
-class Box:
-    """The machine's share in a run, which no profile tells: how fast its cores start processes and launch kernels."""
+class MachineEffects:
+    """Effects of the machine that no profile contains: how fast its cores start processes and launch kernels."""
 
     alone_s: Mapping[Setting, float] = field(default_factory=dict)
-    """An iteration of each job alone, where that is known better than from the profile: under MPS as without it."""
+    """Iteration times alone, where other runs give better values than the profile; the same under MPS as without."""
     overheads_s: Mapping[Setting, Sequence[float]] = field(default_factory=dict)
-    """What processes took beyond their iterations: to start, to warm up and to end."""
+    """Times of processes beyond their iterations: to start, to warm up and to end."""
     own_s: Mapping[str, float] = field(default_factory=dict)
-    """The same of each job's first process in the run itself, where that is told."""
+    """Overhead of each job's first process in the run itself, where it is known."""
     exit_s: float = 0.0
-    """How much of it comes after the last iteration."""
+    """Part of the overhead that comes after the last iteration."""
     stop_s: float = 0.0
-    """How long a preempted job takes to save and leave."""
+    """Time that a preempted job takes to save and exit."""
 
-    def costs(self, draw: int) -> "BoxCosts":
-        """One draw of what may happen."""
-        return BoxCosts(0.0, self.stop_s, self, random.Random(draw))
+    def costs(self, draw: int) -> "MachineCosts":
+        """Return the costs of one random draw."""
+        return MachineCosts(0.0, self.stop_s, self, random.Random(draw))
 
 
 @dataclass(frozen=True, slots=True)
-class BoxCosts(Costs):
-    """A start takes as long as the job's own did, or as long as one that was seen of the same kind of job."""
+class MachineCosts(Costs):
+    """Launch costs: the job's own start time where it is known, or one that was seen for the same kind of job."""
 
-    box: Box = field(default_factory=Box)
+    effects: MachineEffects = field(default_factory=MachineEffects)
     chance: random.Random = field(default_factory=random.Random)
     _started: set[str] = field(default_factory=set)
 
     def launch(self, job: Job) -> float:
-        if job.id in self.box.own_s and job.id not in self._started:
+        if job.id in self.effects.own_s and job.id not in self._started:
             self._started.add(job.id)
-            return self.box.own_s[job.id]
-        return self.chance.choice(self.box.overheads_s.get(Setting(job.model, job.batch), [GUESSED_LAUNCH_S]))
+            return self.effects.own_s[job.id]
+        return self.chance.choice(self.effects.overheads_s.get(Setting(job.model, job.batch), [GUESSED_LAUNCH_S]))
 
 
 class MeasuredModel(FittedModel):
-    """The profile's slow-downs and fits; at a measured batch the measured time."""
+    """A model with the profile's slow-downs and fits, and with the measured time at a measured batch."""
 
     def __init__(self, profile: Profile, mechanism: str) -> None:
         super().__init__(profile.core_tasks(), profile.interference(mechanism), 1)
@@ -111,17 +113,17 @@ class MeasuredModel(FittedModel):
         known = self._noise.alone(self._mechanism, Setting(job.model, job.batch, accumulation))
         return known if known is not None else super().iteration_time(job, accumulation, placement)
 
-    def alone_s(self, work: Work) -> float:
-        """The whole job, by itself."""
+    def alone_s(self, work: ExperimentJob) -> float:
+        """Run time of the whole job alone."""
         return work.iterations * self.iteration_time(work.job, 1, Placement(1, 1))
 
 
-class BoxModel(MeasuredModel):
-    """As jobs run on the box, in one draw: each as much faster or slower as measurements of its task differ."""
+class MachineModel(MeasuredModel):
+    """A model of the machine in one random draw: each job's speed varies as much as measurements of its task do."""
 
-    def __init__(self, profile: Profile, mechanism: str, box: Box, draw: int) -> None:
+    def __init__(self, profile: Profile, mechanism: str, effects: MachineEffects, draw: int) -> None:
         super().__init__(profile, mechanism)
-        self._alone_s, self._draw = box.alone_s, draw
+        self._alone_s, self._draw = effects.alone_s, draw
 
     def iteration_time(self, job: Job, accumulation: int, placement: Placement) -> float:
         luck = random.Random(f"{self._draw} {job.id}").gauss(0.0, self._noise.sigma(self._mechanism, job.model))
@@ -130,20 +132,20 @@ class BoxModel(MeasuredModel):
 
 
 def settings(profile: Profile) -> list[Setting]:
-    """Every example at every batch at which pairs of it were measured."""
+    """Return every example at every batch at which pairs of it were measured."""
     found = {Setting(pair.a, pair.batch_a) for pair in profile.pairs}
     found |= {Setting(pair.b, pair.batch_b) for pair in profile.pairs}
     return sorted(kind for kind in found if kind.task in profile.tasks and kind.task in SCRIPTS)
 
 
 def table(mechanism: str, profile: Profile) -> str:
-    """On logical slots, whatever the profile holds stands for the way they share."""
+    """Return the mechanism whose pairs to use; on logical slots, the first one that the profile has."""
     known = profile.pair_mechanisms()
     return known[0] if mechanism == LOGICAL and known else mechanism
 
 
-def check(profile: Profile, called: str, jobs: Iterable[Work], mechanisms: Iterable[str]) -> None:
-    """Refuses a profile that does not know these jobs, alone and beside each other."""
+def check(profile: Profile, called: str, jobs: Iterable[ExperimentJob], mechanisms: Iterable[str]) -> None:
+    """Refuse a profile that lacks one of these jobs, alone or as a pair."""
     tasks = sorted({job.task for job in jobs})
     for task in tasks:
         if task not in profile.tasks:
@@ -156,8 +158,8 @@ def check(profile: Profile, called: str, jobs: Iterable[Work], mechanisms: Itera
                 raise SystemExit(f"{called}: has no pair of {a} and {b}; measure them with carpool profile {both}")
 
 
-def workload(profile: Profile, options: argparse.Namespace) -> list[Work]:
-    """Tasks and batches by turns in random order; lengths lognormal; arrivals Poisson, `load` times too fast."""
+def workload(profile: Profile, options: argparse.Namespace) -> list[ExperimentJob]:
+    """Draw the jobs: tasks and batches in turn, in random order; lognormal run times; Poisson arrivals at `load`."""
     drawn = random.Random(options.seed)
     kinds = settings(profile)
     if not kinds:
@@ -166,7 +168,7 @@ def workload(profile: Profile, options: argparse.Namespace) -> list[Work]:
     model, now, jobs = MeasuredModel(profile, table(_plain(options), profile)), 0.0, []
     for number, setting in enumerate(chosen, 1):
         length = options.mean * min(3.0, max(0.3, math.exp(drawn.gauss(-0.25, 0.7))))
-        one = Work(f"{setting.task}-{number}", setting.task, setting.batch, 1, round(now, 2))
+        one = ExperimentJob(f"{setting.task}-{number}", setting.task, setting.batch, 1, round(now, 2))
         jobs.append(replace(one, iterations=max(5, round(length / model.alone_s(one)))))
         now += drawn.expovariate(options.load / (options.mean + GUESSED_LAUNCH_S))
     return jobs
@@ -176,15 +178,19 @@ def _plain(options: argparse.Namespace) -> str:
     return LOGICAL if options.gpus else TIME_SLICING
 
 
-def cases(options: argparse.Namespace) -> list[Case]:
-    """What matters most first; the whole set once before anything is repeated, then backwards: machines drift."""
+def cases(options: argparse.Namespace) -> list[ExperimentCase]:
+    """Return the cases, the most important first. Every second repeat is in reverse order, because machines drift."""
     plain = _plain(options)
     shared = [plain] if options.gpus or mps.available() is not None else [MPS, plain]
-    kinds = [Case("sjf", plain)]
-    kinds += [Case("sjf-bsbf", mechanism) for mechanism in shared]
-    kinds += [Case("fifo", plain), Case(TIRESIAS, plain)]
-    kinds += [Case("sjf-ffs", mechanism) for mechanism in shared]
-    kinds += [Case(policy, shared[0], crowd) for crowd in options.crowds for policy in ("sjf-bsbf", "carpool")]
+    kinds = [ExperimentCase("sjf", plain)]
+    kinds += [ExperimentCase("sjf-bsbf", mechanism) for mechanism in shared]
+    kinds += [ExperimentCase("fifo", plain), ExperimentCase(TIRESIAS, plain)]
+    kinds += [ExperimentCase("sjf-ffs", mechanism) for mechanism in shared]
+    kinds += [
+        ExperimentCase(policy, shared[0], crowd)
+        for crowd in options.more_jobs_per_gpu
+        for policy in ("sjf-bsbf", "carpool")
+    ]
     orders = [kinds[::-1] if repeat % 2 else kinds for repeat in range(options.repeats)]
     every = [replace(kind, repeat=repeat) for repeat, order in enumerate(orders) for kind in order]
     only = set(options.only or ())
@@ -196,6 +202,6 @@ def cases(options: argparse.Namespace) -> list[Case]:
 
 
 def policy(name: str) -> str:
-    """`tiresias-11`: a threshold of 11 GPU-seconds. The cost of a restart is the launch, which both worlds have."""
+    """Return the policy of a case; `tiresias-11` has a threshold of 11 GPU-seconds, and a restart costs a launch."""
     threshold = name.removeprefix("tiresias-")
     return name if threshold == name else f"tiresias:threshold_gpu_s={threshold},restart_s=0"

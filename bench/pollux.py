@@ -1,10 +1,10 @@
-"""Pollux's own evaluation: mean JCT on its own workloads against the published figures, and the CPU time that it takes.
+"""Repeat Pollux's own evaluation: mean JCT on its workloads, the published figures, and the CPU time of a run.
 
     CARPOOL_DATA=… python bench/pollux.py [--seeds 8]
 
-16 nodes of 4 GPUs, seeds 1 to 8 of each load, without a memory limit (Pollux knows none) and with it. Tiresias is set
-as Pollux runs it, and played once more with the run times that Pollux's simulator makes of the workloads: it counts the
-progress of a whole epoch by the gradient statistics at its end, and so jobs with large batches run 2 % shorter to 10 %
+16 nodes of 4 GPUs, seeds 1 to 8 of each load, without a memory limit (Pollux has none) and with it. Tiresias has the
+settings of Pollux's evaluation, and runs once more with the run times of Pollux's simulator. That simulator counts the
+progress of a whole epoch by the gradient statistics at its end, so jobs with large batches run 2 % shorter to 10 %
 longer than their files say. The published figures are the means in the Pollux artifact (Qiao et al., OSDI 2021).
 """
 
@@ -37,7 +37,7 @@ def main() -> None:
     if not (folder / "workloads.csv").exists():
         sys.exit("set CARPOOL_DATA to the folder with pollux/workloads.csv")
     longer = as_pollux_counts(folder / "efficiency.csv")
-    print("| policy | what | jobs | mean JCT s | ± over seeds | published s | deviation | CPU s a run |")
+    print("| policy | what | jobs | mean JCT s | ± over seeds | published s | deviation | CPU s per run |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     compare("pollux", "no memory limit", NO_LIMIT, folder, seeds)
     compare("pollux", "memory limit", LIMIT, folder, seeds)
@@ -60,7 +60,7 @@ def compare(
 
 
 def as_pollux_counts(path: Path) -> Change:
-    """Stretch run times by the iterations that the gradient statistics give over those that the table holds."""
+    """Scale run times by the iterations that the gradient statistics imply divided by those in the table."""
     epochs: dict[str, dict[int, list[dict[str, str]]]] = {}
     with open(path, newline="") as file:
         for row in csv.DictReader(file):

@@ -1,10 +1,10 @@
-"""How good is Pollux's search? Every round of two runs against the optimum without placement, and a solver's time.
+"""Compare Pollux's search with the optimum in every round of two runs, and its time with that of a solver.
 
     CARPOOL_DATA=… python bench/pollux_search.py        (needs the extra `fit`: NumPy and SciPy)
 
-Sharing out GPUs is a knapsack with several choices for each job; its optimum comes from dynamic programming, and every
-hundredth round it is also given to SciPy's mixed-integer solver. The optimum takes no notice of nodes, so that it is
-a bound that no placement may reach.
+Distributing GPUs is a knapsack with several choices for each job. Its optimum comes from dynamic programming, and in
+every hundredth round also from SciPy's mixed-integer solver. The optimum ignores nodes, so it is a bound that no
+placement may reach.
 """
 
 import os
@@ -26,7 +26,7 @@ Curve = list[tuple[int, float]]
 
 
 class Watched(Pollux):
-    """Pollux, with every round compared."""
+    """Pollux that compares every round with the optimum."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

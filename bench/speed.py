@@ -1,9 +1,9 @@
-"""How fast is the simulator? CPU seconds of whole commands, jobs per CPU second, memory, and decision times.
+"""Measure the simulator: CPU seconds of whole commands, jobs per CPU second, memory, and CPU time of decisions.
 
     python bench/speed.py [--quick]        (make bench)
 
-Everything runs on fixed seeds. With CARPOOL_DATA the Philly trace is the real one (82,247 jobs); without it, a
-generated workload of the same size and load stands in, and the table says so.
+Everything runs on fixed seeds. With CARPOOL_DATA the Philly trace is the real one (82,247 jobs). Without it, a
+generated workload of the same size and load replaces it, and the table says so.
 """
 
 import csv
@@ -27,7 +27,7 @@ PHILLY_JOBS = 82_247
 
 
 def command(policy: str, workload: Path) -> dict[str, float]:
-    """Run `carpool simulate` as a user would and account for the whole process."""
+    """Run `carpool simulate` as a user would, and return what the whole process used."""
     arguments = ["simulate", "--policy", policy, "--workload", str(workload), "--cluster", "64x8", "--json"]
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen([sys.executable, "-m", "carpool.cli", *arguments], stdout=output)
@@ -61,7 +61,7 @@ def philly(folder: Path) -> tuple[Path, str]:
 
 
 def four_times(trace: Path, folder: Path) -> Path:
-    """The same jobs four times, one span after the other: four times the jobs at the same load."""
+    """Return the same jobs four times, one span after the other: four times the jobs at the same load."""
     with open(trace, newline="") as file:
         rows = list(csv.DictReader(file))
     times = [datetime.fromisoformat(row["timestamp"]) for row in rows]
@@ -77,7 +77,7 @@ def four_times(trace: Path, folder: Path) -> Path:
 
 
 class Watched:
-    """A policy that notes how many jobs wait whenever it is asked."""
+    """A policy that records how many jobs wait whenever it is asked."""
 
     def __init__(self, policy) -> None:
         self.policy = policy
@@ -92,16 +92,16 @@ class Watched:
 
 
 def decisions(
-    name: str, cluster: str, jobs: int, load_factor: float, waiting: range, xi: float = 1.5, crowd: int = 2
+    name: str, cluster: str, jobs: int, load_factor: float, waiting: range, xi: float = 1.5, jobs_per_gpu: int = 2
 ) -> list[float]:
-    """Times of the steps (events in, plan out) that began with so many jobs waiting; `crowd` may share a GPU."""
+    """Return the CPU times of steps, from events to plan, that began with a number of waiting jobs in `waiting`."""
     setup = Setup(cluster=cluster)
     nodes = cluster_nodes(setup)
     tasks = load("t4").core_tasks()
     workload = philly_like(tasks, jobs=jobs, load=load_factor)
     policy = Watched(policies.make(name))
     model = FittedModel(tasks, ConstantInterference(xi), len(nodes[0].gpus))
-    engine = Engine(workload.jobs, nodes, policy, belief=model, jobs_per_gpu=crowd)
+    engine = Engine(workload.jobs, nodes, policy, belief=model, jobs_per_gpu=jobs_per_gpu)
     engine.run()
     return sorted(s for s, n in zip(engine.decision_cpu_s, policy.waiting, strict=True) if n in waiting)
 
@@ -118,12 +118,12 @@ def main() -> None:
             report(f"{policy}, {label}, 512 GPUs", once)
             if longer and policy in ("sjf", "sjf-bsbf"):
                 four = command(policy, longer)
-                report(f"{policy}, four times the jobs ({four['cpu_s'] / once['cpu_s']:.2f} times the CPU time)", four)
-    print("\n| decision | steps | mean ms | p99 ms | max ms |\n| --- | --- | --- | --- | --- |")
+                report(f"{policy}, four times the jobs ({four['cpu_s'] / once['cpu_s']:.2f}× the CPU time)", four)
+    print("\n| decision, CPU time | steps | mean ms | p99 ms | max ms |\n| --- | --- | --- | --- | --- |")
     for policy in ("sjf", "sjf-bsbf", "sjf-ffs", "carpool", "carpool:suspend=true"):
         times = decisions(policy, "16x4", 480, 2.0, range(10**9))
         show(f"{policy}, 64 GPUs, 480 jobs", times)
-    times = decisions("carpool", "24x8", 800, 80.0, range(10**9), 1.2, crowd=4)
+    times = decisions("carpool", "24x8", 800, 80.0, range(10**9), 1.2, jobs_per_gpu=4)
     show("carpool, 192 GPUs, 800 jobs, ξ 1.2, up to four jobs per GPU", times)
     if not quick:
         bsbf = [("sjf-bsbf", xi) for xi in (1.2, 1.5, 2.0)]

@@ -1,10 +1,9 @@
-"""What `carpool.train` costs per step when it has nothing to do (accumulation 1), against the same loop without it.
+"""Measure what `carpool.train` costs per step at accumulation 1, relative to the same loop without it.
 
-Both loops run in turn, in many short blocks of one process (one step each where steps are long), so that whatever else
-the machine does hits both alike. The figure is the median difference of neighbouring blocks with its 95 % interval; the
-noise is what the plain loop shows against itself.
-Also timed: the report alone, and a step that may be repeated (a job that may shrink keeps its random state). Prints a
-table, or JSON with --json; fails if a bound is broken.
+Both loops run in turn, in many short blocks of one process (one step each if steps are long), so that other load on the
+machine affects both alike. The figure is the median difference of neighbouring blocks with its 95 % interval. The noise
+is what the plain loop shows against itself. The script also times the report alone, and steps of a job whose batch can
+be split, which keep their random state. It prints a table, or JSON with --json, and fails if a bound is exceeded.
 """
 
 import argparse
@@ -63,9 +62,10 @@ def seconds(run, steps, clock=time.perf_counter):
 
 
 def measure(width, samples, steps, pairs, can_shrink=False, wraps=(plain_loop, carpool_loop), clock=time.perf_counter):
-    """Seconds per step without, and what the library adds.
+    """Return the time of a plain step and what the library adds, in microseconds.
 
-    Both loops train the same network: two networks differ by where their tensors lie in memory, by more than we add.
+    Both loops train the same network, because two networks differ by more than the library adds: their tensors are at
+    different places in memory.
     """
     model, optimizer = network(width)
     batch = (torch.randn(samples, width), torch.randint(0, 10, (samples,)))
@@ -78,10 +78,10 @@ def measure(width, samples, steps, pairs, can_shrink=False, wraps=(plain_loop, c
         more = (can_shrink,) if wrap is carpool_loop else ()
         loops.append(wrap(model, optimizer, batch, loss_fn, *more))
     for loop in loops:
-        loop(60)  # past the steps in which the library finds out what changes
+        loop(60)  # past the first steps, in which the library finds out what changes
     plain, added = [], []
     for pair in range(pairs):
-        order = (0, 1) if (pair * 2654435761 >> 7) % 2 else (1, 0)  # no pattern, and no random generator disturbed
+        order = (0, 1) if (pair * 2654435761 >> 7) % 2 else (1, 0)  # no pattern, and no use of a random generator
         measured = {which: seconds(loops[which], steps, clock) for which in order}
         plain.append(measured[0])
         added.append(measured[1] - measured[0])
@@ -95,7 +95,7 @@ def measure(width, samples, steps, pairs, can_shrink=False, wraps=(plain_loop, c
 
 
 def median_interval(values):
-    """Where the true median lies with 95 %, whatever the distribution: the binomial's ranks around the middle."""
+    """Return the 95 % interval of the median for any distribution: the binomial's ranks around the middle."""
     ranked, reach = sorted(values), 0.98 * math.sqrt(len(values))
     middle = (len(ranked) - 1) / 2
     return ranked[max(math.floor(middle - reach), 0)], ranked[min(math.ceil(middle + reach), len(ranked) - 1)]

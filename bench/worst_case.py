@@ -1,9 +1,9 @@
-"""Where is the joint rule worse than SJF-BSBF? A random search over workloads that are small enough to see why.
+"""Search for workloads on which the joint rule is worse than SJF-BSBF, small enough to see why.
 
     python bench/worst_case.py [--tries 3000] [--seed 1] [--seconds 120]
 
-Draws workloads, then changes the worst one found step by step as long as that makes it worse. Prints it as rows
-(submitted, gpus, seconds alone) with ξ and C; tests/policies/test_joint.py keeps one.
+The script draws random workloads, then changes the worst one step by step as long as that makes it worse. It prints
+the workload as rows (submitted, gpus, seconds alone) with ξ and C; tests/policies/test_joint.py has one of them.
 """
 
 import argparse
@@ -20,7 +20,7 @@ XIS = (1.0, 1.1, 1.3, 1.49, 1.51, 1.75, 2.0, 2.5, 3.0)
 
 
 def run(case: Case, policy: str) -> float:
-    """Mean JCT on one node of four GPUs."""
+    """Return the mean JCT on one node of four GPUs."""
     xi, jobs_per_gpu, rows = case
     jobs = [Job(f"j{n}", at, GENERIC, gpus, 1, max(1, round(s)), duration_s=s) for n, (at, gpus, s) in enumerate(rows)]
     setup = Setup(cluster="1x4", truth=str(xi), jobs_per_gpu=jobs_per_gpu, memory_limit=False)
@@ -41,7 +41,7 @@ def _row(random: Random) -> tuple[float, int, float]:
 
 
 def change(case: Case, random: Random) -> Case:
-    """The same with one job drawn anew, left out, or moved."""
+    """Return the case with one job replaced, removed or moved."""
     xi, jobs_per_gpu, rows = case
     kept = list(rows)
     index = random.randrange(len(kept))

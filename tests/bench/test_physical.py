@@ -56,7 +56,7 @@ def sim():
 def options(tmp_path):
     told = {"out": str(tmp_path / "out"), "profile": "h200", "gpus": None, "jobs": 30, "mean": 8.0, "load": 2.5}
     told["truth"] = None
-    more = {"repeats": 2, "crowds": [3, 4], "only": None, "minutes": None, "seed": 1, "examples": None}
+    more = {"repeats": 2, "more_jobs_per_gpu": [3, 4], "only": None, "minutes": None, "seed": 1, "examples": None}
     return Namespace(**told, **more)
 
 
@@ -101,11 +101,13 @@ def test_all_cases_come_once_before_any_is_repeated(work, options, monkeypatch):
 def test_the_simulated_side_pays_for_starting_and_stopping(work, sim, options):
     profile = load("h200")
     jobs = work.workload(profile, options)
-    sjf = work.Case("sjf", "time-slicing")
-    alike = [work.Box(overheads_s={job.setting: [start] for job in jobs}, stop_s=2.0) for start in (0.0, 7.0)]
-    free, dear = (sim.simulate(sjf, jobs, profile, options, box)["makespan_s"] for box in alike)
+    sjf = work.ExperimentCase("sjf", "time-slicing")
+    alike = [
+        work.MachineEffects(overheads_s={job.setting: [start] for job in jobs}, stop_s=2.0) for start in (0.0, 7.0)
+    ]
+    free, dear = (sim.simulate(sjf, jobs, profile, options, effects)["makespan_s"] for effects in alike)
     assert dear == pytest.approx(free + 7.0 * len(jobs), rel=0.05)
-    tiresias = sim.simulate(work.Case("tiresias-12", "time-slicing"), jobs, profile, options, alike[1])
+    tiresias = sim.simulate(work.ExperimentCase("tiresias-12", "time-slicing"), jobs, profile, options, alike[1])
     assert tiresias["preemptions"] > 0
     assert tiresias["makespan_s"] > dear + 7.0 * tiresias["preemptions"]
 
@@ -130,7 +132,7 @@ def test_two_real_jobs_through_the_service_and_again_from_what_is_kept(options, 
     monkeypatch.setenv("PYTHONPATH", str(SCRIPT.parents[1] / "src"))
     tiny_profile(tmp_path / "tiny.json")
     told = {"profile": str(tmp_path / "tiny.json"), "gpus": 1, "jobs": 2, "mean": 0.5, "repeats": 1}
-    small = Namespace(**{**vars(options), **told, "only": ["sjf-bsbf"], "crowds": []})
+    small = Namespace(**{**vars(options), **told, "only": ["sjf-bsbf"], "more_jobs_per_gpu": []})
     (row,) = physical.run_all(small)
     (result,) = Path(options.out).glob("sjf-bsbf-logical-2-run1.json")
     kept = json.loads(result.read_text())
@@ -198,8 +200,8 @@ def setting(work, options):
     return profile, jobs, work.MeasuredModel(profile, "time-slicing")
 
 
-def starts(box):
-    return {tuple(sorted(set(values))) for values in box.overheads_s.values()}
+def starts(effects):
+    return {tuple(sorted(set(values))) for values in effects.overheads_s.values()}
 
 
 def test_a_box_is_foreseen_from_the_other_cases_on_it(sim, setting):
@@ -209,17 +211,19 @@ def test_a_box_is_foreseen_from_the_other_cases_on_it(sim, setting):
     shared = case_file(model, jobs, "sjf-ffs", "here", 50.0, 7.0, shared=True)
     far = case_file(model, jobs, "fifo", "there", 8.0, 0.5)
     runs = sim.Runs([mine, near, shared, far], jobs, profile)
-    assert starts(runs.foreseen(mine)) == {(5.0, 51.0)}, "beside others is a start too"
-    assert runs.foreseen(mine).stop_s == 3.0
+    assert starts(runs.predicted_effects(mine)) == {(5.0, 51.0)}, "beside others is a start too"
+    assert runs.predicted_effects(mine).stop_s == 3.0
     shared["case"]["mechanism"] = "mps"
-    assert starts(runs.foreseen(mine)) == {(5.0,)}, "the same mechanism counts alone"
-    assert starts(sim.Runs([mine, far], jobs, profile).foreseen(mine)) == {(9.0,)}, "any, if it is alone on its machine"
-    assert sim.Runs([mine], jobs, profile).foreseen(mine).alone_s == {}
+    assert starts(runs.predicted_effects(mine)) == {(5.0,)}, "the same mechanism counts alone"
+    assert starts(sim.Runs([mine, far], jobs, profile).predicted_effects(mine)) == {(9.0,)}, (
+        "any, if it is alone on its machine"
+    )
+    assert sim.Runs([mine], jobs, profile).predicted_effects(mine).alone_s == {}
 
 
-def stretch(box, model, jobs):
-    """An iteration of every kind of job on the box, relative to the profile's."""
-    return {job.setting: box.alone_s[job.setting] * job.iterations / model.alone_s(job) for job in jobs}
+def stretch(effects, model, jobs):
+    """An iteration of every kind of job on the effects, relative to the profile's."""
+    return {job.setting: effects.alone_s[job.setting] * job.iterations / model.alone_s(job) for job in jobs}
 
 
 def test_a_job_runs_as_much_slower_as_the_cores_let_it(sim, setting):
@@ -227,18 +231,18 @@ def test_a_job_runs_as_much_slower_as_the_cores_let_it(sim, setting):
     profile, jobs, model = setting
     seen, mine = (case_file(model, jobs, policy, "here", 4.0, 1.5) for policy in ("fifo", "sjf"))
     runs = sim.Runs([seen, mine], jobs, profile)
-    assert list(stretch(runs.told(mine), model, jobs).values()) == pytest.approx([1.5] * 12)
-    assert list(stretch(runs.foreseen(mine), model, jobs).values()) == pytest.approx([1.5] * 12)
+    assert list(stretch(runs.known_effects(mine), model, jobs).values()) == pytest.approx([1.5] * 12)
+    assert list(stretch(runs.predicted_effects(mine), model, jobs).values()) == pytest.approx([1.5] * 12)
     mine["jobs"] = case_file(model, jobs, "sjf", "here", 8.0, 99.0)["jobs"]
     slow = sim.Runs([seen, mine], jobs, profile)
     assert slow.slowness(mine) == pytest.approx(2.0 * slow.slowness(seen))
-    told = stretch(slow.told(mine), model, jobs)
+    told = stretch(slow.known_effects(mine), model, jobs)
     for kind, found in told.items():
         launching = 1.0 - profile.tasks[kind.task].busy.share(kind.batch)
         assert found == pytest.approx(1.5 * 2.0**launching), "the times of the case itself have no part in it"
     assert max(told.values()) > 2.9
     assert min(told.values()) < 1.51
-    assert list(stretch(slow.foreseen(mine), model, jobs).values()) == pytest.approx([1.5] * 12)
+    assert list(stretch(slow.predicted_effects(mine), model, jobs).values()) == pytest.approx([1.5] * 12)
 
 
 def test_the_very_first_start_says_nothing_of_the_cores(sim, setting):
@@ -253,19 +257,19 @@ def test_the_very_first_start_says_nothing_of_the_cores(sim, setting):
 def test_a_box_gives_every_kind_its_own_pace_and_launch(work, setting):
     profile, jobs, _ = setting
     kind, other = jobs[0].setting, jobs[1].setting
-    box = work.Box(alone_s={kind: 7.0}, overheads_s={kind: [31.0]}, own_s={"mine": 6.0})
+    effects = work.MachineEffects(alone_s={kind: 7.0}, overheads_s={kind: [31.0]}, own_s={"mine": 6.0})
     plain = work.MeasuredModel(profile, "mps")
     seen, unseen = (work.Job("j", 0.0, one.task, 1, one.batch, 1) for one in (kind, other))
     place = work.Placement(1, 1)
     for job, alone_s in ((seen, 7.0), (unseen, plain.iteration_time(unseen, 1, place))):
-        times = [work.BoxModel(profile, "mps", box, draw).iteration_time(job, 1, place) for draw in range(200)]
+        times = [work.MachineModel(profile, "mps", effects, draw).iteration_time(job, 1, place) for draw in range(200)]
         logs = [math.log(time / alone_s) for time in times]
         sigma = work.Noise(profile.raw).sigma("mps", job.model)
         assert abs(fmean(logs)) < 0.25 * sigma
         assert stdev(logs) == pytest.approx(sigma, rel=0.2)
-        again = work.BoxModel(profile, "mps", box, 3).iteration_time(job, 1, place)
+        again = work.MachineModel(profile, "mps", effects, 3).iteration_time(job, 1, place)
         assert again == times[3], "a draw is always the same"
-    costs = box.costs(1)
+    costs = effects.costs(1)
     assert (costs.launch(seen), costs.launch(unseen)) == (31.0, work.GUESSED_LAUNCH_S)
     mine = work.Job("mine", 0.0, kind.task, 1, kind.batch, 1)
     assert [costs.launch(mine), costs.launch(mine)] == [6.0, 31.0], "a job that starts again has no start of its own"
@@ -275,10 +279,10 @@ def test_a_job_alone_runs_under_mps_as_it_was_seen_to_run_without(work, sim, set
     profile, jobs, model = setting
     seen, mine = (case_file(model, jobs, policy, "here", 4.0, 1.5) for policy in ("fifo", "sjf-ffs"))
     mine["case"]["mechanism"] = "mps"
-    box = sim.Runs([seen, mine], jobs, profile).told(mine)
+    effects = sim.Runs([seen, mine], jobs, profile).known_effects(mine)
     calm = replace(profile, raw=tuple(done for done in profile.raw if not done.request.run))  # nothing tells of noise
     for job in jobs:
-        assert work.BoxModel(calm, "mps", box, 0).alone_s(job) == pytest.approx(1.5 * model.alone_s(job))
+        assert work.MachineModel(calm, "mps", effects, 0).alone_s(job) == pytest.approx(1.5 * model.alone_s(job))
 
 
 def test_the_policy_goes_by_what_the_service_believed_and_the_world_by_what_is_known(work, sim, setting):
@@ -291,13 +295,18 @@ def test_the_policy_goes_by_what_the_service_believed_and_the_world_by_what_is_k
         return replace(done, samples=samples)
 
     truth = replace(profile, raw=tuple(map(slow, profile.raw)))
-    box, case = work.Box(overheads_s={job.setting: [1.0] for job in jobs}), work.Case("sjf", "time-slicing")
+    effects, case = (
+        work.MachineEffects(overheads_s={job.setting: [1.0] for job in jobs}),
+        work.ExperimentCase("sjf", "time-slicing"),
+    )
 
     def mean_jct(*profiles):
         believed, *more = profiles
-        return sim.simulate(case, [first, short, long], believed, Namespace(gpus=1), box, 0, *more)["mean_jct_s"]
+        return sim.simulate(case, [first, short, long], believed, Namespace(gpus=1), effects, 0, *more)["mean_jct_s"]
 
-    last, middle, begin = (work.BoxModel(truth, "time-slicing", box, 0).alone_s(job) for job in (long, short, first))
+    last, middle, begin = (
+        work.MachineModel(truth, "time-slicing", effects, 0).alone_s(job) for job in (long, short, first)
+    )
     ends = (1 + begin, 2 + begin + middle, 3 + begin + middle + last)
     assert mean_jct(profile, truth) == pytest.approx((sum(ends) - 2) / 3), "the job that was believed short goes first"
     assert mean_jct(profile) < mean_jct(truth) < mean_jct(profile, truth)
@@ -308,16 +317,16 @@ def test_a_job_that_is_told_to_stop_in_its_last_moments_ends_instead(work, sim, 
     profile, jobs, _ = setting
     first = replace(jobs[0], submitted=0.0)
     second = replace(jobs[1], submitted=1.0)
-    box = work.Box(own_s={first.name: 5.0, second.name: 5.0}, exit_s=2.0, stop_s=3.0, overheads_s={})
-    alone_s = work.BoxModel(profile, "time-slicing", box, 0).alone_s(first)
+    effects = work.MachineEffects(own_s={first.name: 5.0, second.name: 5.0}, exit_s=2.0, stop_s=3.0, overheads_s={})
+    alone_s = work.MachineModel(profile, "time-slicing", effects, 0).alone_s(first)
 
     def preempted(after_s):
-        case = work.Case(f"tiresias-{after_s}", "time-slicing")
-        return sim.simulate(case, [first, second], profile, Namespace(gpus=1), box)
+        case = work.ExperimentCase(f"tiresias-{after_s}", "time-slicing")
+        return sim.simulate(case, [first, second], profile, Namespace(gpus=1), effects)
 
     early, late = preempted(5.0 + alone_s - 2.1), preempted(5.0 + alone_s - 1.9)
     assert early["preemptions"] == late["preemptions"] == 1
-    others_s = 5.0 + work.BoxModel(profile, "time-slicing", box, 0).alone_s(second)
+    others_s = 5.0 + work.MachineModel(profile, "time-slicing", effects, 0).alone_s(second)
     assert late["makespan_s"] == pytest.approx(5.0 + alone_s + others_s), "nothing is saved, nothing started again"
     again_s = work.GUESSED_LAUNCH_S + 0.1
     assert early["makespan_s"] == pytest.approx(5.0 + alone_s - 2.1 + 3.0 + others_s + again_s), (
@@ -339,7 +348,7 @@ def test_a_run_is_simulated_with_its_own_starts_and_predicted_with_those_of_othe
 
 
 def test_a_gpu_is_busy_while_somebodys_kernels_run(sim):
-    on = sim.Iterating()
+    on = sim.IterationSpans()
     for at, kind, job in [
         (0.0, "Started", "a"),
         (4.0, "Started", "b"),
@@ -362,9 +371,9 @@ def test_starts_are_drawn_from_those_that_were_seen_and_always_the_same(work, si
     profile, jobs, model = setting
     seen = [case_file(model, jobs, policy, "here", launch_s, 1.0) for policy, launch_s in (("sjf", 2.0), ("fifo", 6.0))]
     mine = case_file(model, jobs, "sjf", "here", 99.0, 1.0, repeat=1)
-    box = sim.Runs([*seen, mine], jobs, profile).foreseen(mine)
+    effects = sim.Runs([*seen, mine], jobs, profile).predicted_effects(mine)
     job = work.Job("j", 0.0, jobs[0].task, 1, jobs[0].batch, 1)
-    drawn = [[costs.launch(job) for _ in range(50)] for costs in map(box.costs, (1, 1, 2))]
+    drawn = [[costs.launch(job) for _ in range(50)] for costs in map(effects.costs, (1, 1, 2))]
     assert drawn[0] == drawn[1] != drawn[2]
     assert set(drawn[0]) == {3.0, 7.0}
 
@@ -392,10 +401,10 @@ def test_the_shipped_rows_and_the_page_say_what_the_kept_runs_measured(work):
     runs = {}
     for path in KEPT.glob("*-run*.json"):
         result = json.loads(path.read_text())
-        case = work.Case(**result["case"])
+        case = work.ExperimentCase(**result["case"])
         if case.policy not in work.RETIRED:
-            crowd = 1 if case.policy in work.EXCLUSIVE else case.jobs_per_gpu
-            runs.setdefault((case.policy, case.mechanism, crowd), []).append(result["measured"])
+            jobs_per_gpu = 1 if case.policy in work.EXCLUSIVE else case.jobs_per_gpu
+            runs.setdefault((case.policy, case.mechanism, jobs_per_gpu), []).append(result["measured"])
     cases, page = read_measured(configuration.load()).cases, KEPT.with_name("h200-tables.md").read_text()
     assert {(case.policy, case.mechanism, case.jobs_per_gpu): case.runs for case in cases} == {
         kind: len(same) for kind, same in runs.items()
@@ -419,16 +428,16 @@ def test_the_shipped_rows_and_the_page_say_what_the_kept_runs_measured(work):
         (["--jobs", "0"], "--jobs"),
         (["--mean", "nan"], "--mean"),
         (["--gpus", "-1"], "--gpus"),
-        (["--crowds", "0"], "--crowds"),
+        (["--more-jobs-per-gpu", "0"], "--more-jobs-per-gpu"),
         (["--gpus", "1", "--profile", "nosuch"], "nosuch"),
         (["--gpus", "1", "--only", "sfj"], "--only sfj: no such case; give some of sjf,"),
-        (["--rows", "rows.csv"], "there are no results"),
+        (["--rows", "rows.csv"], "has no results"),
         (["--gpus", "1", "--profile", "t4"], "t4: has no pairs of the examples"),
         (["--gpus", "1", "--profile", "gavel"], "gavel: has no pairs of the examples"),
-        (["--out", str(KEPT), "--rows", "no/such/folder.csv"], "no/such: there is no such folder"),
+        (["--out", str(KEPT), "--rows", "no/such/folder.csv"], "no/such: no such folder"),
         (["--out", str(KEPT), "--report", "none.md"], "none.md: No such file"),
         (["--out", str(KEPT), "--rows", "r.csv", "--truth", "gavel"], "--truth gavel: has no times of bert"),
-        (["--out", str(KEPT), "--rows", "r.csv", "--truth", "t4"], "profile t4: it holds no pairs"),
+        (["--out", str(KEPT), "--rows", "r.csv", "--truth", "t4"], "profile t4: it has no pairs"),
         (["--out", str(KEPT), "--rows", "r.csv", "--truth", "mps.json"], "no pairs for 'time-slicing'; it has mps"),
     ],
 )
@@ -469,7 +478,7 @@ def test_of_several_gpus_the_first_is_taken(monkeypatch, work, setting, options)
     monkeypatch.setattr(live, "Service", Unwilling)
     _, jobs, model = setting
     with pytest.raises(InputError, match="that is all"):
-        asyncio.run(live.run_live(work.Case("sjf", "time-slicing"), jobs, model, 1.0, options))
+        asyncio.run(live.run_live(work.ExperimentCase("sjf", "time-slicing"), jobs, model, 1.0, options))
     assert (asked["gpus"], asked["only"]) == (None, ("GPU-0",))
 
 
@@ -477,7 +486,7 @@ def test_a_damaged_result_is_named(tmp_path, options):
     physical = importlib.import_module("physical")
     for name in ("workload.json", "profile.json"):
         (tmp_path / name).write_bytes((KEPT / name).read_bytes())
-    with pytest.raises(SystemExit, match="there are no results"):
+    with pytest.raises(SystemExit, match="has no results"):
         physical.kept(tmp_path, options)
     (tmp_path / "sjf-time-slicing-2-run1.json").write_text("{")
     with pytest.raises(SystemExit, match=r"sjf-time-slicing-2-run1.json: is damaged"):
@@ -554,7 +563,9 @@ def test_what_a_case_measured_is_told_from_submission_to_end(work):
         live.ev.Planned(5.0, (Decision(stop.id, None, "others go first"),)),
         live.ev.Stopped(6.5, stop.id, 1, 2.0),
     ]
-    result = live.told(work.Case("tiresias-11", "time-slicing"), live.Outcome(rows, events, [], [0.25, 0.75]))
+    result = live.case_record(
+        work.ExperimentCase("tiresias-11", "time-slicing"), live.Recording(rows, events, [], [0.25, 0.75])
+    )
     measured = result["measured"]
     assert (measured["makespan_s"], measured["mean_jct_s"], measured["mean_queue_s"]) == (22.0, 15.0, 3.0)
     assert (measured["gpu_utilisation"], measured["preemptions"]) == (0.5, 2)
@@ -568,11 +579,11 @@ def test_what_a_case_measured_is_told_from_submission_to_end(work):
 def test_progress_counts_only_where_it_is_known_who_else_iterated(tmp_path, work, monkeypatch):
     """Job 1 iterates from 0 to 20 s, alone at 20 a second and at 10 beside job 2 (8 to 14 s); 3 just starts up."""
     progress = importlib.import_module("physical_progress")
-    jobs = [work.Work(f"{task}-{i}", task, 8, 100, 0.0) for i, task in enumerate(("bert", "ncf", "bert"), 1)]
+    jobs = [work.ExperimentJob(f"{task}-{i}", task, 8, 100, 0.0) for i, task in enumerate(("bert", "ncf", "bert"), 1)]
     kept = {"asked": {"gpus": 2}, "jobs": [asdict(job) for job in jobs]}
     (tmp_path / "workload.json").write_text(json.dumps(kept))
     with pytest.raises(SystemExit, match="ran on several slots"):
-        progress.stretches(tmp_path)
+        progress.report_intervals(tmp_path)
     (tmp_path / "workload.json").write_text(json.dumps({**kept, "asked": {"gpus": None}}))
     lives = ((-5.0, 5.0, 20.0), (3.0, 5.0, 14.0), (9.0, 30.0, 50.0))
     rows = [
@@ -589,7 +600,7 @@ def test_progress_counts_only_where_it_is_known_who_else_iterated(tmp_path, work
     lines = "".join(json.dumps(row) + "\n" for row in told)
     (tmp_path / "a-run1.progress.gz").write_bytes(gzip.compress(lines.encode()))
     bert, ncf = (jobs[i].setting for i in (0, 1))
-    found = progress.paces(progress.stretches(tmp_path))
+    found = progress.iteration_times(progress.report_intervals(tmp_path))
     assert found == {
         (bert, None): (pytest.approx(12.0), pytest.approx(0.05)),
         (bert, ncf): (pytest.approx(5.0), pytest.approx(0.1)),
@@ -597,7 +608,7 @@ def test_progress_counts_only_where_it_is_known_who_else_iterated(tmp_path, work
     }
     rows[1]["preemptions"] = 1
     (tmp_path / "a-run1.json").write_text(json.dumps({"case": {"policy": "sjf", "mechanism": "mps"}, "jobs": rows}))
-    left = progress.paces(progress.stretches(tmp_path))
+    left = progress.iteration_times(progress.report_intervals(tmp_path))
     assert left == {(bert, None): (pytest.approx(7.0), pytest.approx(0.05))}, "who met a preempted job is left out"
 
 
@@ -611,14 +622,14 @@ def test_progress_of_the_experiment_agrees_with_what_was_measured(judged, most, 
     errors = [float(line.split()[-1]) for line in said.splitlines() if "measured at these batches" in line]
     assert len(errors) == 2
     assert max(errors) < most
-    assert ("the nearest batches' instead" in said) != bool(judged), "h200 has measured all that met"
+    assert ("from the nearest batches" in said) != bool(judged), "h200 has measured all that met"
 
 
 def test_progress_on_logical_slots_is_judged_by_whatever_the_profile_holds(tmp_path, capsys):
     progress = importlib.import_module("physical_progress")
     tiny_profile(tmp_path / "tiny.json")
     ncf = Setting("ncf", 64)
-    seen = [progress.Stretch("logical", ncf, mate, 2.0, steps) for mate, steps in ((None, 100), (ncf, 50))]
+    seen = [progress.ReportInterval("logical", ncf, mate, 2.0, steps) for mate, steps in ((None, 100), (ncf, 50))]
     progress.show_pairs(seen, load(str(tmp_path / "tiny.json")))
     assert "logical       measured at these batches" in (said := capsys.readouterr().out)
     assert "ncf 64 beside ncf 64                         2.00 seen, 1.50 believed" in said
