@@ -466,20 +466,17 @@ def test_of_several_gpus_the_first_is_taken(monkeypatch, work, setting, options)
     live = importlib.import_module("physical_live")
     several = [nvml.Device(i, f"GPU-{i}", "NVIDIA Test", 2**34, "1.0") for i in range(4)]
     monkeypatch.setattr(nvml, "devices", lambda: several)
-    asked = {}
+    configs = []
 
-    class Unwilling:
-        def __init__(self, home, policy, **more):
-            asked.update(more)
+    async def refuse(config):
+        configs.append(config)
+        raise InputError("that is all")
 
-        async def start(self):
-            raise InputError("that is all")
-
-    monkeypatch.setattr(live, "Service", Unwilling)
+    monkeypatch.setattr(live, "open_service", refuse)
     _, jobs, model = setting
     with pytest.raises(InputError, match="that is all"):
         asyncio.run(live.run_live(work.ExperimentCase("sjf", "time-slicing"), jobs, model, 1.0, options))
-    assert (asked["gpus"], asked["only"]) == (None, ("GPU-0",))
+    assert [(config.gpus, config.only) for config in configs] == [(None, ("GPU-0",))]
 
 
 def test_a_damaged_result_is_named(tmp_path, options):
@@ -632,7 +629,7 @@ def test_progress_on_logical_slots_is_judged_by_whatever_the_profile_holds(tmp_p
     seen = [progress.ReportInterval("logical", ncf, mate, 2.0, steps) for mate, steps in ((None, 100), (ncf, 50))]
     progress.show_pairs(seen, load(str(tmp_path / "tiny.json")))
     assert "logical       measured at these batches" in (said := capsys.readouterr().out)
-    assert "ncf 64 beside ncf 64                         2.00 seen, 1.50 believed" in said
+    assert "ncf 64 beside ncf 64                         2.00 observed, 1.50 believed" in said
     progress.show_pairs([*seen, replace(seen[1], mate=Setting("bert", 8))], load(str(tmp_path / "tiny.json")))
     assert "bert" not in capsys.readouterr().out, "the profile knows nothing of it"
     progress.show_pairs(seen, load("t4"))
