@@ -1,4 +1,4 @@
-"""Three jobs or more on one GPU: the rule of the performance model against groups that were measured."""
+"""Three or more jobs on one GPU: the formula of the performance model against measured groups."""
 
 from statistics import fmean
 
@@ -24,7 +24,7 @@ def rms(values):
 
 
 def errors(interference, groups):
-    """Of every job's ξ, and of every group's total speed; a measured ξ below 1 is noise and counts as 1."""
+    """Return the RMS errors of each job's ξ and of each group's total speed. A measured ξ below 1 counts as 1."""
     perf = FittedModel(load("h200").core_tasks(), interference, 1)
     of_jobs, of_groups = [], []
     for group in groups:
@@ -42,7 +42,7 @@ def measured():
     return [{"jobs": [(one.task, one.batch) for one in group.jobs], "xi": group.xi} for group in groups]
 
 
-def test_the_rule_predicts_the_measured_groups(measured):
+def test_the_formula_predicts_the_measured_groups(measured):
     assert len(measured) == 20
     of_jobs, of_groups = errors(read_interference("h200:mps"), measured)
     assert of_jobs <= 0.24
@@ -56,7 +56,7 @@ def test_without_demands_the_error_of_a_groups_speed_is_larger(measured):
     assert plain_groups > 1.3 * of_groups
 
 
-def test_one_mate_is_the_pair_table_whatever_the_demands():
+def test_the_demands_do_not_change_the_slow_down_of_a_pair():
     table = TableInterference({("plain", "plain"): [MeasuredPair(1.1)]}, {"plain": [(8, 0.9)]})
     perf = FittedModel(load("h200").core_tasks() | {"plain": load("h200").core_tasks()["bert"]}, table, 1)
     assert perf.slowdown(job("a"), 1, [(job("b"), 1)]) == 1.1
@@ -64,7 +64,7 @@ def test_one_mate_is_the_pair_table_whatever_the_demands():
 
 
 @given(xis, demands)
-def test_a_crowd_is_never_faster_than_its_worst_pair_nor_than_the_gpu(pairs, shares):
+def test_a_group_is_never_faster_than_its_worst_pair_or_than_the_gpu(pairs, shares):
     xi = group_slowdown(pairs, shares)
     assert xi >= max(pairs) - 1e-12
     assert xi >= sum(shares) - 1e-12
@@ -74,23 +74,23 @@ def test_a_crowd_is_never_faster_than_its_worst_pair_nor_than_the_gpu(pairs, sha
 class TestDemand:
     TABLE = TableInterference({}, {"a": [(8, 0.2), (128, 0.8)], "any": [(0, 0.5)], "none": []})
 
-    def test_where_it_was_measured(self):
+    def test_a_measured_demand_is_returned_as_it_is(self):
         assert self.TABLE.demand("a", 8) == 0.2
         assert self.TABLE.demand("a", 128) == 0.8
 
-    def test_between_on_a_line_in_logarithms(self):
+    def test_between_two_batches_it_is_a_line_in_logarithms(self):
         assert self.TABLE.demand("a", 32) == pytest.approx(0.4)
 
-    def test_below_in_proportion_and_above_saturated(self):
+    def test_below_it_is_proportional_and_above_constant(self):
         assert self.TABLE.demand("a", 4) == pytest.approx(0.1)
         assert self.TABLE.demand("a", 4096) == 0.8
 
-    def test_of_any_batch_and_unknown(self):
+    def test_a_demand_may_hold_for_any_batch_or_be_unknown(self):
         assert self.TABLE.demand("any", 7) == 0.5
         assert self.TABLE.demand("none", 7) == self.TABLE.demand("other", 7) == 0.0
 
 
-def test_the_fit_finds_the_demands_that_made_the_pairs():
+def test_the_fit_recovers_the_demands_behind_the_pairs():
     pytest.importorskip("scipy")
     true = {"a": 0.9, "b": 0.7, "c": 0.6}
     xi = {(x, y): max(1.0, true[x] + true[y]) for x in true for y in true}
@@ -103,7 +103,7 @@ def test_the_fit_finds_the_demands_that_made_the_pairs():
         assert fitted[name][0].demand == pytest.approx(u / 2, rel=1e-3), "a quarter of the work in half the time"
 
 
-def test_pairs_without_batches_tell_no_demand():
+def test_pairs_without_batches_give_no_demand():
     pytest.importorskip("scipy")
     assert fit_demands([Pair("a", 0, "b", 0, "mps", 1.5, 1.5)], []) == {}
 
@@ -115,8 +115,8 @@ def test_a_table_at_one_set_of_batches_holds_for_every_batch():
     assert small.demand("bert", 64) < 0.4 < 0.8 < large.demand("bert", 1)
 
 
-def test_the_rule_predicts_the_groups_of_an_earlier_series(data):
-    """Groups that nobody fitted anything to: tasks, pairs and demands come from the other files of that series."""
+def test_the_formula_predicts_the_groups_of_an_earlier_series(data):
+    """Nothing was fitted to these groups: tasks, pairs and demands come from the other files of that series."""
     pytest.importorskip("scipy")
     files = tuple(str(data / "h200" / name) for name in ("mps.json", "mps_big.json", "mps_groups.json"))
     profile = build(FitRequest(name="earlier", throughput=files[:2], pairs=files, mechanism=("mps",)))

@@ -40,7 +40,7 @@ def test_all_reduce_overlaps_by_delta():
     assert TASK.iteration(10, 1, Placement(4, 1)) == pytest.approx((compute**2 + comm**2) ** 0.5)
 
 
-def test_across_nodes_has_its_own_constants():
+def test_communication_across_nodes_has_its_own_constants():
     assert TASK.communicate(Placement(4, 2)) == pytest.approx(0.9 + 2 * 0.01)
     assert TASK.communicate(Placement(4, 1)) == pytest.approx(0.3 + 2 * 0.05)
 
@@ -88,7 +88,7 @@ def test_a_given_duration_sets_the_speed_and_the_fit_only_the_ratios():
     assert perf.iteration_time(fitted, 1, Placement(8, 2)) == pytest.approx(best)
 
 
-def test_placement_can_be_left_out():
+def test_placement_can_be_ignored():
     perf = FittedModel({"t": TASK}, ConstantInterference(1.0), 4, ignore_placement=True)
     spread = job("a", model="t", gpus=4, batch=10, duration_s=None)
     assert perf.iteration_time(spread, 1, Placement(4, 4)) == perf.iteration_time(spread, 1, Placement(4, 1))
@@ -101,20 +101,20 @@ class TestSlowdown:
     def test_several_mates_add_up(self):
         assert model(1.4).slowdown(job("a"), 1, [(job("b"), 1), (job("c"), 1)]) == pytest.approx(1.8)
 
-    def test_a_table_is_row_slowed_by_column(self):
+    def test_a_table_gives_the_slow_down_of_the_row_beside_the_column(self):
         table = TableInterference({("plain", "fat"): [MeasuredPair(1.2)], ("fat", "plain"): [MeasuredPair(3.0)]})
         perf = model(table)
         assert perf.slowdown(job("a"), 1, [(job("b", model="fat"), 1)]) == 1.2
         assert perf.slowdown(job("b", model="fat"), 1, [(job("a"), 1)]) == 3.0
 
-    def test_the_nearest_measured_batch_counts_and_a_cut_batch_is_a_smaller_one(self):
+    def test_the_nearest_measured_sub_batch_counts(self):
         table = TableInterference({("plain", "plain"): [MeasuredPair(1.1, 8, 8), MeasuredPair(2.0, 64, 8)]})
         perf = model(table)
         large = job("a", batch=64)
         assert perf.slowdown(large, 1, [(job("b", batch=8), 1)]) == 2.0
         assert perf.slowdown(large, 8, [(job("b", batch=8), 1)]) == 1.1
 
-    def test_noise_below_one_means_one(self):
+    def test_a_measured_slow_down_below_one_counts_as_one(self):
         assert TableInterference({("a", "a"): [MeasuredPair(0.93)]}).pair("a", 1, "a", 1) == 1.0
 
     def test_an_unknown_pair_is_an_error(self):

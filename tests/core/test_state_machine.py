@@ -1,6 +1,7 @@
-"""Random events against the state: indexes equal a recount, and the journal replayed gives the same state."""
+"""Random events against the state: the indexes equal a recount, and a replayed journal gives the same state."""
 
 import json
+from random import Random
 
 import pytest
 from hypothesis import settings
@@ -25,13 +26,13 @@ ALIVE = (*HOLDING, Status.STOPPING, Status.CANCELLING)
 
 
 def living(found: dict) -> dict:
-    """What a snapshot keeps: jobs that ended have left."""
+    """Return what a snapshot keeps: all but the ended jobs."""
     ended = (Status.FINISHED, Status.FAILED, Status.CANCELLED)
     return {**found, "jobs": {name: job for name, job in found["jobs"].items() if job["status"] not in ended}}
 
 
 class Life(RuleBasedStateMachine):
-    """Anything that a driver may report, in any order, stale and repeated messages included."""
+    """All events that a driver may report, in any order, stale and repeated ones included."""
 
     def model(self):
         return MODEL
@@ -40,14 +41,14 @@ class Life(RuleBasedStateMachine):
     def begin(self, name, jobs_per_gpu):
         self.scheduler = Scheduler(policies.make(name), self.model(), jobs_per_gpu)
         self.state = self.scheduler.state
-        _ = self.state.hosts  # from the start, so that every event is reflected in it
+        _ = self.state.hosts  # kept from the start on, so that every event updates it
         self.journal = []
         self.retunes = []
         self.count = 0
         for number in range(2):
-            self.tell(ev.NodeJoined(0.0, Node(f"n{number}", (2 * number, 2 * number + 1), 16 * GIB)))
+            self.report(ev.NodeJoined(0.0, Node(f"n{number}", (2 * number, 2 * number + 1), 16 * GIB)))
 
-    def tell(self, *events):
+    def report(self, *events):
         self.journal += events
         planned = self.scheduler.step(self.state.now, events, wake=self.scheduler.in_rounds)
         if planned:
@@ -69,19 +70,19 @@ class Life(RuleBasedStateMachine):
             job = type(job)(**{**{f: getattr(job, f) for f in job.__slots__}, "after": after})
         if self.state.refusal(job) is None:
             self.count += 1
-            self.tell(ev.Submitted(self.state.now, job))
+            self.report(ev.Submitted(self.state.now, job))
 
     @rule(data=st.data())
     def a_gang_comes_up(self, data):
         if record := self.some(data, Status.STARTING):
-            self.tell(ev.Started(self.state.now, record.job.id, record.attempt))
+            self.report(ev.Started(self.state.now, record.job.id, record.attempt))
 
     @rule(data=st.data())
     def a_stale_message_arrives(self, data):
         if record := self.some(data, *Status):
             before = facts(self.state)
             kind = data.draw(st.sampled_from([ev.Started, ev.Finished]))
-            self.tell(kind(self.state.now, record.job.id, record.attempt + data.draw(st.sampled_from([-1, 1]))))
+            self.report(kind(self.state.now, record.job.id, record.attempt + data.draw(st.sampled_from([-1, 1]))))
             after = facts(self.state)
             assert after["jobs"] == before["jobs"] or before["queue"], "only the policy may have acted"
 
@@ -100,70 +101,72 @@ class Life(RuleBasedStateMachine):
             )
             event = data.draw(report)
             self.observed = isinstance(event, ev.Observed)
-            self.tell(event)
-            if self.observed:  # a measured pace is not the model's; settle it so that the recount can be exact
-                self.tell(ev.Cancelled(at, name), ev.Stopped(at, name, attempt, done))
+            self.report(event)
+            if (
+                self.observed
+            ):  # a measured iteration time is not the model's; end the job so that the recount can be exact
+                self.report(ev.Cancelled(at, name), ev.Stopped(at, name, attempt, done))
 
     @rule(data=st.data())
     def a_job_finishes(self, data):
         if record := self.some(data, *ALIVE):
-            self.tell(ev.Finished(self.state.now, record.job.id, record.attempt))
+            self.report(ev.Finished(self.state.now, record.job.id, record.attempt))
 
     @rule(data=st.data())
     def a_job_fails(self, data):
         if record := self.some(data, *ALIVE):
             again = data.draw(st.booleans())
-            self.tell(ev.Failed(self.state.now, record.job.id, record.attempt, "out of luck", again))
+            self.report(ev.Failed(self.state.now, record.job.id, record.attempt, "reason", again))
 
     @rule(data=st.data())
     def a_stop_is_confirmed(self, data):
         if record := self.some(data, Status.STOPPING, Status.CANCELLING):
-            self.tell(ev.Stopped(self.state.now, record.job.id, record.attempt, record.done))
+            self.report(ev.Stopped(self.state.now, record.job.id, record.attempt, record.done))
 
     @rule(data=st.data())
     def a_job_is_cancelled(self, data):
         if record := self.some(data, *Status):
-            self.tell(ev.Cancelled(self.state.now, record.job.id))
+            self.report(ev.Cancelled(self.state.now, record.job.id))
 
     @rule(data=st.data())
     def a_job_is_requeued(self, data):
         if record := self.some(data, *Status):
-            self.tell(ev.Requeued(self.state.now, record.job.id, record.attempt))
+            self.report(ev.Requeued(self.state.now, record.job.id, record.attempt))
 
     @rule(data=st.data(), accumulation=st.sampled_from([1, 2, 64]))
     def a_job_splits_its_batch_by_itself(self, data, accumulation):
         if record := self.some(data, *ALIVE):
             accumulation = min(accumulation, record.job.batch)
             if accumulation >= record.accumulation:
-                self.tell(ev.Retuned(self.state.now, record.job.id, record.attempt, accumulation, True))
+                self.report(ev.Retuned(self.state.now, record.job.id, record.attempt, accumulation, True))
 
     @rule(data=st.data())
     def a_job_is_held(self, data):
         if record := self.some(data, *Status):
-            self.tell(ev.Held(self.state.now, record.job.id))
+            self.report(ev.Held(self.state.now, record.job.id))
 
     @rule(data=st.data())
     def a_job_is_released(self, data):
         if record := self.some(data, *Status):
-            self.tell(ev.Released(self.state.now, record.job.id))
+            self.report(ev.Released(self.state.now, record.job.id))
 
     @rule(data=st.data(), shrink=st.sampled_from([None, True, False]), least=st.sampled_from([None, 1, 2, 100]))
-    def a_job_is_revised(self, data, shrink, least):
+    def constraints_change(self, data, shrink, least):
         if record := self.some(data, *Status):
-            self.tell(
+            self.report(
                 ev.ConstraintsChanged(
                     self.state.now, record.job.id, shrink, least, data.draw(st.sampled_from([None, True]))
                 )
             )
 
     @rule(data=st.data(), gib=st.sampled_from([0, 1, 9, 20]))
-    def strangers_take_memory(self, data, gib):
+    def other_processes_take_memory(self, data, gib):
         gpus = sorted(self.state.topology.node_of)
-        self.tell(ev.MemoryTaken(self.state.now, data.draw(st.sampled_from([*gpus, 10**6])), gib * GIB))
+        self.report(ev.MemoryTaken(self.state.now, data.draw(st.sampled_from([*gpus, 10**6])), gib * GIB))
 
     @rule()
     def the_scheduler_starts_anew_from_a_snapshot(self):
-        """Ended jobs are forgotten; everything else goes on as if nothing had been."""
+        """A snapshot leaves out ended jobs and nothing else."""
         before = living(facts(self.state))
         data = json.loads(json.dumps(snapshot.encode(self.state)))
         self.state = snapshot.restore(data, self.model(), self.state.sort_key, self.state.jobs_per_gpu)
@@ -172,16 +175,16 @@ class Life(RuleBasedStateMachine):
         assert [r.seq for r in self.state.running] == [r.seq for r in self.state.holders.values()]
 
     @rule(data=st.data(), priority=st.sampled_from([None, 0, 5]))
-    def a_job_is_rekeyed(self, data, priority):
+    def the_priority_changes(self, data, priority):
         if record := self.some(data, *Status):
-            self.tell(ev.PriorityChanged(self.state.now, record.job.id, priority))
+            self.report(ev.PriorityChanged(self.state.now, record.job.id, priority))
 
     @rule(user=st.sampled_from(["", "eve"]), jobs=st.sampled_from([None, 1, 3]), gpus=st.sampled_from([None, 4]))
     def limits_change(self, user, jobs, gpus):
-        self.tell(ev.LimitsChanged(self.state.now, user, Limits(jobs, gpus)))
+        self.report(ev.LimitsChanged(self.state.now, user, Limits(jobs, gpus)))
 
     @rule(data=st.data())
-    def somebody_plans_by_hand(self, data):
+    def a_user_plans_by_hand(self, data):
         """Moves, re-tunes and preemptions that no built-in policy makes."""
         if record := self.some(data, Status.PENDING, *HOLDING):
             gpus = sorted(self.state.topology.node_of)
@@ -206,14 +209,14 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: getattr(self, "retunes", None))
     @rule(data=st.data())
     def a_retune_is_confirmed(self, data):
-        """Late, twice or not at all."""
-        self.tell(ev.Retuned(self.state.now, *data.draw(st.sampled_from(self.retunes))))
+        """The confirmation may be late, repeated or missing."""
+        self.report(ev.Retuned(self.state.now, *data.draw(st.sampled_from(self.retunes))))
 
     @rule(data=st.data())
     def a_node_is_lost(self, data):
-        """Or news of it come again."""
+        """The event may be repeated."""
         if len(self.state.topology.present) > 1:
-            self.tell(
+            self.report(
                 ev.NodeLost(self.state.now, data.draw(st.sampled_from(["n0", "n1", max(self.state.topology.present)])))
             )
 
@@ -221,7 +224,7 @@ class Life(RuleBasedStateMachine):
     @rule(gib=st.sampled_from([8, 16]))
     def a_node_joins(self, gib):
         first = 1 + max(self.state.topology.node_of, default=-1) + len(self.journal)
-        self.tell(ev.NodeJoined(self.state.now, Node(f"n{first}", (first, first + 1), gib * GIB)))
+        self.report(ev.NodeJoined(self.state.now, Node(f"n{first}", (first, first + 1), gib * GIB)))
 
     @invariant()
     def indexes_equal_a_recount(self):
@@ -246,7 +249,7 @@ TestLife = Life.TestCase
 def test_a_duplicate_submission_is_refused():
     state = State(MODEL, lambda job, now: (0.0,))
     state.apply(ev.NodeJoined(0.0, Node("n", (0,), 16 * GIB)))
-    job = random_job(__import__("random").Random(1), "j", 0.0, 1)
+    job = random_job(Random(1), "j", 0.0, 1)
     state.apply(ev.Submitted(0.0, job))
     with pytest.raises(ValueError, match="exists already"):
         state.apply(ev.Submitted(1.0, job))

@@ -1,4 +1,4 @@
-"""SJF-BSBF written down plainly: no indexes, no shapes, no thresholds. Slow, and easy to check against the paper."""
+"""SJF-BSBF written down plainly, without indexes, shapes or thresholds: slow, and easy to compare with the paper."""
 
 from itertools import combinations
 
@@ -7,7 +7,7 @@ from carpool.core.perf import Placement
 
 
 def naive_bsbf(state) -> dict[str, tuple[frozenset[int], int]]:
-    """Who starts, on which GPUs, with which accumulation."""
+    """Return the jobs that start, with their GPUs and their accumulation."""
     on = {gpu: [(r, r.accumulation) for r in state.jobs_on(gpu)] for gpu in sorted(state.topology.node_of)}
     plan = {}
     waiting = [r for r in state.jobs.values() if r.status is Status.PENDING]
@@ -50,7 +50,7 @@ def iteration(state, record, accumulation) -> float:
 
 
 def left(state, record, accumulation=None) -> float:
-    """Time left alone, at the largest sub-batch that fits the largest GPU, or at the given one."""
+    """Return the time left alone at the largest sub-batch that fits the largest GPU, or at the given accumulation."""
     if accumulation is None:
         largest = max(node.memory for node in state.topology.nodes)
         accumulation = next((s for s in sizes(record) if needs(state, record, s) <= largest), sizes(record)[-1])
@@ -66,7 +66,7 @@ def alone(state, on, guest):
 
 
 def consolidated(state, gpus, count):
-    """Fewest nodes, then the fullest nodes, then the lowest numbers: by trying all sets of nodes."""
+    """Return GPUs on the fewest nodes, then the fullest nodes, then the lowest numbers, by trying all sets of nodes."""
     by_node = {}
     for gpu in gpus:
         by_node.setdefault(state.topology.node_of[gpu], []).append(gpu)
@@ -104,9 +104,9 @@ def share(state, on, guest):
 
 def gather(state, on, guest, at_least):
     cells = {}
-    for gpu, members in on.items():
-        if 0 < len(members) < state.jobs_per_gpu and not any(r.job.exclusive for r, _ in members):
-            cells.setdefault(tuple(r.seq for r, _ in members), []).append(gpu)
+    for gpu, residents in on.items():
+        if 0 < len(residents) < state.jobs_per_gpu and not any(r.job.exclusive for r, _ in residents):
+            cells.setdefault(tuple(r.seq for r, _ in residents), []).append(gpu)
     found = []
     for gpus in cells.values():
         verdict = judge(state, on, guest, gpus, at_least)
@@ -130,18 +130,20 @@ def gather(state, on, guest, at_least):
 
 
 def judge(state, on, guest, gpus, at_least):
-    """Algorithm 2 against the jobs on these GPUs."""
-    members = on[gpus[0]]
-    single = len(members) == 1
+    """Run Algorithm 2 against the jobs on these GPUs."""
+    residents = on[gpus[0]]
+    single = len(residents) == 1
     best = None
     for accumulation in sizes(guest):
         if accumulation < at_least:
             continue
         fitting = [g for g in gpus if allowed(state, on, guest, accumulation, g)]
-        # a lone host's GPUs count as a whole: they fit together or not at all
+        # the GPUs of a lone host count as a whole: all of them fit, or none
         if not fitting or (single and len(fitting) < len(gpus)):
             continue
-        times = [pair_times(state, guest, accumulation, host, host_accumulation) for host, host_accumulation in members]
+        times = [
+            pair_times(state, guest, accumulation, host, host_accumulation) for host, host_accumulation in residents
+        ]
         worst = max(together for together, _ in times)
         pays = all(together < apart * (1 - 1e-9) for together, apart in times)
         if best is None or worst < best[0]:
@@ -164,7 +166,7 @@ def allowed(state, on, guest, accumulation, gpu) -> bool:
 
 
 def pair_times(state, guest, accumulation, host, host_accumulation) -> tuple[float, float]:
-    """Sum of completion times, together from now on and one after the other: played forward second by second."""
+    """Return the sum of completion times if both run together from now on, and if they run one after the other."""
     host_left = host.alone_left(state.now) if host.gpus else left(state, host, host_accumulation)
     guest_left = left(state, guest, accumulation)
     host_xi = state.perf.slowdown(host.job, host_accumulation, [(guest.job, accumulation)])

@@ -1,4 +1,4 @@
-"""Random but legal situations for property tests, and a state's facts recounted from scratch."""
+"""Random but legal situations for property tests, and checks of a whole state."""
 
 from dataclasses import dataclass, fields
 from random import Random
@@ -19,16 +19,16 @@ MODELS = sorted(TASKS)
 
 @dataclass
 class Situation:
-    """A recipe: the same seed always gives the same state, for any order of the queue."""
+    """A recipe for a state: the same seed always gives the same state, whatever the sort key."""
 
     seed: int
     jobs_per_gpu: int
 
-    def state(self, order) -> State:
+    def state(self, sort_key) -> State:
         random = Random(self.seed)
         table = _interference(random)
         node_gpus = random.choice([1, 2, 4])
-        state = State(FittedModel(TASKS, table, node_gpus), order, self.jobs_per_gpu)
+        state = State(FittedModel(TASKS, table, node_gpus), sort_key, self.jobs_per_gpu)
         memories = random.choice([[16], [16], [8, 16, 24]])
         for number in range(random.randint(1, 4)):
             gpus = tuple(range(number * node_gpus, (number + 1) * node_gpus))
@@ -95,7 +95,7 @@ situations = st.builds(Situation, st.integers(0, 10**9), st.sampled_from([1, 2, 
 
 
 def facts(state: State) -> dict:
-    """All that matters of a state, as plain values, to compare two of them."""
+    """Return everything that a state knows as plain values, to compare two states."""
     records = {}
     for name, r in sorted({**state.jobs, **state.ended}.items()):
         known = {field.name: getattr(r, field.name) for field in fields(r)}
@@ -116,14 +116,15 @@ def facts(state: State) -> dict:
 
 
 def hosts_of(state: State) -> dict:
-    lone = {kind: [(end, order) for end, order, _ in group.entries] for kind, group in state.hosts.lone.items()}
+    """Return the index of hosts as plain values."""
+    lone = {kind: [(end, seq) for end, seq, _ in group.entries] for kind, group in state.hosts.lone.items()}
     hosts = state.hosts.others.items()
     others = {seq: (host.kind, host.alone_on, _names(host.shared_cells)) for seq, host in hosts}
     return {"lone": lone, "others": others}
 
 
-def _names(crowds) -> list:
-    return sorted((tuple(r.job.id for r in members), gpus) for members, gpus in crowds)
+def _names(cells) -> list:
+    return sorted((tuple(r.job.id for r in residents), gpus) for residents, gpus in cells)
 
 
 def check_state(state: State) -> None:

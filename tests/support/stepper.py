@@ -1,5 +1,7 @@
-"""A slow world: the same scheduler, driven in small steps by a loop that adds up progress. No heap, no lazy progress,
-no generation numbers; who shares with whom is read from the plans alone."""
+"""A slow simulator: the same scheduler, driven in small steps by a loop that adds up progress.
+
+It has no heap, no lazy progress and no pace versions; which jobs share is read from the plans alone.
+"""
 
 from carpool.core import events as ev
 from carpool.core.scheduler import Scheduler
@@ -8,7 +10,7 @@ STEP = 1.0 / 64
 
 
 def step_through(jobs, nodes, policy, perf, jobs_per_gpu) -> dict[str, float]:
-    """When each job ends. Exact where all event times are multiples of the step."""
+    """Return when each job ends. The times are exact where all event times are multiples of the step."""
     scheduler = Scheduler(policy, perf, jobs_per_gpu)
     scheduler.step(0.0, [ev.NodeJoined(0.0, node) for node in nodes])
     by_name = {job.id: job for job in jobs}
@@ -52,8 +54,9 @@ def step_through(jobs, nodes, policy, perf, jobs_per_gpu) -> dict[str, float]:
 
 
 def _iteration(job, gpus, where, starts) -> float:
-    """Alone a job takes alone_s / iterations; each mate on its most crowded GPU adds as much again (ξ = 2)."""
-    crowd = max(
+    """Return the iteration time: duration / iterations alone, and as much again for each mate (ξ = 2) on the GPU with
+    the most mates."""
+    mates = max(
         sum(gpu in others and name not in starts for name, others in where.items() if name != job.id) for gpu in gpus
     )
-    return job.duration_s / job.iterations * (1.0 + crowd)
+    return job.duration_s / job.iterations * (1.0 + mates)

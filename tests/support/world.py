@@ -1,4 +1,4 @@
-"""A small vocabulary for tests: build a cluster with jobs in a few words, ask a policy, and read its plan as sentences.
+"""A small vocabulary for tests: describe a cluster with jobs, ask a policy, and read its plan as words.
 
 given(cluster("1x4"), running("a", gpus=4), pending("b", gpus=2)).expect(SjfBsbf(), b="shares a")
 """
@@ -48,7 +48,7 @@ def nodes(shape: str, memory_gib: float = 16.0) -> list[Node]:
 
 
 def job(name: str, gpus: int = 1, left: float = 1000.0, submitted: float = 0.0, **attributes: object) -> Job:
-    """A job that takes `left` seconds alone, one second an iteration."""
+    """Return a job that takes `left` seconds alone, one second per iteration."""
     iterations = max(1, round(left))
     plain = Job(name, submitted, "plain", gpus, 8, iterations, duration_s=left)
     return replace(plain, **attributes)
@@ -56,6 +56,8 @@ def job(name: str, gpus: int = 1, left: float = 1000.0, submitted: float = 0.0, 
 
 @dataclass
 class Part:
+    """One job of a situation and where it runs."""
+
     job: Job
     on: tuple[int, ...] | None = None
     accumulation: int = 1
@@ -88,13 +90,15 @@ class cluster:  # noqa: N801 - reads as a word
 
 
 class Situation:
+    """A cluster with jobs, from which states are made."""
+
     def __init__(self, where: cluster, parts: Sequence[Part], xi: float | Interference) -> None:
         self.cluster = where
         self.parts = parts
         self.model = model(xi, int(where.shape.split("x")[1]))
 
-    def state(self, order: Callable[..., tuple[float, ...]]) -> State:
-        state = State(self.model, order, self.cluster.jobs_per_gpu)
+    def state(self, sort_key: Callable[..., tuple[float, ...]]) -> State:
+        state = State(self.model, sort_key, self.cluster.jobs_per_gpu)
         for node in nodes(self.cluster.shape, self.cluster.memory_gib):
             state.apply(ev.NodeJoined(0.0, node))
         for user, limits in self.cluster.limits.items():
@@ -114,7 +118,7 @@ class Situation:
         return state
 
     def plan(self, policy) -> dict[str, str]:
-        """What the policy does with each job, in words; what it does not mention waits or goes on."""
+        """Return what the policy does with each job, in words; jobs without a decision wait or run on."""
         state = self.state(policy.key)
         decisions = policy.decide(state)
         check(state, decisions)
@@ -126,6 +130,7 @@ class Situation:
 
 
 def describe(state: State, decisions: Sequence[Decision]) -> dict[str, str]:
+    """Return each decision in words: "starts", "stops" or "shares a b", with the accumulation where it is above 1."""
     stopped = {d.job for d in decisions if d.allocation is None}
     on: dict[int, list[str]] = {}
     for decision in decisions:
@@ -140,8 +145,8 @@ def describe(state: State, decisions: Sequence[Decision]) -> dict[str, str]:
         for gpu in decision.allocation.gpus:
             mates |= {r.job.id for r in state.jobs_on(gpu)} | set(on[gpu][: on[gpu].index(decision.job)])
         mates -= stopped
-        cut = f" in {decision.allocation.accumulation}" if decision.allocation.accumulation > 1 else ""
-        words[decision.job] = (f"shares {' '.join(sorted(mates))}" if mates else "starts") + cut
+        split = f" in {decision.allocation.accumulation}" if decision.allocation.accumulation > 1 else ""
+        words[decision.job] = (f"shares {' '.join(sorted(mates))}" if mates else "starts") + split
     return words
 
 

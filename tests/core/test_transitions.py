@@ -1,4 +1,4 @@
-"""What becomes of a job when things go wrong or change under way."""
+"""What events do to jobs: failures, reports, re-tunes, preemption, holds and changed constraints."""
 
 import pytest
 
@@ -8,9 +8,8 @@ from carpool.core.draft import Draft
 from carpool.core.model import Allocation, Decision, Limits, Node, Status
 from carpool.core.perf import MeasuredPair, TableInterference
 from carpool.core.rules import IllegalPlan, check
-from carpool.core.scheduler import Scheduler
 from carpool.policies.preemptive.tiresias import Tiresias
-from carpool.sim.engine import CannotFinish, Costs, Engine
+from carpool.sim.engine import Costs, Engine
 from tests.support.world import GIB, cluster, job, model, nodes, pending, running
 from tests.support.world import given as situation
 
@@ -49,7 +48,7 @@ class TestFailure:
         assert state.ended["a"].status is Status.FAILED
         assert state.ended["a"].reason == "out of memory"
 
-    def test_who_waits_for_a_job_that_failed_is_cancelled_and_so_on_down_the_line(self):
+    def test_jobs_that_wait_for_a_failed_job_are_cancelled_transitively(self):
         parts = (running("a"), pending("b", after=("a",)), pending("c", after=("b",)), pending("d"))
         state = state_of(*parts)
         state.apply(ev.Failed(5.0, "a", 1, "bug"))
@@ -75,8 +74,8 @@ class TestFailure:
         state.apply(ev.Stopped(21.0, "a", 1, 9.0))
         assert (record.status, record.done, record.retries_left) == (Status.PENDING, 9.0, 0)
         state.apply(ev.NodeLost(22.0, "n1"))
-        state.apply(ev.NodeLost(22.0, "nobody"))
-        assert state.free.count == 3, "old news are harmless"
+        state.apply(ev.NodeLost(22.0, "unknown"))
+        assert state.free.count == 3, "a repeated event changes nothing"
 
     def test_a_node_that_takes_the_whole_gang_requeues_at_once(self):
         state = state_of(running("a", on=[4, 5]), running("b", on=[6]), where=cluster("2x4"))
@@ -87,7 +86,7 @@ class TestFailure:
             "b": Status.PENDING,
         }
 
-    def test_a_long_line_of_dependents_falls_together(self):
+    def test_a_long_chain_of_dependent_jobs_is_cancelled_together(self):
         state = state_of(running("j0"))
         for number in range(1, 3000):
             state.apply(ev.Submitted(0.0, job(f"j{number}", after=(f"j{number - 1}",))))
@@ -95,7 +94,7 @@ class TestFailure:
         assert not state.jobs
         assert len(state.ended) == 3000
 
-    def test_who_ends_just_as_it_is_told_to_stop_has_ended(self):
+    def test_a_job_that_finishes_while_it_is_stopped_has_finished(self):
         for cancelled in (False, True):
             state = state_of(running("a", left=100.0))
             plan(state, Decision("a", None, "make room"))
@@ -112,34 +111,34 @@ class TestFailure:
 
 
 class TestReports:
-    def test_a_pace_measured_alone_is_the_jobs_own(self):
+    def test_an_iteration_time_measured_alone_replaces_the_predicted_one(self):
         state = state_of(running("a", left=100.0))
         state.apply(ev.Observed(10.0, "a", 1, 5.0, 2.0))
         record = state.jobs["a"]
         assert record.alone_left(10.0) == pytest.approx(95 * 2.0)
         assert (record.end(), record.slowdown) == (pytest.approx(10.0 + 190.0), 1.0)
 
-    def test_a_pace_measured_beside_a_mate_is_a_slow_down(self):
+    def test_an_iteration_time_measured_beside_a_mate_gives_the_slow_down(self):
         state = state_of(running("a", on=[0], left=100.0), running("b", on=[0], left=100.0))
         state.apply(ev.Observed(10.0, "a", 1, 5.0, 2.5))
         record = state.jobs["a"]
         assert record.alone_left(10.0) == pytest.approx(95.0)
         assert (record.end(), record.slowdown) == (pytest.approx(10.0 + 95 * 2.5), 2.5)
 
-    def test_progress_corrects_the_account_and_keeps_the_pace(self):
+    def test_reported_progress_keeps_the_iteration_time(self):
         state = state_of(running("a", left=100.0))
         state.apply(ev.Progressed(10.0, "a", 1, 50.0))
         assert state.jobs["a"].end() == pytest.approx(60.0)
 
 
 class TestRetune:
-    def test_a_job_that_grows_holds_the_larger_memory_at_once(self):
+    def test_a_larger_sub_batch_reserves_its_memory_at_once(self):
         state = state_of(running("a", model="fat", batch=64, accumulation=8))
         small = state.memory_used(0)
         plan(state, put("a", 0, accumulation=1))
         assert state.memory_used(0) == round(12.4 * GIB) > small
 
-    def test_a_job_that_shrinks_keeps_the_larger_memory_until_it_confirms(self):
+    def test_a_smaller_sub_batch_keeps_the_larger_memory_until_confirmed(self):
         state = state_of(running("a", model="fat", batch=64))
         plan(state, put("a", 0, accumulation=8))
         assert state.memory_used(0) == round(12.4 * GIB)
@@ -166,7 +165,7 @@ class TestRetune:
         state.apply(ev.Retuned(2.0, "a", 1, 2))
         assert state.memory_used(0) == round(9.2 * GIB)
 
-    def test_mates_feel_the_other_sub_batch(self):
+    def test_a_retune_changes_the_slow_down_of_mates(self):
         table = TableInterference({("plain", "plain"): [MeasuredPair(2.0, 8, 64), MeasuredPair(1.1, 8, 4)]})
         state = state_of(running("a", on=[0]), running("b", on=[0], batch=64), xi=table)
         assert state.jobs["a"].slowdown == 2.0
@@ -176,13 +175,13 @@ class TestRetune:
 
 
 class TestChangingClusters:
-    def test_a_blocked_job_rethinks_too(self):
+    def test_a_larger_gpu_also_changes_the_sub_batch_of_a_blocked_job(self):
         state = state_of(running("a"), pending("b", model="fat", batch=128, left=100.0, iterations=100, after=("a",)))
         state.apply(ev.NodeJoined(0.0, Node("big", (8, 9), 32 * GIB)))
         state.apply(ev.Finished(1.0, "a", 1))
         assert state.jobs["b"].alone_left(1.0) == pytest.approx(100.0)
 
-    def test_a_clock_that_was_set_back_undoes_nothing(self):
+    def test_a_clock_that_is_set_back_undoes_nothing(self):
         state = state_of(running("a", left=100.0))
         state.advance(50.0)
         state.apply(ev.Submitted(20.0, job("b", submitted=20.0)))
@@ -193,13 +192,13 @@ class TestChangingClusters:
     def test_a_larger_gpu_lets_waiting_jobs_run_at_a_larger_sub_batch(self):
         fat = pending("a", model="fat", batch=128, left=100.0, iterations=100)
         state = state_of(fat)
-        cut = state.jobs["a"].alone_left(0.0)
+        split = state.jobs["a"].alone_left(0.0)
         state.apply(ev.NodeJoined(0.0, Node("big", (8, 9), 32 * GIB)))
-        assert cut > 101.0
+        assert split > 101.0
         assert state.jobs["a"].alone_left(0.0) == pytest.approx(100.0)
 
-    def test_the_rule_for_sharing_follows(self):
-        """Alone on the larger GPU the guest need not cut its batch, so waiting is worth more."""
+    def test_a_larger_gpu_changes_the_decision_to_share(self):
+        """Alone on the larger GPU the guest need not split its batch, so waiting is worth more."""
         host = running("a", gpus=4, left=132.0, model="thin")
         guest = pending("b", model="fat", batch=128, left=100.0, iterations=100)
         policy = policies.make("sjf-bsbf")
@@ -209,11 +208,11 @@ class TestChangingClusters:
         blocker = job("c", left=5000.0, exclusive=True)
         state.apply(ev.Submitted(0.0, blocker))
         plan(state, put("c", 8))
-        assert policy.decide(state) == [], "what was remembered does not outlive the old cluster"
+        assert policy.decide(state) == [], "cached options do not outlive the old cluster"
 
 
 class TestLimits:
-    def test_who_is_stopped_no_longer_counts_for_its_user(self):
+    def test_a_stopped_job_no_longer_counts_for_its_user(self):
         limited = cluster("1x4", limits={"eve": Limits(jobs=1)})
         parts = (running("a", gpus=4, left=9999.0, user="eve"), pending("b", left=10.0, user="eve"))
         policy = Tiresias(threshold_gpu_s=10.0)
@@ -224,9 +223,9 @@ class TestLimits:
 
 
 class TestPreemption:
-    """A job that was told to stop is still there for a while."""
+    """A preempted job takes a while to stop."""
 
-    def test_nobody_starts_on_gpus_that_are_not_empty_yet(self):
+    def test_no_job_starts_on_gpus_whose_workers_still_run(self):
         jobs = [
             job("a", gpus=2, left=9000.0),
             job("b", gpus=1, left=10.0, submitted=4000.0),
@@ -236,7 +235,7 @@ class TestPreemption:
         assert ended["b"].first_start == 4010.0
         assert ended["c"].first_start == 4010.0
 
-    def test_but_on_others_they_do(self):
+    def test_jobs_start_at_once_on_other_gpus(self):
         jobs = [
             job("a", gpus=2, left=9000.0),
             job("b", gpus=2, left=10.0, submitted=4000.0),
@@ -262,90 +261,8 @@ class TestPreemption:
             assert ended["b"].ended - epoch == pytest.approx(max(1.0, 3600.0 / gpus) + 10.0, abs=0.01)
 
 
-class TestAsking:
-    def test_a_policy_with_rounds_comes_to_an_end(self):
-        class Rounds(Tiresias):
-            def wake(self, view):
-                return (view.now // 60 + 1) * 60
-
-        jobs = [job("a", left=100.0), job("b", left=500.0)]
-        assert Engine(jobs, nodes("1x1"), Rounds(), belief=model()).run().now == 600.0
-
-    @pytest.mark.parametrize("time", [0.0, -5.0, float("nan"), float("inf")])
-    def test_a_call_must_lie_ahead(self, time):
-        class Confused(Tiresias):
-            def wake(self, view):
-                return time
-
-        with pytest.raises(CannotFinish, match="must name a later time"):
-            Engine([job("a")], nodes("1x1"), Confused(), belief=model()).run()
-
-    def test_a_policy_that_is_woken_in_vain_is_given_up(self, monkeypatch):
-        class Sleepy(Tiresias):
-            def decide(self, view):
-                return []
-
-            def wake(self, view):
-                return view.now + 1.0
-
-        monkeypatch.setattr("carpool.sim.engine.MOST_IDLE_CALLS", 50)
-        with pytest.raises(CannotFinish, match="waiting for ever"):
-            Engine([job("a")], nodes("1x1"), Sleepy(), belief=model()).run()
-
-    def test_one_bad_decision_does_not_starve_the_others(self):
-        class Rogue(Tiresias):
-            def decide(self, view):
-                return [put("a", 99), put("b", 1)] if len(view.queue) == 2 else []
-
-        scheduler = Scheduler(Rogue(), model(), strict=False)
-        scheduler.step(0.0, [ev.NodeJoined(0.0, node) for node in nodes("1x4")])
-        planned = scheduler.step(0.0, [ev.Submitted(0.0, job("a")), ev.Submitted(0.0, job("b"))])
-        assert [decision.job for decision in planned.decisions] == ["b"]
-        assert len(scheduler.refused) == 1
-
-    def test_what_the_policy_did_itself_is_no_news(self):
-        scheduler = Scheduler(Tiresias(threshold_gpu_s=10.0), model())
-        scheduler.step(0.0, [ev.NodeJoined(0.0, node) for node in nodes("1x4")])
-        scheduler.step(0.0, [ev.Submitted(0.0, job("a", gpus=4, left=999.0))])
-        scheduler.step(0.0, [ev.Started(0.0, "a", 1)])
-        scheduler.step(50.0, [ev.Submitted(50.0, job("b", gpus=4, left=5.0, submitted=50.0))])
-        asked = scheduler.policy_calls
-        scheduler.step(50.0, [ev.Started(50.0, "b", 1)])
-        scheduler.step(51.0, [ev.Progressed(51.0, "b", 1, 1.0)])
-        assert scheduler.policy_calls == asked
-        scheduler.step(52.0, [ev.Stopped(52.0, "a", 1, 50.0)])
-        assert scheduler.policy_calls == asked + 1
-
-    def test_tiresias_sleeps_while_nobody_waits(self):
-        policy = Tiresias()
-        assert policy.wake(situation(FOUR, running("a")).state(policy.key)) is None
-        assert policy.wake(situation(FOUR, running("a", gpus=4), pending("b")).state(policy.key)) == 900.0
-
-    def test_a_call_that_was_superseded_is_not_made(self):
-        class Fickle:
-            restart_s = 0.0
-
-            def __init__(self):
-                self.asked = []
-
-            def key(self, record, now):
-                return (0.0,)
-
-            def decide(self, view):
-                self.asked.append(view.now)
-                return [put(r.job.id, 0) for r in view.queue][:1] if view.free.count else []
-
-            def wake(self, view):
-                return 10.0 if view.now < 5.0 else 20.0 if view.now < 20.0 else None
-
-        policy = Fickle()
-        jobs = [job("a", left=50.0), job("b", left=50.0, submitted=5.0)]
-        Engine(jobs, nodes("1x1"), policy, belief=model(node_gpus=1)).run()
-        assert policy.asked == [0.0, 0.0, 5.0, 20.0, 50.0, 100.0]
-
-
 class TestHold:
-    def test_a_held_job_waits_until_it_is_released_and_its_waiting_is_not_the_schedulers(self):
+    def test_time_on_hold_does_not_count_as_waiting(self):
         state = state_of(pending("a"), pending("b"))
         state.apply(ev.Held(10.0, "a"))
         assert (state.jobs["a"].status, [r.job.id for r in state.queue]) == (Status.HELD, ["b"])
@@ -354,7 +271,7 @@ class TestHold:
         plan(state, put("a", 0))
         assert state.jobs["a"].waited_s == pytest.approx(10.0)
 
-    def test_holding_a_running_job_lets_it_run_and_keeps_it_from_coming_back(self):
+    def test_a_running_job_on_hold_runs_on_and_is_held_when_it_fails(self):
         state = state_of(running("a", left=100.0, retries=1), pending("b", after=("a",)))
         state.apply(ev.Held(1.0, "a"))
         state.apply(ev.Held(1.0, "b"))
@@ -367,12 +284,12 @@ class TestHold:
         state.apply(ev.Finished(9.0, "a", 2))
         assert state.jobs["b"].status is Status.HELD, "a blocked job that is held stays so when it could start"
 
-    def test_a_failure_that_was_nobodys_fault_costs_no_retry(self):
+    def test_a_failure_that_is_not_the_jobs_fault_costs_no_retry(self):
         state = state_of(running("a"))
         state.apply(ev.Failed(5.0, "a", 1, "the machine restarted", again=True))
         assert (state.jobs["a"].status, state.jobs["a"].retries_left) == (Status.PENDING, 0)
 
-    def test_requeued_by_its_owner_it_stops_and_waits_again(self):
+    def test_a_requeued_job_stops_and_waits_again(self):
         state = state_of(running("a", left=100.0))
         state.apply(ev.Requeued(10.0, "a", 1))
         assert (state.jobs["a"].status, state.free.count) == (Status.STOPPING, 4)
@@ -381,8 +298,8 @@ class TestHold:
         assert (state.jobs["a"].status, state.jobs["a"].done) == (Status.PENDING, 8.0)
 
 
-class TestTerms:
-    def test_after_running_out_of_memory_a_job_must_be_cut_or_alone(self):
+class TestConstraints:
+    def test_a_job_that_ran_out_of_memory_must_split_its_batch_or_be_alone(self):
         state = state_of(pending("a", model="fat", batch=8, duration_s=None))
         whole = [size.accumulation for size in state.jobs["a"].shape.sizes]
         state.apply(ev.ConstraintsChanged(1.0, "a", min_accumulation=4))
@@ -392,12 +309,12 @@ class TestTerms:
         state.apply(ev.ConstraintsChanged(2.0, "a", exclusive=True))
         assert state.jobs["a"].shape.exclusive
 
-    def test_who_holds_gpus_keeps_the_terms_on_which_it_got_them(self):
+    def test_a_job_that_holds_gpus_keeps_its_constraints(self):
         state = state_of(running("a", on=[0]), running("b", on=[0]))
         state.apply(ev.ConstraintsChanged(1.0, "a", exclusive=True, min_accumulation=2, can_shrink=True))
         assert (state.jobs["a"].job.exclusive, state.jobs["a"].job.min_accumulation) == (False, 1)
 
-    def test_memory_that_strangers_hold_is_not_given_away(self):
+    def test_memory_held_by_other_processes_is_not_given_to_jobs(self):
         state = state_of(pending("a", model="fat", batch=8), where=cluster("1x2", memory_gib=8))  # needs 6.8 GiB
         state.apply(ev.MemoryTaken(1.0, 0, 2 * GIB))
         draft = Draft(state)

@@ -1,0 +1,41 @@
+"""The queue against a plain sort."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.core.queue import Queue
+from carpool.core.record import JobRecord
+from carpool.core.shapes import Shape
+from tests.support.world import job
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 9)), max_size=40), st.data())
+def test_a_scan_is_a_plain_sort_without_the_skipped_jobs(jobs, data):
+    queue, shapes, records = Queue(), {}, []
+    asked_before = data.draw(st.booleans()) and (queue.in_order, queue.by_age)
+    for number, (gpus, priority, key) in enumerate(jobs):
+        shape = shapes.setdefault((gpus, priority), Shape(gpus, priority, False, None, None, (), None))
+        record = JobRecord(job(str(number)), shape, number, 1.0)
+        queue.add(record, (float(key),))
+        records.append((-priority, key, number, record))
+    for *_, record in data.draw(st.lists(st.sampled_from(records), unique_by=id)) if records else ():
+        queue.remove(record)
+        records = [entry for entry in records if entry[3] is not record]
+    largest = data.draw(st.sampled_from([None, 0, 1, 2]))
+    hopeless = {shape for shape in shapes.values() if data.draw(st.booleans())}
+    seen, scan = [], queue.scan(largest)
+    for record in scan:
+        seen.append(record)
+        if record.shape in hopeless:
+            scan.skip_alike()
+    wanted, passed = [], set()
+    for *_, record in sorted(records, key=lambda entry: entry[:3]):
+        if (largest is None or record.shape.gpus <= largest) and record.shape not in passed:
+            wanted.append(record)
+            if record.shape in hopeless:
+                passed.add(record.shape)
+    assert seen == wanted
+    assert len(queue) == len(records)
+    assert [entry[2] for entry in queue.in_order] == [number for *_, number, _ in sorted(records)]
+    assert [number for number, _ in queue.by_age] == [number for *_, number, _ in records]
+    assert asked_before in (False, (queue.in_order, queue.by_age)), "one list, kept"
