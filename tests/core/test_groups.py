@@ -1,5 +1,7 @@
 """Three or more jobs on one GPU: the formula of the performance model against measured groups."""
 
+import re
+from pathlib import Path
 from statistics import fmean
 
 import pytest
@@ -15,6 +17,7 @@ from carpool.profile.schema import load
 from carpool.profile.values import Pair
 from tests.support.world import job
 
+DOCS = Path(__file__).parents[2] / "docs"
 xis = st.lists(st.floats(1.0, 5.0), min_size=1, max_size=4)
 demands = st.lists(st.floats(0.0, 1.0), min_size=2, max_size=5)
 
@@ -69,6 +72,17 @@ def test_a_group_is_never_faster_than_its_worst_pair_or_than_the_gpu(pairs, shar
     assert xi >= max(pairs) - 1e-12
     assert xi >= sum(shares) - 1e-12
     assert xi == pytest.approx(max(1 + sum(p - 1 for p in pairs), sum(shares)))
+
+
+@given(xis, demands)
+def test_the_documented_formula_is_the_one_that_runs(pairs, demands):
+    pages = {page: page.read_text() for page in DOCS.glob("**/*.md") if "decisions" not in page.parts}
+    assert [page.name for page, text in pages.items() if "1 + Σ" in text] == ["interference.md"], "one page has it"
+    formula = re.search(r"^    (max\(1 \+ Σ .*\))$", pages[DOCS / "explanation" / "interference.md"], re.MULTILINE)
+    assert formula, "the page gives the formula on a line of its own"
+    python = formula[1].replace("Σ (ξ_pair − 1)", "sum(xi - 1 for xi in pairs)").replace("Σ u", "sum(demands)")
+    documented = eval(python, {"__builtins__": {}, "max": max, "sum": sum, "pairs": pairs, "demands": demands})
+    assert group_slowdown(pairs, demands) == pytest.approx(documented)
 
 
 class TestDemand:
