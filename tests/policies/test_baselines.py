@@ -1,4 +1,4 @@
-"""What the baselines do in situations that have a name; what holds for every policy is tested elsewhere."""
+"""What the baselines decide in named situations. `test_properties` tests what holds for every policy."""
 
 from itertools import permutations
 from random import Random
@@ -36,12 +36,12 @@ class TestEveryBaseline:
         jobs = (pending("low", gpus=4, left=10), pending("high", gpus=4, left=99, priority=1, exclusive=True))
         given(FOUR, *jobs).expect(policy, high="starts", low="waits")
 
-    def test_who_is_at_a_limit_holds_nobody_back(self, policy):
+    def test_a_job_at_a_users_limit_does_not_hold_others_back(self, policy):
         limited = cluster("1x4", limits={"eve": Limits(jobs=1)})
         jobs = (running("a", user="eve"), pending("b", user="eve", left=5), pending("c", submitted=1, left=9))
         given(limited, *jobs).expect(policy, b="waits", c="starts")
 
-    def test_cuts_the_batch_of_a_job_that_is_too_fat_for_the_gpu(self, policy):
+    def test_splits_the_batch_of_a_job_that_needs_too_much_memory(self, policy):
         given(FOUR, pending("a", model="fat", batch=128)).expect(policy, a="starts in 2")
 
 
@@ -50,11 +50,11 @@ class TestBackfill:
         jobs = (running("a", gpus=3, left=100), pending("head", gpus=4), pending("short", left=99, submitted=1))
         given(FOUR, *jobs).expect(Backfill(), head="waits", short="starts")
 
-    def test_a_long_one_would_delay_the_head(self):
+    def test_a_job_that_would_delay_the_head_waits(self):
         jobs = (running("a", gpus=3, left=100), pending("head", gpus=4), pending("long", left=101, submitted=1))
         given(FOUR, *jobs).expect(Backfill(), head="waits", long="waits")
 
-    def test_unless_the_head_will_not_need_its_gpus(self):
+    def test_a_long_job_starts_on_gpus_that_the_head_will_not_need(self):
         jobs = (running("a", gpus=3, left=100), pending("head", gpus=3), pending("long", left=999, submitted=1))
         given(FOUR, *jobs).expect(Backfill(), head="waits", long="starts")
 
@@ -78,31 +78,31 @@ class TestBackfill:
 
 
 class TestSrtf:
-    def test_who_has_less_left_pushes_out_who_has_more(self):
+    def test_a_job_with_less_left_displaces_one_with_more(self):
         given(FOUR, running("long", gpus=4, left=500), pending("short", gpus=2, left=100)).expect(
             Srtf(), long="stops", short="starts"
         )
 
-    def test_who_runs_stays_where_it_is_shorter(self):
+    def test_a_running_job_stays_if_it_is_shorter(self):
         given(FOUR, running("short", gpus=4, left=100), pending("long", left=500)).expect(
             Srtf(), short="runs", long="waits"
         )
 
-    def test_nobody_is_stopped_who_fits_beside(self):
+    def test_no_job_is_stopped_if_all_fit(self):
         jobs = (running("long", gpus=2, left=500), pending("short", gpus=2, left=100))
         given(FOUR, *jobs).expect(Srtf(), long="runs", short="starts")
 
-    def test_the_longest_makes_room(self):
+    def test_the_longest_job_makes_room(self):
         jobs = (running("a", gpus=2, left=300), running("b", gpus=2, left=500), pending("c", gpus=1, left=100))
         given(FOUR, *jobs).expect(Srtf(), a="runs", b="stops", c="starts")
 
-    def test_who_cannot_be_suspended_is_not(self):
+    def test_a_job_that_cannot_checkpoint_is_not_suspended(self):
         held = running("long", gpus=3, left=TEN_MINUTES, can_checkpoint=False)
         given(FOUR, held, pending("b", gpus=2, left=10)).expect(Srtf(), b="waits")
         given(FOUR, held, pending("b", gpus=1, left=10)).expect(Srtf(), b="starts")
 
     def test_a_job_on_scattered_gpus_does_not_look_longer_than_in_the_queue(self):
-        """It would be pushed out by one that it then pushes out again, for ever."""
+        """Otherwise two jobs would displace each other for ever."""
         jobs = (running("a", gpus=2, left=100), pending("b", gpus=2, left=100))
         state = given(cluster("2x1"), *jobs).state(Srtf().key)
         state.jobs["a"].alone_iteration_s *= 1.5
@@ -110,14 +110,14 @@ class TestSrtf:
 
 
 class TestSrsf:
-    def test_gpu_time_counts_not_time(self):
+    def test_gpu_time_counts_instead_of_time(self):
         jobs = (running("wide", gpus=4, left=100), pending("thin", gpus=1, left=300))
         given(FOUR, *jobs).expect(Srsf(), wide="stops", thin="starts")
         given(FOUR, *jobs).expect(Srtf(), wide="runs", thin="waits")
 
 
 class TestLas:
-    def test_who_used_a_quantum_makes_room_for_who_used_less(self):
+    def test_a_job_that_used_a_quantum_makes_room_for_one_that_used_less(self):
         policy = Las(quantum_gpu_s=400.0)
         state = given(FOUR, running("old", gpus=4, left=10_000), pending("new", gpus=1, left=10_000)).state(policy.key)
         state.advance(99.0)
@@ -128,7 +128,7 @@ class TestLas:
         assert plan["old"] is None
         assert plan["new"] is not None
 
-    def test_then_they_take_turns(self):
+    def test_two_equal_jobs_take_turns(self):
         """On one GPU two equal jobs alternate, a quantum each, and end almost together."""
         policy = "las:quantum_gpu_s=100,restart_s=0"
         ends, preemptions = simulated(policy, [400.0, 400.0])
@@ -150,7 +150,7 @@ def simulated(policy, lengths):
 
 
 def table(**xi: float) -> TableInterference:
-    """ξ of the first model beside the second, as `fat_thin=1.1`; 3 where nothing is said."""
+    """Make a table of ξ of the first model beside the second, given as `fat_thin=1.1`; 3 for all other pairs."""
     models = ("plain", "thin", "fat")
     return TableInterference({(a, b): [MeasuredPair(xi.get(f"{a}_{b}", 3.0))] for a in models for b in models})
 
@@ -159,13 +159,13 @@ class TestLucid:
     def test_joins_a_job_of_its_size_where_neither_slows_down_much(self):
         given(FOUR, running("a", gpus=4), pending("b", gpus=4, left=10), xi=1.1).expect(Lucid(), b="shares a")
 
-    def test_not_where_one_would(self):
+    def test_does_not_join_where_one_job_slows_down_more(self):
         xi = table(plain_thin=1.0, thin_plain=1.3)
         jobs = (running("a", gpus=4), pending("b", gpus=4, left=10, model="thin"))
         given(FOUR, *jobs, xi=xi).expect(Lucid(), b="waits")
         given(FOUR, *jobs, xi=xi).expect(Lucid(cap=1.3), b="shares a")
 
-    def test_not_beside_a_gang_of_another_size(self):
+    def test_does_not_join_a_gang_of_another_size(self):
         given(FOUR, running("a", gpus=4), pending("b", gpus=2, left=10), xi=1.0).expect(Lucid(), b="waits")
 
     def test_takes_the_host_that_suits_best(self):
@@ -173,7 +173,7 @@ class TestLucid:
         jobs = (running("a", gpus=2), running("b", gpus=2, model="fat"), pending("c", gpus=2, model="thin"))
         given(FOUR, *jobs, xi=xi).expect(Lucid(), c="shares b")
 
-    def test_two_share_and_not_three(self):
+    def test_at_most_two_jobs_share(self):
         crowded = cluster("1x4", jobs_per_gpu=3)
         jobs = (running("a", gpus=4), running("b", on=[0, 1, 2, 3]), pending("c", gpus=4))
         given(crowded, *jobs, xi=1.0).expect(Lucid(), c="waits")
@@ -226,7 +226,7 @@ class TestTesserae:
 
 @pytest.mark.parametrize("name", ["srtf", "srsf", "las:quantum_gpu_s=100", "tiresias"])
 def test_a_preemptive_policy_settles(name):
-    """Once its stops and starts have been carried out, nothing more is to be done at that moment."""
+    """Once its stops and starts have been carried out, the policy has nothing more to do at that moment."""
     stopped = 0
     for seed in range(150):
         policy = policies.make(name)
@@ -247,7 +247,7 @@ def test_a_preemptive_policy_settles(name):
     assert stopped > 20, "the situations must be worth the test"
 
 
-def test_a_draft_that_is_asked_late_what_is_shareable_knows_what_it_did():
+def test_a_draft_knows_its_own_changes_when_asked_late_what_is_shareable():
     state = given(FOUR, running("a", gpus=2), running("b"), pending("c")).state(Lucid().key)
     early, late = Draft(state), Draft(state)
     early.shareable()
@@ -257,15 +257,15 @@ def test_a_draft_that_is_asked_late_what_is_shareable_knows_what_it_did():
     assert late.shareable() == early.shareable() == 0b1011
 
 
-def test_lodgings_are_the_jobs_that_a_search_over_all_gpus_finds():
+def test_whole_gang_hosts_are_what_a_search_over_all_gpus_finds():
     found_some = 0
     for seed in range(200):
         state = Situation(seed, 2).state(Lucid().key)
         draft = Draft(state)
         for record in list(draft.pending()):
             draft.start(record, "test")
-        lodgings = WholeGangHosts(draft)
-        found = [h.record.seq for kind, _ in lodgings.kinds() for n in range(1, 7) for h in lodgings.hosts(kind, n)]
+        index = WholeGangHosts(draft)
+        found = [h.record.seq for kind, _ in index.kinds() for n in range(1, 7) for h in index.hosts(kind, n)]
         wanted = []
         for record in state.jobs.values():
             gpus = draft.gpus_of(record)

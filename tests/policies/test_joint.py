@@ -1,4 +1,4 @@
-"""The joint rule, step by step, in situations that have a name; and the worst that a search found against SJF-BSBF."""
+"""The joint rule, step by step, in named situations, and the worst cases that a search found against SJF-BSBF."""
 
 import sys
 
@@ -21,7 +21,7 @@ FOUR = cluster("1x4")
 
 
 def pairs(**xi):
-    """`plain_thin=1.2`: a plain job beside a thin one takes 1.2 times as long."""
+    """Make a table of slow-downs; `plain_thin=1.2` says that a plain job takes 1.2× as long beside a thin one."""
     return TableInterference({tuple(name.split("_")): [MeasuredPair(value)] for name, value in xi.items()})
 
 
@@ -35,17 +35,17 @@ class TestStartAlone:
         given(FOUR, *jobs, xi=3.0).expect(Carpool(), gang="waits", long="waits")
         given(FOUR, *jobs, xi=3.0).expect(SjfBsbf(), gang="waits", long="starts")
 
-    def test_it_takes_it_where_the_gang_must_wait_longer_anyway(self):
+    def test_a_long_job_takes_a_free_gpu_if_the_gang_must_wait_longer_anyway(self):
         gang = pending("gang", gpus=4, left=100, exclusive=True)
         jobs = (running("h", gpus=3, left=20_000), gang, pending("long", left=10_000))
         given(FOUR, *jobs, xi=3.0).expect(Carpool(), gang="waits", long="starts")
 
 
 class TestShareNow:
-    def test_with_a_host_at_once(self):
+    def test_a_guest_joins_a_host_at_once(self):
         given(FOUR, running("a", gpus=4), pending("b", gpus=2, left=100), xi=1.2).expect(Carpool(), b="shares a")
 
-    def test_with_the_host_that_costs_all_together_the_least(self):
+    def test_a_guest_joins_the_host_that_costs_least_in_sum(self):
         # Beside "thin" it is as quick, but slows that one down more.
         table = pairs(plain_thin=1.2, thin_plain=1.5, plain_plain=1.2)
         hosts = (running("dear", on=[0, 1], left=1000, model="thin"), running("cheap", on=[2, 3], left=1000))
@@ -57,12 +57,12 @@ class TestShareNow:
         hosts = [running(f"h{n}", on=[n], left=1000) for n in range(4)]
         given(FOUR, *hosts, pending("b", gpus=4, left=100), xi=1.2).expect(Carpool(), b="shares h0 h1 h2 h3")
 
-    def test_free_gpus_fill_up(self):
+    def test_free_gpus_complete_a_gang(self):
         given(FOUR, running("a", gpus=3, left=1000), pending("b", gpus=4, left=100), xi=1.2).expect(
             Carpool(), b="shares a"
         )
 
-    def test_not_where_the_queue_loses_more_than_the_pair_gains(self):
+    def test_a_guest_waits_where_the_queue_loses_more_than_the_pair_gains(self):
         # Sharing, they end after 50 and 130 s, one after the other after 120 and 100: the pair gains 40 s in sum,
         # but each of the eight that wait for these GPUs loses 10 s.
         pair = (running("h", gpus=4, left=100), pending("guest", gpus=4, left=20))
@@ -81,17 +81,17 @@ class TestShareNow:
         given(cluster("1x2"), slow, pending("c", left=10), xi=table).expect(Carpool(), c="shares slow")
 
     def test_a_guest_does_not_run_more_than_three_times_as_long(self):
-        for xi, told in ((2.9, "shares h"), (3.1, "waits")):
+        for xi, expected in ((2.9, "shares h"), (3.1, "waits")):
             table = pairs(plain_thin=xi, thin_plain=1.0)
             jobs = (running("h", gpus=4, left=200_000, model="thin"), pending("c", left=2_000))
-            given(FOUR, *jobs, xi=table).expect(Carpool(), c=told)
+            given(FOUR, *jobs, xi=table).expect(Carpool(), c=expected)
 
     def test_a_third_job_joins_where_that_beats_waiting_for_the_first_to_leave(self):
         three = cluster("1x4", jobs_per_gpu=3)
         jobs = (running("a", gpus=4), running("b", on=[0, 1, 2, 3], left=500), pending("c", left=10))
         given(three, *jobs, xi=1.1).expect(Carpool(), c="shares a b")
 
-    def test_and_waits_where_the_first_to_leave_would_suffer_too_much(self):
+    def test_a_third_job_waits_where_the_first_to_leave_would_suffer_too_much(self):
         cells = {(a, b): 9.0 if a == "thin" else 1.2 for a in ("plain", "thin") for b in ("plain", "thin")}
         table = TableInterference({pair: [MeasuredPair(xi)] for pair, xi in cells.items()})
         three = cluster("1x4", jobs_per_gpu=3)
@@ -102,7 +102,7 @@ class TestShareNow:
         given(three, *jobs(1), xi=table).expect(Carpool(), c="waits")
         given(three, *jobs(100), xi=table).expect(Carpool(), c="shares a b")
 
-    def test_nobody_joins_where_total_speed_would_fall(self):
+    def test_no_job_joins_where_total_speed_would_fall(self):
         three = cluster("1x4", jobs_per_gpu=3)
         jobs = (running("a", gpus=4), running("b", on=[0, 1, 2, 3], left=900), pending("c", left=10))
         given(three, *jobs, xi=2.5).expect(Carpool(), c="waits")
@@ -121,7 +121,7 @@ class TestWaitForCertainGpus:
         gangs = (pending("p0", gpus=3, left=20), pending("p2", gpus=3, left=20))
         jobs = (*hosts, *gangs, pending("p1", gpus=2, left=5), pending("p3", gpus=1, left=50))
         given(FOUR, *jobs, xi=1.3).expect(Carpool(), p1="shares h1", p3="waits")
-        monkeypatch.setattr(DeferredCandidates, "later", lambda openings, guest, bar: [])
+        monkeypatch.setattr(DeferredCandidates, "later", lambda candidates, guest, bar: [])
         given(FOUR, *jobs, xi=1.3).expect(Carpool(), p1="shares h1", p3="shares h2")
 
 
@@ -132,48 +132,48 @@ class TestSuspend:
     def test_a_long_job_makes_room_for_a_short_one(self):
         given(FOUR, self.LONG, self.SHORT, xi=3.0).expect(Carpool(suspend=True), long="stops", short="starts")
 
-    def test_also_where_nobody_shares(self):
+    def test_it_does_so_too_where_sharing_is_off(self):
         alone = cluster("1x4", jobs_per_gpu=1)
         given(alone, self.LONG, self.SHORT, xi=1.2).expect(Carpool(suspend=True), long="stops", short="starts")
 
-    def test_also_one_that_shares_with_nobody(self):
+    def test_an_exclusive_job_is_suspended_too(self):
         exclusive = running("long", gpus=4, left=100_000, exclusive=True)
         given(FOUR, exclusive, self.SHORT, xi=1.2).expect(Carpool(suspend=True), long="stops", short="starts")
 
-    def test_not_one_that_has_a_mate(self):
+    def test_a_job_with_a_mate_is_not_suspended(self):
         shared = running("long", on=[0, 1, 2, 3], left=100_000), running("mate", on=[0], left=90_000)
         given(FOUR, *shared, self.SHORT, xi=1.2).expect(Carpool(suspend=True), long="runs", mate="runs", short="waits")
 
-    def test_only_where_that_is_allowed(self):
+    def test_only_jobs_that_can_checkpoint_are_suspended_and_only_with_the_option(self):
         given(FOUR, self.LONG, self.SHORT, xi=9.0).expect(Carpool(), long="runs")
         stuck = running("long", gpus=4, left=100_000, can_checkpoint=False)
         given(FOUR, stuck, self.SHORT, xi=9.0).expect(Carpool(suspend=True), long="runs")
 
-    def test_not_for_a_job_that_is_hardly_shorter(self):
+    def test_no_job_is_suspended_for_one_that_is_hardly_shorter(self):
         host = running("long", gpus=4, left=120)
         given(FOUR, host, self.SHORT, xi=3.0).expect(Carpool(suspend=True), long="runs", short="waits")
 
-    def test_never_for_a_lower_priority(self):
+    def test_no_job_is_suspended_for_one_of_a_lower_priority(self):
         host = running("long", gpus=4, left=100_000, priority=1)
         given(FOUR, host, self.SHORT, xi=3.0).expect(Carpool(suspend=True), long="runs", short="waits")
 
-    def test_as_few_gpus_as_will_do(self):
+    def test_as_few_gpus_as_possible_are_freed(self):
         jobs = (running("one", on=[0], left=9000), running("three", on=[1, 2, 3], left=9000), pending("b", left=10))
         given(FOUR, *jobs, xi=9.0).expect(Carpool(suspend=True), one="stops", three="runs", b="starts")
 
-    def test_several_where_one_does_not_suffice(self):
+    def test_several_jobs_are_suspended_where_one_is_not_enough(self):
         jobs = [running(f"h{n}", on=[n], left=9000) for n in range(4)]
         plan = given(FOUR, *jobs, pending("b", gpus=2, left=10), xi=9.0).plan(Carpool(suspend=True))
         assert sorted(plan.values()) == ["runs", "runs", "starts", "stops", "stops"]
 
-    def test_not_where_the_suspended_lose_more_than_it_gains(self):
+    def test_no_job_is_suspended_where_the_victims_lose_more_than_the_guest_gains(self):
         # It gains the 100 s that it would wait; each of the two loses its length and a restart of 10 s.
         hosts = (running("a", on=[0, 1], left=100), running("b", on=[2, 3], left=100))
         policy = Carpool(suspend=True, restart_s=10.0)
         given(FOUR, *hosts, pending("c", gpus=4, left=45), xi=9.0).expect(policy, a="runs", b="runs", c="waits")
         given(FOUR, *hosts, pending("c", gpus=4, left=35), xi=9.0).expect(policy, a="stops", b="stops", c="starts")
 
-    def test_nobody_on_a_gpu_that_is_too_small_for_the_guest(self):
+    def test_no_job_is_suspended_on_a_gpu_that_is_too_small_for_the_guest(self):
         policy = Carpool(suspend=True)
         state = given(cluster("1x2", memory_gib=8), running("a", gpus=2, left=9000), xi=9.0).state(policy.key)
         state.apply(ev.NodeJoined(0.0, Node("large", (8, 9), 64 * GIB)))
@@ -188,11 +188,11 @@ class TestSuspend:
 
 
 class TestPriority:
-    def test_a_lower_one_does_not_slow_down_a_host_of_a_higher_one(self):
+    def test_a_lower_priority_does_not_slow_down_a_host_of_a_higher_one(self):
         jobs = (running("high", gpus=4, priority=1), pending("low", left=10))
         given(FOUR, *jobs, xi=1.2).expect(Carpool(), low="waits")
 
-    def test_a_higher_one_does_not_wait_for_the_sake_of_lower_ones(self):
+    def test_a_higher_priority_does_not_wait_for_the_sake_of_lower_ones(self):
         # among equals, `long` would leave its GPU to the gang (see TestStartAlone)
         jobs = (
             running("h", gpus=3, left=10),
@@ -201,14 +201,14 @@ class TestPriority:
         )
         given(FOUR, *jobs, xi=3.0).expect(Carpool(), long="starts")
 
-    def test_nor_do_those_of_a_lower_priority_count_when_it_shares(self):
-        # see TestShareNow.test_not_where_the_queue_loses_more_than_the_pair_gains
+    def test_jobs_of_a_lower_priority_do_not_count_when_a_guest_shares(self):
+        # see TestShareNow.test_a_guest_waits_where_the_queue_loses_more_than_the_pair_gains
         others = [pending(f"q{n}", gpus=4, left=100 + n, exclusive=True) for n in range(8)]
-        for priority, told in ((0, "waits"), (1, "shares h")):
+        for priority, expected in ((0, "waits"), (1, "shares h")):
             pair = (running("h", gpus=4, left=100), pending("guest", gpus=4, left=20, priority=priority))
-            given(FOUR, *pair, *others, xi=2.5).expect(Carpool(), guest=told)
+            given(FOUR, *pair, *others, xi=2.5).expect(Carpool(), guest=expected)
 
-    def test_a_lower_one_does_not_delay_a_higher_one_however_much_it_gains(self):
+    def test_a_lower_priority_does_not_delay_a_higher_one_however_much_it_gains(self):
         jobs = (running("h", gpus=3, left=10), pending("gang", gpus=4, left=1e6, priority=1), pending("low", left=20))
         given(FOUR, *jobs, xi=3.0).expect(Carpool(), gang="waits", low="waits")
         equal = (running("h", gpus=3, left=10), pending("gang", gpus=4, left=1e6), pending("low", left=20))
@@ -216,7 +216,7 @@ class TestPriority:
 
 
 class TestStarvation:
-    def hungry(self, policy):
+    def decided(self, policy):
         """A gang has waited for an hour while short jobs come and go; one GPU is free, another gets free in 10 s."""
         parts = (
             running("busy", gpus=3, left=3610),
@@ -228,13 +228,13 @@ class TestStarvation:
         return {decision.job for decision in policy.decide(state)}
 
     def test_free_gpus_are_kept_for_a_job_that_waited_too_long(self):
-        assert self.hungry(Carpool(patience=10.0)) == set()
+        assert self.decided(Carpool(patience=10.0)) == set()
 
-    def test_patience_says_what_too_long_is(self):
-        assert self.hungry(Carpool(patience=100.0)) == {"small"}
-        assert self.hungry(Carpool(patience=0.0)) == {"small"}
+    def test_patience_sets_how_long_is_too_long(self):
+        assert self.decided(Carpool(patience=100.0)) == {"small"}
+        assert self.decided(Carpool(patience=0.0)) == {"small"}
 
-    def test_nobody_joins_the_hosts_whose_gpus_it_waits_for(self):
+    def test_no_job_joins_the_hosts_whose_gpus_a_starved_job_waits_for(self):
         parts = (running("busy", gpus=4, left=7200), pending("gang", gpus=4, left=200, exclusive=True))
         state = given(FOUR, *parts, xi=1.1).state(Carpool().key)
         state.advance(3600.0)
@@ -242,7 +242,7 @@ class TestStarvation:
         assert Carpool().decide(state) == []
         assert [d.job for d in Carpool(patience=0.0).decide(state)] == ["small"]
 
-    def test_it_starts_before_shorter_jobs(self):
+    def test_a_starved_job_starts_before_shorter_jobs(self):
         state = given(FOUR, running("busy", gpus=4, left=3600), pending("old", gpus=4, left=200), xi=9.0).state(
             Carpool().key
         )
@@ -255,7 +255,7 @@ class TestStarvation:
 
 
 class TestWhatBecamePossible:
-    """Where nothing was given back only new jobs are tried; what changed for those who wait counts as given back."""
+    """Where no GPU was given back, only new jobs are tried. What changed for waiting jobs counts as given back."""
 
     def shares(self, events, **guest):
         state = given(cluster("1x4", memory_gib=4), running("a", gpus=4, left=5000), xi=1.2).state(Carpool().key)
@@ -263,13 +263,13 @@ class TestWhatBecamePossible:
             state.apply(event)
         return [d.job for d in Carpool().decide(state)]
 
-    def test_a_job_that_was_on_hold(self):
+    def test_a_job_that_was_held_is_tried_again(self):
         assert self.shares([ev.Held(1.0, "b"), ev.Released(50.0, "b")]) == ["b"]
 
-    def test_a_job_that_no_longer_wants_to_be_alone(self):
+    def test_a_job_that_is_no_longer_exclusive_is_tried_again(self):
         assert self.shares([ev.ConstraintsChanged(50.0, "b", exclusive=False)], exclusive=True) == ["b"]
 
-    def test_memory_that_strangers_gave_back(self):
+    def test_memory_that_other_processes_gave_back_is_used(self):
         state = given(cluster("1x4", memory_gib=4), running("a", gpus=4, left=5000), xi=1.2).state(Carpool().key)
         for gpu in range(4):
             state.apply(ev.MemoryTaken(0.5, gpu, 2 * GIB))
@@ -281,7 +281,7 @@ class TestWhatBecamePossible:
 
 
 class TestWhatCannotBe:
-    def test_a_gang_larger_than_what_is_left_of_the_cluster_holds_up_nobody(self):
+    def test_a_gang_larger_than_the_rest_of_the_cluster_does_not_hold_up_others(self):
         jobs = (running("a", on=[4, 5, 6, 7], left=50), pending("big", gpus=8, left=100))
         state = given(cluster("2x4"), *jobs, xi=1.2).state(Carpool().key)
         state.apply(ev.NodeLost(10.0, "n0"))
@@ -290,7 +290,7 @@ class TestWhatCannotBe:
             state.apply(ev.Submitted(2000.0, job(name, left=50, submitted=2000.0)))
         assert [d.job for d in Carpool().decide(state)] == ["s", "t"]
 
-    def test_nor_does_one_for_which_no_gpu_is_left_with_memory_enough(self):
+    def test_a_job_whose_memory_no_gpu_has_does_not_hold_up_others(self):
         state = given(cluster("1x2", memory_gib=8), running("a", gpus=2, left=50), xi=9.0).state(Carpool().key)
         state.apply(ev.NodeJoined(0.0, Node("large", (8, 9), 64 * GIB)))
         state.apply(ev.Submitted(0.0, job("b", gpus=2, left=100, model="fat", batch=64, can_shrink=False)))
@@ -299,7 +299,7 @@ class TestWhatCannotBe:
         state.apply(ev.Submitted(2000.0, job("s", left=50_000, submitted=2000.0)))
         assert [d.job for d in Carpool().decide(state)] == ["s"]
 
-    def test_nobody_is_suspended_for_one_that_strangers_leave_no_memory(self):
+    def test_no_job_is_suspended_for_one_that_other_processes_leave_no_memory(self):
         policy = Carpool(suspend=True)
         state = given(cluster("1x2", memory_gib=16), running("a", gpus=2, left=90_000), xi=9.0).state(policy.key)
         guest = job("c", gpus=2, left=10, submitted=2.0, model="fat", batch=64, can_shrink=False)
@@ -313,7 +313,7 @@ class TestWhatCannotBe:
         assert [d.job for d in policy.decide(state)] == ["a", "c"]
 
     @pytest.mark.parametrize("jobs_per_gpu", [2, 3])
-    def test_a_job_that_was_stopped_at_its_very_end_has_nothing_left_and_still_a_place(self, jobs_per_gpu):
+    def test_a_job_that_was_stopped_at_its_very_end_still_finds_a_place(self, jobs_per_gpu):
         box = cluster("1x4", jobs_per_gpu=jobs_per_gpu)
         hosts = [running("a", gpus=4, left=5000), running("b", on=[0, 1], left=400)][: jobs_per_gpu - 1]
         state = given(box, *hosts, xi=1.2).state(Carpool().key)
@@ -334,22 +334,23 @@ def test_a_job_without_a_better_place_stays_in_the_queue():
 class TestWorstCases:
     """What `bench/worst_case.py` found: small workloads on four GPUs on which the rule does worse than SJF-BSBF.
 
-    Online, each rule has such luck: nobody knows who comes next. The bounds keep a change from making it worse unseen.
+    Every online rule has such cases, because no rule knows which jobs come next. The bounds show when a
+    change makes them worse.
     """
 
     FULL_GPU = (
         *((138.0, 3, 258.0), (156.0, 1, 2479.0), (277.0, 1, 120.0), (392.0, 1, 13.0)),
         *((395.0, 1, 2198.0), (395.0, 3, 2.0), (399.0, 4, 6.0), (412.0, 4, 9.0)),
     )
-    """Two long jobs share a GPU, as all agree; then come short gangs of four, for which that GPU has no place left."""
+    """Two long jobs share a GPU, by both rules; then come short gangs of four, for which that GPU has no room."""
     MIXED_UNION = (
         *((62.0, 3, 2363.0), (68.0, 2, 2376.0), (71.0, 3, 2.0)),
         *((71.0, 4, 2.0), (74.0, 3, 2.0), (79.0, 4, 1.0)),
     )
-    """Short gangs find a place only on cells of one job and of several together."""
+    """Short gangs find room only on cells of one job and of several jobs together."""
 
     def test_a_gpu_that_is_full_when_gangs_come(self):
         assert worst_case.ratio((1.1, 2, self.FULL_GPU)) <= 2.05
 
-    def test_a_gang_that_needs_cells_of_one_and_of_several(self):
+    def test_a_gang_that_needs_cells_of_one_job_and_of_several(self):
         assert worst_case.ratio((1.3, 4, self.MIXED_UNION)) <= 1.05

@@ -1,4 +1,4 @@
-"""What each policy does in situations that have a name."""
+"""What each policy decides in named situations."""
 
 import pytest
 
@@ -47,7 +47,7 @@ class TestEveryPolicy:
     def test_lets_a_blocked_job_wait_for_the_other(self, policy):
         given(FOUR, pending("first", left=50), pending("second", after=("first",))).expect(policy, second="waits")
 
-    def test_cuts_the_batch_of_a_job_that_is_too_fat_for_the_gpu(self, policy):
+    def test_splits_the_batch_of_a_job_that_needs_too_much_memory(self, policy):
         fat = pending("a", model="fat", batch=128)  # 6 + 12.8 GiB
         given(FOUR, fat).expect(policy, a="starts in 2")
 
@@ -57,11 +57,11 @@ class TestFifo:
         jobs = (running("a", gpus=2), pending("b", gpus=4, submitted=1), pending("c", gpus=1, submitted=2))
         given(FOUR, *jobs).expect(Fifo(), b="waits", c="waits")
 
-    def test_unless_skipping_is_allowed(self):
+    def test_later_jobs_start_where_skipping_is_allowed(self):
         jobs = (running("a", gpus=2), pending("b", gpus=4, submitted=1), pending("c", gpus=1, submitted=2))
         given(FOUR, *jobs).expect(Fifo(skip=True), b="waits", c="starts")
 
-    def test_the_order_is_that_of_submission(self):
+    def test_jobs_start_in_order_of_submission(self):
         given(FOUR, pending("late", gpus=4, submitted=2, left=1), pending("early", gpus=4, submitted=1)).expect(
             Fifo(), early="starts", late="waits"
         )
@@ -73,11 +73,11 @@ class TestSjf:
             Sjf(), short="starts", long="waits"
         )
 
-    def test_what_does_not_fit_is_skipped(self):
+    def test_a_job_that_does_not_fit_is_skipped(self):
         jobs = (running("a", gpus=2), pending("b", gpus=4, left=10), pending("c", gpus=2, left=20))
         given(FOUR, *jobs).expect(Sjf(), b="waits", c="starts")
 
-    def test_or_blocks(self):
+    def test_a_job_that_does_not_fit_blocks_without_skipping(self):
         jobs = (running("a", gpus=2), pending("b", gpus=4, left=10), pending("c", gpus=2, left=20))
         given(FOUR, *jobs).expect(Sjf(skip=False), b="waits", c="waits")
 
@@ -86,7 +86,7 @@ class TestSjf:
 
 
 class TestTiresias:
-    def test_who_used_less_pushes_out_who_used_more(self):
+    def test_a_job_that_used_less_displaces_one_that_used_more(self):
         old = given(FOUR, running("old", gpus=4, left=10_000), pending("new", gpus=1))
         policy = Tiresias(threshold_gpu_s=100.0)
         state = old.state(policy.key)
@@ -101,11 +101,11 @@ class TestTiresias:
     def test_within_a_queue_first_come_first_served(self):
         given(FOUR, running("a", gpus=4, submitted=0), pending("b", gpus=1, submitted=1)).expect(Tiresias(), b="waits")
 
-    def test_the_rest_of_the_gpus_goes_to_who_fits(self):
+    def test_the_remaining_gpus_go_to_a_job_that_fits(self):
         jobs = (running("a", gpus=2, submitted=0), pending("b", gpus=4, submitted=1), pending("c", gpus=2, submitted=2))
         given(FOUR, *jobs).expect(Tiresias(), a="runs", b="waits", c="starts")
 
-    def test_nobody_is_stopped_for_a_job_whose_memory_no_node_has(self):
+    def test_no_job_is_stopped_for_one_that_cannot_start(self):
         roomy = cluster("1x4", memory_gib=8.0, limits={"eve": Limits(jobs=0)})
         jobs = (running("a", gpus=4, submitted=5), pending("b", gpus=4, submitted=1, user="eve"))
         given(roomy, *jobs).expect(Tiresias(), a="runs", b="waits")
@@ -123,7 +123,7 @@ class TestSharing:
         jobs = (running("a", gpus=4), running("b", on=[0, 1, 2, 3], left=500), pending("c", left=10))
         given(FOUR, *jobs).expect(policy, c="waits")
 
-    def test_unless_three_may_share(self, policy):
+    def test_a_third_job_joins_where_three_may_share(self, policy):
         three = cluster("1x4", jobs_per_gpu=3)
         jobs = (running("a", gpus=4), running("b", on=[0, 1, 2, 3], left=500), pending("c", left=10))
         given(three, *jobs, xi=1.1).expect(policy, c="shares a b")
@@ -131,27 +131,27 @@ class TestSharing:
     def test_one_job_per_gpu_means_no_sharing(self, policy):
         given(cluster("1x4", jobs_per_gpu=1), running("a", gpus=4), pending("b", left=10)).expect(policy, b="waits")
 
-    def test_an_exclusive_host_takes_nobody(self, policy):
+    def test_no_job_joins_an_exclusive_host(self, policy):
         given(FOUR, running("a", gpus=4, exclusive=True), pending("b", left=10)).expect(policy, b="waits")
 
-    def test_an_exclusive_guest_joins_nobody(self, policy):
+    def test_an_exclusive_guest_waits(self, policy):
         given(FOUR, running("a", gpus=4), pending("b", left=10, exclusive=True)).expect(policy, b="waits")
 
-    def test_a_host_that_must_not_slow_down_takes_nobody(self, policy):
+    def test_a_host_that_must_not_slow_down_gets_no_guest(self, policy):
         given(FOUR, running("a", gpus=4, max_slowdown=1.4), pending("b", left=10)).expect(policy, b="waits")
 
-    def test_a_guest_that_must_not_slow_down_joins_nobody(self, policy):
+    def test_a_guest_that_must_not_slow_down_waits(self, policy):
         given(FOUR, running("a", gpus=4), pending("b", left=10, max_slowdown=1.4)).expect(policy, b="waits")
 
-    def test_both_do_where_the_slow_down_stays_within_their_limits(self, policy):
+    def test_jobs_share_where_the_slow_down_stays_within_their_limits(self, policy):
         jobs = (running("a", gpus=4, max_slowdown=1.5), pending("b", left=10, max_slowdown=1.5))
         given(FOUR, *jobs).expect(policy, b="shares a")
 
-    def test_the_guest_cuts_its_batch_to_fit_beside_the_host(self, policy):
+    def test_the_guest_splits_its_batch_to_fit_beside_the_host(self, policy):
         host = running("a", gpus=4, model="fat", batch=64)  # 12.4 of 16 GiB
         given(FOUR, host, pending("b", left=10, batch=64)).expect(policy, b="shares a in 4")
 
-    def test_a_guest_that_may_not_shrink_waits(self, policy):
+    def test_a_guest_that_must_not_split_its_batch_waits(self, policy):
         host = running("a", gpus=4, model="fat", batch=64)
         given(FOUR, host, pending("b", left=10, batch=64, can_shrink=False)).expect(policy, b="waits")
 
@@ -177,10 +177,10 @@ class TestBsbf:
         # At ξ = 1.5 with the host ending first, sharing and waiting cost the same (notes on Theorem 1).
         given(FOUR, running("a", gpus=4, left=100), pending("b", left=200)).expect(SjfBsbf(), b="waits")
 
-    def test_just_below_the_tie_it_shares(self):
+    def test_a_guest_shares_just_below_the_tie(self):
         given(FOUR, running("a", gpus=4, left=100), pending("b", left=200), xi=1.49).expect(SjfBsbf(), b="shares a")
 
-    def test_above_it_only_short_guests_share(self):
+    def test_only_short_guests_share_above_the_tie(self):
         # ξ = 2: share iff L_B < L_A / (2(ξ − 1)) = 50
         given(FOUR, running("a", gpus=4, left=100), pending("b", left=49), xi=2.0).expect(SjfBsbf(), b="shares a")
         given(FOUR, running("a", gpus=4, left=100), pending("b", left=51), xi=2.0).expect(SjfBsbf(), b="waits")
@@ -205,7 +205,7 @@ class TestBsbf:
         jobs = (running("a", gpus=4, left=900), running("b", on=[0, 1], left=500), pending("c", gpus=2, left=100))
         given(FOUR, *jobs).expect(SjfBsbf(), c="shares a")
 
-    def test_the_pair_is_not_formed_where_cutting_the_batch_costs_more_than_it_gains(self):
+    def test_a_guest_waits_where_splitting_its_batch_costs_more_than_sharing_gains(self):
         # Beside the host the guest must run 64 micro-batches: 64·0.1 + 0.64 s instead of 0.1 + 0.64 s an iteration.
         host = running("a", gpus=4, left=200, model="fat", batch=88)  # leaves 1.2 GiB
         given(FOUR, host, pending("b", left=100, batch=64), xi=1.2).expect(SjfBsbf(), b="waits")
@@ -221,6 +221,6 @@ class TestBsbf:
         given(FOUR, *hosts, pending("d", gpus=2, left=100)).expect(SjfBsbf(), d="shares a b")
         given(FOUR, *hosts, pending("d", gpus=2, left=100)).expect(SjfBsbf(single_host=True), d="shares c")
 
-    def test_waits_for_a_gang_that_only_some_hosts_would_help(self):
+    def test_a_gang_waits_where_only_some_hosts_gain(self):
         jobs = (running("a", on=[0, 1], left=50), running("b", on=[2, 3], left=5000), pending("c", gpus=4, left=100))
         given(FOUR, *jobs).expect(SjfBsbf(), c="waits")

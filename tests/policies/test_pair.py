@@ -30,7 +30,7 @@ lefts = st.floats(1.0, 1e6)
 
 
 def completion_sum(kappa: float, host: float, guest: float, host_xi: float, guest_xi: float) -> float:
-    """Both completion times if the guest joins after `kappa` seconds, played forward."""
+    """Simulate a pair whose guest joins after `kappa` seconds, and return the sum of both completion times."""
     host -= kappa
     both = min(host * host_xi, guest * guest_xi)
     host_end = kappa + both + max(0.0, host - both / host_xi)
@@ -40,7 +40,7 @@ def completion_sum(kappa: float, host: float, guest: float, host_xi: float, gues
 
 @given(lefts, lefts, xis, xis)
 @settings(max_examples=500)
-def test_now_or_never_is_optimal_and_the_formulas_agree(host, guest, host_xi, guest_xi):
+def test_joining_now_or_after_the_host_is_optimal_and_the_formulas_agree(host, guest, host_xi, guest_xi):
     sweep = [completion_sum(host * k / 200, host, guest, host_xi, guest_xi) for k in range(201)]
     assert together(host, guest, host_xi, guest_xi) == pytest.approx(sweep[0], rel=1e-9)
     assert apart(host, guest) == pytest.approx(sweep[-1], rel=1e-9)

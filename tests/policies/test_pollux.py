@@ -1,4 +1,4 @@
-"""Pollux: what GPUs and batches are worth, who may be scaled, how fast scaled jobs run, and what the policy decides."""
+"""Pollux: what GPUs and batches are worth, which jobs may be scaled, how fast they run, and what the policy decides."""
 
 import json
 from csv import DictReader
@@ -48,7 +48,7 @@ def elastic(name, gpus=1, **attributes):
 
 @pytest.mark.parametrize("task", sorted(T4))
 def test_phases_give_the_iterations_that_each_batch_needed(data, task):
-    """The table says how many iterations a whole training took at each batch; ours come from the phases alone."""
+    """The table says how many iterations a whole training took at each batch; the phases alone must give the same."""
     with open(data / "pollux" / "efficiency.csv", newline="") as file:
         needed = {int(row["batch"]): int(row["iteration"]) for row in DictReader(file) if row["app"] == task}
     scaling, before, whole = T4[task].scaling, 0.0, dict.fromkeys(needed, 0.0)
@@ -116,7 +116,7 @@ def test_a_job_that_may_not_shrink_gets_no_accumulation():
         assert 0.0 < bound.goodput < free.goodput
 
 
-# ---- who may be scaled ---------------------------------------------------------------------------------------------
+# ---- which jobs may be scaled --------------------------------------------------------------------------------------
 
 
 def scaled(name, gpus, batch, accumulation=1):
@@ -306,22 +306,22 @@ class TestDecisions:
     def test_a_job_at_most_doubles(self):
         assert plan(running("a", elastic=True))["a"][0] == 2
 
-    def test_everybody_gets_a_gpu_before_anybody_gets_more(self):
+    def test_every_job_gets_a_gpu_before_one_gets_more(self):
         found = plan(running("a", gpus=4, elastic=True), *(elastic(f"p{n}") for n in range(3)))
         assert {name: gpus for name, (gpus, _) in found.items()} == {"a": 1, "p0": 1, "p1": 1, "p2": 1}
 
-    def test_who_runs_goes_on_where_there_are_more_jobs_than_gpus(self):
+    def test_running_jobs_continue_where_there_are_more_jobs_than_gpus(self):
         found = plan(*(running(f"r{n}", elastic=True) for n in range(4)), elastic("late"))
         assert "late" not in found
         assert all(gpus == 1 for gpus, _ in found.values()), "at most another batch"
 
-    def test_who_waits_longest_comes_first(self):
+    def test_the_job_that_waits_longest_comes_first(self):
         jobs = (elastic("new", submitted=3500.0), elastic("old", submitted=100.0))
         found = plan(*(running(f"r{n}", elastic=True) for n in range(3)), *jobs)
         assert found["old"][0] == 1
         assert "new" not in found
 
-    def test_priority_comes_before_that(self):
+    def test_a_higher_priority_comes_before_a_longer_wait(self):
         jobs = (elastic("new", submitted=3500.0, priority=1), elastic("old", submitted=100.0))
         found = plan(*(running(f"r{n}", elastic=True) for n in range(3)), *jobs)
         assert found["new"][0] == 1
@@ -345,12 +345,12 @@ class TestDecisions:
         found = plan(elastic("a", user="eve"), elastic("b", user="eve"), elastic("c"), where=where)
         assert sorted(found) in (["a", "c"], ["b", "c"])
 
-    def test_who_shares_or_starts_is_left_alone(self):
+    def test_a_job_that_shares_or_starts_is_left_alone(self):
         parts = (running("a", on=[0, 1]), running("b", on=[1]), starting("c", elastic=True))
         found = plan(*(replace(part, job=replace(part.job, elastic=True)) for part in parts))
         assert found == {}
 
-    def test_who_cannot_be_suspended_stays_as_it_is(self):
+    def test_a_job_that_cannot_be_suspended_stays_as_it_is(self):
         held = running("a", gpus=3, elastic=True, can_checkpoint=False)
         found = plan(held, *(elastic(f"p{n}", priority=1) for n in range(3)))
         assert "a" not in found
@@ -372,10 +372,10 @@ class TestDecisions:
         (decision,) = policy.decide(state)
         assert decision.allocation.batch / decision.allocation.accumulation <= 10, "1 GiB and 0.1 a sample"
 
-    def test_nothing_to_do(self):
+    def test_an_empty_cluster_needs_no_decision(self):
         assert plan() == {}
 
-    def test_no_nodes(self):
+    def test_a_cluster_without_nodes_needs_no_decision(self):
         state = State(model(), Pollux().key)
         state.apply(ev.Submitted(0.0, world_job("a", elastic=True)))
         assert Pollux().decide(state) == []
@@ -469,12 +469,12 @@ def test_tiresias_in_rounds_charges_every_start():
 
 
 @pytest.mark.parametrize(("option", "problem"), [("fairness=103", "from 0 to 50"), ("round_s=1e-9", "0 or at least 1")])
-def test_options_that_end_in_no_plan_are_refused(option, problem):
+def test_options_that_allow_no_plan_are_refused(option, problem):
     with pytest.raises(InputError, match=problem):
         policies.make(f"pollux:{option}")
 
 
-def test_the_fairest_of_all_still_gives_a_plan():
+def test_the_largest_fairness_gives_a_plan():
     found = plan(running("a", gpus=4, elastic=True), elastic("b"), policy=policies.make("pollux:fairness=50"))
     assert found["b"][0] == 1
 
@@ -514,7 +514,7 @@ def test_the_generators_workload_is_the_same_twice_and_better_than_fifo():
 
 @pytest.mark.parametrize(("jobs", "seed", "published_s"), [(160, 5, 2751), (240, 4, 3685), (320, 4, 5289)])
 def test_pollux_on_its_own_workloads(data, jobs, seed, published_s):
-    """One seed whose mean lies near that of all eight; bench/pollux.py plays them all."""
+    """One seed whose mean lies near that of all eight; bench/pollux.py runs them all."""
     workload = read(data / "pollux" / "workloads.csv", {"n": str(jobs), "seed": str(seed)})
     summary = simulate(workload, "pollux", Setup(memory_limit=False)).summary
     assert summary.mean_jct_s == pytest.approx(published_s, rel=0.10)
@@ -538,16 +538,16 @@ def test_a_plan_is_no_worse_than_leaving_things_as_they_are(data):
             this = PolluxRound(self, view, self._goodputs)
             if not this.contenders:
                 return []
-            places = this.best_gpus()
+            chosen = this.best_gpus()
             before = after = 0.0
             for c in this.contenders:
-                gpus = places.get(c.record.seq, ())
+                gpus = chosen.get(c.record.seq, ())
                 before += c.stay
                 spread = view.topology.nodes_spanned(gpus) > 1 if gpus else False
                 same = set(gpus) == set(c.record.gpus)
                 after += c.stay if same else c.cost(len(gpus), spread) if gpus else c.nothing
             rounds.append((before, after))
-            return this.decisions(places)
+            return this.decisions(chosen)
 
     workload = read(data / "pollux" / "workloads.csv", {"n": "160", "seed": "1"})
     simulate(workload, Watched(), Setup(memory_limit=False))
@@ -555,7 +555,7 @@ def test_a_plan_is_no_worse_than_leaving_things_as_they_are(data):
     assert all(after <= before * (1 + 1e-12) for before, after in rounds)
 
 
-def test_no_curve_is_no_scaling():
+def test_a_task_without_a_curve_has_no_scaling():
     none = AllReduce(0.0, 0.0)
     perf = FittedModel({"odd": Task(1.0, 0.1, none, none, 1.0)}, ConstantInterference(1.5), 4)
     job = Job("a", 0.0, "odd", 2, 4, 30, elastic=True)

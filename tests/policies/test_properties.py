@@ -39,7 +39,7 @@ def test_every_plan_is_whole_legal_and_repeatable(name, situation):
 
 
 def assert_legal(state, plan, moves):
-    """The rules once more, written without the code that enforces them. `moves`: running jobs may go elsewhere."""
+    """Check the rules without the code that enforces them. `moves`: running jobs may move to other GPUs."""
     assert len({decision.job for decision in plan}) == len(plan)
     gone = {d.job for d in plan}
     on = {
@@ -73,7 +73,7 @@ def assert_legal(state, plan, moves):
 
 
 def assert_scaled(state, job, allocation):
-    """Only an elastic job is scaled, within the limits of its task, and it does not share; the job as it then is."""
+    """Check that an elastic job is scaled within the limits of its task; return the job as it then is, exclusive."""
     limits, gpus = state.perf.tasks[job.model].scaling, len(allocation.gpus)
     assert job.elastic
     assert gpus <= max(limits.max_gpus or gpus, job.gpus)
@@ -98,7 +98,7 @@ def assert_within_limits(state, on):
 @given(situation=situations)
 @settings(max_examples=60)
 def test_a_plan_leaves_nothing_to_add(name, situation):
-    """Asked again right after its plan was carried out, a policy that lets jobs run has nothing more to do."""
+    """A policy that does not stop jobs has nothing more to do right after its plan was carried out."""
     policy = policies.make(name)
     state = situation.state(policy.key)
     plan = list(policy.decide(state))
@@ -124,8 +124,8 @@ def test_bsbf_finds_what_a_search_over_everything_finds(jobs_per_gpu):
 
 
 def test_a_longer_job_may_share_where_a_shorter_one_of_its_shape_cannot():
-    """The shorter guest prefers a host that forces it to cut its batch, and with the cut batch the other host gains no
-    more; the longer guest does not want that host, and shares uncut with the two others."""
+    """The shorter guest prefers a host that forces it to split its batch, and with the split batch the other host no
+    longer gains. The longer guest does not want that host, and shares with the two others without splitting."""
     none = AllReduce(0.0, 0.0)
     tasks = {
         "guest": Task(1.0, 0.0, none, none, 1.0, 0, GIB),

@@ -1,4 +1,4 @@
-"""Playing jobs forward, lining up the queue, predicting ends: each against something slower and simpler."""
+"""Simulated ends, the estimate of the queue and predicted ends, each against something slower and simpler."""
 
 from random import Random
 
@@ -21,13 +21,13 @@ xis = st.floats(1.0, 4.0)
 
 
 @given(lefts, lefts, xis)
-def test_playing_a_pair_gives_the_same(host, guest, xi):
+def test_a_simulated_pair_ends_as_theorem_1_says(host, guest, xi):
     participants = [Participant(guest, job("g"), 1), Participant(host, job("h"), 1)]
     assert simulate_ends(participants, [(0, 1)], model(xi)) == pytest.approx(list(pair_ends(host, guest, xi, xi)))
 
 
 def slowly(lefts, cells, xi, step=0.01):
-    """The same as `simulate_ends` in small steps, for a constant pair ξ that adds up."""
+    """Simulate in small steps, for a constant pair ξ that adds up over mates."""
     left, now, ends = list(lefts), 0.0, [0.0] * len(lefts)
     while any(value > 0 for value in left):
         active = {index for index, value in enumerate(left) if value > 0}
@@ -41,7 +41,7 @@ def slowly(lefts, cells, xi, step=0.01):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_playing_several_cells_against_small_steps(seed):
+def test_several_cells_end_as_in_small_steps(seed):
     random = Random(seed)
     number = random.randint(2, 5)
     times = [random.uniform(1.0, 20.0) for _ in range(number)]
@@ -51,15 +51,15 @@ def test_playing_several_cells_against_small_steps(seed):
     assert simulate_ends(participants, cells, model(xi)) == pytest.approx(slowly(times, cells, xi), abs=0.1)
 
 
-def test_what_slows_an_actor_down_elsewhere_ends_in_time():
+def test_a_slow_down_on_other_gpus_ends_in_time():
     alone = Participant(10.0, job("a"), 1, [(4.0, 2.0)])  # 4 s at half speed, then 8 s at full speed
     assert simulate_ends([alone], [], model()) == [pytest.approx(12.0)]
     assert finish(100.0, 10.0, [(104.0, 2.0)]) == pytest.approx(112.0)
     assert finish(100.0, 10.0, [(104.0, 2.0), (200.0, 1.25)]) == pytest.approx(100.0 + 4 + 8 * 1.25)
 
 
-def naive_line_up(moments, waiting, now):
-    """GPU by GPU."""
+def naive_queue_sum(moments, waiting, now):
+    """Return the sum of completion times, with each GPU kept separately."""
     free, total = sorted(moments), 0.0
     for gpus, left, _, _ in waiting:
         end = max(free[gpus - 1], now) + left
@@ -73,16 +73,16 @@ def naive_line_up(moments, waiting, now):
     st.lists(st.tuples(st.integers(1, 4), st.integers(1, 30)), max_size=10),
     st.integers(0, 20),
 )
-def test_the_queue_lines_up_as_gpu_by_gpu(moments, wishes, now):
+def test_the_estimate_of_the_queue_equals_one_gpu_by_gpu(moments, jobs, now):
     available = Availability()
     for moment in moments:
         available.add(float(moment), 1)
-    waiting = [(gpus, float(left), order, 0) for order, (gpus, left) in enumerate(wishes)]
-    assert queue_sum(available.moments, waiting, float(now)) == pytest.approx(naive_line_up(moments, waiting, now))
+    waiting = [(gpus, float(left), seq, 0) for seq, (gpus, left) in enumerate(jobs)]
+    assert queue_sum(available.moments, waiting, float(now)) == pytest.approx(naive_queue_sum(moments, waiting, now))
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4)), min_size=1, max_size=8), st.randoms())
-def test_availability_gives_back_what_was_added(blocks, random):
+def test_availability_removes_what_was_added(blocks, random):
     available = Availability()
     for moment, gpus in blocks:
         available.add(float(moment), gpus)
@@ -95,7 +95,7 @@ def test_availability_gives_back_what_was_added(blocks, random):
 
 
 @given(situation=situations)
-def test_the_outlook_equals_one_made_from_scratch(situation):
+def test_end_times_equal_ones_made_from_scratch(situation):
     """The index that events keep up to date, against a new one over the same records."""
     state = situation.state(Carpool().key)
     state.end_times  # noqa: B018 - kept from now on
