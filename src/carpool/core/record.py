@@ -132,7 +132,7 @@ class JobRecord:
         return self.iterations_left(now) * self.whole_iteration_s
 
     def waited(self, now: float) -> float:
-        """Seconds that the job was pending (not held, not blocked), over all its attempts."""
+        """Return the seconds that the job was pending (not held, not blocked), over all its attempts."""
         return self.waited_s + (now - self.pending_since) if self.queue_entry is not None else self.waited_s
 
     def service(self, now: float) -> float:

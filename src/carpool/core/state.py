@@ -48,6 +48,8 @@ def handles(kind: type[E]) -> Callable[[Callable[["State", E], None]], Callable[
 
 
 class State:
+    """All data of the scheduler, with the questions that policies and drivers ask."""
+
     def __init__(self, perf: PerformanceModel, sort_key: SortKey, jobs_per_gpu: int = 2) -> None:
         if jobs_per_gpu < 1:
             raise ValueError("jobs_per_gpu: must be at least 1")

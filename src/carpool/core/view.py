@@ -16,62 +16,121 @@ from carpool.core.shapes import Shape
 
 
 class JobView(Protocol):
-    """A job as a policy sees it. `JobRecord` documents the fields."""
+    """A job as a policy sees it."""
 
     @property
-    def job(self) -> Job: ...
+    def job(self) -> Job:
+        """The job as submitted."""
+
     @property
-    def shape(self) -> Shape: ...
+    def shape(self) -> Shape:
+        """The shape that it shares with jobs that can be placed in the same way."""
+
     @property
-    def seq(self) -> int: ...
+    def seq(self) -> int:
+        """Number in the order of submission; breaks ties."""
+
     @property
-    def status(self) -> Status: ...
+    def status(self) -> Status:
+        """Where the job is in its life."""
+
     @property
-    def attempt(self) -> int: ...
+    def attempt(self) -> int:
+        """Number of the present attempt; 0 before the first."""
+
     @property
-    def gpus(self) -> tuple[GpuId, ...]: ...
+    def gpus(self) -> tuple[GpuId, ...]:
+        """The GPUs that it holds."""
+
     @property
-    def gpus_since(self) -> float: ...
+    def gpus_since(self) -> float:
+        """When it got its present GPUs."""
+
     @property
-    def most_gpus(self) -> int: ...
+    def most_gpus(self) -> int:
+        """Largest number of GPUs on which it ever ran."""
+
     @property
-    def accumulation(self) -> int: ...
+    def accumulation(self) -> int:
+        """Number of micro-batches per iteration."""
+
     @property
-    def batch(self) -> int | None: ...
+    def batch(self) -> int | None:
+        """Batch that the scheduler chose for an elastic job; None: the user's own."""
+
     @property
-    def memory(self) -> int: ...
+    def memory(self) -> int:
+        """Bytes reserved on each of its GPUs."""
+
     @property
-    def done(self) -> float: ...
+    def done(self) -> float:
+        """Iterations done at the time `since`; `iterations_left` knows those done now."""
+
     @property
-    def checkpoint(self) -> float: ...
+    def checkpoint(self) -> float:
+        """Iterations that a restart resumes after."""
+
     @property
-    def since(self) -> float: ...
+    def since(self) -> float:
+        """Time at which `done` was computed."""
+
     @property
-    def whole_iteration_s(self) -> float: ...
+    def whole_iteration_s(self) -> float:
+        """Iteration time with the whole batch, alone at the most consolidated placement."""
+
     @property
-    def alone_iteration_s(self) -> float: ...
+    def alone_iteration_s(self) -> float:
+        """Iteration time alone where it is placed, or, while it is not, at the best placement."""
+
     @property
-    def iteration_s(self) -> float: ...
+    def iteration_s(self) -> float:
+        """Iteration time beside its mates; 0 while it does not iterate."""
+
     @property
-    def slowdown(self) -> float: ...
+    def slowdown(self) -> float:
+        """ξ beside its present mates, the worst over its GPUs."""
+
     @property
-    def alone_seen(self) -> bool: ...
+    def alone_seen(self) -> bool:
+        """`alone_iteration_s` was measured in this attempt, not predicted."""
+
     @property
-    def pace_seen(self) -> bool: ...
+    def pace_seen(self) -> bool:
+        """`iteration_s` was measured beside the present mates, not predicted."""
+
     @property
-    def pace_valid_until(self) -> float: ...
+    def pace_valid_until(self) -> float:
+        """Iteration up to which its pace holds."""
+
     @property
-    def pending_since(self) -> float: ...
+    def pending_since(self) -> float:
+        """When it last began to wait."""
+
     @property
-    def waited_s(self) -> float: ...
+    def waited_s(self) -> float:
+        """Seconds pending, up to `pending_since`."""
+
     @property
-    def preemptions(self) -> int: ...
-    def iterations_left(self, now: float) -> float: ...
-    def alone_left(self, now: float) -> float: ...
-    def whole_left(self, now: float) -> float: ...
-    def service(self, now: float) -> float: ...
-    def waited(self, now: float) -> float: ...
-    def end(self) -> float: ...
+    def preemptions(self) -> int:
+        """Number of times that it was preempted."""
+
+    def iterations_left(self, now: float) -> float:
+        """Return the iterations that are not done."""
+
+    def alone_left(self, now: float) -> float:
+        """Return the time left if the job runs alone: L of the paper."""
+
+    def whole_left(self, now: float) -> float:
+        """Return the time left alone with the whole batch at the most consolidated placement."""
+
+    def service(self, now: float) -> float:
+        """Return the GPU-seconds held so far."""
+
+    def waited(self, now: float) -> float:
+        """Return the seconds that the job was pending so far."""
+
+    def end(self) -> float:
+        """Return when the job is done at its present pace, or reaches the iteration where its pace changes."""
 
 
 SortKey = Callable[[JobView, float], tuple[float, ...]]
@@ -134,23 +193,43 @@ class TopologyView(Protocol):
     def taken(self) -> Mapping[GpuId, int]:
         """Bytes that processes other than jobs hold on a GPU, where there are such processes."""
 
-    def memory_of(self, gpu: GpuId) -> int: ...
-    def gpus_below(self, needed: int) -> Sequence[GpuId]: ...
-    def with_memory(self, needed: int) -> int: ...
-    def wholly_with_memory(self, needed: int) -> int: ...
-    def smallest_memory(self, mask: int) -> int: ...
-    def total(self, mask: int = -1) -> int: ...
-    def nodes_spanned(self, gpus: Sequence[GpuId]) -> int: ...
-    def most_consolidated(self, gpus: Iterable[GpuId], count: int) -> list[GpuId]: ...
+    def memory_of(self, gpu: GpuId) -> int:
+        """Return the bytes that all jobs together may use on a GPU."""
+
+    def gpus_below(self, needed: int) -> Sequence[GpuId]:
+        """Return the GPUs on which other processes leave less than this many bytes."""
+
+    def with_memory(self, needed: int) -> int:
+        """Return the nodes whose GPUs have at least this many bytes."""
+
+    def wholly_with_memory(self, needed: int) -> int:
+        """Return the nodes on all of whose GPUs jobs may use at least this many bytes."""
+
+    def smallest_memory(self, mask: int) -> int:
+        """Return the bytes that jobs may use on the smallest GPU of these nodes; 0: there are no nodes."""
+
+    def total(self, mask: int = -1) -> int:
+        """Return the number of GPUs that these nodes have."""
+
+    def nodes_spanned(self, gpus: Sequence[GpuId]) -> int:
+        """Return the number of nodes on which these GPUs are."""
+
+    def most_consolidated(self, gpus: Iterable[GpuId], count: int) -> list[GpuId]:
+        """Return `count` of the given GPUs on as few nodes as possible."""
 
 
 class FreeGpusView(Protocol):
     """The free GPUs. `copy` returns an index of the caller's own, for a what-if."""
 
     @property
-    def count(self) -> int: ...
-    def pick(self, count: int, eligible: int = -1) -> tuple[GpuId, ...] | None: ...
-    def copy(self) -> FreeGpus: ...
+    def count(self) -> int:
+        """Number of free GPUs."""
+
+    def pick(self, count: int, eligible: int = -1) -> tuple[GpuId, ...] | None:
+        """Return the most consolidated free GPUs on eligible nodes; None: there are not enough."""
+
+    def copy(self) -> FreeGpus:
+        """Return a copy to be changed independently."""
 
 
 class HostKind(NamedTuple):
@@ -180,7 +259,9 @@ class LoneHostsView(Protocol):
     """The lone hosts of one kind, sorted by the time at which they end."""
 
     @property
-    def kind(self) -> HostKind: ...
+    def kind(self) -> HostKind:
+        """What these hosts have in common."""
+
     @property
     def sample(self) -> Job:
         """A job of that kind."""
@@ -189,14 +270,17 @@ class LoneHostsView(Protocol):
     def entries(self) -> Sequence[tuple[float, int, JobView]]:
         """The end, the `seq` and the job."""
 
-    def ending_after(self, time: float) -> Iterator[JobView]: ...
+    def ending_after(self, time: float) -> Iterator[JobView]:
+        """Iterate over the hosts that end at this time or later, soonest first."""
 
 
 class HostsView(Protocol):
     """The running jobs that may take a guest."""
 
     @property
-    def lone(self) -> Mapping[HostKind, LoneHostsView]: ...
+    def lone(self) -> Mapping[HostKind, LoneHostsView]:
+        """The lone hosts of each kind."""
+
     @property
     def others(self) -> Mapping[int, OtherHost]:
         """Hosts that share some of their GPUs or still start, by `seq`."""
@@ -206,8 +290,11 @@ class AvailabilityView(Protocol):
     """The times from which GPUs are free. `copy` returns an object of the caller's own, for a what-if."""
 
     @property
-    def moments(self) -> Sequence[float]: ...
-    def copy(self) -> Availability: ...
+    def moments(self) -> Sequence[float]:
+        """The times from which GPUs are free, one for each GPU, soonest first."""
+
+    def copy(self) -> Availability:
+        """Return a copy to be changed independently."""
 
 
 class EndTimesView(Protocol):
@@ -221,43 +308,83 @@ class EndTimesView(Protocol):
     def lent(self) -> AvailabilityView:
         """The times at which the GPUs that hold jobs become free."""
 
-    def slowdowns(self, record: JobView) -> list[Until]: ...
+    def slowdowns(self, record: JobView) -> list[Until]:
+        """Return how much its present mates slow a running job down, and until when."""
 
 
 class View(Protocol):
     """The scheduler's state as a policy sees it: everything readable, nothing writable."""
 
     @property
-    def now(self) -> float: ...
+    def now(self) -> float:
+        """Time of the present decision."""
+
     @property
-    def jobs_per_gpu(self) -> int: ...
+    def jobs_per_gpu(self) -> int:
+        """C: number of jobs that may share a GPU."""
+
     @property
-    def perf(self) -> PerformanceModel: ...
+    def perf(self) -> PerformanceModel:
+        """The performance model that the scheduler believes."""
+
     @property
-    def belief_version(self) -> int: ...
+    def belief_version(self) -> int:
+        """Number of times that `perf` learned something that may change its answers."""
+
     @property
-    def topology(self) -> TopologyView: ...
+    def topology(self) -> TopologyView:
+        """The nodes and their GPUs."""
+
     @property
-    def free(self) -> FreeGpusView: ...
+    def free(self) -> FreeGpusView:
+        """The free GPUs."""
+
     @property
-    def queue(self) -> QueueView: ...
+    def queue(self) -> QueueView:
+        """The pending jobs."""
+
     @property
-    def hosts(self) -> HostsView: ...
+    def hosts(self) -> HostsView:
+        """The running jobs that may take a guest."""
+
     @property
-    def end_times(self) -> EndTimesView: ...
+    def end_times(self) -> EndTimesView:
+        """The predicted ends of running jobs."""
+
     @property
-    def last_capacity_change(self) -> float: ...
+    def last_capacity_change(self) -> float:
+        """Time of the last event other than a submission that may open a place for a pending job."""
+
     @property
-    def jobs(self) -> Mapping[JobId, JobView]: ...
+    def jobs(self) -> Mapping[JobId, JobView]:
+        """The jobs that have not ended, in the order of submission."""
+
     @property
-    def mean_jct_s(self) -> float: ...
+    def mean_jct_s(self) -> float:
+        """Mean completion time of the jobs that have finished; 0 before the first."""
+
     @property
-    def running(self) -> Collection[JobView]: ...
+    def running(self) -> Collection[JobView]:
+        """The jobs that hold GPUs, started or starting."""
+
     @property
-    def limits(self) -> Mapping[str, Limits]: ...
-    def newest_first(self) -> Iterator[JobView]: ...
-    def jobs_on(self, gpu: GpuId) -> Sequence[JobView]: ...
-    def memory_used(self, gpu: GpuId) -> int: ...
-    def gpus_holding(self, jobs: int) -> int: ...
-    def limits_of(self, user: str) -> Limits: ...
-    def held_by(self, user: str) -> tuple[int, int]: ...
+    def limits(self) -> Mapping[str, Limits]:
+        """The limits of each user; "" stands for users without limits of their own."""
+
+    def newest_first(self) -> Iterator[JobView]:
+        """Return the jobs that have not ended, last submitted first."""
+
+    def jobs_on(self, gpu: GpuId) -> Sequence[JobView]:
+        """Return the residents of a GPU, in the order in which they came."""
+
+    def memory_used(self, gpu: GpuId) -> int:
+        """Return the bytes that jobs have reserved on a GPU."""
+
+    def gpus_holding(self, jobs: int) -> int:
+        """Return the GPUs that hold this number of jobs, one bit each."""
+
+    def limits_of(self, user: str) -> Limits:
+        """Return the limits that apply to a user."""
+
+    def held_by(self, user: str) -> tuple[int, int]:
+        """Return how many jobs and GPUs the user holds; counted only where there are limits."""
