@@ -75,9 +75,9 @@ def slowdown(belief: "Belief", job: Job, accumulation: int, mate: Job, mate_accu
     value = belief.pairs.xi(cell)
     factor = exp(FOUR_IN_FIVE * sqrt(belief.pairs.variance(cell)))
     if cell in belief.pairs.rows:
-        source, kind = "this pair was observed together", "measured"
+        source, kind = "observations of this pair", "measured"
     elif belief.pairs.has_seen(cell):
-        source, kind = "similar pairs were observed together", "relatives"
+        source, kind = "observations of similar pairs", "relatives"
     elif belief.pairs.prior(cell) is not None:
         source, kind = "how busy each job keeps a GPU alone", "profile"
     else:
