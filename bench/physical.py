@@ -62,11 +62,11 @@ def run_all(options: argparse.Namespace) -> list[dict[str, Any]]:
             print(f"{case.name}: left for the next call (about {needs_s:.0f} s)", flush=True)
             continue
         if not warm:
-            play(warm_up(jobs, options))
+            run_coroutine(warm_up(jobs, options))
             warm = True
         print(f"{case.name}: running, about {needs_s:.0f} s", flush=True)
         model = MeasuredModel(profile, table(case.mechanism, profile))
-        recording = play(run_live(case, jobs, model, PATIENCE * needs_s + 60, options))
+        recording = run_coroutine(run_live(case, jobs, model, PATIENCE * needs_s + 60, options))
         keep(folder, case, recording)
         result = case_record(case, recording) | {"machine": machine_name(options)}
         _write(path, result)
@@ -74,7 +74,7 @@ def run_all(options: argparse.Namespace) -> list[dict[str, Any]]:
     return results(folder, jobs, profile, options)
 
 
-def play(work: Coroutine[Any, Any, Any]) -> Any:
+def run_coroutine(work: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine; on SIGTERM or Ctrl-C, let it end what it started before the script exits."""
 
     async def whole() -> Any:

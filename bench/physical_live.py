@@ -124,9 +124,9 @@ async def run_live(
             watching.cancel()
             await _end(service)
             await asyncio.gather(running, watching, return_exceptions=True)
-        stories = {row["name"]: row for row in shown}
+        shown_by_name = {row["name"]: row for row in shown}
         events = _journal(home.journal)
-    rows = [_row(case, job, stories[job.name], observer) for job in jobs]
+    rows = [_row(case, job, shown_by_name[job.name], observer) for job in jobs]
     return Recording(rows, events, observer.progress, observer.utilisation)
 
 

@@ -94,7 +94,7 @@ def iteration_times(some: Iterable[ReportInterval]) -> dict[tuple[Setting, Setti
     for one in some:
         seconds, iterations = seen.get((one.job, one.mate), (0.0, 0))
         seen[one.job, one.mate] = seconds + one.seconds, iterations + one.iterations
-    return {who: (seconds, seconds / iterations) for who, (seconds, iterations) in seen.items()}
+    return {pair: (seconds, seconds / iterations) for pair, (seconds, iterations) in seen.items()}
 
 
 def show_alone(seen: Sequence[ReportInterval]) -> None:
@@ -104,13 +104,17 @@ def show_alone(seen: Sequence[ReportInterval]) -> None:
     }
     print("alone, ms per iteration (seconds observed)")
     print(f"{'':20}" + "".join(f"{mechanism:>20}" for mechanism in by))
-    for who in sorted({who for known in by.values() for who in known}, key=lambda who: who[0]):
-        shown = [f"{1000 * known[who][1]:.1f} ({known[who][0]:.0f})" if who in known else "–" for known in by.values()]
-        print(f"{who[0].task + ' ' + str(who[0].batch):20}" + "".join(f"{text:>20}" for text in shown))
+    for pair in sorted({pair for known in by.values() for pair in known}, key=lambda pair: pair[0]):
+        shown = [
+            f"{1000 * known[pair][1]:.1f} ({known[pair][0]:.0f})" if pair in known else "–" for known in by.values()
+        ]
+        print(f"{pair[0].task + ' ' + str(pair[0].batch):20}" + "".join(f"{text:>20}" for text in shown))
     print(f"{'seconds in total':20}" + "".join(f"{sum(s for s, _ in known.values()):>20.0f}" for known in by.values()))
     if len(by) == 2:
         (first, one), (second, other) = by.items()
-        both = [(math.log(one[who][1] / other[who][1]), min(one[who][0], other[who][0])) for who in one.keys() & other]
+        both = [
+            (math.log(one[pair][1] / other[pair][1]), min(one[pair][0], other[pair][0])) for pair in one.keys() & other
+        ]
         mean, rms = _bias_and_rms(both)
         print(f"{first} relative to {second}: {100 * math.expm1(mean):+.1f} % in the mean, {100 * rms:.1f} % rms\n")
 

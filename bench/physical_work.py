@@ -187,8 +187,8 @@ def cases(options: argparse.Namespace) -> list[ExperimentCase]:
     kinds += [ExperimentCase("fifo", plain), ExperimentCase(TIRESIAS, plain)]
     kinds += [ExperimentCase("sjf-ffs", mechanism) for mechanism in shared]
     kinds += [
-        ExperimentCase(policy, shared[0], crowd)
-        for crowd in options.more_jobs_per_gpu
+        ExperimentCase(policy, shared[0], limit)
+        for limit in options.more_jobs_per_gpu
         for policy in ("sjf-bsbf", "carpool")
     ]
     orders = [kinds[::-1] if repeat % 2 else kinds for repeat in range(options.repeats)]

@@ -54,10 +54,10 @@ def sim():
 
 @pytest.fixture
 def options(tmp_path):
-    told = {"out": str(tmp_path / "out"), "profile": "h200", "gpus": None, "jobs": 30, "mean": 8.0, "load": 2.5}
-    told["truth"] = None
+    found = {"out": str(tmp_path / "out"), "profile": "h200", "gpus": None, "jobs": 30, "mean": 8.0, "load": 2.5}
+    found["truth"] = None
     more = {"repeats": 2, "more_jobs_per_gpu": [3, 4], "only": None, "minutes": None, "seed": 1, "examples": None}
-    return Namespace(**told, **more)
+    return Namespace(**found, **more)
 
 
 def test_the_workload_is_the_same_every_time_and_has_every_task(work, options):
@@ -125,14 +125,14 @@ def tiny_profile(path, iteration_s=0.02):
     save(conclude(machine, done, Naming("tiny")), path)
 
 
-def test_two_real_jobs_through_the_service_and_again_from_what_is_kept(options, tmp_path, capsys, monkeypatch):
+def test_two_real_jobs_run_and_the_kept_results_are_read_again(options, tmp_path, capsys, monkeypatch):
     pytest.importorskip("torch")
     physical, page = importlib.import_module("physical"), importlib.import_module("physical_page")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("PYTHONPATH", str(SCRIPT.parents[1] / "src"))
     tiny_profile(tmp_path / "tiny.json")
-    told = {"profile": str(tmp_path / "tiny.json"), "gpus": 1, "jobs": 2, "mean": 0.5, "repeats": 1}
-    small = Namespace(**{**vars(options), **told, "only": ["sjf-bsbf"], "more_jobs_per_gpu": []})
+    found = {"profile": str(tmp_path / "tiny.json"), "gpus": 1, "jobs": 2, "mean": 0.5, "repeats": 1}
+    small = Namespace(**{**vars(options), **found, "only": ["sjf-bsbf"], "more_jobs_per_gpu": []})
     (row,) = physical.run_all(small)
     (result,) = Path(options.out).glob("sjf-bsbf-logical-2-run1.json")
     kept = json.loads(result.read_text())
@@ -168,8 +168,8 @@ def test_two_real_jobs_through_the_service_and_again_from_what_is_kept(options, 
     assert len(physical.kept(Path(options.out), Namespace(**{**vars(options), "gpus": None}))) == 1
 
 
-def story(job, number, launch_s, iterating_s, **more):
-    """A job that ran in one piece, as a case's file tells it."""
+def job_row(job, number, launch_s, iterating_s, **more):
+    """Return the row of a job that was never preempted, as in the file of a case."""
     ran_s = launch_s + 1.0 + iterating_s
     return {
         "name": job.name,
@@ -183,11 +183,11 @@ def story(job, number, launch_s, iterating_s, **more):
 
 
 def case_file(model, jobs, policy, machine, launch_s, stretch, repeat=0, **more):
-    """A case in which every iteration took `stretch` times what the profile says."""
+    """Return a case in which every iteration took `stretch` times as long as in the profile."""
     return {
         "case": {"policy": policy, "mechanism": "time-slicing", "repeat": repeat},
         "machine": machine,
-        "jobs": [story(job, i, launch_s, stretch * model.alone_s(job), **more) for i, job in enumerate(jobs)],
+        "jobs": [job_row(job, i, launch_s, stretch * model.alone_s(job), **more) for i, job in enumerate(jobs)],
         "stops_s": [3.0],
         "measured": {"makespan_s": 100.0},
     }
@@ -204,7 +204,7 @@ def starts(effects):
     return {tuple(sorted(set(values))) for values in effects.overheads_s.values()}
 
 
-def test_a_box_is_foreseen_from_the_other_cases_on_it(sim, setting):
+def test_effects_of_a_machine_are_predicted_from_its_other_cases(sim, setting):
     profile, jobs, model = setting
     mine = case_file(model, jobs, "sjf", "here", 99.0, 9.0)
     near = case_file(model, jobs, "fifo", "here", 4.0, 1.5)
@@ -226,7 +226,7 @@ def stretch(effects, model, jobs):
     return {job.setting: effects.alone_s[job.setting] * job.iterations / model.alone_s(job) for job in jobs}
 
 
-def test_a_job_runs_as_much_slower_as_the_cores_let_it(sim, setting):
+def test_slow_cores_slow_a_job_down_by_its_launch_bound_share(sim, setting):
     """Two cases agree at the same speed of the cores; cores half as fast slow down jobs that wait for them."""
     profile, jobs, model = setting
     seen, mine = (case_file(model, jobs, policy, "here", 4.0, 1.5) for policy in ("fifo", "sjf"))
@@ -236,16 +236,16 @@ def test_a_job_runs_as_much_slower_as_the_cores_let_it(sim, setting):
     mine["jobs"] = case_file(model, jobs, "sjf", "here", 8.0, 99.0)["jobs"]
     slow = sim.Runs([seen, mine], jobs, profile)
     assert slow.slowness(mine) == pytest.approx(2.0 * slow.slowness(seen))
-    told = stretch(slow.known_effects(mine), model, jobs)
-    for kind, found in told.items():
+    times = stretch(slow.known_effects(mine), model, jobs)
+    for kind, time_ in times.items():
         launching = 1.0 - profile.tasks[kind.task].busy.share(kind.batch)
-        assert found == pytest.approx(1.5 * 2.0**launching), "the times of the case itself have no part in it"
-    assert max(told.values()) > 2.9
-    assert min(told.values()) < 1.51
+        assert time_ == pytest.approx(1.5 * 2.0**launching), "the times of the case itself have no part in it"
+    assert max(times.values()) > 2.9
+    assert min(times.values()) < 1.51
     assert list(stretch(slow.predicted_effects(mine), model, jobs).values()) == pytest.approx([1.5] * 12)
 
 
-def test_the_very_first_start_says_nothing_of_the_cores(sim, setting):
+def test_the_first_start_does_not_count_for_the_speed_of_the_cores(sim, setting):
     profile, jobs, model = setting
     seen, mine = (case_file(model, jobs, policy, "here", 4.0, 1.0) for policy in ("fifo", "sjf"))
     mine["jobs"] = [mine["jobs"][0] | {"launch_s": 50.0}, mine["jobs"][1]]
@@ -254,7 +254,7 @@ def test_the_very_first_start_says_nothing_of_the_cores(sim, setting):
     assert sim.Runs([seen, mine], jobs, profile).slowness(mine) == 1.0
 
 
-def test_a_box_gives_every_kind_its_own_pace_and_launch(work, setting):
+def test_effects_set_iteration_and_launch_times_of_each_kind_of_job(work, setting):
     profile, jobs, _ = setting
     kind, other = jobs[0].setting, jobs[1].setting
     effects = work.MachineEffects(alone_s={kind: 7.0}, overheads_s={kind: [31.0]}, own_s={"mine": 6.0})
@@ -275,17 +275,19 @@ def test_a_box_gives_every_kind_its_own_pace_and_launch(work, setting):
     assert [costs.launch(mine), costs.launch(mine)] == [6.0, 31.0], "a job that starts again has no start of its own"
 
 
-def test_a_job_alone_runs_under_mps_as_it_was_seen_to_run_without(work, sim, setting):
+def test_a_job_alone_runs_under_mps_as_fast_as_without(work, sim, setting):
     profile, jobs, model = setting
     seen, mine = (case_file(model, jobs, policy, "here", 4.0, 1.5) for policy in ("fifo", "sjf-ffs"))
     mine["case"]["mechanism"] = "mps"
     effects = sim.Runs([seen, mine], jobs, profile).known_effects(mine)
-    calm = replace(profile, raw=tuple(done for done in profile.raw if not done.request.run))  # nothing tells of noise
+    calm = replace(
+        profile, raw=tuple(done for done in profile.raw if not done.request.run)
+    )  # no repeated measurements, so no noise
     for job in jobs:
         assert work.MachineModel(calm, "mps", effects, 0).alone_s(job) == pytest.approx(1.5 * model.alone_s(job))
 
 
-def test_the_policy_goes_by_what_the_service_believed_and_the_world_by_what_is_known(work, sim, setting):
+def test_the_policy_uses_the_profile_of_the_service_and_the_world_the_true_one(work, sim, setting):
     profile, jobs, model = setting
     short, long = sorted({job.task: job for job in jobs}.values(), key=model.alone_s)[::5]
     short, long, first = replace(short, submitted=1.0), replace(long, submitted=1.0), replace(jobs[0], submitted=0.0)
@@ -312,7 +314,7 @@ def test_the_policy_goes_by_what_the_service_believed_and_the_world_by_what_is_k
     assert mean_jct(profile) < mean_jct(truth) < mean_jct(profile, truth)
 
 
-def test_a_job_that_is_told_to_stop_in_its_last_moments_ends_instead(work, sim, setting):
+def test_a_job_that_is_stopped_just_before_its_end_finishes(work, sim, setting):
     """Of two jobs that reach their threshold, one has done its iterations; what it takes to end lies at its start."""
     profile, jobs, _ = setting
     first = replace(jobs[0], submitted=0.0)
@@ -334,7 +336,7 @@ def test_a_job_that_is_told_to_stop_in_its_last_moments_ends_instead(work, sim, 
     )
 
 
-def test_a_run_is_simulated_with_its_own_starts_and_predicted_with_those_of_others(sim, setting, options):
+def test_a_run_is_simulated_with_its_own_start_times_and_predicted_with_others(sim, setting, options):
     profile, jobs, model = setting
     quick = [case_file(model, jobs, policy, "here", 4.0, 1.0) for policy in ("sjf", "fifo")]
     slow = case_file(model, jobs, "sjf", "here", 30.0, 1.0, repeat=1)
@@ -347,7 +349,7 @@ def test_a_run_is_simulated_with_its_own_starts_and_predicted_with_those_of_othe
     assert found.spread > 0
 
 
-def test_a_gpu_is_busy_while_somebodys_kernels_run(sim):
+def test_a_gpu_is_busy_while_kernels_of_any_job_run(sim):
     on = sim.IterationSpans()
     for at, kind, job in [
         (0.0, "Started", "a"),
@@ -359,7 +361,7 @@ def test_a_gpu_is_busy_while_somebodys_kernels_run(sim):
     assert on.busy_s({"a": 0.5, "b": 0.2}) == pytest.approx(4 * 0.5 + 6 * (1 - 0.5 * 0.8) + 2 * 0.2)
 
 
-def test_what_varies_from_run_to_run_is_no_spread_of_the_draws(sim):
+def test_differences_between_runs_are_not_part_of_the_spread(sim):
     draws = [[10.0, 11.0] * 10, [20.0, 21.0] * 10]
     row = {"measured": {"x": [10.0, 21.0]}, "simulated": {"x": draws}, "predicted": {"x": draws}}
     assert sim.compared(row, "x").spread == pytest.approx(stdev(draws[0]))
@@ -367,7 +369,7 @@ def test_what_varies_from_run_to_run_is_no_spread_of_the_draws(sim):
     assert [sim.compared(row, "x", run).off for run in (0, 1)] == [pytest.approx(5.0), pytest.approx(-50 / 21)]
 
 
-def test_starts_are_drawn_from_those_that_were_seen_and_always_the_same(work, sim, setting):
+def test_start_times_are_drawn_reproducibly_from_observed_ones(work, sim, setting):
     profile, jobs, model = setting
     seen = [case_file(model, jobs, policy, "here", launch_s, 1.0) for policy, launch_s in (("sjf", 2.0), ("fifo", 6.0))]
     mine = case_file(model, jobs, "sjf", "here", 99.0, 1.0, repeat=1)
@@ -394,7 +396,7 @@ def test_the_paper_reads_the_rows_that_the_script_writes(sim, setting, options, 
     assert [(row.policy, row.jobs_per_gpu, row.runs) for row in found.cases] == [("sjf", 1, 1), ("fifo", 1, 1)]
 
 
-def test_the_shipped_rows_and_the_page_say_what_the_kept_runs_measured(work):
+def test_the_shipped_rows_and_the_page_agree_with_the_kept_runs(work):
     from carpool.report.paper import config as configuration
     from carpool.report.paper.measured import read_measured
 
@@ -415,8 +417,8 @@ def test_the_shipped_rows_and_the_page_say_what_the_kept_runs_measured(work):
         figures = (case.makespan, case.jct, case.queue)
         assert [figure.measured for figure in figures] == pytest.approx(means, abs=0.006)
         (line,) = re.findall(rf"^\| {case.policy} \| {case.mechanism} \| {case.jobs_per_gpu} \|.*", page, re.MULTILINE)
-        told = [tuple(map(float, both)) for both in re.findall(r"([\d.]+) / \*\*([\d.]+)\*\* ±", line)]
-        assert told == [pytest.approx((figure.measured, figure.simulated), abs=0.06) for figure in figures]
+        found = [tuple(map(float, both)) for both in re.findall(r"([\d.]+) / \*\*([\d.]+)\*\* ±", line)]
+        assert found == [pytest.approx((figure.measured, figure.simulated), abs=0.06) for figure in figures]
     off = [max(abs(case.makespan.off), abs(case.jct.off)) for case in cases]
     assert (len(off), sum(one <= 5.0 for one in off)) == (11, 10), "as the page says"
 
@@ -445,13 +447,13 @@ def test_wrong_options_are_refused_in_a_line(arguments, problem, tmp_path):
     pairs = tuple(pair for pair in load("h200").pairs if pair.mechanism == "mps")
     save(replace(load("h200"), pairs=pairs), tmp_path / "mps.json")
     command = [sys.executable, str(SCRIPT), "--out", str(tmp_path / "out"), *arguments]
-    told = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert told.returncode
-    assert problem in told.stderr
-    assert "Traceback" not in told.stderr
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode
+    assert problem in done.stderr
+    assert "Traceback" not in done.stderr
 
 
-def test_jobs_that_may_meet_must_have_been_measured_together(options, work):
+def test_all_pairs_of_jobs_must_be_in_the_profile(options, work):
     physical = importlib.import_module("physical")
     profile = load("h200")
     mates = tuple(pair for pair in profile.pairs if {pair.a, pair.b} != {"ncf"})
@@ -462,7 +464,7 @@ def test_jobs_that_may_meet_must_have_been_measured_together(options, work):
     assert not Path(options.out).exists(), "a better profile may be given the same place"
 
 
-def test_of_several_gpus_the_first_is_taken(monkeypatch, work, setting, options):
+def test_the_first_of_several_gpus_is_used(monkeypatch, work, setting, options):
     live = importlib.import_module("physical_live")
     several = [nvml.Device(i, f"GPU-{i}", "NVIDIA Test", 2**34, "1.0") for i in range(4)]
     monkeypatch.setattr(nvml, "devices", lambda: several)
@@ -490,11 +492,11 @@ def test_a_damaged_result_is_named(tmp_path, options):
         physical.kept(tmp_path, options)
 
 
-def test_told_to_stop_it_ends_what_it_started(tmp_path):
+def test_a_stopped_script_ends_the_processes_that_it_started(tmp_path):
     pytest.importorskip("torch")
     tiny_profile(tmp_path / "tiny.json")
     out = tmp_path / "out"
-    length = f"{7000 + os.getpid() / 1000}"  # so that nobody else has jobs of just so many iterations
+    length = f"{7000 + os.getpid() / 1000}"  # so that no other process has jobs with this number of iterations
     asked = ["--gpus", "1", "--jobs", "2", "--mean", length, "--only", "sjf", "--profile", str(tmp_path / "tiny.json")]
     env = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[1] / "src"), "OMP_NUM_THREADS": "1"}
     with subprocess.Popen([sys.executable, str(SCRIPT), "--out", str(out), *asked], env=env) as run:
@@ -517,15 +519,15 @@ def until(found):
 
 
 def running(lengths):
-    """Trainings of just so many iterations."""
-    told = []
+    """Return the command lines of trainings with these numbers of iterations."""
+    found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            told.append(path.read_bytes().decode(errors="replace").split("\0"))
-    return [words for words in told if "--iterations" in words and set(lengths) & set(words)]
+            found.append(path.read_bytes().decode(errors="replace").split("\0"))
+    return [words for words in found if "--iterations" in words and set(lengths) & set(words)]
 
 
-def test_who_gains_how_much_and_who_is_off_by_how_much(work, sim):
+def test_gains_and_deviations_of_a_case(work, sim):
     page = importlib.import_module("physical_page")
     figures = {"policy": "sjf", "mechanism": "time-slicing", "jobs_per_gpu": 2, "sjf_jct_s": [100.0]}
     worlds = {"measured": [100.0], "simulated": [[100.0, 140.0]], "predicted": [[90.0, 90.0]]}
@@ -540,15 +542,15 @@ def test_who_gains_how_much_and_who_is_off_by_how_much(work, sim):
         "machines": ["there"],
         "sjf_jct_s": [75.0],
     }
-    (told,) = page.gains([slow, quick])
-    assert told.endswith("of this case: not measured on the same machine; 3.00 by simulation with the same cores")
+    (found,) = page.gains([slow, quick])
+    assert found.endswith("of this case: not measured on the same machine; 3.00 by simulation with the same cores")
     quick["measured"], quick["machines"] = {"mean_jct_s": [25.0, 50.0]}, ["here", "there"]
     quick["sjf_jct_s"] = [75.0, 80.0]
-    (told,) = page.gains([slow, quick])
-    assert told.endswith(": 4.00 on the same machine; 1.60 and 3.00 by simulation with the same cores")
+    (found,) = page.gains([slow, quick])
+    assert found.endswith(": 4.00 on the same machine; 1.60 and 3.00 by simulation with the same cores")
 
 
-def test_what_a_case_measured_is_told_from_submission_to_end(work):
+def test_the_record_of_a_case_covers_submission_to_end(work):
     live = importlib.import_module("physical_live")
     common = {"waited_s": 3.0, "preemptions": 1}
     rows = [
@@ -573,7 +575,7 @@ def test_what_a_case_measured_is_told_from_submission_to_end(work):
 # ---- progress -------------------------------------------------------------------------------------------------------
 
 
-def test_progress_counts_only_where_it_is_known_who_else_iterated(tmp_path, work, monkeypatch):
+def test_progress_counts_only_while_the_mates_are_known(tmp_path, work, monkeypatch):
     """Job 1 iterates from 0 to 20 s, alone at 20 a second and at 10 beside job 2 (8 to 14 s); 3 just starts up."""
     progress = importlib.import_module("physical_progress")
     jobs = [work.ExperimentJob(f"{task}-{i}", task, 8, 100, 0.0) for i, task in enumerate(("bert", "ncf", "bert"), 1)]
@@ -592,9 +594,9 @@ def test_progress_counts_only_where_it_is_known_who_else_iterated(tmp_path, work
     def iteration(at):
         return round(20 * min(at, 8.0) + 10 * max(0.0, min(at, 14.0) - 8.0) + 20 * max(0.0, at - 14.0))
 
-    told = [{"job": "1", "at": at / 2, "iteration": iteration(at / 2)} for at in range(1, 40)]
-    told += [{"job": "2", "at": at / 2, "iteration": 3 * at} for at in range(17, 28)]
-    lines = "".join(json.dumps(row) + "\n" for row in told)
+    found = [{"job": "1", "at": at / 2, "iteration": iteration(at / 2)} for at in range(1, 40)]
+    found += [{"job": "2", "at": at / 2, "iteration": 3 * at} for at in range(17, 28)]
+    lines = "".join(json.dumps(row) + "\n" for row in found)
     (tmp_path / "a-run1.progress.gz").write_bytes(gzip.compress(lines.encode()))
     bert, ncf = (jobs[i].setting for i in (0, 1))
     found = progress.iteration_times(progress.report_intervals(tmp_path))
@@ -606,7 +608,7 @@ def test_progress_counts_only_where_it_is_known_who_else_iterated(tmp_path, work
     rows[1]["preemptions"] = 1
     (tmp_path / "a-run1.json").write_text(json.dumps({"case": {"policy": "sjf", "mechanism": "mps"}, "jobs": rows}))
     left = progress.iteration_times(progress.report_intervals(tmp_path))
-    assert left == {(bert, None): (pytest.approx(7.0), pytest.approx(0.05))}, "who met a preempted job is left out"
+    assert left == {(bert, None): (pytest.approx(7.0), pytest.approx(0.05))}, "mates of a preempted job are left out"
 
 
 @pytest.mark.parametrize(("judged", "most"), [((), 0.07), (("--profile", "h200"), 0.06)])
@@ -622,7 +624,7 @@ def test_progress_of_the_experiment_agrees_with_what_was_measured(judged, most, 
     assert ("from the nearest batches" in said) != bool(judged), "h200 has measured all that met"
 
 
-def test_progress_on_logical_slots_is_judged_by_whatever_the_profile_holds(tmp_path, capsys):
+def test_progress_on_logical_slots_is_compared_with_the_pairs_of_the_profile(tmp_path, capsys):
     progress = importlib.import_module("physical_progress")
     tiny_profile(tmp_path / "tiny.json")
     ncf = Setting("ncf", 64)

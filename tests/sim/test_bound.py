@@ -112,7 +112,7 @@ def shortest_remaining_first(jobs: list[Job]) -> float:
 
 
 class TestCasesSolvedByHand:
-    def test_jobs_that_do_not_meet_take_what_they_take_alone(self):
+    def test_jobs_that_never_overlap_take_their_time_alone(self):
         bound = lower_bound(workload(plain("a", 100), plain("b", 60, submitted=500, gpus=4)), Setup(cluster="1x4"))
         assert bound.sharing_s == pytest.approx(80.0)
 
@@ -138,7 +138,7 @@ class TestCasesSolvedByHand:
         bound = lower_bound(workload(plain("a", 100), plain("b", 100)), Setup(cluster="1x1", truth="2"))
         assert bound.sharing_s == pytest.approx(150.0, rel=0.005)
 
-    def test_a_pair_at_a_fifth_slower_each(self):
+    def test_a_pair_with_a_slow_down_of_1_2(self):
         """Together both end at 120; the bound may be a few per cent lower, and not as low as without interference."""
         bound = lower_bound(workload(plain("a", 100), plain("b", 100)), Setup(cluster="1x1", truth="1.2"))
         assert 120 * 0.95 <= bound.sharing_s <= 120
@@ -147,12 +147,12 @@ class TestCasesSolvedByHand:
         jobs = (plain("a", 100, exclusive=True), plain("b", 100, exclusive=True))
         assert lower_bound(workload(*jobs), Setup(cluster="1x1", truth="1")).sharing_s == pytest.approx(150, rel=0.005)
 
-    def test_launching_takes_its_time(self):
+    def test_launch_time_is_part_of_the_bound(self):
         bound = lower_bound(workload(plain("a", 100)), Setup(cluster="1x1", costs=Costs(launch_s=30.0)))
         assert bound.sharing_s == pytest.approx(130.0)
 
 
-def test_it_is_close_to_what_is_reached():
+def test_the_bound_is_close_to_what_policies_reach():
     """On philly-like jobs at load 1 and ξ = 1.2 a simple policy comes within 15 %: the bound is not idle."""
     jobs = philly_like(true_tasks(), jobs=240, seed=3)
     setup = Setup(truth="1.2", ignore_placement=True, memory_limit=False)
@@ -160,7 +160,7 @@ def test_it_is_close_to_what_is_reached():
     assert reached <= 1.15 * lower_bound(jobs, setup).sharing_s
 
 
-def test_480_jobs_take_seconds():
+def test_the_bound_of_480_jobs_is_computed_in_seconds():
     jobs = philly_like(true_tasks(), jobs=480, load=2.0, seed=1)
     began = process_time()
     lower_bound(jobs, Setup(truth="gavel"))
@@ -184,13 +184,13 @@ class TestMixes:
         xi = true_model(workload(*jobs), setup).slowdown(jobs[0], 1, [(jobs[1], 1)])
         assert mixes.mixes[1] == (Seat(0, 1.0 / xi, 2),)
 
-    def test_who_does_not_fit_in_memory_is_not_mixed(self):
+    def test_jobs_that_do_not_fit_in_memory_together_form_no_mix(self):
         jobs = [Job(f"j{n}", 0.0, "bert", 1, 24, 10, can_shrink=False) for n in range(2)]
         setup = Setup(truth="1.2", gpu_memory=true_model(workload(*jobs), Setup()).memory(jobs[0], 1) * 3 // 2)
         mixes = find_mixes(jobs, true_model(workload(*jobs), setup), cluster_nodes(setup), 2)
         assert len(mixes.mixes) == 1
 
-    def test_what_together_is_slower_than_one_alone_is_left_out(self):
+    def test_a_mix_that_is_slower_than_one_job_alone_is_left_out(self):
         jobs = [plain("a", 10)]
         setup = Setup(truth="2.5")
         assert len(find_mixes(jobs, true_model(workload(*jobs), setup), cluster_nodes(setup), 4).mixes) == 1

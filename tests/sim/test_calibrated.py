@@ -37,7 +37,7 @@ def test_means_land_within_three_percent_of_the_prototype(data, policy, jobs):
 
 @pytest.mark.parametrize("jobs", [240, 480])
 @pytest.mark.parametrize(("xi", "most"), [(1.0, 1.02), (1.25, 1.02), (1.5, 0.98), (1.75, 0.93), (2.0, 0.93)])
-def test_wise_sharing_against_first_fit_as_interference_grows(data, jobs, xi, most):
+def test_wise_sharing_gains_over_first_fit_as_interference_grows(data, jobs, xi, most):
     setup = replace(SETUP, truth=str(xi))
     ratio = mean_jct_s(data, jobs, "sjf-bsbf", setup) / mean_jct_s(data, jobs, "sjf-ffs", setup)
     assert ratio <= most

@@ -84,14 +84,14 @@ class TestByHand:
         assert ended["b"].ended == pytest.approx(45.0)
         assert ended["a"].ended == pytest.approx(45.0 + 7.0 + 72.0)
 
-    def test_a_job_that_is_launching_disturbs_nobody_yet(self):
+    def test_a_job_that_is_launching_slows_no_other_job_down(self):
         jobs = [job("a", gpus=4, left=100.0), job("b", left=20.0, submitted=10.0)]
         ended, _ = run(jobs, costs=Costs(launch_s=6.0))
         # a runs from 6; b is up at 16 and takes 30
         assert ended["b"].ended == pytest.approx(46.0)
         assert ended["a"].ended == pytest.approx(6.0 + 10.0 + 30.0 + 70.0)
 
-    def test_dependencies_start_after_their_forerunner(self):
+    def test_a_job_starts_after_the_job_that_it_depends_on(self):
         ended, _ = run([job("a", left=50.0), job("b", left=5.0, after=("a",))])
         assert ended["b"].ended == 55.0
 
@@ -99,7 +99,7 @@ class TestByHand:
         _, state = run([job("a", gpus=4, left=100.0), job("b", left=20.0, submitted=10.0)])
         assert state.busy_gpu_s == pytest.approx(4 * 110.0)
 
-    def test_the_batch_is_cut_to_fit_and_slows_the_job_down(self):
+    def test_a_batch_that_is_split_to_fit_slows_the_job_down(self):
         fat = job("a", left=100.0, iterations=100, model="fat", batch=128)
         ended, _ = run([fat])
         assert ended["a"].accumulation == 2
@@ -110,7 +110,7 @@ class TestByHand:
             run([job("a"), job("b", gpus=5)])
         assert error.value.job == "b"
 
-    def test_a_policy_that_starves_a_job_is_found_out(self):
+    def test_a_policy_that_never_starts_a_job_is_an_error(self):
         class Lazy:
             name, restart_s = "lazy", 0.0
 
@@ -128,7 +128,7 @@ class TestByHand:
 
 
 class TestBelief:
-    def test_the_truth_decides_what_happens_and_the_belief_what_is_decided(self):
+    def test_events_follow_the_truth_and_decisions_the_belief(self):
         jobs = [job("a", gpus=4, left=100.0), job("b", left=200.0, submitted=10.0)]
         believed_harmless, _ = run(jobs, belief=model(1.1), truth=model(2.0))
         assert believed_harmless["a"].hosted == 1
@@ -137,7 +137,7 @@ class TestBelief:
         assert believed_harmful["a"].ended == pytest.approx(100.0)
         assert believed_harmful["b"].ended == pytest.approx(300.0)
 
-    def test_reports_keep_the_belief_about_progress_right(self):
+    def test_reports_keep_the_believed_progress_correct(self):
         """What the policy believes about work done equals the truth at every decision, though its ξ is wrong."""
         jobs = [job("a", gpus=4, left=100.0), job("b", left=20.0, submitted=10.0), job("c", left=1.0, submitted=35.0)]
         engine = Engine(jobs, nodes("1x4"), policies.make("sjf-bsbf"), belief=model(1.2), truth=model(2.0))
@@ -163,7 +163,7 @@ class TestBelief:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_log_replayed_gives_the_same_story_and_the_same_run_gives_the_same_log(name):
+def test_replaying_the_log_gives_the_same_records_and_repeating_the_run_the_same_log(name):
     random = Random(11)
     jobs = [job(f"j{n}", random.choice([1, 2, 4]), random.randint(1, 300), submitted=7.0 * n) for n in range(60)]
     logs = []
@@ -175,8 +175,8 @@ def test_the_log_replayed_gives_the_same_story_and_the_same_run_gives_the_same_l
     replayed = State(model(1.5), policies.make(name).key)
     for event in logs[0]:
         replayed.apply(decode(encode(event)))
-    stories = [{n: (r.ended, r.waited_s, r.ran_s, r.status) for n, r in s.ended.items()} for s in (state, replayed)]
-    assert stories[0] == stories[1]
+    records = [{n: (r.ended, r.waited_s, r.ran_s, r.status) for n, r in s.ended.items()} for s in (state, replayed)]
+    assert records[0] == records[1]
     assert all(record.status is Status.FINISHED for record in replayed.ended.values())
 
 

@@ -60,8 +60,8 @@ def test_a_seed_gives_the_same_jobs_in_another_process():
         assert said.out == text(philly_like(TASKS, jobs=50, seed=9))
 
 
-def test_the_jobs_of_a_seed_are_what_they_have_always_been():
-    """Published numbers stand on them; whoever changes the tables changes this line and says so."""
+def test_the_jobs_of_a_seed_do_not_change_between_releases():
+    """Published figures depend on these jobs. A change of the tables must change this test and the CHANGELOG."""
     jobs = philly_like(TASKS, jobs=240, seed=1).jobs
     drawn = [(job.id, job.submitted, job.gpus, job.batch, job.user, round(job.duration_s or 0, 3)) for job in jobs]
     assert sha256(repr(drawn).encode()).hexdigest()[:16] == "ec39893e867087fd"
@@ -72,7 +72,7 @@ def test_the_jobs_of_a_seed_are_what_they_have_always_been():
 
 @pytest.mark.parametrize("jobs", [1, 2, 240, 1000])
 @pytest.mark.parametrize("load", [0.5, 1.0, 4.0])
-def test_so_many_jobs_over_so_long(jobs, load):
+def test_the_requested_number_of_jobs_arrives_over_the_requested_time(jobs, load):
     workload = philly_like(TASKS, jobs=jobs, load=load, seed=2)
     span = jobs / (30.0 * load) * 3600.0
     assert len(workload.jobs) == jobs
@@ -96,7 +96,7 @@ def test_a_load_changes_the_arrivals_and_not_the_work():
             assert abs(after.submitted - before.submitted / factor) <= 0.5
 
 
-def test_fewer_jobs_over_the_same_hours_are_some_of_the_more():
+def test_fewer_jobs_over_the_same_hours_are_a_subset_of_more_jobs():
     """So that 120 and 480 jobs a day compare loads, and not luck."""
 
     def drawn(jobs):
@@ -116,7 +116,7 @@ def test_the_shares_of_the_table_sum_to_one_and_the_hours_average_one():
         assert fmean(length.hours) == pytest.approx(1.0, abs=0.005)
 
 
-def test_models_and_gangs_come_in_their_shares(many):
+def test_models_and_gangs_have_the_shares_of_the_table(many):
     counts = Counter((job.model, job.gpus) for job in many.jobs)
     assert set(counts) == {(kind.model, kind.gpus) for kind in KINDS}
     for kind, share in KINDS.items():
@@ -159,7 +159,7 @@ def test_each_length_has_its_own_busy_hours(many, number):
         assert abs(hours[hour] - expected) < 4.5 * sqrt(expected) + 2, hour
 
 
-def test_a_few_of_twelve_users_submit_most(many):
+def test_a_few_of_twelve_users_submit_most_jobs(many):
     users = Counter(job.user for job in many.jobs)
     assert set(users) == {f"user{number}" for number in range(1, 13)}
     assert users["user1"] / MANY == pytest.approx(sqrt(1 / 12), abs=0.02)
@@ -169,7 +169,7 @@ def test_a_few_of_twelve_users_submit_most(many):
 # ---- they can run --------------------------------------------------------------------------------------------------
 
 
-def test_every_job_fits_one_16_gb_gpu_alone_without_cutting_its_batch():
+def test_every_job_fits_alone_on_a_16_gb_gpu_with_its_whole_batch():
     model = FittedModel(TASKS, Constant(1.5), 4)
     memory = PROFILE.gpu.memory_bytes
     assert memory <= 16 * 10**9

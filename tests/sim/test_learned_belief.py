@@ -13,7 +13,7 @@ SETUP = Setup(cluster="16x4", truth="gavel", ignore_placement=True, memory_limit
 
 
 @pytest.mark.parametrize("jobs", [240, 480])
-def test_learning_costs_little_against_perfect_knowledge(data, jobs):
+def test_a_learned_belief_costs_little_compared_with_perfect_knowledge(data, jobs):
     def mean(setup):
         return fmean(simulate(workload, "sjf-bsbf", setup).summary.mean_jct_s for workload in workloads(data, jobs))
 
@@ -29,7 +29,7 @@ def test_the_same_command_gives_the_same_result():
     assert runs[0] == runs[1] != runs[2] == runs[3]
 
 
-def test_reports_that_err_matter_even_where_the_slow_downs_are_known():
+def test_wrong_reports_change_results_even_if_slow_downs_are_known():
     arguments = ("simulate", "--interference", "gavel", "--jobs", 120, "--load", 3, "--cluster", "4x4", "--json")
     exact, noisy = call(*arguments).out, call(*arguments, "--report-error", 0.5).out
     assert exact.partition('"decision_mean_cpu_s"')[0] != noisy.partition('"decision_mean_cpu_s"')[0]
@@ -38,7 +38,7 @@ def test_reports_that_err_matter_even_where_the_slow_downs_are_known():
 @pytest.mark.parametrize(
     "belief", ["learned:probe=0.9", "learned:probe=", "learned:probe=nan", "learned:speed=2", "learned:"]
 )
-def test_what_is_not_understood_is_refused(belief):
+def test_an_unknown_belief_is_refused(belief):
     said = call("simulate", "--belief", belief, "--jobs", 10)
     assert said.code == 2
     assert "write learned" in said.err
@@ -49,7 +49,7 @@ def test_only_a_belief_can_be_learned():
     assert call("simulate", "--interference", "learned", "--jobs", 10).code == 2
 
 
-def test_compare_says_what_was_believed():
+def test_compare_prints_the_belief():
     said = call(
         *("compare", "--policy", "sjf-bsbf", "--truth", "h200:mps", "--profile", "h200", "--belief", "learned"),
         *("--jobs", 30, "--cluster", "4x4", "--seeds", "1-2", "--workers", 1),

@@ -106,14 +106,14 @@ def test_launch_costs_are_part_of_the_completion_time_and_not_of_the_queue():
     assert summary.mean_queue_s == pytest.approx((0 + 15) / 2)
 
 
-def test_waiting_for_another_job_is_not_queueing():
+def test_waiting_for_a_dependency_is_not_queuing():
     result = simulate([job("a", 0, 1, 50), job("b", 0, 1, 10, after=("a",))], "sjf", FOUR)
     assert ends(result) == {"a": 50, "b": 60}
     assert result.summary.mean_queue_s == 0.0
     assert result.summary.mean_jct_s == pytest.approx(55)
 
 
-def test_large_small_and_models():
+def test_metrics_by_size_and_by_model():
     jobs = [job("s1", 0, 1, 10), job("s2", 0, 4, 20), Job("l", 0, "bert", 5, 8, 100, duration_s=60.0)]
     setup = Setup(cluster="4x4", memory_limit=False)
     summary = simulate(jobs, "fifo", setup).summary
@@ -125,8 +125,8 @@ def test_large_small_and_models():
     assert summary.models["bert"] == summary.large
     larger = simulate(jobs, "fifo", Setup(cluster="4x4", memory_limit=False, large_above=1)).summary
     assert (larger.large.jobs, larger.small.jobs) == (2, 1)
-    nobody = simulate(jobs, "fifo", Setup(cluster="4x4", memory_limit=False, large_above=9)).summary.large
-    assert (nobody.jobs, nobody.mean_jct_s, nobody.p99_jct_s) == (0, 0.0, 0.0)
+    no_jobs = simulate(jobs, "fifo", Setup(cluster="4x4", memory_limit=False, large_above=9)).summary.large
+    assert (no_jobs.jobs, no_jobs.mean_jct_s, no_jobs.p99_jct_s) == (0, 0.0, 0.0)
 
 
 def test_only_finished_jobs_are_measured():
@@ -177,7 +177,7 @@ times = st.tuples(st.floats(0, 1e5), st.floats(0, 1e4), st.floats(0, 1e4))
 
 
 @given(st.lists(times, min_size=1, max_size=30))
-def test_a_group_agrees_with_numpy(drawn):
+def test_the_summary_of_a_subset_agrees_with_numpy(drawn):
     rows = [(wait + run, wait, start, start + wait + run) for start, wait, run in drawn]
     made = summarise_subset(rows)
     jcts, waits, starts, stops = np.array(rows).T
@@ -196,7 +196,7 @@ small_jobs = st.lists(
 
 
 @given(small_jobs, st.sampled_from(["fifo", "sjf", "tiresias:threshold_gpu_s=50,restart_s=0", "sjf-ffs", "sjf-bsbf"]))
-def test_what_holds_for_every_run(drawn, policy):
+def test_metrics_are_consistent_for_every_run(drawn, policy):
     jobs = [job(str(n), submitted, gpus, seconds) for n, (submitted, gpus, seconds) in enumerate(drawn)]
     result = simulate(jobs, policy, FOUR)
     summary = result.summary
@@ -217,7 +217,7 @@ def test_what_holds_for_every_run(drawn, policy):
 # ---- simulate() for scripts ----------------------------------------------------------------------------------------
 
 
-def test_jobs_need_not_be_sorted_and_are_checked():
+def test_unsorted_jobs_are_sorted_and_checked():
     result = simulate([job("b", 20, 1, 5), job("a", 0, 1, 5)], "fifo", ONE)
     assert ends(result) == {"a": 5, "b": 25}
     with pytest.raises(InputError, match="job 'a' exists twice"):
@@ -242,7 +242,7 @@ def test_belief_differs_from_truth():
     assert ends(knowing) == {"a": 100, "b": 180}
 
 
-def test_a_misjudged_model_errs_by_a_factor_per_job_that_the_seed_draws():
+def test_each_job_has_one_error_factor_that_depends_on_the_seed():
     task = Task(2.0, 0.0, AllReduce(0.0, 0.0), AllReduce(0.0, 0.0), 1.0, 100, 1.0)
     right = FittedModel({"m": task}, ConstantInterference(1.5), 4)
     jobs = [Job(str(n), 0.0, "m", 1, 4, 10) for n in range(2000)]
@@ -259,7 +259,7 @@ def test_a_misjudged_model_errs_by_a_factor_per_job_that_the_seed_draws():
     assert wrong.slowdown(jobs[0], 1, [(jobs[1], 1)]) == 1.5
 
 
-def test_errors_in_durations_change_the_order_and_never_the_truth():
+def test_errors_in_durations_change_decisions_and_not_run_times():
     jobs = [job(str(n), 0, 1, 10 + n) for n in range(12)]
     exact = simulate(jobs, "sjf", ONE)
     wrong = simulate(jobs, "sjf", Setup(cluster="1x1", memory_limit=False, duration_error=1.0, seed=1))
@@ -290,7 +290,7 @@ def test_a_sweep_runs_every_policy_on_every_case_in_order(workers):
     assert outcomes[3].jcts_s == pytest.approx((5, 25))
 
 
-def test_a_case_draws_with_its_own_seed():
+def test_a_case_uses_its_own_seed_for_errors():
     workload = Workload(tuple(job(str(n), 0, 1, 10 + n) for n in range(12)))
     setup = Setup(cluster="1x1", memory_limit=False, duration_error=1.0, seed=1)
     drawn = run_all(["sjf"], [SweepCase("c", str(s), workload, s) for s in (1, 2)], setup, workers=1)

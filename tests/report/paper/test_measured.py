@@ -26,7 +26,7 @@ ALONE = {"mechanism": "time-slicing", "jobs_per_gpu": "1"}
 
 
 def written(path, *rows):
-    """A file of those rows, each told by how it differs from a good one."""
+    """Return a file of rows, each given by how it differs from a good one."""
     with path.open("w", newline="", encoding="utf-8") as file:
         out = csv.DictWriter(file, COLUMNS)
         out.writeheader()
@@ -44,7 +44,7 @@ def read(tmp_path, *rows):
 
 
 def off(makespan, jct, **more):
-    """A case whose simulated figures are so many per cent off."""
+    """Return a case whose simulated figures deviate by these per cents."""
     return {"simulated_makespan_s": f"{200 + 2 * makespan}", "simulated_mean_jct_s": f"{40 + 0.4 * jct}", **more}
 
 
@@ -66,7 +66,7 @@ def test_the_shipped_file_is_shown_unless_another_is_named(tmp_path, monkeypatch
     assert read_measured(configuration.load(tmp_path / "own.toml")) is None
 
 
-def test_everything_that_the_report_reads_is_installed_with_it():
+def test_every_file_that_the_report_reads_is_installed():
     with open(ROOT / "pyproject.toml", "rb") as file:
         patterns = tomllib.load(file)["tool"]["setuptools"]["package-data"]["carpool"]
     data = [path for path in SHIPPED.iterdir() if path.is_file() and path.suffix != ".py"]
@@ -146,7 +146,7 @@ def test_a_file_that_cannot_be_read_is_one_line_before_anything_runs(tmp_path):
 # ---- the table -----------------------------------------------------------------------------------------------------
 
 
-def test_the_table_shows_every_case_in_both_worlds(tmp_path):
+def test_the_table_shows_every_case_measured_and_simulated(tmp_path):
     found = read(
         tmp_path,
         {},
@@ -163,7 +163,7 @@ def test_the_table_shows_every_case_in_both_worlds(tmp_path):
     assert coloured[2:] == [("−7.5 %", "off"), ("−2.5 %", "close"), ("+12.0 %", "far")]
     assert second[:3] == ["Tiresias, 11 GPU-s", "none", "3"]
     assert second[-1] == "– / 49 %"
-    assert sheet.rows[1][10].small == "", "nobody waited: there is nothing to be off from"
+    assert sheet.rows[1][10].small == "", "no job waited, so there is no deviation"
     assert third[:3] == ["Carpool", "MPS, up to 4", "3"]
     assert all(len(row) == len(sheet.header) == sum(span for _, span in sheet.groups) for row in sheet.rows)
     line = dict(zip(sheet.csv_header, sheet.csv_rows[0], strict=True))
@@ -217,7 +217,7 @@ def test_the_simulators_fidelity_is_judged_on_every_case(tmp_path, rows, verdict
     assert "Every case ran more than once." in claim.reason
 
 
-def test_what_ran_once_or_never_is_said(tmp_path):
+def test_the_reason_says_which_cases_ran_once_or_never(tmp_path):
     assert (
         "1 of 2 cases ran only once."
         in fidelity(configuration.load(), read(tmp_path, {}, {"policy": "sjf", "runs": "1", **ALONE})).reason
@@ -228,7 +228,7 @@ def test_what_ran_once_or_never_is_said(tmp_path):
     assert "[physical] measured" in claim.reason
 
 
-def test_measured_gains_compare_what_shares_alike_and_pairs_only(tmp_path):
+def test_measured_gains_compare_the_same_mechanism_and_pairs_only(tmp_path):
     found = read(
         tmp_path,
         {"policy": "tiresias-11", **ALONE, "measured_mean_jct_s": "80"},

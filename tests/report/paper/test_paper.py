@@ -174,13 +174,13 @@ def test_a_policy_has_one_colour_everywhere():
 # ---- the cache -----------------------------------------------------------------------------------------------------
 
 
-def test_an_interrupted_call_writes_no_report_and_says_what_it_keeps(quick):
+def test_an_interrupted_call_writes_no_report_and_names_the_runs_that_it_keeps(quick):
     assert quick.interrupted.returncode == 130
     assert re.search(r"\d+ of \d+ runs are kept in .*; run the same command to continue", quick.interrupted.stderr)
     assert len(quick.kept) >= 5
 
 
-def test_the_next_call_goes_on_from_there(quick):
+def test_the_next_call_resumes_an_interrupted_one(quick):
     now = {path.name: path.stat().st_mtime_ns for path in (quick.folder / "cache").glob("*.json")}
     assert quick.kept.items() <= now.items()
     assert len(now) == len(planning.plan(configuration.load(quick=True)))
@@ -207,7 +207,7 @@ def test_a_broken_file_in_the_cache_is_made_again(quick, results, tmp_path):
     assert json.loads(path.read_text("utf-8"))["seed"] == str(run.seed)
 
 
-def test_what_a_result_depends_on_names_its_file():
+def test_the_file_of_a_result_is_named_after_everything_it_depends_on():
     config = configuration.load(quick=True)
     run = planning.plan(config)[0]
     workload = workload_of(config, run)
@@ -222,7 +222,7 @@ def test_what_a_result_depends_on_names_its_file():
 # ---- the parts -----------------------------------------------------------------------------------------------------
 
 
-def test_a_file_that_the_configuration_names_is_part_of_the_name(tmp_path):
+def test_a_file_that_the_configuration_names_changes_the_name_of_a_result(tmp_path):
     """A matrix of slow-downs that was mended must not be answered with what the old one gave."""
     matrix = tmp_path / "xi.csv"
     config = configuration.load(quick=True)
@@ -235,7 +235,7 @@ def test_a_file_that_the_configuration_names_is_part_of_the_name(tmp_path):
     assert names[0] != names[1]
 
 
-def test_a_cluster_may_be_written_with_a_proper_sign(tmp_path):
+def test_a_cluster_may_be_written_with_a_multiplication_sign(tmp_path):
     file = tmp_path / "own.toml"
     file.write_text(SHIPPED.replace('cluster = "16x4"', 'cluster = "16×4"', 1), "utf-8")
     config = configuration.load(file)
@@ -261,7 +261,7 @@ def test_the_thirty_jobs_are_those_of_the_paper(seed):
     assert [job.submitted for job in jobs] == sorted(job.submitted for job in jobs)
 
 
-def test_only_models_with_batchnorm_lose_the_right_to_shrink():
+def test_only_batches_of_models_with_batchnorm_cannot_be_split():
     config = configuration.load(quick=True)
     run = planning.PlannedRun(planning.batchnorm(config, 240, False), "sjf-bsbf", 1)
     may = {job.model: job.can_shrink for job in workload_of(config, run).jobs}
@@ -273,7 +273,7 @@ def test_keeping_batchnorm_batches_whole_changes_the_schedule(results):
     assert results.mean(may, "sjf-bsbf", jct_h()) != results.mean(may_not, "sjf-bsbf", jct_h())
 
 
-def test_a_measured_experiment_changes_one_verdict_and_no_other(results):
+def test_a_measured_experiment_changes_only_the_verdict_on_fidelity(results):
     """Whatever it says beside the claims on the paper's own jobs, those are judged by their own runs."""
     measured = read_measured(results.config)
     without, with_it = claims(results, None), claims(results, measured)
@@ -302,7 +302,7 @@ def test_means_are_over_the_seeds_that_were_run(results):
     assert results.mean(setting, "nobody", jct_h()) is None
 
 
-def test_a_seed_without_such_jobs_does_not_count(results):
+def test_a_seed_without_matching_jobs_does_not_count(results):
     """Of thirty jobs none may be a BERT, and of few none large: that is no waiting time of zero."""
     setting = planning.main(results.config, "calibrated", 240)
     runs = {run: outcome for run, outcome in results.outcomes.items() if run.setting == setting}
@@ -337,7 +337,7 @@ def test_a_seed_without_such_jobs_does_not_count(results):
         (1.0, 2.0, 3.0, ClaimVerdict.NOT),  # near, but not beyond its error
     ],
 )
-def test_the_rule_for_less(value, error, printed, verdict):
+def test_the_rule_for_lower(value, error, printed, verdict):
     assert less(Mean(value, error), printed, 10.0) is verdict
     assert less(None, printed, 10.0) is ClaimVerdict.UNTESTED
 
@@ -356,7 +356,7 @@ def test_the_rules_for_equal_for_every_and_for_several_readings():
     assert combined([yes, unknown]) is unknown
 
 
-def test_how_numbers_read():
+def test_numbers_are_formatted():
     assert lower(Mean(-12.3, 1.0)) == "12 ± 1 % higher"
     assert lower(Mean(0.01, 0.0), 1) == "0.0 ± 0.0 %"
     assert (signed(-0.2), signed(-3.0), signed(4.0)) == ("0 %", "−3 %", "+4 %")
@@ -419,7 +419,7 @@ def test_every_test_that_the_document_names_exists():
         ("[world]", "[world", "is not TOML"),
     ],
 )
-def test_a_bad_configuration_is_one_line_that_says_where(tmp_path, before, after, problem):
+def test_a_bad_configuration_is_an_error_of_one_line_that_names_its_place(tmp_path, before, after, problem):
     assert before in SHIPPED
     file = tmp_path / "own.toml"
     file.write_text(SHIPPED.replace(before, after, 1), "utf-8")
@@ -430,7 +430,7 @@ def test_a_bad_configuration_is_one_line_that_says_where(tmp_path, before, after
     assert not (tmp_path / "out").exists()
 
 
-def test_no_such_configuration_and_no_place_to_write(tmp_path):
+def test_a_missing_configuration_and_an_unwritable_folder_are_refused(tmp_path):
     said = process("paper", "--config", tmp_path / "nowhere.toml")
     assert said.code == 2
     assert "no such file" in said.err
@@ -451,7 +451,7 @@ def test_a_folder_without_permission(tmp_path):
     assert "cannot write there" in said.err
 
 
-def test_figure_3_shows_pairs_of_small_and_of_large_batches_and_not_one_for_the_other():
+def test_figure_3_shows_small_and_large_batches_in_different_panels():
     where = "H200, MPS"
     known = [one for one in figures_model.beside_cifar10() if one.where == where]
     assert len({(one.batch, one.mate_batch) for one in known if one.task == "bert"}) == 4
