@@ -1,7 +1,7 @@
-"""Plays nvidia-cuda-mps-control: `-f` is the daemon, without it one command is read from standard input.
+"""A stand-in for nvidia-cuda-mps-control: `-f` is the daemon; without it, one command is read from standard input.
 
-The two sides meet in the pipe directory, as the real ones do. `servers.json` there says which servers exist, whom they
-serve and how they are; tests write it.
+Both sides meet in the pipe directory, as the real ones do. `servers.json` there lists the servers with their clients
+and status; tests write it.
 """
 
 import json
@@ -16,7 +16,7 @@ control, gone = pipe / "control", pipe / "quit"
 
 
 def daemon():
-    if os.environ.get("FAKE_MPS_FAILS") or lives():  # as the real one, it leaves a place that is taken
+    if os.environ.get("FAKE_MPS_FAILS") or lives():  # as the real one, it leaves a directory that is in use
         sys.exit(1)
     if os.environ.get("FAKE_MPS_STUBBORN") == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -29,7 +29,7 @@ def daemon():
 
 
 def lives():
-    """A daemon that was killed leaves its socket behind, and nobody answers there."""
+    """Return whether the daemon runs. One that was killed leaves its socket behind."""
     try:
         return Path(f"/proc/{control.read_text()}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -33,13 +33,13 @@ for step in training.steps(60):
 print("weights", [round(float(w), 5) for w in model.module.weight[0]], flush=True)
 dist.barrier()
 time.sleep(0.1)
-os._exit(0)  # gloo's threads now and then abort a process that ends in the ordinary way
+os._exit(0)  # gloo's threads sometimes abort a process that ends normally
 """
 HERE = {"PYTHONPATH": str(Path(carpool.__file__).parents[1])}
 
 
 def trained_in_one_go() -> list[float]:
-    """The same training, without a gang and without a stop."""
+    """Return the weights of the same training without a gang and without a stop."""
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -51,25 +51,23 @@ def trained_in_one_go() -> list[float]:
     return [round(w, 5) for w in model.weight[0].tolist()]
 
 
-async def test_a_gang_that_is_requeued_saves_and_goes_on_where_it_was(home):
+async def test_a_requeued_gang_saves_and_continues_where_it_was(home):
     async with serving(home, gpus=2) as service:
-        wishes = {"gpus": 2, "batch": 8, "iterations": 60, "duration_s": 10, "env": HERE, "grace_s": 20}
-        job = await one(service, python(TRAIN, **wishes))
+        fields = {"gpus": 2, "batch": 8, "iterations": 60, "duration_s": 10, "env": HERE, "grace_s": 20}
+        job = await one(service, python(TRAIN, **fields))
         await started(service, job)
-        await until(lambda: service.queries.show(job)["measured"], 60)  # until then, progress is that of the time given
+        await until(lambda: service.queries.show(job)["measured"], 60)  # before, progress follows the given duration
         await until(lambda: service.queries.show(job)["progress"] > 0.3, 60)
         await service.requests.requeue(job)
-        assert await asyncio.wait_for(service.queries.wait(job), 90) == "finished", output(
-            service, job, stream="stderr"
-        )
+        ended = await asyncio.wait_for(service.queries.wait(job), 90)
+        assert ended == "finished", output(service, job, stream="stderr")
         assert service.queries.show(job)["attempt"] == 2
         (stopped,) = journalled(service, "Stopped")
         assert 18 <= stopped["done"] < 60
         for rank in (0, 1):
-            assert channel.read_report(home.rank(job, 1, rank)).status is channel.WorkerStatus.STOPPED, (
-                "it saved and left"
-            )
+            report = channel.read_report(home.rank(job, 1, rank))
+            assert report.status is channel.WorkerStatus.STOPPED, "it saved and left"
             assert output(service, job, rank, attempt=1).splitlines()[0] == "from 0"
             assert output(service, job, rank).splitlines()[0] == f"from {stopped['done']:.0f}"
         weights = {output(service, job, rank).splitlines()[-1] for rank in (0, 1)}
-        assert weights == {f"weights {trained_in_one_go()}"}, "stopping in the middle changed nothing"
+        assert weights == {f"weights {trained_in_one_go()}"}, "the stop changed nothing"

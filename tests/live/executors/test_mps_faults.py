@@ -361,7 +361,7 @@ async def test_a_job_that_faults_hit_again_and_again_restarts_alone_outside_mps(
 
 
 class Reported:
-    """A listener that remembers what it was told."""
+    """A listener that remembers every call."""
 
     def __init__(self):
         self.calls = []

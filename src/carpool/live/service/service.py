@@ -121,7 +121,7 @@ async def open_service(config: ServiceConfig) -> Service:
             loaded = await recovery.load(store, partial(_scheduler, config, estimator))
         except StoreError as error:
             raise InputError(f"journal {config.home.journal}: {error}; see `carpool doctor`") from error
-        except UnknownEvent as error:  # nothing was written, so the release that knows it can go on
+        except UnknownEvent as error:  # nothing was written, so the release that knows it still can start
             raise InputError(f"journal {config.home.journal}: {error}") from error
         service = await _assemble(config, store, users, inventory, estimator, loaded)
         undo.pop_all()
