@@ -70,9 +70,8 @@ def test_the_pictures_of_a_run(tmp_path, jobs):
         width, height = size_of(tmp_path / name)
         assert 500 < width < 3000
         assert 300 < height < 3000
-    assert everything_in(tmp_path) == {
-        *("summary.json", "jobs.csv", "events.jsonl", "gantt.png", "jct_cdf.png", "queue_by_model.png"),
-    }
+    files = {"summary.json", "jobs.csv", "events.jsonl", "gantt.png", "jct_cdf.png", "queue_by_model.png"}
+    assert everything_in(tmp_path) == files
 
 
 def test_the_gantt_chart_shows_shared_gpus(tmp_path):

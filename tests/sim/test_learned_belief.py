@@ -50,9 +50,7 @@ def test_only_a_belief_can_be_learned():
 
 
 def test_compare_prints_the_belief():
-    said = call(
-        *("compare", "--policy", "sjf-bsbf", "--truth", "h200:mps", "--profile", "h200", "--belief", "learned"),
-        *("--jobs", 30, "--cluster", "4x4", "--seeds", "1-2", "--workers", 1),
-    )
+    world = ("--truth", "h200:mps", "--profile", "h200", "--belief", "learned", "--cluster", "4x4")
+    said = call("compare", "--policy", "sjf-bsbf", *world, "--jobs", 30, "--seeds", "1-2", "--workers", 1)
     assert said.code == 0
     assert "believed learned" in said.out

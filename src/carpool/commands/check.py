@@ -29,17 +29,18 @@ STDERR = 2
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def check(accumulation: int, steps: int, output: Path | None, as_json: bool, command: tuple[str, ...]) -> None:
-    """Is it the same training when the batch is split into micro-batches?
+    """Check whether the batch of a training script can be split.
 
-    Runs COMMAND, a training script that uses carpool.train, up to its first step; nothing is trained or saved. Ends
-    with status 0 if the batch may be split, 1 if splitting would change the training, 3 if that could not be found out.
+    Runs COMMAND, a training script that uses carpool.train, up to its first step, and compares training with and
+    without micro-batches. Nothing is trained or saved. The exit status is 0 if the batch can be split, 1 if splitting
+    changes the training, and 3 if the check was not possible.
     """
     with tempfile.TemporaryDirectory(prefix="carpool-check-") as directory:
         found = Path(directory) / "verdict.json"
         options = json.dumps({"accumulation": accumulation, "steps": steps})
         environment = {**os.environ, ENV_CHECK: str(found), ENV_CHECK_OPTIONS: options}
         try:
-            # The script's own words go to stderr, so that stdout holds the verdict and nothing else.
+            # The script's own output goes to stderr, so that stdout has the verdict and nothing else.
             status = subprocess.run(command, env=environment, stdout=STDERR, check=False).returncode
         except OSError as error:
             click.echo(f"carpool check: cannot run {command[0]}: {error.strerror}", err=True)
@@ -58,6 +59,6 @@ def _unchecked(status: int) -> str:
     if status:
         return f"carpool check: the script failed with status {status} before its first training step; see above"
     return (
-        "carpool check: the script ended without a training step that Carpool could see. Does it call "
-        "carpool.train.Training.step, or use one of the adapters?"
+        "carpool check: the script ended without a training step that Carpool could see; call "
+        "carpool.train.Training.step, or use one of the adapters"
     )

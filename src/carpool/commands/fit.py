@@ -10,30 +10,46 @@ from carpool.profile.schema import dumps, save
 
 
 @click.command()
-@click.option("--throughput", multiple=True, metavar="FILE", help="Timed rows: CSV table, or a measurement's JSON.")
-@click.option("--efficiency", multiple=True, metavar="CSV", help="Progress and iterations of each epoch and batch.")
-@click.option("--most-per-gpu", multiple=True, metavar="TASK=N", help="Limit of a micro-step; otherwise the rows' own.")
-@click.option("--most-gpus", multiple=True, metavar="TASK=N", help="Limit of a task's GPUs when it is scaled.")
-@click.option("--memory", multiple=True, metavar="JSON", help="Measurement file whose solo rows tell memory.")
 @click.option(
-    "--activation-scale", default=2.0, show_default=True, help="Times the memory per sample (2: 16 to 32 bits)."
+    "--throughput", multiple=True, metavar="FILE", help="Iteration times: CSV table or JSON of a measurement."
+)
+@click.option("--efficiency", multiple=True, metavar="CSV", help="Progress and iterations of each epoch and batch.")
+@click.option(
+    "--most-per-gpu", multiple=True, metavar="TASK=N", help="Largest micro-batch.  [default: that of the rows]"
+)
+@click.option("--most-gpus", multiple=True, metavar="TASK=N", help="Largest number of GPUs when a task is scaled.")
+@click.option("--memory", multiple=True, metavar="JSON", help="Measurement file whose solo rows give memory.")
+@click.option(
+    "--activation-scale",
+    default=2.0,
+    show_default=True,
+    help="Factor on the memory per sample (2: from 16 to 32 bits).",
 )
 @click.option("--context-gib", default=0.7, show_default=True, help="Memory of the CUDA context, added to each job.")
-@click.option("--pairs", multiple=True, metavar="FILE", help="Slow-downs: CSV matrix (row slowed by column) or JSON.")
-@click.option("--mechanism", multiple=True, help="mps, time-slicing or unknown; once, or once for each --pairs.")
+@click.option(
+    "--pairs", multiple=True, metavar="FILE", help="Slow-downs: CSV matrix (row slowed down by column) or JSON."
+)
+@click.option(
+    "--mechanism", multiple=True, help="mps, time-slicing or unknown; once for all --pairs, or once for each."
+)
 @click.option("--name", required=True, help="Name of the profile.")
-@click.option("--description", default="", help="Where the numbers come from.")
-@click.option("--gpu", help="Name of the card.")
-@click.option("--gpu-memory", metavar="SIZE", help="What jobs can use of it, e.g. 15GiB.")
-@click.option("--gpus-per-node", type=click.IntRange(min=1), help="GPUs in one machine.")
+@click.option("--description", default="", help="Origin of the numbers.")
+@click.option("--gpu", help="Name of the GPU model.")
+@click.option("--gpu-memory", metavar="SIZE", help="GPU memory that jobs can use, such as 15GiB.")
+@click.option("--gpus-per-node", type=click.IntRange(min=1), help="Number of GPUs in one machine.")
 @click.option("--driver", help="Driver version.")
-@click.option("--batch-norm", multiple=True, metavar="TASK", help="A task with BatchNorm, which accumulation changes.")
-@click.option("--noise", help="How well repeated measurements agree.")
-@click.option("--note", multiple=True, help="A remark to keep in the file.")
+@click.option(
+    "--batch-norm", multiple=True, metavar="TASK", help="Task with BatchNorm, whose training accumulation changes."
+)
+@click.option("--noise", help="Text on how well repeated measurements agree.")
+@click.option("--note", multiple=True, help="Remark to keep in the file.")
 @click.option("--out", metavar="FILE", help="Write the profile here.")
 @click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON.")
 def fit(out: str | None, as_json: bool, **options: Any) -> None:
-    """Fit tasks, memory and slow-downs from measurements, and write them as a profile."""
+    """Fit a profile to measurements.
+
+    The profile has the iteration times, memory and slow-downs of tasks.
+    """
     from carpool.profile.build import FitRequest, build
 
     _check_scales(options)

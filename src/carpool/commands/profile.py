@@ -32,44 +32,68 @@ from carpool.profile.schema import dumps, save
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--example", "example", multiple=True, metavar="NAME[:BATCHES]", help="Measure one of the examples.")
-@click.option("--with", "mates", multiple=True, metavar="NAME[:BATCHES]", help="An example to run beside the others.")
-@click.option("--task", help="Name of COMMAND's task.  [default: its script]")
-@click.option("--batch", "batches", help="Batches for COMMAND, as 16,64; needs --batch-option.")
-@click.option("--batch-option", help="COMMAND's option that takes the batch, as --batch-size.")
-@click.option("--accumulation", default="2,4", show_default=True, help="Accumulations to time besides 1.")
+@click.option("--with", "mates", multiple=True, metavar="NAME[:BATCHES]", help="Example to run beside the others.")
+@click.option("--task", help="Name of COMMAND's task.  [default: that of its script]")
+@click.option("--batch", "batches", help="Batches for COMMAND, such as 16,64; needs --batch-option.")
+@click.option("--batch-option", help="Option of COMMAND that takes the batch, such as --batch-size.")
+@click.option("--accumulation", default="2,4", show_default=True, help="Accumulations to measure besides 1.")
 @click.option(
-    "--mechanism", "mechanisms", multiple=True, type=click.Choice([MPS, TIME_SLICING]), help="[default: both]"
+    "--mechanism",
+    "mechanisms",
+    multiple=True,
+    type=click.Choice([MPS, TIME_SLICING]),
+    help="Sharing mechanism to measure.  [default: both]",
 )
-@click.option("--solo", is_flag=True, help="No pairs.")
-@click.option("--across/--no-across", default=True, help="Pairs of different batches, too.  [default: yes]")
+@click.option("--solo", is_flag=True, help="Measure no pairs.")
+@click.option("--across/--no-across", default=True, help="Measure pairs of different batches.  [default: yes]")
 @click.option(
-    "--groups", default=0, show_default=True, type=click.IntRange(0), help="Groups of 3, and of 4, under MPS."
+    "--groups", default=0, show_default=True, type=click.IntRange(0), help="Number of groups of 3, and of 4, under MPS."
 )
-@click.option("--repeats", default=3, show_default=True, type=click.IntRange(0), help="Pairs to measure twice a phase.")
+@click.option(
+    "--repeats",
+    default=3,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Number of pairs per phase to measure twice.",
+)
 @click.option("--alone", multiple=True, metavar="NAME:BATCHES", help="More batches of a task to measure alone.")
-@click.option("--at-once", type=click.IntRange(1), help="Processes kept at a time, paused.  [default: all of a phase]")
-@click.option("--gpu", "which", help="Index or UUID of the GPU.  [default: the first]")
-@click.option("--cpu", is_flag=True, help="Measure on the processor, where there is no GPU.")
-@click.option("--minutes", type=click.FloatRange(0), help="Stop after this long; the next call goes on. 0: only fit.")
 @click.option(
-    "--precision", default=2.0, show_default=True, type=click.FloatRange(0.1), help="± % for a window to end."
+    "--at-once",
+    type=click.IntRange(1),
+    help="Maximum number of processes at a time, most of them paused.  [default: all of a phase]",
 )
-@click.option("--window", default="1.2,3", show_default=True, help="Shortest and longest window, seconds.")
+@click.option("--gpu", "which", help="Index or UUID of the GPU.  [default: the first]")
+@click.option("--cpu", is_flag=True, help="Measure on the CPU, without a GPU.")
+@click.option(
+    "--minutes", type=click.FloatRange(0), help="Minutes after which to stop; the next call resumes. 0: only fit."
+)
+@click.option(
+    "--precision",
+    default=2.0,
+    show_default=True,
+    type=click.FloatRange(0.1),
+    help="Half width of the confidence interval, in per cent, at which a window ends.",
+)
+@click.option("--window", default="1.2,3", show_default=True, help="Shortest and longest window in seconds.")
 @click.option("--examples", "scripts", type=click.Path(file_okay=False), help="Folder of the example scripts.")
-@click.option("--name", help="Name of the profile.  [default: the task's]")
-@click.option("--description", default="", help="What it is about.")
-@click.option("--batch-norm", multiple=True, metavar="TASK", help="A task with BatchNorm, which accumulation changes.")
-@click.option("--note", multiple=True, help="A remark to keep in the file.")
-@click.option("--out", metavar="FILE", help="The profile.  [default: NAME.json]")
-@click.option("--state", metavar="FILE", help="Raw measurements, resumed from.  [default: NAME.raw.jsonl]")
+@click.option("--name", help="Name of the profile.  [default: that of the task]")
+@click.option("--description", default="", help="Description to keep in the profile.")
+@click.option(
+    "--batch-norm", multiple=True, metavar="TASK", help="Task with BatchNorm, whose training accumulation changes."
+)
+@click.option("--note", multiple=True, help="Remark to keep in the file.")
+@click.option("--out", metavar="FILE", help="File for the profile.  [default: NAME.json]")
+@click.option(
+    "--state", metavar="FILE", help="File of raw measurements, from which a call resumes.  [default: NAME.raw.jsonl]"
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def profile(as_json: bool, **options: Any) -> None:
     """Measure training on this machine's GPU and write a profile.
 
-    COMMAND is a training script that uses carpool.train; examples can be measured instead, or beside it. Every process
-    is started once and timed alone, then beside the others, under time-slicing and under MPS. What was measured is
-    kept: the same call again goes on where this one ended.
+    COMMAND is a training script that uses carpool.train. Examples can be measured instead of it, or beside it. Every
+    process is started once and timed alone, then beside the others, under time-slicing and under MPS. Measurements are
+    kept, and the same call resumes where the last one stopped.
     """
     asked = ProfileOptions(**options)
     name, outcome = asked.name, SessionResult()
@@ -90,7 +114,7 @@ def profile(as_json: bool, **options: Any) -> None:
         asked.check_batch_norm({source.task for source in sources} | tasks_of(raw.measurements))
         for task in raw.unsure:
             click.echo(f"{state}: does not say what was measured as {task}; taken to be this command", err=True)
-        with _telling_what_is_kept(raw):
+        with _reporting_what_is_kept(raw):
             outcome = _measure(job, raw, asked.minutes, quiet=as_json)
     measurements = known.measurements
     for problem in outcome.problems:
@@ -105,7 +129,7 @@ def profile(as_json: bool, **options: Any) -> None:
         if outcome.left <= 0:
             raise
         kept = (
-            f"{len(measurements)} measurements are kept in {state}, and the same call goes on with {outcome.left} more"
+            f"{len(measurements)} measurements are kept in {state}, and the same call resumes with {outcome.left} more"
         )
         raise InputError(f"{error}; {kept}") from None
     out = asked.out or f"{name}.json"
@@ -127,7 +151,7 @@ def _batch_norm(asked: "ProfileOptions", measurements: Sequence[Measurement]) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileOptions:
-    """The options, checked when they are used."""
+    """The options of the command, checked when they are used."""
 
     example: tuple[str, ...]
     mates: tuple[str, ...]
@@ -243,7 +267,7 @@ class ProfileOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What is to be measured, where, and how closely."""
+    """What to measure, where, and how precisely."""
 
     gpu: MeasuredGpu
     sources: Sequence[TaskSource]
@@ -253,7 +277,7 @@ class _Job:
 
 
 def _check(job: _Job) -> None:
-    """Refuses what cannot be measured, before anything is started or written."""
+    """Refuse what cannot be measured, before anything is started or written."""
     device = job.gpu.device
     if device is not None and (others := nvml.processes(device.uuid)):
         raise InputError(f"{len(others)} other processes use {device.name}; times would not hold, so free it first")
@@ -280,8 +304,8 @@ def _measure(job: _Job, raw: RawFile, minutes: float | None, quiet: bool) -> Ses
 
 
 @contextmanager
-def _telling_what_is_kept(raw: RawFile) -> Iterator[None]:
-    """An interrupt, or being terminated, loses the profile but not the measurements."""
+def _reporting_what_is_kept(raw: RawFile) -> Iterator[None]:
+    """On an interrupt or SIGTERM, say that the measurements are kept and that no profile was written."""
     try:
         yield
     except (Exception, SystemExit):
@@ -289,21 +313,21 @@ def _telling_what_is_kept(raw: RawFile) -> Iterator[None]:
     except BaseException as stop:
         interrupted = isinstance(stop, KeyboardInterrupt)
         kept = len(read(raw.path).measurements)  # the stop may have come between writing one and counting it
-        goes_on = f"{kept} measurements are kept in {raw.path}, and the same call goes on from there"
-        what = goes_on if kept else "nothing was measured"
+        resume = f"{kept} measurements are kept in {raw.path}, and the same call resumes there"
+        what = resume if kept else "nothing was measured"
         click.echo(f"{'interrupted' if interrupted else 'terminated'}; no profile was written; {what}", err=True)
         raise click.exceptions.Exit(130 if interrupted else 143) from None
 
 
 def _with_batches(source: TaskSource, gpu: MeasuredGpu, folder: Path, deadline: float = ENDLESS) -> TaskSource:
-    """A source that does not say its batch is started once to be asked."""
+    """Return the source with its batches; if they are unknown, start it once and read its report."""
     if source.batches:
         return source
     with Pool(folder / source.task, lambda setting: source.start(0), MechanismEnvironment(gpu, None), deadline) as pool:
         (worker,) = pool.lend([Setting(source.task, 0)])
         batch = worker.batch
     if batch is None:
-        raise WorkerError(f"{source.task}: its reports do not tell the batch; give --batch and --batch-option")
+        raise WorkerError(f"{source.task}: its reports have no batch; give --batch and --batch-option")
     return replace(source, batches=(batch,))
 
 
@@ -327,7 +351,7 @@ def _remarks(memory_limit: bool | None) -> list[str]:
 
 @contextmanager
 def _progress(total: int, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """A bar on standard error; without a terminal, a line for each phase."""
+    """Show a progress bar on standard error, or a line for each phase without a terminal."""
     if quiet or not sys.stderr.isatty():
         yield lambda what: click.echo(what, err=True) if what.startswith("starting") and not quiet else None
         return

@@ -1,8 +1,7 @@
-"""The commands `carpool fit` and `carpool profiles`: options in, tables or JSON out.
+"""`carpool profiles`: list, show and merge profiles, as tables or JSON.
 
-All work is done by `build.py`, `merge.py` and `schema.py`; here it is only asked for and shown. `cli.py` attaches both
-commands and turns input errors into one line. Rich and scipy load on first use, to keep the start of every other
-command quick.
+`merge.py` and `schema.py` in `carpool.profile` do the work. Rich and matplotlib load on first use, so that other
+commands start quickly.
 """
 
 import json
@@ -30,7 +29,10 @@ class ProfileGroup(click.Group):
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def profiles(context: click.Context, as_json: bool) -> None:
-    """Profiles that come with Carpool: fitted tasks and measured slow-downs."""
+    """List, show and merge profiles.
+
+    A profile has fitted iteration times and memory of tasks, and measured slow-downs. Several ship with Carpool.
+    """
     if context.invoked_subcommand is None:
         _list(as_json)
 
@@ -195,8 +197,8 @@ def _scaling(profile: Profile) -> None:
         off = f"{100 * e.median:.1f} / {100 * e.p90:.1f}" if e else "–"
         limits = (f"{s.initial_batch:,}–{s.max_batch:,}", f"{s.min_sub_batch:,}–{s.max_sub_batch:,}", s.max_gpus or "–")
         rows.append((name, *limits, len(s.phases), " → ".join(worth), off))
-    heads = ("task", "batch", "micro-step", "most GPUs", "phases", "worth %", "error, points")
-    _print("Scaling: limits, and what a sample of the largest batch is worth at first and at last", heads, rows)
+    heads = ("task", "batch", "micro-batch", "max GPUs", "phases", "efficiency %", "error, points")
+    _print("Scaling: limits, and efficiency of the largest batch in the first and in the last phase", heads, rows)
 
 
 def _memory(profile: Profile) -> None:
@@ -208,18 +210,18 @@ def _memory(profile: Profile) -> None:
         fits = room is not None and m.bytes_per_sample > 0
         largest = f"{max(0, int((room - m.static_bytes) / m.bytes_per_sample)):,}" if fits and room else "–"
         rows.append((name, f"{m.static_bytes / GIB:.2f}", f"{m.bytes_per_sample / 2**20:.4g}", largest))
-    _print("Memory", ("task", "static GiB", "MiB a sample", "largest batch alone"), rows)
+    _print("Memory", ("task", "static GiB", "MiB per sample", "largest batch alone"), rows)
 
 
 def _slowdowns(profile: Profile, mechanism: str) -> None:
-    """Columns have the numbers of the rows: their names would not fit."""
+    """Print a matrix of slow-downs. Columns have the numbers of the rows, because their names would not fit."""
     found = matrix(profile, mechanism)
     heads = [str(number) for number, _ in enumerate(found.labels, 1)]
     rows = [
         (f"{head:>2} {label}", *("–" if xi is None else f"{xi:.2f}" for xi in cells))
         for head, label, cells in zip(heads, found.labels, found.rows, strict=True)
     ]
-    _print(f"ξ, row slowed by column, {mechanism}", ("", *heads), rows)
+    _print(f"ξ, row slowed down by column, {mechanism}", ("", *heads), rows)
 
 
 def _groups(profile: Profile) -> None:

@@ -89,7 +89,11 @@ def run_tables(summary: Summary, setup: Setup) -> None:
     slowdowns = f"{summary.host_slowdown_mean:.2f}× as long as alone (worst {summary.host_slowdown_max:.2f}×)"
     console.print(
         f"GPU utilisation {summary.gpu_utilisation:.0%}, {summary.shares} shares, {summary.preemptions} preemptions"
-        + (f"\nthe {summary.hosts} jobs that others joined took {slowdowns}" if summary.hosts else "")
+        + (
+            f"\n{summary.hosts} job{'s' * (summary.hosts > 1)} that others joined took {slowdowns}"
+            if summary.hosts
+            else ""
+        )
         + f"\n{summary.decisions} decisions, CPU time of one: mean {summary.decision_mean_cpu_s * 1e3:.3f} ms, "
         f"p99 {summary.decision_p99_cpu_s * 1e3:.3f} ms; whole run {summary.cpu_s:.2f} CPU s\n{describe(setup)}"
     )

@@ -58,7 +58,7 @@ def test_times_and_slow_downs_are_what_they_are():
             assert low <= xi <= high
     assert {sample.setting.accumulation for done in found.raw for sample in done.samples} == {1, 2, 4}
     assert found.gpu.name == "CPU"
-    assert "ξ, row slowed by column, time-slicing" in said.out
+    assert "ξ, row slowed down by column, time-slicing" in said.out
 
 
 def test_the_same_call_goes_on_where_the_budget_ended():
@@ -113,7 +113,7 @@ def test_a_budget_too_short_for_a_fit_says_that_the_same_call_goes_on(monkeypatc
     monkeypatch.setattr(commands, "_measure", lambda *measuring, **more: session.SessionResult(left=5))
     said = profile(*arguments)
     assert said.code == 2
-    assert "; 1 measurements are kept in mine.raw.jsonl, and the same call goes on with 5 more" in said.err
+    assert "; 1 measurements are kept in mine.raw.jsonl, and the same call resumes with 5 more" in said.err
 
 
 def test_another_script_of_the_same_name_is_not_taken_for_the_first(tmp_path):

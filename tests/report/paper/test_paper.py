@@ -36,9 +36,9 @@ from tests.support.command_line import COMMAND, call, environment, process
 SHIPPED = (resources.files("carpool.report.paper") / "paper.toml").read_text("utf-8")
 FIGURES = ("figure1", "figure2", "figure3", "figure4", "figure5", "figure6a", "figure6b", "overhead")
 SHEETS = (
-    *("tableII", "measured", "tableIII_jct", "tableIII_queue", "tableIV_jct", "tableIV_queue", "claims"),
-    *("figure2", "figure3", "figure6a", "figure6b", "overhead", "batchnorm"),
-)
+    "tableII", "measured", "tableIII_jct", "tableIII_queue", "tableIV_jct", "tableIV_queue", "claims",
+    "figure2", "figure3", "figure6a", "figure6b", "overhead", "batchnorm",
+)  # fmt: skip
 SHARING, EXCLUSIVE = ("sjf-ffs", "sjf-bsbf"), ("fifo", "sjf", "tiresias", "tiresias-16")
 
 
