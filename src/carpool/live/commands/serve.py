@@ -41,9 +41,21 @@ OPEN = "everyone who reaches {host} can talk to this service, and tokens travel 
     metavar="NAME[:KEY=VALUE,...]",
     help="Where jobs run: `local` is this machine; installed packages may add others.",
 )
-@click.option("--jobs-per-gpu", type=click.IntRange(1, 100), default=2, show_default=True, help="Maximum per GPU.")
+@click.option(
+    "--jobs-per-gpu",
+    type=click.IntRange(1, 100),
+    default=2,
+    show_default=True,
+    help="Maximum number of jobs on one GPU.",
+)
 @click.option("--profile", help="Profile of tasks: a shipped name or a file.  [default: h200 on an H200, else t4]")
-@click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="0: any free port.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=PORT,
+    show_default=True,
+    help="Port to listen on; 0: any free port.",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--host-name", "names", multiple=True, help="Host name that clients use, besides loopback.")
 def serve(home: Path | None, port: int, host: str, names: tuple[str, ...], **options: Any) -> None:
