@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from enum import Flag, auto
+from functools import lru_cache
 from typing import Any
 
 from carpool.errors import InputError, nearest
@@ -246,7 +247,7 @@ def on(edge: Edge, among: Iterable[JobField] = FIELDS) -> list[JobField]:
 
 
 def read(
-    data: Any, edge: Edge, place: str = "", among: Sequence[JobField] = FIELDS, *, required: Sequence[str] = ()
+    data: Any, edge: Edge, place: str = "", among: tuple[JobField, ...] = FIELDS, *, required: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Return the checked values of a mapping by field name. Fields that are null count as not given.
 
@@ -275,8 +276,9 @@ def read(
     return values
 
 
-def names(edge: Edge, among: Iterable[JobField] = FIELDS) -> dict[str, JobField]:
-    """Return the fields of an edge by every name under which it reads them."""
+@lru_cache(maxsize=32)
+def names(edge: Edge, among: tuple[JobField, ...] = FIELDS) -> Mapping[str, JobField]:
+    """Return the fields of an edge by every name under which it reads them. Kept, because every job is read by it."""
     known: dict[str, JobField] = {}
     for one in on(edge, among):
         short = (one.short_name, *one.old_short_names) if edge is Edge.FILE else ()
