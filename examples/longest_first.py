@@ -6,6 +6,8 @@ carpool simulate --policy examples/longest_first.py:LongestFirst
 from dataclasses import dataclass
 
 from carpool.core.draft import Draft
+from carpool.core.model import Decision
+from carpool.core.view import JobView, View
 from carpool.policies.base import BasePolicy, option
 
 
@@ -16,11 +18,11 @@ class LongestFirst(BasePolicy):
     name = "longest-first"
     skip: bool = option(True, "let shorter jobs start before one that does not fit")
 
-    def key(self, job, now):
+    def key(self, job: JobView, now: float) -> tuple[float, ...]:
         """Return the sort key of a job in the queue, smallest first."""
         return (-job.alone_left(now),)
 
-    def decide(self, view):
+    def decide(self, view: View) -> list[Decision]:
         """Return what to change now, as a list of decisions."""
         draft = Draft(view)
         pending = draft.pending()

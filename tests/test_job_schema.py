@@ -27,7 +27,7 @@ LEAST = {"command": ["true"], "directory": "/"}
 class WiderSpec(Spec):
     """The fields of a job, and one more."""
 
-    deadline_s: float | None = job_field(Duration(1.0, 1e6), "Time by which the job should end.")
+    patience_s: float | None = job_field(Duration(1.0, 1e6), "Time that the job should wait at most.")
 
 
 WIDER = fields_of(WiderSpec)
@@ -40,45 +40,45 @@ def test_one_line_adds_an_option_to_submit():
     @click.command()
     @job_options(WIDER)
     def command(**given):
-        click.echo(json.dumps(given["deadline_s"]))
+        click.echo(json.dumps(given["patience_s"]))
 
     assert re.search(
-        r"--deadline DURATION +Time by which the job should end", CliRunner().invoke(command, "--help").output
+        r"--patience DURATION +Time that the job should wait at most", CliRunner().invoke(command, "--help").output
     )
-    assert CliRunner().invoke(command, ["--deadline", "2h"]).output == "7200.0\n"
+    assert CliRunner().invoke(command, ["--patience", "2h"]).output == "7200.0\n"
 
 
 def test_one_line_adds_a_field_to_the_request():
     model = messages.job_request(WIDER)
-    assert model(**LEAST, deadline_s=60).model_dump(exclude_unset=True)["deadline_s"] == 60.0
-    schema = model.model_json_schema()["properties"]["deadline_s"]
+    assert model(**LEAST, patience_s=60).model_dump(exclude_unset=True)["patience_s"] == 60.0
+    schema = model.model_json_schema()["properties"]["patience_s"]
     assert {"type": "number", "minimum": 1.0, "maximum": 1e6} in schema["anyOf"]
-    assert schema["description"] == "Time by which the job should end."
+    assert schema["description"] == "Time that the job should wait at most."
     with pytest.raises(ValueError, match="must be a number of seconds from 1 to 1e\\+06"):
-        model(**LEAST, deadline_s=0)
+        model(**LEAST, patience_s=0)
 
 
 def test_one_line_adds_a_field_to_job_files(tmp_path):
-    (tmp_path / "job.yaml").write_text("command: x\ndeadline: 2h\n")
-    assert job_file.read(tmp_path / "job.yaml", WIDER)["deadline_s"] == 7200.0
-    (tmp_path / "job.toml").write_text('command = "x"\ndeadline = "never"\n')
-    with pytest.raises(InputError, match=r"job.toml: deadline: 'never': write a duration such as 90s"):
+    (tmp_path / "job.yaml").write_text("command: x\npatience: 2h\n")
+    assert job_file.read(tmp_path / "job.yaml", WIDER)["patience_s"] == 7200.0
+    (tmp_path / "job.toml").write_text('command = "x"\npatience = "never"\n')
+    with pytest.raises(InputError, match=r"job.toml: patience: 'never': write a duration such as 90s"):
         job_file.read(tmp_path / "job.toml", WIDER)
 
 
 def test_one_line_adds_a_field_to_stored_specs():
-    values = job_schema.read({**LEAST, "deadline_s": 5}, Edge.STORED, among=WIDER)
-    assert WiderSpec(**values).deadline_s == 5.0
+    values = job_schema.read({**LEAST, "patience_s": 5}, Edge.STORED, among=WIDER)
+    assert WiderSpec(**values).patience_s == 5.0
 
 
 def test_one_line_and_a_core_field_add_a_column(monkeypatch):
-    wider_job = make_dataclass("Job", [("deadline_s", float | None, None)], bases=(Job,), frozen=True)
+    wider_job = make_dataclass("Job", [("patience_s", float | None, None)], bases=(Job,), frozen=True)
     monkeypatch.setattr(workload, "Job", wider_job)
     columns = tuple(on(Edge.COLUMN, WIDER))
-    jobs = workload.Workload((wider_job("a", 0.0, "bert", 1, 8, 10, deadline_s=99.5),))
+    jobs = workload.Workload((wider_job("a", 0.0, "bert", 1, 8, 10, patience_s=99.5),))
     file = io.StringIO()
     workload.write(jobs, file, columns)
-    assert file.getvalue() == "job,submitted_s,model,gpus,batch,iterations,deadline_s\na,0,bert,1,8,10,99.5\n"
+    assert file.getvalue() == "job,submitted_s,model,gpus,batch,iterations,patience_s\na,0,bert,1,8,10,99.5\n"
     header, line = (text.split(",") for text in file.getvalue().splitlines())
     row = workload.CsvRow("jobs.csv", {})
     row.values = line
@@ -89,9 +89,9 @@ def test_one_line_and_a_core_field_add_a_column(monkeypatch):
 
 
 def test_one_line_adds_a_row_to_the_documentation():
-    line = next(line for line in job_schema.field_table(WIDER).splitlines() if "deadline" in line)
+    line = next(line for line in job_schema.field_table(WIDER).splitlines() if "patience" in line)
     cells = [cell.strip() for cell in line.strip("|").split("|")]
-    assert cells[:3] == ["`deadline`", "`deadline_s`", "`deadline_s`"]
+    assert cells[:3] == ["`patience`", "`patience_s`", "`patience_s`"]
 
 
 # ---- the edges agree -----------------------------------------------------------------------------------------------

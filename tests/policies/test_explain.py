@@ -10,13 +10,13 @@ from carpool.policies.base import BasePolicy
 from carpool.policies.joint.policy import Carpool
 from carpool.policies.sharing import pair
 from carpool.policies.sharing.bsbf import SjfBsbf
-from carpool.policies.sharing.ffs import SjfFfs
 from carpool.policies.sharing.lucid import Lucid
 from carpool.policies.sharing.tesserae import Tesserae
 from tests.support.world import cluster, given, pending, running
 
 FOUR = cluster("1x4")
-SHARING = [SjfFfs(), SjfBsbf(), Carpool(), Lucid(), Tesserae()]
+SHARING = [policies.make(name) for name, cls in policies.BUILT_IN.items() if cls.explain is not BasePolicy.explain]
+OTHERS = [policies.make(name) for name, cls in policies.BUILT_IN.items() if cls.explain is BasePolicy.explain]
 MODELS = ("plain", "thin", "fat")
 
 
@@ -47,18 +47,24 @@ class TestEverySharingPolicy:
         assert policy.decide(state) == before
 
 
-@pytest.mark.parametrize("name", ["fifo", "sjf", "backfill", "srtf", "srsf", "las", "tiresias", "pollux"])
-def test_a_policy_that_never_shares_has_nothing_to_say(name):
-    assert explain(policies.make(name), running("a", gpus=4), pending("b")) is None
-    assert type(policies.make(name)).explain is BasePolicy.explain
+@pytest.mark.parametrize("policy", OTHERS, ids=lambda policy: policy.name)
+def test_a_policy_without_explanations_never_shares(policy):
+    plan = given(FOUR, running("a", gpus=4), pending("b", gpus=4, left=10), xi=1.0).plan(policy)
+    assert not plan["b"].startswith("shares"), "override explain(): it says why a job waits instead of sharing"
+
+
+@pytest.mark.parametrize("policy", SHARING, ids=lambda policy: policy.name)
+def test_a_policy_with_explanations_shares(policy):
+    jobs = (running("a", gpus=4), pending("b", gpus=4, left=10))
+    given(FOUR, *jobs, xi=1.0).expect(policy, b="shares a")
 
 
 class TestBsbf:
     def test_waiting_is_better_in_sum(self):
         said = explain(SjfBsbf(), running("a", gpus=4, left=100), pending("b", left=90), xi=2.5)
-        (pair,) = said.compared
-        assert (pair.host, pair.guest_slowdown, pair.host_slowdown, pair.pays) == ("a", 2.5, 2.5, False)
-        assert said.why == "so the two finish sooner, in sum, if it waits"
+        (found,) = said.compared
+        assert (found.host, found.guest_slowdown, found.host_slowdown, found.pays) == ("a", 2.5, 2.5, False)
+        assert said.why == pair.WAITING_WINS
 
     def test_too_few_hosts_for_the_gang(self):
         hosts = (running("a", on=[0, 1], left=5000), running("h", on=[2, 3], exclusive=True))
@@ -111,7 +117,7 @@ def threshold(together, apart):
 
     def host_needs(host_xi, guest_xi, relative_time):
         def loss(ratio):
-            return together(ratio, relative_time, host_xi, guest_xi) - apart(ratio, 1.0)
+            return together(ratio, relative_time, host_xi, guest_xi) - pair.PAYS_BELOW * apart(ratio, 1.0)
 
         low, high = 0.0, 1e9
         if loss(high) >= 0.0:
@@ -149,7 +155,7 @@ def test_decisions_and_explanations_follow_the_rule_in_pair(monkeypatch, apart):
         situation = given(FOUR, host, guest, xi=TableInterference(cells))
         ours, mine = cells[host.job.model, guest.job.model][0].xi, cells[guest.job.model, host.job.model][0].xi
         share_s = pair.together(host_left, guest_left, ours, mine)
-        better = share_s < apart(host_left, guest_left)
+        better = share_s < apart(host_left, guest_left) * pair.PAYS_BELOW
 
         policy = SjfBsbf()
         state = situation.state(policy.key)

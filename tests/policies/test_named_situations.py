@@ -2,6 +2,7 @@
 
 import pytest
 
+from carpool import policies
 from carpool.core.model import Limits
 from carpool.core.perf import MeasuredPair, TableInterference
 from carpool.policies.joint.policy import Carpool
@@ -13,7 +14,7 @@ from carpool.policies.simple.sjf import Sjf
 from tests.support.world import cluster, given, pending, running, starting
 
 FOUR = cluster("1x4")
-EVERY = [Fifo(), Sjf(), Tiresias(), SjfFfs(), SjfBsbf(), Carpool(), Carpool(suspend=True)]
+EVERY = [*(policies.make(name) for name in policies.BUILT_IN), Carpool(suspend=True)]
 SHARING = [SjfFfs(), SjfBsbf(), Carpool()]
 
 
@@ -23,7 +24,7 @@ class TestEveryPolicy:
         given(FOUR, pending("a", gpus=2), pending("b", gpus=2)).expect(policy, a="starts", b="starts")
 
     def test_leaves_a_gang_that_is_too_large_whole_and_waiting(self, policy):
-        given(FOUR, running("a", gpus=3, exclusive=True), pending("b", gpus=2)).expect(policy, b="waits")
+        given(FOUR, running("a", gpus=3, left=500, exclusive=True), pending("b", gpus=2)).expect(policy, b="waits")
 
     def test_respects_priority(self, policy):
         jobs = (pending("low", gpus=4, left=10), pending("high", gpus=4, left=99, priority=1, exclusive=True))
@@ -32,7 +33,7 @@ class TestEveryPolicy:
     def test_keeps_a_user_within_limits(self, policy):
         limited = cluster("1x4", limits={"eve": Limits(gpus=2)})
         jobs = (
-            pending("a", gpus=2, user="eve", left=5),
+            pending("a", gpus=2, user="eve", left=5, priority=1),
             pending("b", gpus=1, user="eve", left=6),
             pending("c", left=7),
         )
@@ -86,7 +87,7 @@ class TestSjf:
 
 
 class TestTiresias:
-    def test_a_job_that_used_less_displaces_one_that_used_more(self):
+    def test_a_job_that_used_less_preempts_one_that_used_more(self):
         old = given(FOUR, running("old", gpus=4, left=10_000), pending("new", gpus=1))
         policy = Tiresias(threshold_gpu_s=100.0)
         state = old.state(policy.key)

@@ -11,7 +11,7 @@ from carpool.core.perf import MeasuredPair, TableInterference
 from carpool.core.record import JobRecord
 from carpool.core.state import State
 from carpool.policies.sharing.pair import (
-    TIE,
+    PAYS_BELOW,
     apart,
     best,
     host_delay,
@@ -66,10 +66,11 @@ def test_the_delay_of_the_host_is_its_end_less_its_time_left(host, guest, host_x
 @given(lefts, lefts, xis, xis, st.floats(1.0, 5.0))
 @settings(max_examples=1000)
 def test_the_threshold_says_what_the_comparison_says(host, guest, host_xi, guest_xi, relative_time):
-    gain = apart(host, guest) - together(host, guest * relative_time, host_xi, guest_xi)
+    share_s = together(host, guest * relative_time, host_xi, guest_xi)
+    edge_s = apart(host, guest) * PAYS_BELOW
     threshold = host_needs(host_xi, guest_xi, relative_time) * guest
-    if abs(gain) > 1e-6 * apart(host, guest):
-        assert (gain > 0) == (host > threshold)
+    if abs(edge_s - share_s) > 1e-6 * edge_s:
+        assert pays(share_s, host, guest) == (host > threshold)
 
 
 @given(lefts, st.floats(1.0, 100.0), lefts, xis, xis)
@@ -127,7 +128,7 @@ class TestAlgorithm2:
                 time = together(host_left, guest_left * option.relative_time, option.host_xi, option.guest_xi)
                 if wanted is None or time < wanted[0]:
                     wanted = (time, size.accumulation)
-        if wanted is None or wanted[0] >= apart(host_left, guest_left) * TIE:
+        if wanted is None or not pays(wanted[0], host_left, guest_left):
             assert found is None
         else:
             assert (found.together, found.option.size.accumulation) == wanted

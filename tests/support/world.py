@@ -48,7 +48,10 @@ def nodes(shape: str, memory_gib: float = 16.0) -> list[Node]:
 
 
 def job(name: str, gpus: int = 1, left: float = 1000.0, submitted: float = 0.0, **attributes: object) -> Job:
-    """Return a job that takes `left` seconds alone, one second per iteration."""
+    """Return a job that takes `left` seconds alone, one second per iteration.
+
+    `submitted` sorts the job. It does not move the clock: situations are at time 0.
+    """
     iterations = max(1, round(left))
     plain = Job(name, submitted, "plain", gpus, 8, iterations, duration_s=left)
     return replace(plain, **attributes)

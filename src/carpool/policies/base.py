@@ -39,7 +39,7 @@ class BasePolicy:
         raise TypeError(f"{type(self).__name__} must define decide()")
 
     def wake(self, view: View) -> float | None:
-        """Return when to be asked again even if nothing happens; None: only when something happens."""
+        """Return when to be asked again even if nothing happens; None: only after an event."""
         return None
 
     def explain(self, view: View, job: JobView) -> "Explanation | None":
@@ -64,7 +64,7 @@ class PairComparison:
     wait_s: float
     """The same sum if the guest waits for the host to end."""
     pays: bool
-    """Whether sharing beats waiting; a tie waits."""
+    """Whether `pair.pays` says to share."""
 
 
 @dataclass(frozen=True, slots=True)

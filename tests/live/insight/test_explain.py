@@ -13,6 +13,7 @@ from carpool.live.insight import forecaster
 from carpool.live.insight.explain import explain, position
 from carpool.live.insight.forecaster import Forecaster, accuracy
 from carpool.live.insight.receipt import receipt
+from carpool.policies.sharing.pair import WAITING_WINS
 
 
 def job(name, gpus=1, seconds=100.0, **more):
@@ -91,7 +92,7 @@ def test_the_reason_says_why_a_job_does_not_share():
     gpus = FourGpus(xi=2.5)
     gpus.submit(job("1", 4, 100))
     gpus.submit(job("2", 1, 90))
-    assert "it would take 2.50× as long (host 2.50×), so the two finish sooner" in gpus.explain("2")["reason"]
+    assert f"it would take 2.50× as long (host 2.50×), {WAITING_WINS}" in gpus.explain("2")["reason"]
     (pair,) = gpus.explain("2")["compared"]
     assert (pair["job"], pair["slowdown"], pair["pays"]) == ("1", 2.5, False)
     assert (pair["share_s"], pair["wait_s"]) == pytest.approx((100 + 225 * 1.6, 290.0))

@@ -10,7 +10,7 @@ from carpool.core.view import JobView, View
 from carpool.policies.base import BasePolicy, Explanation, option, shortest_first
 from carpool.policies.sharing.candidates import Candidate, Candidates, OptionCache
 from carpool.policies.sharing.explain import ASKED_NOT_TO_SHARE, FITS_BESIDE_NO_JOB, compare_hosts
-from carpool.policies.sharing.pair import total_speed
+from carpool.policies.sharing.pair import WAITING_WINS, total_speed
 
 
 class JoinOutcome(Enum):
@@ -61,7 +61,7 @@ class SjfBsbf(BasePolicy):
             return Explanation(f"and no pair reaches a total speed of {self.floor:g} (option floor)", compared)
         if fast[0].pays:
             return Explanation("but too few GPUs have such a host for the whole gang", fast)
-        return Explanation("so the two finish sooner, in sum, if it waits", fast)
+        return Explanation(WAITING_WINS, fast)
 
     def _join(self, draft: Draft, job: JobView, candidates: Candidates) -> JoinOutcome:
         """Share with the hosts that make the best pairs (Alg. 1, l. 9–17), or wait."""

@@ -1,4 +1,4 @@
-"""Where could a guest join running jobs, best place first? The search behind SJF-BSBF and the joint rule.
+"""The search for places where a guest gains by joining running jobs, best first; SJF-BSBF and the joint rule use it.
 
 Hosts of one kind differ only in the time they have left, and both Theorem 1's verdict and its t_share are monotone in
 it: sharing pays from some time left on, and costs more the more is left. So the hosts of a kind, sorted by time left,
@@ -20,7 +20,7 @@ from carpool.core.view import HostKind, JobView, View
 from carpool.policies.sharing.pair import SharingOption, SharingVerdict, best, host_delay, option_at, options
 
 SLACK = 1.0 - 1e-9
-"""Factor that cuts the hosts of a kind a little early: the exact test on each host has the last word."""
+"""Factor that cuts the hosts of a kind a little early: the exact test on each host decides."""
 
 Cell = tuple[list[Resident], tuple[GpuId, ...]]
 """GPUs that hold one and the same set of jobs, and these jobs."""

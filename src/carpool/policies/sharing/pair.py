@@ -1,4 +1,4 @@
-"""When should two jobs share a GPU? Theorem 1 of the paper, and Algorithm 2's search for the guest's sub-batch.
+"""The rule of when two jobs share a GPU: Theorem 1 of the paper, and Algorithm 2's search for the guest's sub-batch.
 
 This is the only module that states the rule. The host runs, the guest asks to join it. L is a job's time left alone, ξ
 its slow-down while both run, and completion times count from now. Sharing from now on gives `together`; waiting for the
@@ -6,7 +6,8 @@ host to end gives `apart`; a tie waits. Waiting is valued at the sub-batch that 
 it must split its batch to share.
 
 To change the rule, change `together`, `apart` and `pays`, and what follows from them: `pair_ends`, `host_delay` and
-`host_needs`. tests/policies/test_pair.py compares them with each other, and policies and explanations with them.
+`host_needs`; then say it in `WAITING_WINS`. tests/policies/test_pair.py compares the functions with each other, and
+tests/policies/test_explain.py compares decisions and explanations with them.
 """
 
 from collections.abc import Iterable
@@ -18,8 +19,10 @@ from carpool.core.perf import PerformanceModel
 from carpool.core.shapes import Size
 from carpool.core.view import JobView
 
-TIE = 1.0 - 1e-9
-"""Factor on `apart` below which sharing counts as better."""
+PAYS_BELOW = 1.0 - 1e-9
+"""Factor on `apart` below which sharing pays. Just below 1, so that a tie waits; 0.95 would ask for 5 % less."""
+WAITING_WINS = "so the two finish sooner, in sum, if it waits"
+"""Half a sentence with which `carpool explain` tells that sharing does not pay."""
 
 
 # ---- Theorem 1 -------------------------------------------------------------------------------------------------------
@@ -40,7 +43,7 @@ def apart(host_left: float, guest_left: float) -> float:
 
 def pays(share_s: float, host_left: float, guest_left: float) -> bool:
     """Return whether sharing, with `share_s` as the sum of both completion times, beats waiting."""
-    return share_s < apart(host_left, guest_left) * TIE
+    return share_s < apart(host_left, guest_left) * PAYS_BELOW
 
 
 def pair_ends(host_left: float, guest_left: float, host_xi: float, guest_xi: float) -> tuple[float, float]:
