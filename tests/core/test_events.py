@@ -132,6 +132,8 @@ def test_decoding_leaves_the_data_as_it_was() -> None:
 
 
 def test_every_event_has_exactly_one_function_that_applies_it() -> None:
+    missing = [name for name, kind in ev.EVENTS.items() if kind not in HANDLERS]
+    assert not missing, f"events without a function: {missing}; write one with @handles in transitions.py"
     assert set(HANDLERS) == set(ev.EVENTS.values())
     for kind, function in HANDLERS.items():
         assert get_type_hints(function)["event"] is kind

@@ -102,9 +102,8 @@ class Life(RuleBasedStateMachine):
             event = data.draw(report)
             self.observed = isinstance(event, ev.Observed)
             self.report(event)
-            if (
-                self.observed
-            ):  # a measured iteration time is not the model's; end the job so that the recount can be exact
+            if self.observed:
+                # A measured iteration time is not the model's: end the job so that the recount can be exact.
                 self.report(ev.Cancelled(at, name), ev.Stopped(at, name, attempt, done))
 
     @rule(data=st.data())
@@ -138,7 +137,7 @@ class Life(RuleBasedStateMachine):
         if record := self.some(data, *ALIVE):
             accumulation = min(accumulation, record.job.batch)
             if accumulation >= record.accumulation:
-                self.report(ev.Retuned(self.state.now, record.job.id, record.attempt, accumulation, True))
+                self.report(ev.Retuned(self.state.now, record.job.id, record.attempt, accumulation, unasked=True))
 
     @rule(data=st.data())
     def a_job_is_held(self, data):
@@ -151,7 +150,7 @@ class Life(RuleBasedStateMachine):
             self.report(ev.Released(self.state.now, record.job.id))
 
     @rule(data=st.data(), shrink=st.sampled_from([None, True, False]), least=st.sampled_from([None, 1, 2, 100]))
-    def constraints_change(self, data, shrink, least):
+    def the_constraints_of_a_job_change(self, data, shrink, least):
         if record := self.some(data, *Status):
             self.report(
                 ev.ConstraintsChanged(
@@ -175,7 +174,7 @@ class Life(RuleBasedStateMachine):
         assert [r.seq for r in self.state.running] == [r.seq for r in self.state.holders.values()]
 
     @rule(data=st.data(), priority=st.sampled_from([None, 0, 5]))
-    def the_priority_changes(self, data, priority):
+    def the_priority_of_a_job_changes(self, data, priority):
         if record := self.some(data, *Status):
             self.report(ev.PriorityChanged(self.state.now, record.job.id, priority))
 

@@ -34,12 +34,12 @@ def installed(monkeypatch):
 
 def test_the_local_executor_is_built_in(home):
     assert isinstance(make_executor("local", ExecutorOptions(home, gpus=2)), LocalExecutor)
-    assert executor_names() == ["local"]
+    assert "local" in executor_names()
 
 
 def test_a_package_adds_an_executor_with_settings(home, installed):
     installed(memory=f"{__name__}:in_memory")
-    assert executor_names() == ["local", "memory"]
+    assert executor_names() == sorted([*registry.BUILT_IN, "memory"])
     executor = make_executor("memory:gpus=3", ExecutorOptions(home))
     assert [len(node.slots) for node in executor.nodes()] == [3]
 
@@ -52,8 +52,8 @@ def test_a_package_cannot_replace_a_built_in_executor(home, installed):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("slurm", "there is no such executor; known: broken, local, number"),
-        ("lokal", r"did you mean local\? known: broken, local, number"),
+        ("nowhere", "there is no such executor; known: .*broken, .*local, .*number"),
+        ("lokal", r"did you mean local\? known: .*broken, .*local, .*number"),
         ("broken", "does not load .*fix its package"),
         ("number", "neither a class nor a function"),
         ("local:x", "write it as key=value"),
@@ -73,7 +73,8 @@ def test_the_local_executor_takes_no_settings(home):
 
 
 def test_serve_refuses_an_unknown_executor_before_it_touches_the_home(tmp_path):
-    said = call("serve", "--home", tmp_path / "home", "--executor", "slurm")
+    said = call("serve", "--home", tmp_path / "home", "--executor", "nowhere")
     assert said.code == 2
-    assert "--executor 'slurm': there is no such executor; known: local" in said.err
+    known = ", ".join(executor_names())
+    assert f"--executor 'nowhere': there is no such executor; known: {known}" in said.err
     assert not (tmp_path / "home").exists()

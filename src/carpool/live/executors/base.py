@@ -2,8 +2,8 @@
 
 An executor runs gangs on the nodes that it owns. It knows their GPUs, builds the workers' environment, keeps their logs
 and exit codes, and notices faults of its nodes. The service decides what runs where, and writes every decision to the
-journal before it calls `launch`, `stop` or `retune`. `contract.py` is the test suite that every executor must pass, and
-`registry.py` says how an executor gets its name.
+journal before it calls `launch`, `stop` or `retune`. Every executor passes a test suite: derive a test class from
+`carpool.live.executors.contract.ExecutorContract`. `registry.py` says how an executor gets its name.
 
 Four guarantees hold for every executor:
 
@@ -84,7 +84,7 @@ class Launch:
     command: tuple[str, ...]
     directory: str
     env: Mapping[str, str]
-    """Variables from the job and the service. The executor adds the rank, the GPUs and what sharing needs."""
+    """Variables from the job and the service. The executor adds the other ones listed in docs/reference/workers.md."""
     accumulation: int = 1
     can_shrink: bool | None = None
     cpus: int | None = None
@@ -92,7 +92,7 @@ class Launch:
     memory: int | None = None
     """Limit of main memory for each worker, in bytes."""
     grace_s: float = 30.0
-    """Seconds that a worker may take to leave before it is killed."""
+    """Seconds that a worker may take to save or to leave: see `StopMode`."""
     uid: int | None = None
     """Uid to run as; None: that of the service."""
     exclusive: bool = False
@@ -106,11 +106,20 @@ class Launch:
 
 
 class StopMode(StrEnum):
-    """How to stop a gang."""
+    """How to stop a gang.
 
-    SAVE = "save"  # with a checkpoint, where the training library can take one
+    The values are in files that outlive the service, so `TERMINATE` keeps the value that earlier releases wrote.
+    """
+
+    SAVE = "save"
+    """Ask the training library, through the channel, to write a checkpoint and leave. A worker that never reported does
+    not use the library and is terminated at once. A worker that is still there after `Launch.grace_s` is terminated,
+    and killed a few seconds later.
+    """
     TERMINATE = "end"
+    """Send SIGTERM. A worker that is still there after `Launch.grace_s` is killed."""
     KILL = "kill"
+    """Send SIGKILL at once."""
 
 
 # ---- what an executor reports ----------------------------------------------------------------------------------------

@@ -1,10 +1,16 @@
 """The tests that every executor must pass. A package with an executor of its own imports and runs them with pytest.
 
 Derive a test class from `ExecutorContract` and give it a fixture `make_executor`: a function that returns a new
-executor on the same nodes and files each time, as after a restart of the service. The cluster needs at least two GPUs
-on one node. The tests are coroutines, so pytest-asyncio must be installed:
+executor on the same nodes and files each time, as after a restart of the service. One node needs at least two GPUs:
 
-    @pytest.mark.asyncio
+    import pytest
+
+    from carpool.live.executors.base import ExecutorOptions
+    from carpool.live.executors.contract import ExecutorContract
+    from carpool.live.executors.slurm import SlurmExecutor
+    from carpool.live.home import Home
+
+
     class TestSlurmExecutor(ExecutorContract):
         @pytest.fixture
         def make_executor(self, tmp_path):
@@ -12,8 +18,9 @@ on one node. The tests are coroutines, so pytest-asyncio must be installed:
             home.create()
             return lambda: SlurmExecutor(ExecutorOptions(home))
 
-Call `pytest.register_assert_rewrite("carpool.live.executors.contract")` in `conftest.py` for detailed failures. An
-executor whose nodes have no shell or no Carpool overrides the methods that return commands.
+The tests are coroutines: pytest-asyncio must be installed, with the setting `asyncio_mode = "auto"`, which Carpool's
+own `pyproject.toml` has. Call `pytest.register_assert_rewrite("carpool.live.executors.contract")` in `conftest.py` for
+detailed failures. An executor whose nodes have no shell or no Carpool overrides the methods that return commands.
 """
 
 import asyncio
@@ -151,9 +158,14 @@ class ExecutorContract:
         """Return a command that does not exist."""
         return ("/no/such/program",)
 
-    def launch(self, command: tuple[str, ...], *, job: str = "1", attempt: int = 1, gpus: int = 1) -> Launch:
+    def launch(
+        self, executor: Executor, command: tuple[str, ...], *, job: str = "1", attempt: int = 1, gpus: int = 1
+    ) -> Launch:
+        """Return a launch on the first `gpus` GPUs of the largest node."""
+        node = max(executor.nodes(), key=lambda node: len(node.slots))
+        chosen = tuple(slot.id for slot in node.slots[:gpus])
         env = {"PYTHONPATH": str(Path(carpool.__file__).parents[1])}
-        return Launch(job, attempt, tuple(range(gpus)), command, "/", env, grace_s=5.0)
+        return Launch(job, attempt, chosen, command, "/", env, grace_s=5.0)
 
     # ---- nodes ------------------------------------------------------------------------------------------------------
 
@@ -162,7 +174,8 @@ class ExecutorContract:
             before = executor.nodes()
             gpus = [slot.id for node in before for slot in node.slots]
             assert len({node.id for node in before}) == len(before) > 0
-            assert len(set(gpus)) == len(gpus) >= 2
+            assert len(set(gpus)) == len(gpus)
+            assert max(len(node.slots) for node in before) >= 2, "the contract needs two GPUs on one node"
             assert all(slot.node == node.id for node in before for slot in node.slots)
         async with opened(make_executor) as (executor, _):
             assert [node.node for node in executor.nodes()] == [node.node for node in before]
@@ -171,9 +184,9 @@ class ExecutorContract:
 
     async def test_a_gang_is_present_from_its_launch_until_its_end(self, make_executor: MakeExecutor) -> None:
         async with opened(make_executor) as (executor, listener):
-            launch = self.launch(self.command(), gpus=2)
+            launch = self.launch(executor, self.command(), gpus=2)
             executor.launch(launch)
-            assert dict(executor.present()) == {launch.key: (0, 1)}
+            assert dict(executor.present()) == {launch.key: launch.gpus}
             await listener.wait_for_start(launch.key)
             assert launch.key in executor.present()
             executor.stop(launch.key, StopMode.KILL)
@@ -183,7 +196,7 @@ class ExecutorContract:
 
     async def test_a_gang_starts_whole_and_finishes(self, make_executor: MakeExecutor) -> None:
         async with opened(make_executor) as (executor, listener):
-            launch = self.launch(self.command(exit_code=0), gpus=2)
+            launch = self.launch(executor, self.command(exit_code=0), gpus=2)
             executor.launch(launch)
             ended = await listener.wait_for_end(launch.key)
             assert (ended.outcome, ended.exit_code) == (GangOutcome.FINISHED, 0)
@@ -192,8 +205,8 @@ class ExecutorContract:
             assert [row["exit_code"] for row in executor.ranks(launch.key)] == [0, 0]
 
     async def test_an_exit_code_is_reported_and_kept(self, make_executor: MakeExecutor) -> None:
-        launch = self.launch(self.command(exit_code=3))
         async with opened(make_executor) as (executor, listener):
+            launch = self.launch(executor, self.command(exit_code=3))
             executor.launch(launch)
             ended = await listener.wait_for_end(launch.key)
             assert (ended.outcome, ended.exit_code) == (GangOutcome.FAILED, 3)
@@ -205,14 +218,14 @@ class ExecutorContract:
 
     async def test_a_worker_that_fails_ends_its_gang(self, make_executor: MakeExecutor) -> None:
         async with opened(make_executor) as (executor, listener):
-            launch = self.launch(self.failing_rank_command(7), gpus=2)
+            launch = self.launch(executor, self.failing_rank_command(7), gpus=2)
             executor.launch(launch)
             ended = await listener.wait_for_end(launch.key)
             assert (ended.outcome, ended.exit_code) == (GangOutcome.FAILED, 7)
 
     async def test_a_command_that_cannot_run_is_a_failure(self, make_executor: MakeExecutor) -> None:
         async with opened(make_executor) as (executor, listener):
-            launch = self.launch(self.missing_command())
+            launch = self.launch(executor, self.missing_command())
             executor.launch(launch)
             ended = await listener.wait_for_end(launch.key)
             assert ended.outcome is GangOutcome.FAILED
@@ -220,7 +233,7 @@ class ExecutorContract:
 
     async def test_each_end_is_reported_exactly_once(self, make_executor: MakeExecutor) -> None:
         async with opened(make_executor) as (executor, listener):
-            launches = [self.launch(self.command(exit_code=code), job=str(code + 1)) for code in (0, 1, 2)]
+            launches = [self.launch(executor, self.command(exit_code=code), job=str(code + 1)) for code in (0, 1, 2)]
             for launch in launches:
                 executor.launch(launch)
             for launch in launches:
@@ -233,7 +246,7 @@ class ExecutorContract:
     async def test_every_mode_stops_a_gang(self, make_executor: MakeExecutor) -> None:
         async with opened(make_executor) as (executor, listener):
             for number, mode in enumerate(StopMode, 1):
-                launch = self.launch(self.command(), job=str(number), gpus=2)
+                launch = self.launch(executor, self.command(), job=str(number), gpus=2)
                 executor.launch(launch)
                 await listener.wait_for_start(launch.key)
                 assert executor.stop(launch.key, mode)
@@ -242,7 +255,7 @@ class ExecutorContract:
 
     async def test_a_gang_that_can_save_reports_its_checkpoint(self, make_executor: MakeExecutor) -> None:
         async with opened(make_executor) as (executor, listener):
-            launch = self.launch(self.saving_command(42))
+            launch = self.launch(executor, self.saving_command(42))
             executor.launch(launch)
             await eventually(lambda: executor.report(launch.key) is not None)
             executor.stop(launch.key, StopMode.SAVE)
@@ -251,7 +264,7 @@ class ExecutorContract:
 
     async def test_stopping_again_is_harmless(self, make_executor: MakeExecutor) -> None:
         async with opened(make_executor) as (executor, listener):
-            launch = self.launch(self.command())
+            launch = self.launch(executor, self.command())
             assert not executor.stop(launch.key, StopMode.SAVE)
             executor.launch(launch)
             await listener.wait_for_start(launch.key)
@@ -264,7 +277,7 @@ class ExecutorContract:
 
     async def test_a_gang_that_is_stopped_at_once_ends_once(self, make_executor: MakeExecutor) -> None:
         async with opened(make_executor) as (executor, listener):
-            launch = self.launch(self.command())
+            launch = self.launch(executor, self.command())
             executor.launch(launch)
             executor.stop(launch.key, StopMode.SAVE)
             ended = await listener.wait_for_end(launch.key)
@@ -280,7 +293,7 @@ class ExecutorContract:
             return report.accumulation if report is not None else None
 
         async with opened(make_executor) as (executor, _):
-            launch = self.launch(self.saving_command(1))
+            launch = self.launch(executor, self.saving_command(1))
             executor.launch(launch)
             await eventually(lambda: accumulation(executor) == 1)
             executor.retune(launch.key, 4)
@@ -290,22 +303,22 @@ class ExecutorContract:
     # ---- restarts ---------------------------------------------------------------------------------------------------
 
     async def test_a_running_gang_is_found_again(self, make_executor: MakeExecutor) -> None:
-        launch = self.launch(self.command(), gpus=2)
         async with opened(make_executor, leave_gangs=True) as (executor, listener):
+            launch = self.launch(executor, self.command(), gpus=2)
             executor.launch(launch)
             await listener.wait_for_start(launch.key)
         assert listener.ended == []
         async with opened(make_executor, [launch.key]) as (executor, listener):
             assert listener.started == [launch.key]
-            assert dict(executor.present()) == {launch.key: (0, 1)}
+            assert dict(executor.present()) == {launch.key: launch.gpus}
             executor.stop(launch.key, StopMode.TERMINATE)
             ended = await listener.wait_for_end(launch.key)
             assert ended.outcome is GangOutcome.STOPPED
 
     async def test_an_end_is_reported_again_after_a_restart(self, make_executor: MakeExecutor) -> None:
         """The service may have died before it wrote the end down."""
-        launch = self.launch(self.command(exit_code=5))
         async with opened(make_executor) as (executor, listener):
+            launch = self.launch(executor, self.command(exit_code=5))
             executor.launch(launch)
             await listener.wait_for_end(launch.key)
         async with opened(make_executor, [launch.key]) as (executor, listener):
@@ -316,12 +329,11 @@ class ExecutorContract:
             assert executor.present() == {}
 
     async def test_gangs_that_the_service_does_not_know_are_killed(self, make_executor: MakeExecutor) -> None:
-        launch = self.launch(self.writing_command())
-
         async def written(executor: Executor) -> int:
             return (await executor.read_log(launch.key, 0, "stdout", limit=LIMIT)).next
 
         async with opened(make_executor, leave_gangs=True) as (executor, listener):
+            launch = self.launch(executor, self.writing_command())
             executor.launch(launch)
             async with asyncio.timeout(TIMEOUT_S):
                 while not await written(executor):
@@ -338,15 +350,15 @@ class ExecutorContract:
             assert executor.present() == {}
             await asyncio.sleep(QUIET_S)
             assert (listener.started, listener.ended) == ([], [])
-            executor.launch(self.launch(self.command(exit_code=0)))
+            executor.launch(self.launch(executor, self.command(exit_code=0)))
             await listener.wait_for_end(("1", 1))
 
     async def test_attempts_of_a_job_are_separate(self, make_executor: MakeExecutor) -> None:
         async with opened(make_executor, leave_gangs=True) as (executor, listener):
-            first = self.launch(self.command(output="first", exit_code=1))
+            first = self.launch(executor, self.command(output="first", exit_code=1))
             executor.launch(first)
             await listener.wait_for_end(first.key)
-            second = self.launch(self.saving_command(1), attempt=2)
+            second = self.launch(executor, self.saving_command(1), attempt=2)
             executor.launch(second)
             await eventually(lambda: executor.report(second.key) is not None)
             assert executor.report(first.key) is None
@@ -360,8 +372,6 @@ class ExecutorContract:
     # ---- logs -------------------------------------------------------------------------------------------------------
 
     async def test_logs_are_read_by_chunks_and_kept(self, make_executor: MakeExecutor) -> None:
-        launch = self.launch(self.command(output="one\ntwo\nthree\n", exit_code=0), gpus=2)
-
         async def read(
             executor: Executor, rank: int = 0, stream: str = "stdout", **part: Any
         ) -> tuple[bytes, int, bool]:
@@ -369,6 +379,7 @@ class ExecutorContract:
             return chunk.data, chunk.next, chunk.last
 
         async with opened(make_executor) as (executor, listener):
+            launch = self.launch(executor, self.command(output="one\ntwo\nthree\n", exit_code=0), gpus=2)
             assert await read(executor) == (b"", 0, True)
             executor.launch(launch)
             await listener.wait_for_end(launch.key)

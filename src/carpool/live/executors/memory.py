@@ -1,8 +1,9 @@
 """An executor that runs nothing: gangs are entries in a dictionary. For tests of the service and for load tests.
 
-It keeps the contract of `base.py`, so it is also the smallest example of an executor. With `automatic`, gangs start and
-stop by themselves and `program(...)` says what they do; without, a test calls `start` and `end` at the moments it
-wants. Closing it and calling `recover` again plays a restart of the service, because the gangs stay in the object.
+It keeps the contract of `base.py`, so it shows which calls an executor answers and makes, and in which order. It takes
+no `ExecutorOptions` and starts no process; `local.py` does. With `automatic`, gangs start and stop by themselves and
+`program(...)` says what they do; without, a test calls `start` and `end` at the moments it wants. Closing it and
+calling `recover` again plays a restart of the service, because the gangs stay in the object.
 """
 
 import asyncio
