@@ -56,7 +56,7 @@ LIVE = Edge.OPTION | Edge.FILE | Edge.REQUEST | Edge.STORED
 EVERYWHERE = LIVE | Edge.COLUMN
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class JobField:
     """One field: its type, its default, and its name on every edge."""
 
