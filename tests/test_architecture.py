@@ -188,3 +188,14 @@ def test_the_core_and_the_policies_load_nothing_from_outside():
 def test_the_list_of_commands_loads_nothing_heavy():
     listing = "from carpool.cli import cli\ncli.main(['--help'], standalone_mode=False)"
     assert loaded_by(listing) == ["click"]
+
+
+def test_no_class_name_means_two_things():
+    """Two classes of one name make a reader ask which one is meant."""
+    places: dict[str, list[str]] = {}
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
+    twice = [f"{name} is a class in {' and '.join(sorted(files))}" for name, files in places.items() if len(files) > 1]
+    assert not twice, "\n".join(twice)
