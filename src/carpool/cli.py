@@ -5,6 +5,7 @@ line on standard error and exit code 2, never a traceback.
 """
 
 import os
+import re
 import signal
 import sys
 from importlib import import_module
@@ -54,6 +55,10 @@ SECTIONS = {
 COMMANDS = {name: place for section in SECTIONS.values() for name, place in section.items()}
 
 
+NO_ARGUMENTS = getattr(click.exceptions, "NoArgsIsHelpError", ())
+"""Exception with which newer versions of Click show the help of a group; older versions print it and exit."""
+
+
 class Terminated(BaseException):
     """The process was asked to end by SIGTERM, or its terminal was closed (SIGHUP)."""
 
@@ -73,7 +78,7 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
-            raise click.UsageError(f"No such command {name!r}: {nearest(name, COMMANDS)}", ctx)
+            raise click.UsageError(f"No such command {name!r}", ctx)
         module, _, attribute = COMMANDS[name].partition(":")
         command = getattr(import_module(module), attribute)
         assert isinstance(command, click.Command)
@@ -96,8 +101,11 @@ def main() -> None:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         code = 2
     except click.ClickException as error:
-        error.show()
         code = error.exit_code
+        if isinstance(error, NO_ARGUMENTS):
+            error.show()
+        else:
+            print(f"error: {usage_message(error)}", file=sys.stderr)
     except (KeyboardInterrupt, click.Abort):
         print("interrupted; nothing was written", file=sys.stderr)
         code = 130
@@ -108,6 +116,36 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes the rest at exit
         code = 141
     sys.exit(code)
+
+
+def usage_message(error: click.ClickException) -> str:
+    """Return an error that Click found on the command line as one line: place, problem and remedy."""
+    message, ctx = " ".join(error.format_message().split()).rstrip("."), getattr(error, "ctx", None)
+    if isinstance(error, click.BadParameter) and not isinstance(error, click.MissingParameter) and error.param:
+        message = f"{_place(error.param)}: {_problem(error, error.param.type)}"
+    elif ctx is not None and isinstance(ctx.command, click.Group):
+        unknown = re.match("No such command '(.*?)'", message)
+        if unknown:
+            name, known = unknown[1], ctx.command.list_commands(ctx)
+            return f"{name}: there is no such command of `{ctx.command_path}`; {nearest(name, known)}"
+    message = message[0].lower() + message[1:]
+    return f"{message}; see `{ctx.command_path} --help`" if ctx is not None else message
+
+
+def _place(param: click.Parameter) -> str:
+    return max(param.opts, key=len) if isinstance(param, click.Option) else param.human_readable_name
+
+
+def _problem(error: click.BadParameter, kind: object) -> str:
+    message = " ".join(error.message.split()).rstrip(".")
+    for name, words in {"integer": "whole number", "float": "number"}.items():
+        message = re.sub(f"is not a valid {name}( range)?$", f"is not a {words}", message)
+    value, outside, _ = message.partition(" is not in the range")
+    if not outside or not isinstance(kind, click.IntRange | click.FloatRange):
+        return message
+    if kind.max is None:
+        return f"{value} must be at least {kind.min}"
+    return f"{value} must be from {kind.min} to {kind.max}"
 
 
 def _prepare() -> None:

@@ -110,7 +110,7 @@ class TestShareNow:
     def test_why_names_hosts_and_what_was_compared(self):
         state = given(FOUR, running("a", gpus=4), pending("b", gpus=2, left=100), xi=1.2).state(Carpool().key)
         (decision,) = Carpool().decide(state)
-        assert decision.why.startswith("shares with a: takes 1.20× as long as alone, still saves")
+        assert decision.why.startswith("it shares with a: it takes 1.20× as long as alone, and still saves")
         assert decision.why.endswith("in sum over it, its hosts and the queue")
 
 

@@ -11,7 +11,7 @@ import click
 from click.testing import CliRunner
 
 import carpool
-from carpool.cli import cli
+from carpool.cli import NO_ARGUMENTS, cli, usage_message
 from carpool.errors import InputError
 
 HEADER = "job,submitted_s,model,gpus,batch,iterations"
@@ -28,13 +28,17 @@ class Said:
 
 def call(*arguments: object, env: Mapping[str, str | None] | None = None) -> Said:
     """As `main` would, without the cost of a process; a variable of `env` that is None is unset."""
-    result = CliRunner().invoke(cli, [str(a) for a in arguments], prog_name="carpool", catch_exceptions=True, env=env)
+    words = [str(argument) for argument in arguments]
+    result = CliRunner().invoke(cli, words, prog_name="carpool", env=env, standalone_mode=False)
     error = result.exception
     if isinstance(error, InputError):
         return Said(2, result.stdout, f"error: {error}\n")
-    if error is not None and not isinstance(error, SystemExit | click.ClickException):
+    if isinstance(error, click.ClickException) and not isinstance(error, NO_ARGUMENTS):
+        return Said(error.exit_code, result.stdout, f"{result.stderr}error: {usage_message(error)}\n")
+    if error is not None and not isinstance(error, SystemExit):
         raise error
-    return Said(result.exit_code, result.stdout, result.stderr)
+    code = result.return_value if isinstance(result.return_value, int) else result.exit_code
+    return Said(code, result.stdout, result.stderr)
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -22,7 +22,7 @@ from carpool.sim.sources import parse_loads, parse_seeds
     "--seeds", "--seed", "seeds", default="1", show_default=True, help="Seeds of the workload generator, such as 1-8."
 )
 @world_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 def bound(
     workload: str, select: str | None, jobs: int | None, loads: str, seeds: str, as_json: bool, **world: Any
 ) -> None:

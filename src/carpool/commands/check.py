@@ -22,14 +22,17 @@ EXIT_UNCHECKED = 3
 STDERR = 2
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(
+    short_help="Check whether a training's batch may be split.",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
 @click.option("--accumulation", default=4, show_default=True, type=click.IntRange(2), help="Micro-batches to try.")
 @click.option("--steps", default=5, show_default=True, type=click.IntRange(1), help="Steps to train both ways.")
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Keep the verdict in this file.")
-@click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def check(accumulation: int, steps: int, output: Path | None, as_json: bool, command: tuple[str, ...]) -> None:
-    """Check whether the batch of a training script can be split.
+    """Check whether splitting the batch into micro-batches leaves the training the same.
 
     Runs COMMAND, a training script that uses carpool.train, up to its first step, and compares training with and
     without micro-batches. Nothing is trained or saved. The exit status is 0 if the batch can be split, 1 if splitting

@@ -43,7 +43,7 @@ PAPER = ("fifo", "sjf", "tiresias", "sjf-ffs", "sjf-bsbf")
 @world_options
 @click.option("--bound", "with_bound", is_flag=True, help="Show every policy as a multiple of the lower bound.")
 @click.option("--workers", type=click.IntRange(1), help="Number of processes.  [default: one per core]")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for CSV tables and pictures.")
 def compare(
     chosen: Sequence[str],

@@ -15,15 +15,20 @@ from carpool.profile.schema import dumps, save
 )
 @click.option("--efficiency", multiple=True, metavar="CSV", help="Progress and iterations of each epoch and batch.")
 @click.option(
-    "--most-per-gpu", multiple=True, metavar="TASK=N", help="Largest micro-batch.  [default: that of the rows]"
+    "--most-per-gpu",
+    multiple=True,
+    metavar="TASK=N",
+    help="Maximum samples of a micro-batch per GPU.  [default: that of the rows]",
 )
 @click.option("--most-gpus", multiple=True, metavar="TASK=N", help="Largest number of GPUs when a task is scaled.")
-@click.option("--memory", multiple=True, metavar="JSON", help="Measurement file whose solo rows give memory.")
+@click.option(
+    "--memory", multiple=True, metavar="JSON", help="Measurement file whose rows of single jobs contain the memory."
+)
 @click.option(
     "--activation-scale",
     default=2.0,
     show_default=True,
-    help="Factor on the memory per sample (2: from 16 to 32 bits).",
+    help="Factor on the memory per sample (2 for 32-bit values measured with 16 bits).",
 )
 @click.option("--context-gib", default=0.7, show_default=True, help="Memory of the CUDA context, added to each job.")
 @click.option(
@@ -44,7 +49,7 @@ from carpool.profile.schema import dumps, save
 @click.option("--noise", help="Text on how well repeated measurements agree.")
 @click.option("--note", multiple=True, help="Remark to keep in the file.")
 @click.option("--out", metavar="FILE", help="Write the profile here.")
-@click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 def fit(out: str | None, as_json: bool, **options: Any) -> None:
     """Fit a profile to measurements.
 

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from carpool.errors import InputError
+from carpool.profile.fields import ProfileError
+from carpool.profile.interference import read_interference
 from carpool.sim import generate
 from carpool.sim.engine import Costs
-from carpool.sim.run import Setup
+from carpool.sim.run import Setup, parse_cluster
 from carpool.sim.sources import MOST_JOBS, expand_selection, load_workload
 from carpool.sim.sweep import SweepCase
 from carpool.units import parse_bytes
@@ -127,6 +129,12 @@ def make_setup(seed: int, world: dict[str, Any]) -> Setup:
     """Return the setup that the world options describe."""
     truth = world["truth"] or world["interference"]
     belief = world["belief"] or world["interference"]
+    parse_cluster(world["cluster"], "--cluster")
+    try:
+        read_interference(truth)
+    except ProfileError as error:
+        option = "--truth" if world["truth"] else "--interference"
+        raise InputError(str(error).replace("interference ", f"{option} ", 1)) from None
     return Setup(
         cluster=world["cluster"],
         profile=world["profile"],

@@ -48,7 +48,7 @@ Advance = Callable[[RunProgress], None]
     "bench/physical.py --rows writes.",
 )
 @click.option("--workers", type=click.IntRange(1), help="Number of processes.  [default: one per core]")
-@click.option("--json", "as_json", is_flag=True, help="Print the claims as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 def paper(quick: bool, out: Path, path: Path | None, workers: int | None, as_json: bool) -> None:
     """Reproduce the SJF-BSBF paper as one HTML report.
 

@@ -10,7 +10,7 @@ from carpool.errors import InputError
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 def policies(as_json: bool) -> None:
     """List the policies with their options and defaults.
 

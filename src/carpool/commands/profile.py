@@ -44,10 +44,14 @@ from carpool.profile.schema import dumps, save
     type=click.Choice([MPS, TIME_SLICING]),
     help="Sharing mechanism to measure.  [default: both]",
 )
-@click.option("--solo", is_flag=True, help="Measure no pairs.")
+@click.option("--solo", is_flag=True, help="Measure each training alone only.")
 @click.option("--across/--no-across", default=True, help="Measure pairs of different batches.  [default: yes]")
 @click.option(
-    "--groups", default=0, show_default=True, type=click.IntRange(0), help="Number of groups of 3, and of 4, under MPS."
+    "--groups",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Number of groups of three and of four jobs to measure under MPS.",
 )
 @click.option(
     "--repeats",
@@ -65,14 +69,16 @@ from carpool.profile.schema import dumps, save
 @click.option("--gpu", "which", help="Index or UUID of the GPU.  [default: the first]")
 @click.option("--cpu", is_flag=True, help="Measure on the CPU, without a GPU.")
 @click.option(
-    "--minutes", type=click.FloatRange(0), help="Minutes after which to stop; the next call resumes. 0: only fit."
+    "--minutes",
+    type=click.FloatRange(0),
+    help="Stop after this many minutes; the same command resumes. 0: only fit what was measured.",
 )
 @click.option(
     "--precision",
     default=2.0,
     show_default=True,
     type=click.FloatRange(0.1),
-    help="Half width of the confidence interval, in per cent, at which a window ends.",
+    help="Relative error, in per cent, at which a measurement ends.",
 )
 @click.option("--window", default="1.2,3", show_default=True, help="Shortest and longest window in seconds.")
 @click.option("--examples", "scripts", type=click.Path(file_okay=False), help="Folder of the example scripts.")
@@ -86,7 +92,7 @@ from carpool.profile.schema import dumps, save
 @click.option(
     "--state", metavar="FILE", help="File of raw measurements, from which a call resumes.  [default: NAME.raw.jsonl]"
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def profile(as_json: bool, **options: Any) -> None:
     """Measure training on this machine's GPU and write a profile.

@@ -26,7 +26,7 @@ class ProfileGroup(click.Group):
 
 
 @click.group(cls=ProfileGroup, invoke_without_command=True)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 @click.pass_context
 def profiles(context: click.Context, as_json: bool) -> None:
     """List, show and merge profiles.
@@ -38,7 +38,7 @@ def profiles(context: click.Context, as_json: bool) -> None:
 
 
 @profiles.command("list")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 def list_command(as_json: bool) -> None:
     """List the shipped profiles."""
     _list(as_json)
@@ -47,7 +47,7 @@ def list_command(as_json: bool) -> None:
 @profiles.command("show")
 @click.argument("name")
 @click.option("--plots", metavar="FOLDER", help="Draw the fits and the slow-downs there.")
-@click.option("--json", "as_json", is_flag=True, help="Print the file itself.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 def show_command(name: str, plots: str | None, as_json: bool) -> None:
     """Show one profile: a shipped NAME or a path."""
     profile = load(name)
@@ -66,7 +66,7 @@ def show_command(name: str, plots: str | None, as_json: bool) -> None:
 @click.option("--name", help="Name of the profile.  [default: that of A]")
 @click.option("--description", help="What it is about.  [default: that of A]")
 @click.option("--note", multiple=True, help="A further remark to keep in the file.")
-@click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 def merge_command(
     names: tuple[str, ...], out: str, name: str | None, description: str | None, note: tuple[str, ...], as_json: bool
 ) -> None:

@@ -28,7 +28,7 @@ from carpool.sim.sources import LOADS, expand_selection, load_workload
 @click.option("--load", type=number(*LOADS), default=1.0, show_default=True, help="Arrival-rate multiplier.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Random seed.")
 @world_options
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for a CSV table of jobs, event log and pictures.")
 def simulate(
     policy: str,

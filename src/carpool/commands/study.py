@@ -17,7 +17,7 @@ SEEDS, QUICK_SEEDS = "101-116", "101-104"
 """Seeds of the study. No policy was tuned on them."""
 
 
-@click.command()
+@click.command(short_help="Find conditions under which a policy does worse.")
 @click.option("--quick", is_flag=True, help=f"Load 1 and seeds {QUICK_SEEDS} only: 1 to 2 minutes instead of about 15.")
 @click.option("--seeds", help=f"Seeds of the workload generator, such as 1-16.  [default: {SEEDS}]")
 @click.option(
@@ -28,7 +28,7 @@ SEEDS, QUICK_SEEDS = "101-116", "101-104"
 )
 @click.option("--only", help="Run only scenarios whose group or name contains this text.")
 @click.option("--workers", type=click.IntRange(1), help="Number of processes.  [default: one per core]")
-@click.option("--json", "as_json", is_flag=True, help="Print every scenario and policy as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for CSV tables and a picture.")
 @click.option(
     "--cache", type=click.Path(path_type=Path, dir_okay=False), help="File that keeps completed runs for the next call."
@@ -43,7 +43,7 @@ def study(
     out: Path | None,
     cache: Path | None,
 ) -> None:
-    """Find worlds in which a policy does worse than sjf-bsbf.
+    """Find conditions under which a policy does worse than sjf-bsbf.
 
     The scenarios vary one factor of a base world at a time: wrong durations, wrong slow-downs, memory limits,
     placement, load, jobs per GPU, and interference tables. Some scenarios cross factors. With --cache, an interrupted

@@ -1,4 +1,4 @@
-"""`carpool workload`: generate, describe and convert workloads."""
+"""`carpool workload`: generate, show and convert workloads."""
 
 import json
 import sys
@@ -21,7 +21,7 @@ from carpool.sim.workload import Workload, write
 
 @click.group()
 def workload() -> None:
-    """Generate, describe and convert workloads."""
+    """Generate, show and convert workloads."""
 
 
 @workload.command("generate")
@@ -71,7 +71,7 @@ def convert(source: str, select: str | None, out: Path | None) -> None:
 @click.option(
     "--gpus", type=click.IntRange(1), default=64, show_default=True, help="Number of GPUs to compute the load for."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 def show(source: str, select: str | None, profile: str, gpus: int, as_json: bool) -> None:
     """Describe a workload: jobs, gangs, models, durations, load."""
     facts = describe(_read(source, select, profile), profile, gpus)

@@ -171,7 +171,7 @@ class State:
         needed = self.perf.memory(job, smallest)
         total, fitting = self.topology.total(), self.topology.total(self.topology.with_memory(needed))
         if job.gpus > total:
-            return f"gpus: job {job.id} asks for {job.gpus} GPUs and the cluster has {total}"
+            return f"gpus: job {job.id} asks for {job.gpus} GPUs and the cluster has {total}; ask for at most {total}"
         if job.gpus > fitting:
             at = "even at sub-batch 1" if job.can_shrink else f"at batch {job.batch}, which may not be split"
             gib = self.topology.largest_memory / 2**30

@@ -60,7 +60,7 @@ def describe(setup: Setup) -> str:
     """Describe the simulated world in one line."""
     belief = "" if setup.belief is None else f" (believed {setup.belief})"
     share = f"up to {setup.jobs_per_gpu} jobs per GPU" if setup.jobs_per_gpu > 1 else "no sharing"
-    parts = [f"{setup.cluster} GPUs", f"profile {setup.profile}", f"ξ {setup.truth}{belief}", share]
+    parts = [f"{setup.cluster} GPUs", f"profile {setup.profile}", f"slow-down of sharing {setup.truth}{belief}", share]
     parts += [f"error of durations σ {setup.duration_error:g}"] if setup.duration_error else []
     parts += [f"error of slow-downs σ {setup.interference_error:g}"] if setup.interference_error else []
     parts += [f"error of reports σ {setup.report_error:g}"] if setup.report_error else []
@@ -87,16 +87,22 @@ def run_tables(summary: Summary, setup: Setup) -> None:
     console = new_console()
     _print(console, f"{summary.policy} on {summary.workload}", table)
     slowdowns = f"{summary.host_slowdown_mean:.2f}× as long as alone (worst {summary.host_slowdown_max:.2f}×)"
+    joined, preempted = _times(summary.shares), _times(summary.preemptions)
     console.print(
-        f"GPU utilisation {summary.gpu_utilisation:.0%}, {summary.shares} shares, {summary.preemptions} preemptions"
+        f"GPU utilisation {summary.gpu_utilisation:.0%}, jobs joined others {joined} and were preempted {preempted}"
         + (
             f"\n{summary.hosts} job{'s' * (summary.hosts > 1)} that others joined took {slowdowns}"
             if summary.hosts
             else ""
         )
         + f"\n{summary.decisions} decisions, CPU time of one: mean {summary.decision_mean_cpu_s * 1e3:.3f} ms, "
-        f"p99 {summary.decision_p99_cpu_s * 1e3:.3f} ms; whole run {summary.cpu_s:.2f} CPU s\n{describe(setup)}"
+        f"p99 {summary.decision_p99_cpu_s * 1e3:.3f} ms; the whole run took {summary.cpu_s:.2f} s of CPU time\n"
+        f"{describe(setup)}"
     )
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
 
 
 def by_case(outcomes: Sequence[CaseResult]) -> dict[str, dict[str, list[CaseResult]]]:
@@ -161,7 +167,7 @@ COLUMNS = (
     Column("queue", lambda s: s.mean_queue_s),
     Column("makespan", lambda s: s.makespan_s, important=False),
     Column("GPU use", lambda s: s.gpu_utilisation, "{:.0%}".format, important=False),
-    Column("shares", lambda s: s.shares, "{:.0f}".format),
+    Column("joined", lambda s: s.shares, "{:.0f}".format),
     Column("preempted", lambda s: s.preemptions, "{:.0f}".format, important=False),
     Column("host slow-down", lambda s: s.host_slowdown_mean, "{:.2f}".format, important=False),
 )

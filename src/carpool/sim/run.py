@@ -144,12 +144,21 @@ def simulate(
     return Result(summary, state)
 
 
+def parse_cluster(text: str, place: str = "cluster") -> tuple[int, int]:
+    """Return nodes and GPUs per node of a text such as `16x4`. `place` is the field or option that an error names."""
+    remedy = "write nodes x GPUs per node, for example 16x4"
+    match = re.fullmatch(r"(\d{1,7})[x×](\d{1,7})", text.strip())
+    number, size = (int(part) for part in match.groups()) if match else (0, 0)
+    if match and number * size == 0:
+        raise InputError(f"{place} {text!r}: needs at least one node and one GPU; {remedy}")
+    if not 1 <= number * size <= 1_000_000:
+        raise InputError(f"{place} {text!r}: {remedy}")
+    return number, size
+
+
 def cluster_nodes(setup: Setup) -> list[Node]:
     """Return the nodes of the setup's cluster."""
-    match = re.fullmatch(r"(\d{1,7})[x×](\d{1,7})", setup.cluster.strip())
-    number, size = (int(part) for part in match.groups()) if match else (0, 0)
-    if not 1 <= number * size <= 1_000_000:
-        raise InputError(f"cluster {setup.cluster!r}: write nodes x GPUs per node, for example 16x4")
+    number, size = parse_cluster(setup.cluster)
     gpu = _profile(setup.profile).gpu
     memory = setup.gpu_memory or (gpu.memory_bytes if gpu else None)
     if memory is None:

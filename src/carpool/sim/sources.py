@@ -65,6 +65,9 @@ def parse_seeds(text: str) -> list[int]:
     """Return the seeds of a text such as `1,2,5` or `1-8`."""
     seeds = _list(text)
     for value in seeds:
+        first, _, last = value.partition("-")
+        if first.isdecimal() and last.isdecimal() and int(first[:18]) > int(last[:18]):
+            raise InputError(f"--seeds {text!r}: the range {value} is empty; write {last}-{first}")
         if not (value.isdecimal() and len(value) <= 18):
             problem = f"{value!r} is not a seed; write whole numbers such as 1-8 (at most {MOST_VALUES})"
             raise InputError(f"--seeds {text!r}: {problem}")

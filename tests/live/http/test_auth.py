@@ -76,15 +76,25 @@ def test_a_service_that_is_not_root_warns_that_users_must_trust_each_other(monke
 
     config = SimpleNamespace(home=Home(tmp_path), policy="sjf")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    serve._greet("http://127.0.0.1:1", config, SimpleNamespace(queries=Nothing()))
+    serve._greet("http://127.0.0.1:1", config, SimpleNamespace(queries=Nothing()), "127.0.0.1")
     said = capsys.readouterr().err
-    assert "carpool serves 2 logical GPUs (logical) under sjf at http://127.0.0.1:1" in said
+    assert "carpool serves 2 logical GPUs under sjf at http://127.0.0.1:1" in said
     assert "add only users who trust each other" in said
     assert "clear text" not in said
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    serve._greet("http://10.0.0.5:1", config, SimpleNamespace(queries=Nothing()))
+    serve._greet("http://10.0.0.5:1", config, SimpleNamespace(queries=Nothing()), "10.0.0.5")
     said = capsys.readouterr().err
     assert "trust each other" not in said
+    assert "tokens travel in clear text" in said
+
+
+def test_a_service_on_all_interfaces_says_that_other_machines_can_reach_it(capsys, tmp_path):
+    queries = SimpleNamespace(gpus=lambda: {"nodes": [{"gpus": [{}]}], "mechanism": "mps"})
+    config = SimpleNamespace(home=Home(tmp_path), policy="sjf")
+    serve._greet("http://127.0.0.1:1", config, SimpleNamespace(queries=queries), "0.0.0.0")
+    said = capsys.readouterr().err
+    assert "carpool serves 1 GPU (mps) under sjf at http://127.0.0.1:1" in said
+    assert "listens on 0.0.0.0: other machines can reach it" in said
     assert "tokens travel in clear text" in said
 
 

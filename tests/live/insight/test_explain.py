@@ -104,7 +104,7 @@ def test_the_joint_policy_explains_why_a_job_does_not_share():
     gpus = FourGpus("carpool", xi=3.0)
     gpus.submit(job("1", 4, 50), job("2", 4, 100), job("3", 4, 200, exclusive=True))
     answer = gpus.explain("2")["reason"]
-    assert "beside job 1 (name-1), its best host, it would take 3.00× as long (host 3.00×)" in answer
+    assert "beside job 1 (name-1), its best host, it would take 3.00× as long, the host 3.00×" in answer
     assert answer.endswith("no move was found that lowers the sum of completion times over it, its hosts and the queue")
     assert gpus.explain("3")["reason"].endswith("; it asked not to share")
 
@@ -121,7 +121,7 @@ def test_a_running_job_shows_its_mates_and_the_reason_for_its_place():
         1.5,
         None,
     )
-    assert any("still finishes sooner than waiting" in line for line in answer["sentences"])
+    assert any("it still ends sooner than if it waited" in line for line in answer["sentences"])
     record = gpus.state.jobs["2"]
     gpus.now = 6.0
     gpus.step(ev.Observed(6.0, "2", 1, 100.0, 0.02 * 1.4 / 2))

@@ -67,7 +67,7 @@ DOZEN = (
 )
 
 
-@click.command()
+@click.command(short_help="Run a dozen small trainings and compare policies.")
 @click.option("--policy", default="sjf-bsbf", show_default=True, help="Scheduling policy; see `carpool policies`.")
 @click.option("--quick", is_flag=True, help="Run a fifth of the iterations.")
 def demo(policy: str, quick: bool) -> None:

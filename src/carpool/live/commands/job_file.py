@@ -36,6 +36,9 @@ def _load(path: Path) -> Any:
         if path.stat().st_size > MAX_BYTES:
             raise InputError(f"{path}: is larger than {MAX_BYTES >> 20} MiB; a job file holds only a job's fields")
         text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        remedy = "give a YAML or TOML file, or a command after `--`"
+        raise InputError(f"{path}: there is no such job file; {remedy}") from None
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
         raise InputError(f"{path}: {why}") from None

@@ -44,7 +44,7 @@ def jobs(everything: bool, mine: bool, limit: int, watch: bool, home: Path | Non
         tables.print_jobs(rows(), limit)
 
 
-@click.command()
+@click.command(short_help="Show a job and what sharing gained or cost it.")
 @job_argument
 @home_option
 @json_option
@@ -54,7 +54,7 @@ def show(job: str, home: Path | None, as_json: bool) -> None:
     print_json(row) if as_json else tables.print_job(row)
 
 
-@click.command()
+@click.command(short_help="Explain why a job waits or runs where it does.")
 @job_argument
 @home_option
 @json_option
@@ -64,7 +64,7 @@ def explain(job: str, home: Path | None, as_json: bool) -> None:
     print_json(row) if as_json else click.echo("\n".join(printable(line) for line in row["sentences"]))
 
 
-@click.command()
+@click.command(short_help="Print the output of a job's worker.")
 @job_argument
 @click.option("-f", "--follow", is_flag=True, help="Follow the log until the job has ended.")
 @click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="Rank of the worker.")
@@ -142,8 +142,8 @@ def _changes(names: tuple[str, ...], home: Path | None, as_json: bool, change: A
         raise SystemExit(2)
 
 
-def _simple(action: str, words: str) -> click.Command:
-    @click.command(action, help=words)
+def _simple(action: str, words: str, short: str | None = None) -> click.Command:
+    @click.command(action, help=words, short_help=short)
     @click.argument("jobs", nargs=-1, required=True, metavar="JOB…")
     @home_option
     @json_option
@@ -159,7 +159,11 @@ def _simple(action: str, words: str) -> click.Command:
 cancel = _simple("cancel", "Stop all workers of a job for good.")
 hold = _simple("hold", "Keep a waiting job from starting until `carpool release`.")
 release = _simple("release", "Allow a held job to start.")
-requeue = _simple("requeue", "Stop a running job after it has saved, and put it back into the queue.")
+requeue = _simple(
+    "requeue",
+    "Stop a running job after it has saved, and put it back into the queue.",
+    "Save and stop a running job, and queue it again.",
+)
 
 
 @click.command()

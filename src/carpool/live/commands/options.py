@@ -40,7 +40,7 @@ def home_option(command: Command) -> Command:
 
 
 def json_option(command: Command) -> Command:
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table or text.")(command)
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")(command)
 
 
 def connect(home: Path | None) -> Client:

@@ -22,7 +22,7 @@ def gpus(home: Path | None, as_json: bool) -> None:
     print_json(answer) if as_json else tables.print_gpus(answer)
 
 
-@click.command()
+@click.command(short_help="Show the jobs that have ended.")
 @click.option(
     "--limit",
     type=click.IntRange(1, 10_000),

@@ -20,7 +20,7 @@ from carpool.live.commands.options import connect, home_option, json_option, pri
 from carpool.live.commands.tables import gpus_of
 from carpool.profile.schema import load
 from carpool.report.tables import comparison_json, comparison_tables
-from carpool.sim.run import Setup
+from carpool.sim.run import Setup, parse_cluster
 from carpool.sim.sweep import CaseResult, SweepCase, run_all
 from carpool.sim.workload import Workload
 
@@ -37,7 +37,7 @@ class Achieved:
     mean_queue_s: float
 
 
-@click.command()
+@click.command(short_help="Simulate past jobs under other policies.")
 @click.option(
     "--policy", "chosen", multiple=True, help="Policy to simulate; repeatable.  [default: fifo, sjf, sjf-ffs, sjf-bsbf]"
 )
@@ -46,7 +46,7 @@ class Achieved:
 )
 @click.option("--profile", default="t4", show_default=True, help="Profile with the speed and memory of models.")
 @click.option(
-    "--jobs-per-gpu", type=click.IntRange(1, 100), default=2, show_default=True, help="Largest number of jobs on a GPU."
+    "--jobs-per-gpu", type=click.IntRange(1, 100), default=2, show_default=True, help="Maximum number of jobs on a GPU."
 )
 @click.option("--cluster", help="Cluster as nodes x GPUs per node.  [default: as it is here]")
 @home_option
@@ -60,13 +60,15 @@ def replay(
     home: Path | None,
     as_json: bool,
 ) -> None:
-    """Simulate the history of this service under other policies and compare.
+    """Simulate the history of this service under other policies and compare them.
 
     Only finished jobs count. A job's duration is the time that it would have needed here alone: the cost of sharing is
     taken out, and the simulator adds its own slow-down where a policy lets jobs share.
     """
     for name in chosen:
         policies.make(name)
+    if cluster is not None:
+        parse_cluster(cluster, "--cluster")
     client = connect(home)
     rows = client.get("/v1/workload")["jobs"]
     shape = cluster or cluster_of(client.get("/v1/gpus"))

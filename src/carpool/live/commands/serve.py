@@ -42,11 +42,7 @@ OPEN = "everyone who reaches {host} can talk to this service, and tokens travel 
     help="Where jobs run: `local` is this machine; installed packages may add others.",
 )
 @click.option(
-    "--jobs-per-gpu",
-    type=click.IntRange(1, 100),
-    default=2,
-    show_default=True,
-    help="Maximum number of jobs on one GPU.",
+    "--jobs-per-gpu", type=click.IntRange(1, 100), default=2, show_default=True, help="Maximum number of jobs on a GPU."
 )
 @click.option("--profile", help="Profile of tasks: a shipped name or a file.  [default: h200 on an H200, else t4]")
 @click.option(
@@ -57,7 +53,12 @@ OPEN = "everyone who reaches {host} can talk to this service, and tokens travel 
     help="Port to listen on; 0: any free port.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--host-name", "names", multiple=True, help="Host name that clients use, besides loopback.")
+@click.option(
+    "--host-name",
+    "names",
+    multiple=True,
+    help="Host name in the URLs of clients; needed where they use a name other than localhost. Repeatable.",
+)
 def serve(home: Path | None, port: int, host: str, names: tuple[str, ...], **options: Any) -> None:
     """Run the scheduling service in the foreground until SIGTERM. Jobs outlive it."""
     _check_installed()
@@ -123,7 +124,7 @@ async def _serve(config: Any, listening: socket.socket, names: tuple[str, ...]) 
         url = _url(listening)
         listening.listen(128)  # a client that reads the address may connect at once
         place.write_address(url)
-        _greet(url, config, service)
+        _greet(url, config, service, listening.getsockname()[0])
         return await _run_until_signal(service, server, listening)
     finally:
         place.remove_address()
@@ -165,13 +166,14 @@ def _server(service: Any, config: Any, keyring: Any, listening: Any, names: tupl
     return SignalFreeServer(settings)
 
 
-def _greet(url: str, config: Any, service: Any) -> None:
+def _greet(url: str, config: Any, service: Any, listens_on: str) -> None:
     from carpool.live.commands.tables import gpus_of
 
     gpus = service.queries.gpus()
     number, mechanism = len(gpus_of(gpus)), gpus.get("mechanism")
-    kind = "logical GPUs" if mechanism == "logical" else "GPUs"
-    click.echo(f"carpool serves {number} {kind} ({mechanism}) under {config.policy} at {url}", err=True)
+    kind, shared = ("logical GPU", "") if mechanism == "logical" else ("GPU", f" ({mechanism})")
+    plural = "" if number == 1 else "s"
+    click.echo(f"carpool serves {number} {kind}{plural}{shared} under {config.policy} at {url}", err=True)
     click.echo(f"home {config.home.path}; SIGTERM or Ctrl-C ends the service, jobs keep running", err=True)
     if os.geteuid() != 0:
         import getpass
@@ -181,9 +183,10 @@ def _greet(url: str, config: Any, service: Any) -> None:
         except (KeyError, OSError):
             user = f"uid {os.geteuid()}"
         click.echo(TRUST.format(user=user), err=True)
-    host = url.split("//")[1].rpartition(":")[0].strip("[]")
-    if host not in ("127.0.0.1", "::1", "localhost"):
-        click.echo(OPEN.format(host=host), err=True)
+    if listens_on in ("0.0.0.0", "::"):
+        click.echo(f"listens on {listens_on}: other machines can reach it", err=True)
+    if listens_on not in ("127.0.0.1", "::1", "localhost"):
+        click.echo(OPEN.format(host=listens_on), err=True)
 
 
 async def _run_until_signal(service: Any, server: Any, listening: socket.socket) -> int:

@@ -47,8 +47,11 @@ def _option(one: JobField) -> Callable[[Command], Command]:
     return click.option(*one.options, one.name, type=kind, metavar=metavar, multiple=several, help=text)
 
 
-@click.command(context_settings={"allow_interspersed_args": False})
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[JOBFILE | -- COMMAND …]")
+@click.command(
+    short_help="Submit a job: a command, or a YAML or TOML file.",
+    context_settings={"allow_interspersed_args": False},
+)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[JOBFILE | [--] COMMAND …]")
 @job_options()
 @click.option("--dry-run", is_flag=True, help="Print what would happen, without submitting the job.")
 @click.option("--wait", is_flag=True, help="Wait for the end of the job and return its exit code.")
@@ -142,7 +145,7 @@ def exit_code(row: dict[str, Any]) -> int:
 
 
 def _print_away() -> None:
-    click.echo("the service does not answer; the job goes on, waiting for the service to come back", err=True)
+    click.echo("the service does not answer; the job keeps running; waiting for the service to come back", err=True)
 
 
 def _wait(client: Client, answer: dict[str, Any], as_json: bool) -> int:
@@ -152,7 +155,7 @@ def _wait(client: Client, answer: dict[str, Any], as_json: bool) -> int:
     except Exception:
         raise
     except BaseException as stopped:  # Ctrl-C or SIGTERM
-        click.echo("stopped waiting; the job goes on (`carpool cancel` ends it)", err=True)
+        click.echo("stopped waiting; the job keeps running (`carpool cancel` ends it)", err=True)
         return 130 if isinstance(stopped, KeyboardInterrupt) else 143
     if as_json:
         print_json({**answer, "status": rows[0]["status"], "exit_code": rows[0].get("exit_code"), "ended": rows})

@@ -194,7 +194,8 @@ def dry_run_lines(answer: Row) -> list[str]:
 
 def print_gpus(answer: Row) -> None:
     console = new_console()
-    table = new_table("GPU", "model", "memory", "reserved", "foreign", "jobs", right=("memory", "reserved", "foreign"))
+    sizes = ("memory", "reserved", "other processes")
+    table = new_table("GPU", "model", *sizes, "jobs", right=sizes)
     for gpu in gpus_of(answer):
         jobs = ", ".join(_resident(job) for job in gpu.get("jobs") or ())
         table.add_row(
@@ -206,7 +207,8 @@ def print_gpus(answer: Row) -> None:
             _text(jobs or "free"),
         )
     console.print(table)
-    console.print(printable(f"sharing: {answer.get('mechanism', 'unknown')}" + _because(answer)))
+    if answer.get("mechanism") != "logical":
+        console.print(printable(f"sharing: {answer.get('mechanism', 'unknown')}" + _because(answer)))
 
 
 def _because(answer: Row) -> str:

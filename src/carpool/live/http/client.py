@@ -76,7 +76,7 @@ class Client:
             address = place.read_address()
             if address is None:
                 raise Unreachable(
-                    f"no service has written its address to {place.path}; start one with `carpool serve`, "
+                    f"no service runs for home {place.path}; start one with `carpool serve`, "
                     f"or set {ENV_URL} and {ENV_TOKEN}"
                 )
             url = str(address["url"])

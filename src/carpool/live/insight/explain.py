@@ -203,7 +203,7 @@ def _why_not_share(context: ExplainContext, explanation: Explanation | None) -> 
     if not explanation.compared:
         return f"; {explanation.why}"
     best = explanation.compared[0]
-    slower = f"it would take {best.guest_slowdown:.2f}× as long (host {best.host_slowdown:.2f}×)"
+    slower = f"it would take {best.guest_slowdown:.2f}× as long, the host {best.host_slowdown:.2f}×"
     return f"; beside {context.called(context.state.jobs[best.host])}, its best host, {slower}, {explanation.why}"
 
 
@@ -239,7 +239,7 @@ def _sentences(context: ExplainContext, record: JobRecord, data: dict[str, Any])
         lines.append(f"It waits: {data['reason']}.")
     why = context.why(record.job.id)
     if why and record.gpus:
-        lines.append(f"Why these GPUs: {why}.")
+        lines.append(f"Why it started: {why}.")
     for mate in data["mates"]:
         other = f"job {mate['job']}" + (f" ({mate['name']})" if mate["name"] else "")
         own, theirs = _xi(mate["slowdown"]), _xi(mate["their_slowdown"])

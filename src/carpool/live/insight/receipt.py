@@ -35,7 +35,7 @@ def receipt(record: JobRecord, now: float) -> dict[str, Any]:
         "hosted": record.hosted,
         "preemptions": record.preemptions,
     }
-    return {**account, "sentences": sentences(account)}
+    return {**account, "sentences": sentences(account, running=bool(record.gpus))}
 
 
 def ran(record: JobRecord, now: float) -> float:
@@ -43,8 +43,8 @@ def ran(record: JobRecord, now: float) -> float:
     return record.ran_s + (now - record.since if record.iteration_s else 0.0)
 
 
-def sentences(account: Mapping[str, Any]) -> list[str]:
-    """Return the receipt in words."""
+def sentences(account: Mapping[str, Any], running: bool = False) -> list[str]:
+    """Return the receipt in words; that of a running job says what holds so far."""
     if not account["ran_s"]:
         return [f"The job has waited {span(account['waited_s'])} and has not run."]
     lines = [f"The job waited {span(account['waited_s'])} and ran {span(account['ran_s'])}."]
@@ -53,19 +53,21 @@ def sentences(account: Mapping[str, Any]) -> list[str]:
     joined = f"joined a running job {_times(account['shares'])}" if account["shares"] else ""
     hosted = f"was joined {_times(account['hosted'])}" if account["hosted"] else ""
     how = "measured" if account["measured"] else "estimated: the job does not report its speed"
+    alone = "So far, alone, it would have run" if running else "Alone it would have run"
     lines.append(
-        f"It {' and '.join(filter(None, (joined, hosted)))}. Alone it would have run {span(account['alone_s'])}: "
+        f"It {' and '.join(filter(None, (joined, hosted)))}. {alone} {span(account['alone_s'])}: "
         f"sharing cost {span(account['lost_s'])} ({how})."
     )
     if account["saved_s"] is not None:
         gained = account["gained_s"]
         verdict = "gained" if gained >= 0 else "cost"
+        total = "So far" if running else "In total"
         lines.append(
             f"Without sharing it would have started about {span(account['saved_s'])} later (estimated when it joined). "
-            f"In total, sharing {verdict} {span(abs(gained))}."
+            f"{total}, sharing {verdict} {span(abs(gained))}."
         )
     elif account["lost_s"] > NOTICEABLE_S:
-        lines.append("It was only a host: it made room for other jobs and gained nothing.")
+        lines.append("It only hosted other jobs, so sharing saved it no time.")
     return lines
 
 

@@ -131,8 +131,12 @@ class Queries:
         record, last = self.state.jobs.get(job), self.last_attempt(job)
         number = attempt if attempt is not None else last
         gpus = record.job.gpus if record is not None else from_json(self.book.ended_row(job)["spec"]).gpus
-        if not (1 <= number <= last or last == 0) or not 0 <= rank < gpus:
-            raise InputError(f"job {job} has {last} attempts and {gpus} workers, numbered from 0")
+        if not (1 <= number <= last or last == 0):
+            numbers = "1" if last == 1 else f"1 to {last}"
+            raise InputError(f"--attempt {number}: job {job} had {last} attempt{'s' * (last != 1)}; give {numbers}")
+        if not 0 <= rank < gpus:
+            numbers = "0" if gpus == 1 else f"0 to {gpus - 1}"
+            raise InputError(f"--rank {rank}: job {job} has {gpus} worker{'s' * (gpus != 1)}; give {numbers}")
         key = (job, max(1, number))
         return await self.executor.read_log(key, rank, stream, offset=offset, limit=limit, tail=tail)
 

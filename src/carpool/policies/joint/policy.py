@@ -186,7 +186,7 @@ class JointPass:
         elif isinstance(move, Suspend):
             for victim in move.victims:
                 draft.stop(victim, f"suspended so that {guest.job.id} can run first, which {saves}")
-            draft.start(guest, f"starts in place of {names(move.victims)}, which {saves}")
+            draft.start(guest, f"it starts in place of {names(move.victims)}, which {saves}")
         elif isinstance(move, Join):
             draft.assign(guest, move.gpus, move.size, self._why_join(move, saves))
         elif isinstance(move, StartAlone):
@@ -198,8 +198,8 @@ class JointPass:
         alone = move.guest.alone_left(now)
         ratio = (move.ends[move.guest.seq] - now) / alone if alone else 1.0  # stopped at its very end: none left
         split = f", batch split into {size.accumulation}" if size.accumulation > 1 else ""
-        longer = f"takes {ratio:.2f}× as long as alone{split}"
-        return f"shares with {names(move.hosts)}: {longer}, still {saves} over it, its hosts and the queue"
+        longer = f"it takes {ratio:.2f}× as long as alone{split}"
+        return f"it shares with {names(move.hosts)}: {longer}, and still {saves} over it, its hosts and the queue"
 
 
 def _starved(view: View, patience: float) -> list[JobView]:

@@ -235,7 +235,7 @@ def _why(record: JobView, allocation: Allocation) -> str:
     gpus = f"{len(allocation.gpus)} GPU{'s' * (len(allocation.gpus) > 1)}"
     batch = "" if allocation.batch is None else f", batch {allocation.batch * len(allocation.gpus)} in all"
     if not record.gpus:
-        return f"starts on {gpus}{batch}: its share for the best goodput of all jobs"
+        return f"it starts on {gpus}{batch}: its share for the best goodput of all jobs"
     if record.gpus == allocation.gpus:
         return f"this phase of its training runs better with another batch{batch}"
     return f"moves from {len(record.gpus)} to {gpus}{batch}: the best goodput of all jobs, restart included"

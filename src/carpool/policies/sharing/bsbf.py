@@ -42,7 +42,7 @@ class SjfBsbf(BasePolicy):
         candidates = Candidates(draft, self._options)
         pending = draft.pending(draft.free_count + draft.shareable().bit_count())
         for job in pending:  # Alg. 1, l. 2
-            if draft.start(job, "shortest in the queue that fits"):  # l. 6–7
+            if draft.start(job, "it is the shortest job in the queue that fits"):  # l. 6–7
                 continue
             if self._join(draft, job, candidates) is JoinOutcome.HOPELESS:
                 pending.skip_alike()
@@ -114,6 +114,6 @@ def _why(hosts: list[Candidate]) -> str:
     host_xi = max(host.option.host_xi for host in hosts)
     accumulation = hosts[0].option.size.accumulation
     split = f", batch split into {accumulation}" if accumulation > 1 else ""
-    which = "host" if len(names) == 1 else "hosts up to"
-    slower = f"takes {guest_xi:.2f}× as long ({which} {host_xi:.2f}×){split}"
-    return f"shares with {shown}: {slower}, still finishes sooner than waiting"
+    shown, take = (f"job {shown}", f"job {shown} takes") if len(names) == 1 else (f"jobs {shown}", "they take up to")
+    slower = f"it takes {guest_xi:.2f}× as long{split}, {take} {host_xi:.2f}× as long"
+    return f"it shares with {shown}: {slower}, and it still ends sooner than if it waited"

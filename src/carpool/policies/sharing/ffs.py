@@ -24,7 +24,9 @@ class SjfFfs(BasePolicy):
         draft = Draft(view)
         pending = draft.pending(draft.free_count + draft.shareable().bit_count())
         for job in pending:
-            if not draft.start(job, "shortest in the queue that fits") and not self._join_first_fit(draft, job):
+            if not draft.start(job, "it is the shortest job in the queue that fits") and not self._join_first_fit(
+                draft, job
+            ):
                 pending.skip_alike()
         return draft.decisions
 
@@ -46,7 +48,12 @@ class SjfFfs(BasePolicy):
             gpus = self._first_fit(draft, job, size, shareable)
             gpus += draft.some_free(shape.gpus - len(gpus), size)
             if len(gpus) == shape.gpus:
-                draft.assign(job, gpus, size, "shortest in the queue; too few GPUs are free, joins the first with room")
+                draft.assign(
+                    job,
+                    gpus,
+                    size,
+                    "it is the shortest job in the queue; too few GPUs are free, so it joins the first jobs with room",
+                )
                 return True
         return False
 

@@ -62,7 +62,9 @@ class Lucid(BasePolicy):
         for fit, host in sorted(fits, key=lambda found: (found[0].guest_xi + found[0].host_xi, found[1].record.seq)):
             gpus = hosts.admits(guest, fit.size, host)
             if gpus is not None:
-                slower = f"takes {fit.guest_xi:.2f}× as long (host {fit.host_xi:.2f}×), at most {self.cap:.2f}× allowed"
-                draft.assign(guest, gpus, fit.size, f"shares with {host.record.job.id}: {slower}")
+                slower = (
+                    f"it takes {fit.guest_xi:.2f}× as long, its host {fit.host_xi:.2f}×; the limit is {self.cap:.2f}×"
+                )
+                draft.assign(guest, gpus, fit.size, f"it shares with job {host.record.job.id}: {slower}")
                 return True
         return False

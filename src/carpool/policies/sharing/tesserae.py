@@ -36,7 +36,7 @@ class Tesserae(BasePolicy):
         waiting: dict[int, list[JobView]] = {}
         seen = 0
         for job in draft.pending():
-            if draft.start(job, "shortest in the queue that fits"):
+            if draft.start(job, "it is the shortest job in the queue that fits"):
                 continue
             if not job.shape.exclusive and draft.may_start(job) and seen < self.window:
                 waiting.setdefault(job.shape.gpus, []).append(job)
@@ -84,7 +84,7 @@ class Tesserae(BasePolicy):
             at = index.admits(guest, fit.size, host) if fit is not None else None
             if fit is not None and at is not None:
                 speed = f"both together are {fit.speed:.2f}× as fast as one alone, in the best matching"
-                draft.assign(guest, at, fit.size, f"shares with {host.record.job.id}: {speed}")
+                draft.assign(guest, at, fit.size, f"it shares with job {host.record.job.id}: {speed}")
                 joined = True
         return joined
 

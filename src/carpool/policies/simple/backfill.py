@@ -44,7 +44,7 @@ class Backfill(BasePolicy):
                 continue
             end = _end(view, job, *place)
             if reservation is None:
-                draft.start(job, "first in the queue")
+                draft.start(job, "it is the first job in the queue")
                 ends.append((end, job.shape.gpus))
             elif reservation.allows(job, end):
                 draft.start(job, "fills a gap and does not delay the first in the queue")

@@ -19,7 +19,11 @@ class Fifo(BasePolicy):
         return (job.job.submitted,)
 
     def decide(self, view: View) -> list[Decision]:
-        return start_in_order(view, self.skip, "first in the queue that fits" if self.skip else "first in the queue")
+        return start_in_order(
+            view,
+            self.skip,
+            "it is the first job in the queue that fits" if self.skip else "it is the first job in the queue",
+        )
 
 
 def start_in_order(view: View, skip: bool, why: str) -> list[Decision]:

@@ -20,5 +20,7 @@ class Sjf(BasePolicy):
 
     def decide(self, view: View) -> list[Decision]:
         return start_in_order(
-            view, self.skip, "shortest in the queue that fits" if self.skip else "shortest in the queue"
+            view,
+            self.skip,
+            "it is the shortest job in the queue that fits" if self.skip else "it is the shortest job in the queue",
         )
