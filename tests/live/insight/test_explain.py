@@ -92,7 +92,7 @@ def test_the_reason_says_why_a_job_does_not_share():
     gpus = FourGpus(xi=2.5)
     gpus.submit(job("1", 4, 100))
     gpus.submit(job("2", 1, 90))
-    assert f"it would take 2.50× as long (host 2.50×), {WAITING_WINS}" in gpus.explain("2")["reason"]
+    assert f"it would take 2.50× as long, the host 2.50×, {WAITING_WINS}" in gpus.explain("2")["reason"]
     (pair,) = gpus.explain("2")["compared"]
     assert (pair["job"], pair["slowdown"], pair["pays"]) == ("1", 2.5, False)
     assert (pair["share_s"], pair["wait_s"]) == pytest.approx((100 + 225 * 1.6, 290.0))
