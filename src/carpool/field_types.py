@@ -8,6 +8,7 @@ caller adds the place. No third-party package is imported here.
 import json
 import re
 import shlex
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -47,7 +48,7 @@ def _range(low: float, high: float) -> str:
     return f"from {_figure(low)}" + (f" to {_figure(high)}" if high < UNBOUNDED else "")
 
 
-class FieldType:
+class FieldType(ABC):
     """A kind of value. Subclasses override the methods for the formats in which it is written differently."""
 
     metavar: ClassVar[str] = "TEXT"
@@ -55,13 +56,13 @@ class FieldType:
     """Whether the option may be given several times on the command line."""
 
     @property
+    @abstractmethod
     def wanted(self) -> str:
         """What a value must be, as a noun phrase for messages and documentation."""
-        raise NotImplementedError
 
+    @abstractmethod
     def check(self, value: Any) -> Any:
         """Return the value of a JSON field. Raises `FieldError`."""
-        raise NotImplementedError
 
     def from_option(self, text: str) -> Any:
         """Return the value that a command-line option gives."""
@@ -83,9 +84,9 @@ class FieldType:
         """Return the value as JSON holds it."""
         return value
 
+    @abstractmethod
     def json_schema(self) -> dict[str, Any]:
         """Return the JSON Schema of the values that `check` accepts."""
-        raise NotImplementedError
 
     def fail(self, value: object) -> FieldError:
         return FieldError(f"{shown(value, 40)} must be {self.wanted}")
