@@ -184,7 +184,7 @@ def test_wrong_job_files_get_one_line(tmp_path, name, text, said):
 
 
 def test_a_missing_or_binary_job_file_is_named(tmp_path):
-    with pytest.raises(InputError, match="No such file"):
+    with pytest.raises(InputError, match="there is no such job file"):
         job_file.read(tmp_path / "a.yaml")
     (tmp_path / "a.yaml").write_bytes(b"\xff\xfe\xff")
     with pytest.raises(InputError, match="UTF-8"):
