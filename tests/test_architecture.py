@@ -185,6 +185,7 @@ def test_the_core_and_the_policies_load_nothing_from_outside():
     assert loaded_by(f"import {', '.join(sorted(module_of(path).removesuffix('.__init__') for path in files))}") == []
 
 
+@pytest.mark.slow
 def test_the_list_of_commands_loads_nothing_heavy():
     listing = "from carpool.cli import cli\ncli.main(['--help'], standalone_mode=False)"
     assert loaded_by(listing) == ["click"]

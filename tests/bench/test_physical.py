@@ -29,6 +29,8 @@ from carpool.profile.measure.raw import MeasuredMachine, Measurement, Measuremen
 from carpool.profile.schema import load, save
 from tests.support import ROOT
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = ROOT / "bench" / "physical.py"
 KEPT = SCRIPT.parents[1] / "docs" / "experiments" / "h200"
 

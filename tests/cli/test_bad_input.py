@@ -28,6 +28,7 @@ def refused(said, *parts: str) -> None:
 # ---- through the real command, one of each kind --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
@@ -55,6 +56,7 @@ def test_a_wrong_workload_is_refused(tmp_path, text, parts):
     assert everything_in(tmp_path) == {"jobs.csv"}, "nothing is left behind"
 
 
+@pytest.mark.slow
 def test_a_job_that_fits_no_gpu_even_at_sub_batch_1(tmp_path):
     path = csv_file(tmp_path, "a,0,ncf,1,8,9", "b,0,bert,1,8,9")
     said = process("simulate", "--workload", path, "--gpu-memory", "900MiB")
@@ -248,6 +250,7 @@ def test_a_refused_run_leaves_an_earlier_result_unchanged(tmp_path):
     assert (tmp_path / "o" / "summary.json").read_text() == "earlier"
 
 
+@pytest.mark.slow
 def test_an_error_in_a_worker_process_is_one_line(tmp_path):
     path = csv_file(tmp_path, "a,0,ncf,1,8,9", "big,5,ncf,99,8,9")
     said = process("compare", "--workload", path, "--workers", 2, "--out", tmp_path / "o")
@@ -308,6 +311,7 @@ def gone(marker: str) -> bool:
     return not processes_of(marker)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="there is no /proc to look for workers in")
 @pytest.mark.parametrize("whom", ["process", "group"])
 @pytest.mark.parametrize(("command", "wait_s"), LONG_WAITS)
@@ -334,6 +338,7 @@ def test_an_interrupt_leaves_nothing(tmp_path, start, command, wait_s, whom):
     assert everything_in(tmp_path) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="there is no /proc to look for workers in")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 143), (signal.SIGKILL, -9)])
 def test_the_end_of_a_command_ends_its_workers(tmp_path, start, number, code):

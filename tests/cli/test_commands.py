@@ -19,6 +19,8 @@ from carpool.sim import Setup, simulate
 from carpool.sim import run as run_module
 from tests.support.command_line import COMMAND, HEADER, call, csv_file, environment, everything_in, process
 
+pytestmark = pytest.mark.slow
+
 CONTRACT = {
     "policy", "jobs", "mean_jct_s", "p50_jct_s", "p95_jct_s", "p99_jct_s", "mean_queue_s", "makespan_s",
     "shares", "preemptions", "cpu_s", "decision_mean_cpu_s", "decision_p99_cpu_s", "large", "small",

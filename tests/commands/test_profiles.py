@@ -114,6 +114,7 @@ def test_sizes(text, size):
     assert parse_bytes(text) == size
 
 
+@pytest.mark.slow
 def test_profiles_lists_by_default_and_by_name():
     for arguments in ((), ("list",)):
         assert "h200" in call(profiles, *arguments).output
@@ -300,6 +301,7 @@ def test_the_documented_commands_are_those_that_measured_h200(monkeypatch, which
     assert [request.run for request in planned - measured] == [1] * left
 
 
+@pytest.mark.slow
 def test_the_documented_merge_makes_h200(tmp_path, monkeypatch):
     """Of what each series concludes for itself, the documented command makes the shipped file."""
     shipped = load("h200")
@@ -326,6 +328,7 @@ FITTED = ("alpha_s", "beta_s", "knee", "error", "busy", "demands")
 """What may differ in the last digits on another processor."""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not DATA, reason="CARPOOL_DATA is not set: the measurements are not part of the project")
 def test_the_documented_commands_make_the_shipped_files(tmp_path):
     """Reads the commands from docs/reference/shipped-profiles.md, so that neither they nor the files can drift."""

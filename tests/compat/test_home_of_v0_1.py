@@ -121,6 +121,7 @@ def rows_set_aside(home: Path) -> list[tuple]:
         return journal.execute("SELECT seq FROM events WHERE kind = 'Damaged'").fetchall()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_snapshot", [True, False])
 def test_all_jobs_come_to_their_end(home, with_snapshot):
     if not with_snapshot:
@@ -144,6 +145,7 @@ def test_all_jobs_come_to_their_end(home, with_snapshot):
     assert rows_set_aside(home) == []
 
 
+@pytest.mark.slow
 def test_a_worker_that_still_runs_is_found_again(home):
     directory = home / "jobs/9/attempt-1/rank-0"
     with subprocess.Popen(["sleep", "600"]) as worker:

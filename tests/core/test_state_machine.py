@@ -20,6 +20,8 @@ from carpool.core.state import State
 from tests.support.situations import check_state, facts, random_job
 from tests.support.world import GIB, TASKS
 
+pytestmark = pytest.mark.slow
+
 MODEL = FittedModel(TASKS, ConstantInterference(1.4), 2)
 HOLDING = (Status.STARTING, Status.RUNNING)
 ALIVE = (*HOLDING, Status.STOPPING, Status.CANCELLING)

@@ -26,6 +26,7 @@ def test_from_python():
     assert said.count(" s  (") == 7
 
 
+@pytest.mark.slow
 def test_a_policy_of_ones_own():
     policy = "examples/longest_first.py:LongestFirst"
     said = run("-m", "carpool.cli", "compare", "--policy", policy, "--policy", f"{policy}:skip=false", "--seeds", "1")

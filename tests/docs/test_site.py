@@ -12,6 +12,8 @@ import pytest
 
 from tests.support import ROOT
 
+pytestmark = pytest.mark.slow
+
 WRITTEN = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 """Documents outside the site."""
 MOST_CHARACTERS = 120

@@ -38,6 +38,7 @@ def completion_sum(kappa: float, host: float, guest: float, host_xi: float, gues
     return host_end + guest_end
 
 
+@pytest.mark.slow
 @given(lefts, lefts, xis, xis)
 @settings(max_examples=500)
 def test_joining_now_or_after_the_host_is_optimal_and_the_formulas_agree(host, guest, host_xi, guest_xi):
@@ -55,6 +56,7 @@ def test_the_ends_of_a_pair_add_up_to_the_sum(host, guest, host_xi, guest_xi):
     assert (guest_end >= guest * (1 - 1e-12), host_end >= host * (1 - 1e-12)) == (True, True)
 
 
+@pytest.mark.slow
 @given(lefts, lefts, xis, xis)
 @settings(max_examples=500)
 def test_the_delay_of_the_host_is_its_end_less_its_time_left(host, guest, host_xi, guest_xi):
@@ -63,6 +65,7 @@ def test_the_delay_of_the_host_is_its_end_less_its_time_left(host, guest, host_x
     assert host_delay(cost, host, host_xi) == pytest.approx(host_end - host, rel=1e-6, abs=1e-6 * host)
 
 
+@pytest.mark.slow
 @given(lefts, lefts, xis, xis, st.floats(1.0, 5.0))
 @settings(max_examples=1000)
 def test_the_threshold_says_what_the_comparison_says(host, guest, host_xi, guest_xi, relative_time):

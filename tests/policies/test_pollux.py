@@ -512,6 +512,7 @@ def test_the_generators_workload_is_the_same_twice_and_better_than_fifo():
     assert max(record.most_gpus for record in first.jobs) > 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("jobs", "seed", "published_s"), [(160, 5, 2751), (240, 4, 3685), (320, 4, 5289)])
 def test_pollux_on_its_own_workloads(data, jobs, seed, published_s):
     """One seed whose mean lies near that of all eight; bench/pollux.py runs them all."""
@@ -521,6 +522,7 @@ def test_pollux_on_its_own_workloads(data, jobs, seed, published_s):
     assert summary.cpu_s < 40.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("jobs", "published_s"), [(160, 4038), (240, 6182), (320, 10040)])
 def test_tiresias_as_pollux_runs_it(data, jobs, published_s):
     path, setup = data / "pollux" / "workloads.csv", Setup()
@@ -528,6 +530,7 @@ def test_tiresias_as_pollux_runs_it(data, jobs, published_s):
     assert fmean(run.summary.mean_jct_s for run in runs) == pytest.approx(published_s, rel=0.10)
 
 
+@pytest.mark.slow
 def test_a_plan_is_no_worse_than_leaving_things_as_they_are(data):
     """Pollux's objective, before and after, in every round of a run."""
     rounds = []

@@ -19,6 +19,7 @@ NAMES = [*policies.BUILT_IN, "fifo:skip=true", "sjf:skip=false", "tiresias:thres
 NAMES += ["sjf-bsbf:floor=0.95,single_host=true", "carpool:suspend=true", "carpool:suspend=true,patience=0.001"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @given(situation=situations)
 @settings(max_examples=120)
@@ -109,6 +110,7 @@ def test_a_plan_leaves_nothing_to_add(name, situation):
     assert list(policy.decide(state)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs_per_gpu", [1, 2, 3, 4])
 def test_bsbf_finds_what_a_search_over_everything_finds(jobs_per_gpu):
     """The indexed search against one that looks at every job, host and sub-batch, without any index."""

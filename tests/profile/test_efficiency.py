@@ -124,6 +124,7 @@ def test_an_inconsistent_scaling_is_refused(change, problem):
         loads(json.dumps(profile), "mine.json")
 
 
+@pytest.mark.slow
 def test_the_shipped_curves_come_from_their_command(data):
     said = call(
         *("fit", "--name", "t4", "--json", "--most-per-gpu", "yolov3=8", "--most-gpus", "ncf=1"),

@@ -70,6 +70,7 @@ def test_a_few_wild_rows_do_not_pull_the_fit():
     assert fitted.error.points == len(runs), "no row is left out"
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(
     alpha=st.floats(0.005, 0.3),
@@ -158,6 +159,7 @@ def test_a_known_curve_comes_back_however_large_its_batches(largest, knee):
     assert fitted.error.p90 < 1e-3
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     alpha=st.floats(0.001, 0.1),
@@ -254,6 +256,7 @@ def test_memory_of_one_batch_is_refused(tmp_path):
         fit_memory([measured(tmp_path, [(8, 1, 1.0), (8, 2, 1.0)])])
 
 
+@pytest.mark.slow
 @with_data
 def test_refitting_gives_the_shipped_constants():
     runs, profile = read_runs(f"{DATA}/pollux/throughput.csv"), load("t4")

@@ -75,6 +75,7 @@ def test_a_measurement_without_a_series_is_of_the_first():
 times = st.floats(0, 1e6, allow_subnormal=False)
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(min_size=1), st.tuples(times, st.floats(1e-9, 10), times, times), min_size=1), st.text())
 def test_any_tasks_survive_the_file(constants, description):
     tasks = {k: TaskProfile(a, b, AllReduce(c, d), AllReduce(d, c), 1 + b) for k, (a, b, c, d) in constants.items()}

@@ -56,6 +56,7 @@ def random_setup(random: Random) -> Setup:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_no_policy_does_better(seed):
     random = Random(seed)
@@ -69,6 +70,7 @@ def test_no_policy_does_better(seed):
             assert reached.mean_jct_s >= bound.exclusive_s * (1 - 1e-9), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_any_prices_give_a_bound(seed):
     """The program may find what it likes: prices at random stay below a good schedule too."""
@@ -152,6 +154,7 @@ class TestCasesSolvedByHand:
         assert bound.sharing_s == pytest.approx(130.0)
 
 
+@pytest.mark.slow
 def test_the_bound_is_close_to_what_policies_reach():
     """On philly-like jobs at load 1 and ξ = 1.2 a simple policy comes within 15 %: the bound is not idle."""
     jobs = philly_like(true_tasks(), jobs=240, seed=3)
@@ -160,6 +163,7 @@ def test_the_bound_is_close_to_what_policies_reach():
     assert reached <= 1.15 * lower_bound(jobs, setup).sharing_s
 
 
+@pytest.mark.slow
 def test_the_bound_of_480_jobs_is_computed_in_seconds():
     jobs = philly_like(true_tasks(), jobs=480, load=2.0, seed=1)
     began = process_time()

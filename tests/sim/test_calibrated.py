@@ -28,6 +28,7 @@ def mean_jct_s(folder, jobs, policy, setup=SETUP):
     return fmean(simulate(workload, policy, setup).summary.mean_jct_s for workload in workloads(folder, jobs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [240, 480])
 @pytest.mark.parametrize("policy", PROTOTYPE_HOURS)
 def test_means_land_within_three_percent_of_the_prototype(data, policy, jobs):
@@ -35,6 +36,7 @@ def test_means_land_within_three_percent_of_the_prototype(data, policy, jobs):
     assert mean_jct_s(data, jobs, policy) / 3600 == pytest.approx(wanted, rel=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [240, 480])
 @pytest.mark.parametrize(("xi", "most"), [(1.0, 1.02), (1.25, 1.02), (1.5, 0.98), (1.75, 0.93), (2.0, 0.93)])
 def test_wise_sharing_gains_over_first_fit_as_interference_grows(data, jobs, xi, most):

@@ -28,6 +28,7 @@ def run(jobs, policy="sjf-bsbf", cluster="1x4", xi=1.5, **options):
     return dict(state.ended.items()), state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("jobs_per_gpu", [1, 2, 3])
 def test_exact_times_equal_a_stepped_world(name, jobs_per_gpu):

@@ -53,6 +53,7 @@ def test_a_seed_gives_the_same_jobs_and_another_seed_others():
     assert philly_like(TASKS, seed=5).jobs != philly_like(TASKS, seed=6).jobs
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_jobs_in_another_process():
     for hash_seed in ("0", "17"):
         said = process("workload", "generate", "--jobs", 50, "--seed", 9, PYTHONHASHSEED=hash_seed)
@@ -134,6 +135,7 @@ def test_calibrated_jobs_have_what_the_papers_tables_imply(many):
         assert (after.id, after.submitted, after.iterations) == (before.id, before.submitted, before.iterations)
 
 
+@pytest.mark.slow
 def test_run_times_of_philly_like_are_lognormal_around_those_of_the_calibrated_jobs():
     drawn = philly_like(TASKS, jobs=MANY, seed=11).jobs
     calibrated = pollux_like(jobs=MANY, seed=11, calibrated=True).jobs
@@ -177,6 +179,7 @@ def test_every_job_fits_alone_on_a_16_gb_gpu_with_its_whole_batch():
         assert 0 < model.memory(job, 1) <= memory, job
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [240, 480])
 @pytest.mark.parametrize(
     ("name", "file"), [("pollux-like", "pollux"), ("pollux-calibrated", "calibrated"), ("philly-like", "calibrated")]

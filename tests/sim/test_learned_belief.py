@@ -12,6 +12,7 @@ from tests.support.command_line import call
 SETUP = Setup(cluster="16x4", truth="gavel", ignore_placement=True, memory_limit=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [240, 480])
 def test_a_learned_belief_costs_little_compared_with_perfect_knowledge(data, jobs):
     def mean(setup):

@@ -345,6 +345,7 @@ def workloads(draw) -> Workload:
     return Workload(tuple(sorted(jobs, key=lambda job: job.submitted)))
 
 
+@pytest.mark.slow
 @given(workloads())
 def test_a_written_workload_is_read_again(tmp_path_factory, workload):
     path = tmp_path_factory.mktemp("round") / "w.csv"
@@ -373,6 +374,7 @@ def test_the_calibrated_workloads_are_read():
     assert all(job.duration_s and job.duration_s > 0 for job in workload.jobs)
 
 
+@pytest.mark.slow
 @needs_data
 def test_the_philly_trace_survives_a_conversion(tmp_path):
     workload = read(f"{DATA}/philly/philly.csv")

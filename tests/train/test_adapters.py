@@ -150,6 +150,7 @@ def test_lightning_manual_optimization_is_refused_in_words(lightning, tmp_path):
 # Hugging Face Trainer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [1, 2], ids=["plain", "with-own-accumulation"])
 @pytest.mark.parametrize("kind", ["tokens", "classes"])
 def test_trainer_trains_the_same(transformers, worker, tmp_path, kind, own):
@@ -203,6 +204,7 @@ def test_trainer_with_other_losses(transformers, tmp_path, kind):
     assert (run(3) - expected).abs().max() <= 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Carpool. out of memory:UserWarning")
 def test_trainer_repeats_a_step_that_does_not_fit(transformers, worker, tmp_path):
     from carpool.train.transformers import CarpoolTrainerCallback
@@ -228,6 +230,7 @@ def test_trainer_repeats_a_step_that_does_not_fit(transformers, worker, tmp_path
     assert (worker.report.accumulation, worker.report.out_of_memory) == (4, 2)
 
 
+@pytest.mark.slow
 def test_trainer_stops_and_resumes(transformers, worker, tmp_path):
     from transformers import TrainerCallback
 

@@ -83,6 +83,7 @@ def same(a, b):
     return a == b
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(st.data())
 def test_pieces_put_together_are_the_batch(data):

@@ -26,6 +26,7 @@ def words(verdict, level):
     return [str(finding) for finding in verdict.findings if finding.level == level]
 
 
+@pytest.mark.slow
 def test_a_clean_model_is_certified_and_measured():
     verdict = judge(mlp(torch.float32))
     assert verdict.shrinking == Shrinking.CERTIFIED
@@ -273,6 +274,7 @@ def run(tmp_path, monkeypatch, script, *options):
     return CliRunner().invoke(command, [*options, "--", sys.executable, "train.py"], catch_exceptions=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("middle", "status"), [("nn.GELU()", 0), ("nn.BatchNorm1d(8)", 1)])
 def test_the_command(tmp_path, monkeypatch, capfd, middle, status):
     result = run(

@@ -60,6 +60,7 @@ def options_of(kind):
     return {} if kind == "mlp" else {"average": tokens}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("samples", [8, 11], ids=["equal", "unequal"])
 @pytest.mark.parametrize("kind", ["mlp", "transformer"])
@@ -71,6 +72,7 @@ def test_float64_weights_equal_the_full_batch(kind, samples, optimizer):
         assert (got - expected).abs().max() <= 1e-11, accumulation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("samples", [8, 11], ids=["equal", "unequal"])
 @pytest.mark.parametrize("kind", ["mlp", "transformer"])

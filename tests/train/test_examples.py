@@ -50,6 +50,7 @@ def test_all_examples_are_here():
     assert scripts == set(ALL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_an_example_trains_as_the_scheduler_says(name, worker, monkeypatch, capsys):
     worker.control(accumulation=2, can_shrink=True)
@@ -63,6 +64,7 @@ def test_an_example_trains_as_the_scheduler_says(name, worker, monkeypatch, caps
     assert "nan" not in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_the_verdict_on_an_example(name, tmp_path, monkeypatch):
     destination = tmp_path / "verdict.json"

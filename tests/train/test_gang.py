@@ -4,6 +4,8 @@ import pytest
 
 from tests.support import training_gang as gang
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(("world", "cases"), [(2, 48), (4, 24)])
 def test_weights_equal_the_full_batch_of_the_whole_gang(world, cases, tmp_path):

@@ -287,6 +287,7 @@ def start(*arguments, **environment):
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment})
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_ends_with_the_same_weights(tmp_path):
     """Uninterrupted, and killed without a word somewhere after the second checkpoint: bit by bit the same."""
     whole = start(tmp_path / "a", 26, tmp_path / "whole.pt")

@@ -406,6 +406,7 @@ def test_without_a_service_a_command_prints_one_line(tmp_path, command):
     assert len(said.err.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_client_finds_the_service_by_address_and_token(service, tmp_path):
     elsewhere = str(tmp_path / "none")
     said = process("jobs", "--json", CARPOOL_HOME=elsewhere, CARPOOL_URL=service.url, CARPOOL_TOKEN=service.token)
@@ -423,6 +424,7 @@ def test_a_client_finds_the_service_by_address_and_token(service, tmp_path):
 # ---- serve -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_busy_port_and_a_home_in_use_are_one_line_each(service, tmp_path):
     port = service.url.rpartition(":")[2]
     said = process("serve", "--home", tmp_path / "other", "--gpus", 1, "--port", port)
@@ -445,6 +447,7 @@ def test_the_home_is_private_and_no_process_shows_a_token(service):
     assert service.token not in lines
 
 
+@pytest.mark.slow
 def test_waiting_and_following_survive_a_killed_service(tmp_path):
     """The service comes back at another address; the exit code and the log are those of the job."""
     served = Served(tmp_path / "home", "--gpus", "1").start()
@@ -473,6 +476,7 @@ def test_waiting_and_following_survive_a_killed_service(tmp_path):
         served.end()
 
 
+@pytest.mark.slow
 def test_sigterm_ends_the_service_and_not_the_jobs(tmp_path):
     served = Served(tmp_path / "home", "--gpus", "2").start()
     try:

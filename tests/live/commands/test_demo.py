@@ -11,6 +11,7 @@ from tests.support.command_line import call
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'carpool[train]'")
 
 
+@pytest.mark.slow
 def test_the_demo_runs_two_trainings_and_compares(monkeypatch):
     few = (demo.DemoJob("gang", 2, 40, 64, 5), demo.DemoJob("short", 1, 20, 64, 5))
     monkeypatch.setattr(demo, "DOZEN", few)

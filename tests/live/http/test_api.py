@@ -300,6 +300,7 @@ def test_foreign_hosts_and_wrong_methods_are_refused(service):
 # ---- schemathesis ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["right", "wrong"])
 def test_no_request_that_the_document_describes_breaks_it(service, mode):
     """Submit jobs as a user who may run none, so that no generated command is ever executed."""

@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).with_name("chaos.py")
 
 
+@pytest.mark.slow
 def test_twenty_rounds_of_killing_violate_no_guarantee():
     """`make chaos` runs 500 rounds."""
     command = [sys.executable, str(SCRIPT), "--rounds", "20", "--seed", "4"]

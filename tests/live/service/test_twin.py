@@ -110,6 +110,7 @@ def learning() -> Belief:
     return believe(profile, FittedModel(profile.core_tasks(), ConstantInterference(1.5), GPUS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "truth", "make"),
     [

@@ -86,6 +86,7 @@ def session():
     return done
 
 
+@pytest.mark.slow
 def test_a_profile_of_known_constants(session):
     found = conclude(MACHINE, session, Naming("p", batch_norm=("a",)))
     assert found.kappa["mps"].kappa == pytest.approx(0.4, abs=0.03)
@@ -109,6 +110,7 @@ def test_a_speed_up_counts_as_no_slow_down_when_kappa_is_fitted():
     assert noisy == clipped
 
 
+@pytest.mark.slow
 def test_times_of_two_mechanisms_are_not_mixed(session):
     only = [done for done in session if done.request.mechanism == "mps"]
     slower = [
@@ -120,6 +122,7 @@ def test_times_of_two_mechanisms_are_not_mixed(session):
     assert mixed.compute(32) == pure.compute(32)
 
 
+@pytest.mark.slow
 def test_a_task_that_ran_alone_only_under_another_mechanism_keeps_its_times_from_there(session):
     """It would be lost otherwise, without a word."""
     done = [one for one in session if one.request.mechanism == "mps"]
@@ -143,6 +146,7 @@ def test_a_task_that_ran_alone_only_under_another_mechanism_keeps_its_times_from
     assert before.notes[0] == "Iteration times are those under mps."
 
 
+@pytest.mark.slow
 def test_a_task_that_ran_alone_elsewhere_at_one_batch_size_is_left_out_by_name(session):
     done = [*session, *(measured("unknown", (name, 8, 1, 0.1)) for name in ("c", "d"))]
     found = conclude(MACHINE, done, Naming("p"))
@@ -158,6 +162,7 @@ def test_a_task_with_one_batch_size_is_left_out_unless_all_have_only_one(session
         conclude(MACHINE, [measured("mps", (name, 8, 1, 0.1)) for name in "cd"], Naming("p"))
 
 
+@pytest.mark.slow
 def test_with_one_batch_accumulations_determine_the_memory(session):
     split = [measured("mps", ("c", 64, accumulation, 0.1 + 0.02 * accumulation)) for accumulation in (1, 2, 4)]
     found = conclude(MACHINE, [*session, *split], Naming("p"))
@@ -168,6 +173,7 @@ def test_with_one_batch_accumulations_determine_the_memory(session):
     assert "one batch only" not in found.tasks["a"].memory.source
 
 
+@pytest.mark.slow
 def test_generated_notes_are_distinguished_from_the_users_notes(session):
     more = [measured("unknown", (name, b, 1, 0.1 + b)) for name, sizes in (("c", (8, 16)), ("d", (8,))) for b in sizes]
     for done in (session, [*session, *more]):
@@ -243,6 +249,7 @@ def test_times_alone_are_the_mean_of_all_series_whatever_their_repetitions():
     assert conclude(MACHINE, done, Naming("p")).tasks["a"].core().compute(8) == pytest.approx(0.075, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_demands_belong_to_the_series_of_the_pairs(session):
     """The other series is of a machine where small batches alone take twice as long."""
     slow = []
@@ -303,6 +310,7 @@ def test_the_noise_says_how_much_series_differ():
 # ---- the shipped profile --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_number_of_h200_follows_from_its_raw_points():
     shipped = load("h200")
     machine = MeasuredMachine(shipped.gpu.name, shipped.gpu.memory_bytes, shipped.gpu.driver, "", "")
@@ -325,6 +333,7 @@ def test_every_number_of_h200_follows_from_its_raw_points():
         assert told == pytest.approx(before, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_h200_predicts_repetitions_within_the_stated_intervals():
     """Each repeated pair against the interval that everything else gives: about 19 of 20 must be inside."""
     from carpool.profile.measure.conclude import merge, pair_of
@@ -362,6 +371,7 @@ def test_h200_predicts_a_series_within_the_intervals_of_the_others():
     assert inside / number >= 0.88
 
 
+@pytest.mark.slow
 def test_h200_predicts_times_it_has_not_seen_to_five_percent():
     """Noise of its points, not the form of the curve, stood in the way: a series by itself misses the bar."""
     raw = load("h200").raw
@@ -392,6 +402,7 @@ def test_no_constant_of_h200_could_be_moved_to_a_better_fit(name):
             assert cost(moved) > cost(core) * (1 - 1e-3), f"{field} times {factor}"
 
 
+@pytest.mark.slow
 def test_the_pictures_show_the_fit_and_the_matrix(tmp_path):
     pytest.importorskip("matplotlib")
     said = call("profiles", "show", "h200", "--plots", tmp_path / "p")

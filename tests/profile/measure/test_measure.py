@@ -23,6 +23,8 @@ from carpool.profile.schema import load
 from tests.support import SUPPORT
 from tests.support.command_line import COMMAND, call, environment
 
+pytestmark = pytest.mark.slow
+
 FAKE = str(SUPPORT / "fake_training.py")
 QUICK = ("--cpu", "--window", "0.4,0.6", "--precision", "5")
 

@@ -33,6 +33,8 @@ from carpool.sim.sweep import Mean
 from tests.support import ROOT
 from tests.support.command_line import COMMAND, call, environment, process
 
+pytestmark = pytest.mark.slow
+
 SHIPPED = (resources.files("carpool.report.paper") / "paper.toml").read_text("utf-8")
 FIGURES = ("figure1", "figure2", "figure3", "figure4", "figure5", "figure6a", "figure6b", "overhead")
 SHEETS = (
