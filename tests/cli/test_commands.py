@@ -581,9 +581,9 @@ def test_a_closed_pipe_is_no_error(arguments):
 
 
 def test_a_terminal_without_greek_letters_shows_question_marks():
-    said = process("profiles", "show", "h200", PYTHONIOENCODING="ascii")
+    said = process("policies", PYTHONIOENCODING="ascii")
     assert said.code == 0, said.err
-    assert "? = 1 + ?" in said.out
+    assert "1/? + 1/?" in said.out
 
 
 def test_heavy_modules_are_not_imported_at_the_start():
