@@ -95,7 +95,11 @@ def assert_within_limits(state, on):
         assert limits.gpus is None or gpus[user] <= max(limits.gpus, held_before[1])
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if "suspend" not in name])
+# A policy that preempts may change its mind: a job that started can be slower where it was placed.
+CHANGES_ITS_MIND = ("tiresias", "srtf", "srsf", "las", "pollux", "suspend")
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not any(word in name for word in CHANGES_ITS_MIND)])
 @given(situation=situations)
 @settings(max_examples=60)
 def test_a_plan_leaves_nothing_to_add(name, situation):
