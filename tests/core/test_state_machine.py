@@ -23,7 +23,7 @@ from tests.support.world import GIB, TASKS
 pytestmark = pytest.mark.slow
 
 MODEL = FittedModel(TASKS, ConstantInterference(1.4), 2)
-HOLDING = (Status.STARTING, Status.RUNNING)
+HOLDING = (Status.STARTING, Status.RUNNING, Status.PAUSING, Status.PAUSED, Status.RESUMING)
 ALIVE = (*HOLDING, Status.STOPPING, Status.CANCELLING)
 
 
@@ -83,14 +83,14 @@ class Life(RuleBasedStateMachine):
     def a_stale_message_arrives(self, data):
         if record := self.some(data, *Status):
             before = facts(self.state)
-            kind = data.draw(st.sampled_from([ev.Started, ev.Finished]))
+            kind = data.draw(st.sampled_from([ev.Started, ev.Paused, ev.Resumed, ev.Finished]))
             self.report(kind(self.state.now, record.job.id, record.attempt + data.draw(st.sampled_from([-1, 1]))))
             after = facts(self.state)
             assert after["jobs"] == before["jobs"] or before["queue"], "only the policy may have acted"
 
     @rule(data=st.data())
     def a_job_reports(self, data):
-        if record := self.some(data, Status.RUNNING):
+        if record := self.some(data, Status.RUNNING, Status.PAUSED):
             done = data.draw(st.floats(0.0, record.job.iterations))
             at, name, attempt = self.state.now, record.job.id, record.attempt
             seconds = data.draw(st.sampled_from([0.5, 1.0, 2.0])) * record.iteration_s
@@ -102,7 +102,7 @@ class Life(RuleBasedStateMachine):
                 ]
             )
             event = data.draw(report)
-            self.observed = isinstance(event, ev.Observed)
+            self.observed = isinstance(event, ev.Observed) and record.status is Status.RUNNING
             self.report(event)
             if self.observed:
                 # A measured iteration time is not the model's: end the job so that the recount can be exact.
@@ -140,6 +140,26 @@ class Life(RuleBasedStateMachine):
             accumulation = min(accumulation, record.job.batch)
             if accumulation >= record.accumulation:
                 self.report(ev.Retuned(self.state.now, record.job.id, record.attempt, accumulation, unasked=True))
+
+    @rule(data=st.data())
+    def workers_confirm_a_pause(self, data):
+        if record := self.some(data, *HOLDING):
+            self.report(ev.Paused(self.state.now, record.job.id, record.attempt))
+
+    @rule(data=st.data())
+    def workers_confirm_a_resume(self, data):
+        if record := self.some(data, *HOLDING):
+            self.report(ev.Resumed(self.state.now, record.job.id, record.attempt))
+
+    @rule(data=st.data())
+    def an_owner_pauses_a_job(self, data):
+        if record := self.some(data, *Status):
+            self.report(ev.PausedByOwner(self.state.now, record.job.id))
+
+    @rule(data=st.data())
+    def an_owner_resumes_a_job(self, data):
+        if record := self.some(data, *Status):
+            self.report(ev.ResumedByOwner(self.state.now, record.job.id))
 
     @rule(data=st.data())
     def a_job_is_held(self, data):
@@ -186,7 +206,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def a_user_plans_by_hand(self, data):
-        """Moves, re-tunes and preemptions that no built-in policy makes."""
+        """Moves, re-tunes, preemptions, pauses and resumes that no built-in policy makes."""
         if record := self.some(data, Status.PENDING, *HOLDING):
             gpus = sorted(self.state.topology.node_of)
             if len(gpus) < record.job.gpus:
@@ -195,7 +215,8 @@ class Life(RuleBasedStateMachine):
             if record.gpus and data.draw(st.booleans()):
                 chosen = record.gpus
             accumulation = data.draw(st.sampled_from(accumulations(record.job.batch)))
-            allocation = data.draw(st.sampled_from([None, Allocation(chosen, accumulation)]))
+            switched = Allocation(record.gpus, record.accumulation, record.batch, active=not record.active)
+            allocation = data.draw(st.sampled_from([None, Allocation(chosen, accumulation), switched]))
             plan = (Decision(record.job.id, allocation, "by hand"),)
             try:
                 check(self.state, plan)

@@ -88,6 +88,9 @@ def _place(random: Random, state: State, job: Job, all_gpus: list[int], now: flo
         state.apply(ev.Planned(now, (decision,)))
         if random.random() < 0.8:
             state.apply(ev.Started(now, job.id, 1))
+            if random.random() < 0.1:
+                state.apply(ev.PausedByOwner(now, job.id))
+                state.apply(ev.Paused(now, job.id, 1))
         return
 
 
@@ -110,7 +113,8 @@ def facts(state: State) -> dict:
         "queue": [r.job.id for r in state.queue],
         "free": (list(state.free.of_node), list(state.free.by_count), state.free.count),
         "limits": dict(state.limits),
-        "counters": (state.busy_gpu_s, state.shares, state.preemptions),
+        "counters": (state.busy_gpu_s, state.shares, state.preemptions, state.pauses),
+        "paused": (sorted(state.paused), sorted(state.switching)),
         "hosts": hosts_of(state),
     }
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from carpool.core.state import RESIDENT_PER_GPU
 from carpool.errors import InputError
 from carpool.profile.fields import ProfileError
 from carpool.profile.interference import read_interference
@@ -101,7 +102,14 @@ def world_options(command: Command) -> Command:
             type=click.IntRange(1, 100),
             default=2,
             show_default=True,
-            help="Maximum number of jobs on a GPU.",
+            help="Maximum number of jobs that compute on a GPU at the same time.",
+        ),
+        click.option(
+            "--resident-per-gpu",
+            type=click.IntRange(1, 1000),
+            default=RESIDENT_PER_GPU,
+            show_default=True,
+            help="Maximum number of jobs that hold memory on a GPU, active and paused ones.",
         ),
         click.option(
             "--ignore-placement", is_flag=True, help="Make every placement as fast as the most consolidated one."
@@ -112,6 +120,13 @@ def world_options(command: Command) -> Command:
             "--launch-s", type=number(), default=0.0, help="Seconds from the decision to the first iteration."
         ),
         click.option("--stop-s", type=number(), default=0.0, help="Seconds to checkpoint and stop a preempted job."),
+        click.option(
+            "--pause-s",
+            type=number(),
+            default=0.05,
+            show_default=True,
+            help="Seconds that each pause and each resume of a job takes.",
+        ),
         click.option(
             "--large-above",
             type=click.IntRange(0),
@@ -145,10 +160,11 @@ def make_setup(seed: int, world: dict[str, Any]) -> Setup:
         report_error=world["report_error"],
         seed=seed,
         jobs_per_gpu=world["jobs_per_gpu"],
+        resident_per_gpu=world["resident_per_gpu"],
         gpu_memory=parse_bytes(world["gpu_memory"]) if world["gpu_memory"] is not None else None,
         memory_limit=not world["no_memory_limit"],
         ignore_placement=world["ignore_placement"],
-        costs=Costs(world["launch_s"], world["stop_s"]),
+        costs=Costs(world["launch_s"], world["stop_s"], world["pause_s"]),
         large_above=world["large_above"],
     )
 

@@ -5,6 +5,7 @@ Keeps the residents, the counts of each user and the pace of mates up to date. C
 
 from carpool.core.model import Allocation, Job, Status, as_scaled
 from carpool.core.pace import predict_alone, settle, update_pace
+from carpool.core.pausing import end_pause
 from carpool.core.queueing import dequeue
 from carpool.core.record import JobRecord
 from carpool.core.state import State
@@ -17,6 +18,7 @@ def claim(state: State, record: JobRecord, allocation: Allocation) -> None:
     record.status = Status.STARTING
     record.attempt += 1
     record.gpus = allocation.gpus
+    record.active = True
     record.accumulation = allocation.accumulation
     if allocation.batch is None:
         record.memory = state.perf.memory(record.job, allocation.accumulation)
@@ -29,7 +31,7 @@ def claim(state: State, record: JobRecord, allocation: Allocation) -> None:
     if state.limits:
         count_for_user(state, record, 1)
     state.cluster.enter(record)
-    mates = state.cluster.mates(record)
+    mates = [mate for mate in state.cluster.mates(record) if mate.active]
     if mates:
         record.shares += 1
         record.saved_s += max([mate.alone_left(state.now) for mate in mates])
@@ -43,6 +45,8 @@ def claim(state: State, record: JobRecord, allocation: Allocation) -> None:
 def leave(state: State, record: JobRecord) -> None:
     """Take all GPUs away from a job; its mates speed up."""
     settle(state, record)
+    end_pause(state, record)
+    record.active = False
     record.iteration_s = 0.0
     record.slowdown = 1.0
     record.pace_version += 1

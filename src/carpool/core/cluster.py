@@ -14,15 +14,15 @@ from carpool.core.view import JobView
 class Cluster:
     """The nodes of the cluster and what their GPUs hold."""
 
-    def __init__(self, jobs_per_gpu: int) -> None:
+    def __init__(self, resident_per_gpu: int) -> None:
         self.topology = Topology()
         self.free = FreeGpus(self.topology)
         self.residents: dict[GpuId, tuple[JobRecord, ...]] = {}
         """The jobs on each GPU, in the order in which they came. Equal tuples mean the same cell."""
         self.memory: dict[GpuId, int] = {}
         """Bytes reserved on each GPU."""
-        self.by_load = [0] * (jobs_per_gpu + 1)
-        """The GPUs that hold n jobs, one bit each, by n."""
+        self.by_load = [0] * (resident_per_gpu + 1)
+        """The GPUs that hold n jobs, one bit each, by n. Paused jobs count."""
 
     def join(self, node: Node) -> None:
         """Add a node."""

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence, Set
 
 from carpool.core.free import FreeGpus
 from carpool.core.model import Allocation, Decision, GpuId, JobId
-from carpool.core.rules import Resident, sharing_problem
+from carpool.core.rules import Resident, resident_of, sharing_problem
 from carpool.core.shapes import Size
 from carpool.core.view import FreeGpusView, JobView, ScanView, View
 
@@ -17,8 +17,10 @@ from carpool.core.view import FreeGpusView, JobView, ScanView, View
 class Draft:
     """The cluster as a policy sees it while it decides: the view and the decisions so far."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View, *, pauses: bool = False) -> None:
+        """`pauses`: the policy pauses and resumes jobs. For others a paused job counts as if it computed: it will."""
         self.view = view
+        self.pauses = pauses
         self.decisions: list[Decision] = []
         self.free_count = view.free.count
         """Number of GPUs that are free in the draft."""
@@ -49,9 +51,9 @@ class Draft:
 
     def residents(self, gpu: GpuId) -> list[Resident]:
         """Return the residents of a GPU in the draft."""
-        staying = [
-            Resident(r, r.accumulation, r.memory, r.batch) for r in self.view.jobs_on(gpu) if r.seq not in self._stopped
-        ]
+        staying = [resident_of(record) for record in self.view.jobs_on(gpu) if record.seq not in self._stopped]
+        if self.view.paused and not self.pauses:
+            staying = [resident._replace(active=True) for resident in staying]
         return staying + self._arrived.get(gpu, [])
 
     def jobs_on(self, gpu: GpuId) -> Sequence[JobView]:
@@ -65,7 +67,7 @@ class Draft:
         view = self.view
         guest = Resident(record, size.accumulation, size.memory)
         memory = view.topology.memory_of(gpu)
-        return sharing_problem([*self.residents(gpu), guest], view.jobs_per_gpu, memory, view.perf) is None
+        return sharing_problem([*self.residents(gpu), guest], view, memory) is None
 
     @property
     def entered(self) -> Collection[GpuId]:

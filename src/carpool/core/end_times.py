@@ -90,8 +90,9 @@ class EndTimes:
         return counts
 
     def _end(self, record: JobRecord) -> float:
-        if record.status is not Status.RUNNING:
-            return record.gpus_since + (record.job.iterations - record.done) * record.alone_iteration_s
+        if record.status is not Status.RUNNING:  # as if it ran alone from the last event on
+            since = record.gpus_since if record.paused_since < 0.0 else record.since
+            return since + (record.job.iterations - record.done) * record.alone_iteration_s
         if record.slowdown == 1.0:
             return record.end()
         work = (record.job.iterations - record.done) * record.alone_iteration_s

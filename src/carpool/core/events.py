@@ -106,6 +106,16 @@ class Stopped(JobEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class Paused(JobEvent):
+    """All workers of the gang have stopped computing. They keep their memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed(JobEvent):
+    """All workers of a paused gang go on."""
+
+
+@dataclass(frozen=True, slots=True)
 class Requeued(JobEvent):
     """A user asked for the job to be stopped and put back into the queue."""
 
@@ -142,6 +152,20 @@ class Held(Event):
 @dataclass(frozen=True, slots=True)
 class Released(Event):
     """The job may be started again."""
+
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class PausedByOwner(Event):
+    """The owner paused the job. No policy resumes it before `ResumedByOwner`."""
+
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class ResumedByOwner(Event):
+    """The owner lets a job go on that was paused."""
 
     job: JobId
 

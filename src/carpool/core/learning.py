@@ -57,13 +57,15 @@ class LearningModel(PerformanceModel, Protocol):
 
 
 def observe_running(cluster: Cluster, record: JobRecord, iteration_s: float) -> Observation | None:
-    """Return the observation that a report of a running job gives; None while a mate starts or stops, because its
-    influence is unknown then."""
+    """Return the observation that a report of a running job gives; None while a mate starts, stops, pauses or resumes,
+    because its influence is unknown then. Mates that are paused have none."""
     cells: list[tuple[Mate, ...]] = []
     for cell in sorted(cluster.shared_cells(record), key=lambda cell: [other.seq for other in cell]):
-        if any(other.status is not Status.RUNNING for other in cell):
+        computing = [other for other in cell if other.status is not Status.PAUSED]
+        if any(other.status is not Status.RUNNING for other in computing):
             return None
-        cells.append(tuple([(other.job, other.accumulation) for other in cell if other is not record]))
+        if len(computing) > 1:
+            cells.append(tuple([(other.job, other.accumulation) for other in computing if other is not record]))
     return Observation(
         record.job,
         record.attempt,

@@ -44,6 +44,8 @@ class Job:
     """The scheduler may choose another number of GPUs and another batch, within the limits of the task."""
     can_checkpoint: bool = True
     """The scheduler may suspend the job and resume it later. Only policies that suspend jobs read it."""
+    can_pause: bool = True
+    """The scheduler may pause the job. Its owner may pause it in any case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +65,16 @@ class Allocation:
     accumulation: int = 1
     batch: int | None = None
     """Samples per GPU per iteration that the scheduler chose for an elastic job; None: the user's own."""
+    active: bool = True
+    """Whether the gang computes. A paused gang keeps its place and its memory, and makes no progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
     """What a policy wants changed for one job.
 
-    Whether it is a start, a preemption, a move or a re-tune follows from comparing it with the present allocation.
+    Whether it is a start, a preemption, a move, a re-tune, a pause or a resume follows from comparing it with the
+    present allocation.
     """
 
     job: JobId
@@ -95,6 +100,9 @@ class Status(StrEnum):
     HELD = "held"  # would be pending, but must be released first
     STARTING = "starting"  # GPUs reserved, workers not up
     RUNNING = "running"
+    PAUSING = "pausing"  # asked to pause, and may still compute
+    PAUSED = "paused"  # keeps its place and its memory, computes nothing
+    RESUMING = "resuming"  # asked to go on, and does not compute yet
     STOPPING = "stopping"  # asked to stop; becomes pending again
     CANCELLING = "cancelling"  # asked to stop for good; holds its GPUs until its workers are gone
     FINISHED = "finished"

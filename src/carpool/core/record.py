@@ -37,8 +37,12 @@ class JobRecord:
     """Batch that the scheduler chose for an elastic job; None: the user's own."""
     memory: int = field(default=0, init=False)
     """Bytes reserved on each of its GPUs."""
+    active: bool = field(default=False, init=False)
+    """It holds GPUs and computes, or is about to; False while it is paused or being paused."""
     on_hold: bool = field(default=False, init=False)
     """It must not be started before it is released."""
+    paused_by_owner: bool = field(default=False, init=False)
+    """Its owner paused it: no policy may resume it."""
     waits_for: tuple[JobId, ...] = field(default=(), init=False)
     """The jobs of `after` that have not finished."""
 
@@ -91,6 +95,11 @@ class JobRecord:
     alone_s: float = field(default=0.0, init=False)
     """Seconds that the same iterations would have taken alone."""
     preemptions: int = field(default=0, init=False)
+    pauses: int = field(default=0, init=False)
+    paused_since: float = field(default=-1.0, init=False)
+    """When its present pause began; −1: it is not paused."""
+    paused_s: float = field(default=0.0, init=False)
+    """Seconds paused, up to `paused_since`."""
     shares: int = field(default=0, init=False)
     """Number of times that it joined other jobs."""
     hosted: int = field(default=0, init=False)
@@ -134,6 +143,10 @@ class JobRecord:
     def waited(self, now: float) -> float:
         """Return the seconds that the job was pending (not held, not blocked), over all its attempts."""
         return self.waited_s + (now - self.pending_since) if self.queue_entry is not None else self.waited_s
+
+    def paused(self, now: float) -> float:
+        """Return the seconds that the job was paused, over all its attempts."""
+        return self.paused_s + (now - self.paused_since) if self.paused_since >= 0.0 else self.paused_s
 
     def service(self, now: float) -> float:
         """Return the GPU-seconds held so far."""

@@ -11,6 +11,16 @@ from carpool.core.model import Allocation, Decision, GpuId, Job, Status, as_scal
 from carpool.core.perf import PerformanceModel
 from carpool.core.view import JobView, View
 
+CAN_CHANGE = (
+    Status.PENDING,
+    Status.STARTING,
+    Status.RUNNING,
+    Status.PAUSING,
+    Status.PAUSED,
+    Status.RESUMING,
+)
+"""The statuses of jobs that a plan may start, change or stop."""
+
 
 class IllegalPlan(ValueError):
     """A plan breaks a rule; nothing of it is applied."""
@@ -24,27 +34,41 @@ class Resident(NamedTuple):
     memory: int
     batch: int | None = None
     """Batch that the scheduler chose; None: the user's own."""
+    active: bool = True
+    """Whether it computes; a paused job holds memory and nothing else."""
 
 
-def sharing_problem(
-    residents: Sequence[Resident], jobs_per_gpu: int, memory: int, perf: PerformanceModel
-) -> str | None:
+def resident_of(record: JobView) -> Resident:
+    """Return a job that holds GPUs as the resident that it is now."""
+    return Resident(record, record.accumulation, record.memory, record.batch, record.active)
+
+
+def sharing_problem(residents: Sequence[Resident], view: View, memory: int) -> str | None:
     """Return why these jobs cannot be together on one GPU with this much memory, or None."""
     needed = sum(resident.memory for resident in residents)
     if needed > memory:
         return f"{needed / 2**30:.2f} GiB do not fit in {memory / 2**30:.2f} GiB"
     if len(residents) == 1:
         return None
-    if len(residents) > jobs_per_gpu:
-        return f"{len(residents)} jobs on one GPU, the limit is {jobs_per_gpu}"
-    for record, accumulation, _, batch in residents:
+    if len(residents) > view.resident_per_gpu:
+        return f"{len(residents)} jobs hold memory on one GPU, the limit is {view.resident_per_gpu}"
+    for resident in residents:
+        if resident.batch is not None:
+            return f"job {resident.record.job.id} runs with a batch that the scheduler chose and does not share"
+    active = [resident for resident in residents if resident.active]
+    if len(active) > view.jobs_per_gpu:
+        return f"{len(active)} jobs on one GPU, the limit is {view.jobs_per_gpu}"
+    return _slowdown_problem(active, view.perf) if len(active) > 1 else None
+
+
+def _slowdown_problem(active: Sequence[Resident], perf: PerformanceModel) -> str | None:
+    """Return which of these jobs does not accept the others beside it, or None."""
+    for record, accumulation, *_ in active:
         job = record.job
-        if batch is not None:
-            return f"job {job.id} runs with a batch that the scheduler chose and does not share"
         if job.exclusive:
             return f"job {job.id} asked not to share"
         if job.max_slowdown is not None:
-            mates = [(mate.job, mate_accumulation) for mate, mate_accumulation, *_ in residents if mate is not record]
+            mates = [(mate.job, mate_accumulation) for mate, mate_accumulation, *_ in active if mate is not record]
             slowdown = perf.slowdown(job, accumulation, mates)
             if slowdown > job.max_slowdown:
                 return f"job {job.id} would take {slowdown:.2f}× as long, its limit is {job.max_slowdown:.2f}×"
@@ -70,15 +94,19 @@ def check(state: View, decisions: Sequence[Decision]) -> None:
 
 def _check_gang(state: View, record: JobView, decision: Decision) -> None:
     job, allocation = record.job, decision.allocation
-    if record.status not in (Status.PENDING, Status.STARTING, Status.RUNNING):
+    if record.status not in CAN_CHANGE:
         raise IllegalPlan(f"job {job.id} is {record.status} and can be neither started nor stopped")
     if allocation is None:
         if not record.gpus:
             raise IllegalPlan(f"job {job.id} does not run and cannot be stopped")
         return
     gpus = allocation.gpus
-    if gpus == record.gpus and record.status is Status.STARTING:
-        raise IllegalPlan(f"job {job.id} cannot be re-tuned before it runs")
+    if gpus == record.gpus and allocation.active != record.active:
+        _check_pause(record, allocation)
+    elif gpus == record.gpus and record.status is not Status.RUNNING:
+        raise IllegalPlan(f"job {job.id} is {record.status} and cannot be re-tuned before it runs")
+    elif not allocation.active and gpus != record.gpus:
+        raise IllegalPlan(f"job {job.id} cannot be paused where it does not run")
     if allocation.batch is not None:
         _check_scale(state, record, allocation)
     elif len(gpus) != job.gpus:
@@ -89,6 +117,22 @@ def _check_gang(state: View, record: JobView, decision: Decision) -> None:
         if gpu not in state.topology.node_of:
             raise IllegalPlan(f"job {job.id} got GPU {gpu}, which does not exist")
     _check_split(job, allocation)
+
+
+def _check_pause(record: JobView, allocation: Allocation) -> None:
+    """Check a pause or a resume: it changes nothing else, and the workers have confirmed the last one."""
+    job = record.job
+    if (allocation.accumulation, allocation.batch) != (record.accumulation, record.batch):
+        raise IllegalPlan(f"job {job.id} cannot be re-tuned by the decision that pauses or resumes it")
+    if allocation.active:
+        if record.status is not Status.PAUSED:
+            raise IllegalPlan(f"job {job.id} is {record.status} and cannot be resumed")
+        if record.paused_by_owner:
+            raise IllegalPlan(f"job {job.id} was paused by its owner")
+    elif record.status is not Status.RUNNING:
+        raise IllegalPlan(f"job {job.id} is {record.status} and cannot be paused")
+    elif not job.can_pause:
+        raise IllegalPlan(f"job {job.id} asked not to be paused")
 
 
 def _check_split(job: Job, allocation: Allocation) -> None:
@@ -130,15 +174,15 @@ def _check_gpus(state: View, named: dict[str, JobView], decisions: Iterable[Deci
             held = record.memory if record.gpus == allocation.gpus else 0
             job = record.job if allocation.batch is None else as_scaled(record.job, allocation)
             needed = state.perf.memory(job, allocation.accumulation)
-            resident = Resident(record, allocation.accumulation, max(held, needed), allocation.batch)
+            resident = Resident(record, allocation.accumulation, max(held, needed), allocation.batch, allocation.active)
             for gpu in allocation.gpus:
                 arriving.setdefault(gpu, []).append(resident)
     topology = state.topology
     for gpu, residents in arriving.items():
         for record in state.jobs_on(gpu):
             if record.job.id not in named:
-                residents.append(Resident(record, record.accumulation, record.memory, record.batch))
-        problem = sharing_problem(residents, state.jobs_per_gpu, topology.memory_of(gpu), state.perf)
+                residents.append(resident_of(record))
+        problem = sharing_problem(residents, state, topology.memory_of(gpu))
         if problem:
             raise IllegalPlan(f"GPU {gpu}: {problem}")
 

@@ -8,19 +8,20 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from carpool.core.events import Event, Planned
-from carpool.core.model import Decision
+from carpool.core.model import Allocation, Decision, Status
 from carpool.core.perf import PerformanceModel
 from carpool.core.rules import IllegalPlan, check
-from carpool.core.state import State
+from carpool.core.state import RESIDENT_PER_GPU, State
 from carpool.core.view import JobView, View
 
 
 class Policy(Protocol):
     """What decides. A policy is pure: the same view gives the same plan, and the view does not change.
 
-    Three more attributes are optional: `in_rounds` (the policy decides only at the times that `wake` returns),
-    `start_s` (seconds that the simulator charges when a job starts for the first time) and `explain(view, job)` (why a
-    pending job does not share: see `carpool.policies.base`).
+    Four more attributes are optional: `in_rounds` (the policy decides only at the times that `wake` returns), `pauses`
+    (the policy pauses and resumes jobs; for other policies the scheduler resumes what was paused), `start_s` (seconds
+    that the simulator charges when a job starts for the first time) and `explain(view, job)` (why a pending job does
+    not share: see `carpool.policies.base`).
     """
 
     restart_s: float
@@ -40,11 +41,20 @@ class Policy(Protocol):
 class Scheduler:
     """A state and the policy that decides on it."""
 
-    def __init__(self, policy: Policy, perf: PerformanceModel, jobs_per_gpu: int = 2, *, strict: bool = True) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        perf: PerformanceModel,
+        jobs_per_gpu: int = 2,
+        resident_per_gpu: int = RESIDENT_PER_GPU,
+        *,
+        strict: bool = True,
+    ) -> None:
         self.policy = policy
-        self.state = State(perf, policy.key, jobs_per_gpu)
+        self.state = State(perf, policy.key, jobs_per_gpu, resident_per_gpu)
         self.strict = strict
         self.in_rounds = bool(getattr(policy, "in_rounds", False))
+        self.pauses = bool(getattr(policy, "pauses", False))
         self.policy_calls = 0
         """Number of times that the policy decided."""
         self.refused: deque[IllegalPlan] = deque(maxlen=100)
@@ -66,6 +76,8 @@ class Scheduler:
             state.advance(now)
         self.policy_calls += 1
         decisions = tuple(self.policy.decide(state))
+        if state.paused and not self.pauses:
+            decisions = (*decisions, *self._resumes(decisions))
         if not decisions:
             return None
         try:
@@ -80,6 +92,25 @@ class Scheduler:
         state.apply(planned)
         state.needs_decision = False  # the plan itself set it, and the policy knows the plan
         return planned
+
+    def _resumes(self, decisions: tuple[Decision, ...]) -> tuple[Decision, ...]:
+        """Return the resumes of jobs that nobody wants paused and that have room beside a plan.
+
+        Their owners paused them, or a policy that pauses jobs did before this one took over.
+        """
+        resumes: tuple[Decision, ...] = ()
+        named = {decision.job for decision in decisions}
+        for record in self.state.paused.values():
+            if record.status is not Status.PAUSED or record.paused_by_owner or record.job.id in named:
+                continue
+            again = Allocation(record.gpus, record.accumulation, record.batch)
+            decision = Decision(record.job.id, again, "nothing keeps it paused any more")
+            try:
+                check(self.state, (*decisions, *resumes, decision))
+                resumes = (*resumes, decision)
+            except IllegalPlan:
+                continue
+        return resumes
 
     def _legal_part(self, decisions: Sequence[Decision]) -> tuple[Decision, ...]:
         """Return the plan without the decisions that break a rule, so that one of them does not block the others."""

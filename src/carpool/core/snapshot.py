@@ -16,7 +16,7 @@ from carpool.core.model import Limits, Node, Status
 from carpool.core.perf import PerformanceModel
 from carpool.core.record import JobRecord
 from carpool.core.renames import renamed
-from carpool.core.state import State
+from carpool.core.state import RESIDENT_PER_GPU, State
 from carpool.core.view import SortKey
 
 _NOT_PLAIN = {"job", "seq", "status", "shape", "gpus", "leaving", "waits_for", "queue_entry", "index_entry", "ended"}
@@ -27,6 +27,7 @@ _COUNTERS = (
     "busy_gpu_s",
     "shares",
     "preemptions",
+    "pauses",
     "submissions",
     "needs_decision",
     "belief_version",
@@ -67,14 +68,20 @@ def _encode_job(record: JobRecord) -> dict[str, Any]:
     }
 
 
-def restore(data: dict[str, Any], perf: PerformanceModel, sort_key: SortKey, jobs_per_gpu: int = 2) -> State:
-    """Return the state that `encode` described. Raise ValueError where a GPU holds more jobs than `jobs_per_gpu`.
+def restore(
+    data: dict[str, Any],
+    perf: PerformanceModel,
+    sort_key: SortKey,
+    jobs_per_gpu: int = 2,
+    resident_per_gpu: int = RESIDENT_PER_GPU,
+) -> State:
+    """Return the state that `encode` described. Raise ValueError where a GPU holds more jobs than these numbers allow.
 
     A model that learns gets what the model of the encoded state had learned.
     """
     if isinstance(perf, LearningModel) and data["belief"] is not None:
         perf.restore(data["belief"])
-    state = State(perf, sort_key, jobs_per_gpu)
+    state = State(perf, sort_key, jobs_per_gpu, resident_per_gpu)
     _restore_nodes(state, data)
     state.limits = {user: Limits(**limits) for user, limits in data["limits"].items()}
     for entry in data["jobs"]:
@@ -104,6 +111,7 @@ def _restore_job(state: State, data: dict[str, Any]) -> None:
     record.status = Status(data["status"])
     record.gpus, record.leaving = tuple(data["gpus"]), tuple(data["leaving"])
     record.waits_for = tuple(data["waits_for"])
+    record.active = data.get("active", bool(record.gpus))  # before there were pauses, every holder was active
     state.jobs[job.id] = record
     if data["key"] is not None:
         state.queue.add(record, tuple(data["key"]))
@@ -116,9 +124,16 @@ def _restore_residents(state: State, data: dict[str, Any]) -> None:
     for name in data["running"]:
         record = state.jobs[name]
         state.holders[record.seq] = record
+        if record.status in (Status.PAUSING, Status.PAUSED):
+            state.paused[record.seq] = record
+        if record.status in (Status.PAUSING, Status.RESUMING):
+            state.switching[record.seq] = record
         for gpu in record.gpus:
-            if len(state.cluster.residents[gpu]) >= state.jobs_per_gpu:
-                raise ValueError(f"GPU {gpu} holds more than {state.jobs_per_gpu} jobs")
+            there = state.cluster.residents[gpu]
+            if len(there) >= state.resident_per_gpu:
+                raise ValueError(f"GPU {gpu} holds more than {state.resident_per_gpu} jobs")
+            if record.active and sum(other.active for other in there) >= state.jobs_per_gpu:
+                raise ValueError(f"more than {state.jobs_per_gpu} jobs compute on GPU {gpu}")
         state.cluster.enter(record)
         if state.limits:
             count_for_user(state, record, 1)

@@ -21,7 +21,11 @@ from carpool.core.shapes import Shape, Shapes
 from carpool.core.view import SortKey
 
 UNLIMITED = Limits()
-HOLDING = (Status.STARTING, Status.RUNNING, Status.CANCELLING)
+RESIDENT_PER_GPU = 8
+"""Number of jobs, active and paused ones, that may hold memory on one GPU."""
+PAUSE = (Status.PAUSING, Status.PAUSED, Status.RESUMING)
+"""The statuses from a pause to the end of it."""
+HOLDING = (Status.STARTING, Status.RUNNING, *PAUSE, Status.CANCELLING)
 """The statuses in which a job may hold GPUs."""
 ALIVE = (*HOLDING, Status.STOPPING)
 """The statuses in which a job may have workers."""
@@ -50,7 +54,13 @@ def handles(kind: type[E]) -> Callable[[Callable[["State", E], None]], Callable[
 class State:
     """All data of the scheduler, with the questions that policies and drivers ask."""
 
-    def __init__(self, perf: PerformanceModel, sort_key: SortKey, jobs_per_gpu: int = 2) -> None:
+    def __init__(
+        self,
+        perf: PerformanceModel,
+        sort_key: SortKey,
+        jobs_per_gpu: int = 2,
+        resident_per_gpu: int = RESIDENT_PER_GPU,
+    ) -> None:
         if jobs_per_gpu < 1:
             raise ValueError("jobs_per_gpu: must be at least 1")
         self.perf = perf
@@ -60,17 +70,22 @@ class State:
         """Number of times that `perf` learned something that may change its answers."""
         self.sort_key = sort_key
         self.jobs_per_gpu = jobs_per_gpu
+        self.resident_per_gpu = max(resident_per_gpu, jobs_per_gpu)
         self.now = 0.0
         self.jobs: dict[JobId, JobRecord] = {}
         """The jobs that have not ended, in the order of submission."""
         self.ended: dict[JobId, JobRecord] = {}
-        self.cluster = Cluster(jobs_per_gpu)
+        self.cluster = Cluster(self.resident_per_gpu)
         self.topology = self.cluster.topology
         self.free = self.cluster.free
         self.queue = Queue()
         self.limits: dict[str, Limits] = {}
         self.holders: dict[int, JobRecord] = {}
         """The jobs that hold GPUs, by `seq`."""
+        self.paused: dict[int, JobRecord] = {}
+        """The jobs that are paused or being paused, by `seq`."""
+        self.switching: dict[int, JobRecord] = {}
+        """The jobs that are being paused or resumed: their workers have not confirmed it. By `seq`."""
         self.held: dict[str, list[int]] = {}
         """The number of jobs and of GPUs that each user holds; counted only where there are limits."""
         self.dependents: dict[JobId, list[JobId]] = {}
@@ -85,6 +100,7 @@ class State:
         self.busy_gpu_s = 0.0
         self.shares = 0
         self.preemptions = 0
+        self.pauses = 0
         self.submissions = 0
         self.completed = 0
         self.completed_jct_s = 0.0
@@ -158,10 +174,12 @@ class State:
         return record if record is not None and record.attempt == event.attempt else None
 
     def leaving(self, gpus: Iterable[GpuId]) -> list[JobRecord]:
-        """Return the jobs that gave up these GPUs and whose workers may still run there. No job may be launched there
-        before `Stopped` or `Failed` has arrived for each of them."""
+        """Return the jobs that gave up these GPUs and whose workers may still compute there. No job may be launched or
+        resumed there before `Stopped`, `Failed` or `Paused` has arrived for each of them."""
         wanted = set(gpus)
-        return [record for record in self.jobs.values() if not wanted.isdisjoint(record.leaving)]
+        gone = [record for record in self.jobs.values() if not wanted.isdisjoint(record.leaving)]
+        pausing = [record for record in self.switching.values() if not record.active]
+        return gone + [record for record in pausing if not wanted.isdisjoint(record.gpus)]
 
     def refusal(self, job: Job) -> str | None:
         """Return why this job could never run on this cluster, or None."""

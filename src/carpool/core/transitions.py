@@ -11,9 +11,13 @@ from carpool.core import learning
 from carpool.core.claims import claim, count_for_user, leave, memory_needed, preempt, retune
 from carpool.core.model import Allocation, Status
 from carpool.core.pace import learn, predict_alone, settle, update_pace
+from carpool.core.pausing import end_pause, pause, resume
 from carpool.core.queueing import dequeue, end, enqueue, has_finished, never_starts, requeue, reshape, resize_pending
 from carpool.core.record import JobRecord
-from carpool.core.state import ALIVE, State, handles
+from carpool.core.state import ALIVE, PAUSE, State, handles
+
+WORKING = (Status.STARTING, Status.RUNNING, *PAUSE)
+"""The statuses of a job that has GPUs and keeps them until something happens."""
 
 # ---- what users do -----------------------------------------------------------------------------------------------
 
@@ -48,6 +52,7 @@ def _cancelled(state: State, event: ev.Cancelled) -> None:
     record.reason = "cancelled by its owner"
     if record.gpus:
         settle(state, record)
+        end_pause(state, record)
         record.iteration_s = 0.0
         record.status = Status.CANCELLING
         record.pace_version += 1
@@ -61,7 +66,7 @@ def _cancelled(state: State, event: ev.Cancelled) -> None:
 @handles(ev.Requeued)
 def _requeued(state: State, event: ev.Requeued) -> None:
     record = state.current(event)
-    if record is not None and record.status in (Status.STARTING, Status.RUNNING):
+    if record is not None and record.status in WORKING:
         preempt(state, record)
 
 
@@ -84,6 +89,24 @@ def _released(state: State, event: ev.Released) -> None:
     record.on_hold = False
     if record.status is Status.HELD:
         requeue(state, record)
+        state.capacity_changed()
+
+
+@handles(ev.PausedByOwner)
+def _paused_by_owner(state: State, event: ev.PausedByOwner) -> None:
+    record = state.jobs.get(event.job)
+    if record is None or record.status not in WORKING:
+        return
+    record.paused_by_owner = True
+    if record.status is Status.RUNNING:  # a job that starts or resumes is paused as soon as it runs
+        pause(state, record)
+
+
+@handles(ev.ResumedByOwner)
+def _resumed_by_owner(state: State, event: ev.ResumedByOwner) -> None:
+    record = state.jobs.get(event.job)
+    if record is not None and record.paused_by_owner:
+        record.paused_by_owner = False
         state.capacity_changed()
 
 
@@ -135,15 +158,23 @@ def _limits_changed(state: State, event: ev.LimitsChanged) -> None:
 @handles(ev.Planned)
 def _planned(state: State, event: ev.Planned) -> None:
     claims: list[tuple[JobRecord, Allocation]] = []
+    resumed: list[JobRecord] = []
     for decision in event.decisions:
         record, allocation = state.jobs[decision.job], decision.allocation
         if record.gpus:
             if allocation is not None and allocation.gpus == record.gpus:
-                retune(state, record, allocation)
+                if allocation.active == record.active:
+                    retune(state, record, allocation)
+                elif allocation.active:
+                    resumed.append(record)
+                else:
+                    pause(state, record)
                 continue
             preempt(state, record)
         if allocation is not None:  # a start, or a move: the job stops on its old GPUs and starts on these
             claims.append((record, allocation))
+    for record in resumed:
+        resume(state, record)
     for record, allocation in claims:
         claim(state, record, allocation)
 
@@ -165,12 +196,39 @@ def _started(state: State, event: ev.Started) -> None:
     if len(record.gpus) > record.most_gpus:
         record.most_gpus = len(record.gpus)
     update_pace(state, [record, *state.cluster.mates(record)])
+    if record.paused_by_owner:
+        pause(state, record)
+
+
+@handles(ev.Paused)
+def _paused(state: State, event: ev.Paused) -> None:
+    record = state.current(event)
+    if record is None or record.status is not Status.PAUSING:
+        return
+    record.status = Status.PAUSED
+    del state.switching[record.seq]
+    state.reindex(record)
+    state.needs_decision = True
+
+
+@handles(ev.Resumed)
+def _resumed(state: State, event: ev.Resumed) -> None:
+    record = state.current(event)
+    if record is None or record.status is not Status.RESUMING:
+        return
+    end_pause(state, record)
+    record.status = Status.RUNNING
+    record.since = state.now
+    update_pace(state, [record, *state.cluster.mates(record)])
+    if record.paused_by_owner:
+        pause(state, record)
+    state.needs_decision = True
 
 
 @handles(ev.Progressed)
 def _progressed(state: State, event: ev.Progressed) -> None:
     record = state.current(event)
-    if record is not None and record.iteration_s:
+    if record is not None and (record.iteration_s or record.status in PAUSE):
         settle(state, record)
         record.done = min(event.done, record.job.iterations)
         if record.done >= record.pace_valid_until and record.batch is not None:  # its pace changes here
@@ -187,7 +245,7 @@ def _observed(state: State, event: ev.Observed) -> None:
     settle(state, record)
     record.done = min(event.done, record.job.iterations)
     seen = None if state.learner is None else learning.observe_running(state.cluster, record, event.iteration_s)
-    if state.cluster.mates(record):
+    if any(mate.status is not Status.PAUSED for mate in state.cluster.mates(record)):
         record.slowdown = max(1.0, event.iteration_s / record.alone_iteration_s)
     else:
         record.alone_iteration_s = event.iteration_s
@@ -253,7 +311,7 @@ def _failed(state: State, event: ev.Failed) -> None:
     record = state.current(event)
     if record is None or record.status not in ALIVE:
         return
-    own_fault = record.status in (Status.STARTING, Status.RUNNING) and not event.again
+    own_fault = record.status in WORKING and not event.again
     if own_fault and not record.retries_left:
         leave(state, record)
         end(state, record, Status.FAILED, event.reason)
@@ -270,8 +328,10 @@ def _workers_gone(state: State, record: JobRecord) -> None:
     record.done = record.checkpoint
     if record.status is Status.CANCELLING:
         end(state, record, Status.CANCELLED, record.reason)
-    else:
-        requeue(state, record)
+        return
+    if record.paused_by_owner:  # it has no place left to be paused in
+        record.paused_by_owner, record.on_hold = False, True
+    requeue(state, record)
 
 
 # ---- what nodes do -----------------------------------------------------------------------------------------------

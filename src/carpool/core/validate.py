@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from carpool.core.end_times import EndTimes
 from carpool.core.model import GpuId, Status
 from carpool.core.record import JobRecord
-from carpool.core.state import HOLDING, State
+from carpool.core.state import HOLDING, PAUSE, State
 from carpool.core.view import HostKind, OtherHost
 
 CLOSE = 1e-12
@@ -55,15 +55,17 @@ def _validate_gpus(state: State) -> None:
         there = state.jobs_on(gpu)
         _require(set(there) == set(records), f"GPU {gpu}: residents are {there}, the records tell {records}")
         _require(len(there) == len(records), f"GPU {gpu}: a job is listed twice in {there}")
-        _require(len(there) <= state.jobs_per_gpu, f"GPU {gpu} holds {len(there)} jobs")
+        _require(len(there) <= state.resident_per_gpu, f"GPU {gpu} holds {len(there)} jobs")
+        active = [record for record in records if record.active]
+        _require(len(active) <= state.jobs_per_gpu, f"{len(active)} jobs compute on GPU {gpu}")
         used = sum(record.memory for record in records)
         _require(state.memory_used(gpu) == used, f"GPU {gpu}: {state.memory_used(gpu)} bytes reserved, not {used}")
         memory = state.topology.nodes[state.topology.node_of[gpu]].memory
         _require(used <= memory, f"GPU {gpu}: {used} bytes reserved of {memory}")
-        exclusive = any(record.job.exclusive for record in records)
-        _require(len(records) == 1 or not exclusive, f"GPU {gpu}: an exclusive job shares it: {records}")
+        exclusive = any(record.job.exclusive for record in active)
+        _require(len(active) == 1 or not exclusive, f"GPU {gpu}: an exclusive job shares it: {active}")
         _require(bool(state.gpus_holding(len(records)) >> gpu & 1), f"GPU {gpu} is not listed under its load")
-    for number in range(state.jobs_per_gpu + 1):
+    for number in range(state.resident_per_gpu + 1):
         counted = sum(len(records) == number for records in holding.values())
         listed = state.gpus_holding(number).bit_count()
         _require(listed == counted, f"{listed} GPUs are listed with {number} jobs, not {counted}")
@@ -105,6 +107,7 @@ def _validate_job(state: State, record: JobRecord) -> None:
     _require(may_hold if holds else not must_hold, f"{record} holds {len(record.gpus)} GPUs")
     _require((record.seq in state.holders) == holds, f"{record} is not listed right among the jobs that hold GPUs")
     _require(set(record.leaving) <= set(state.topology.node_of), f"{record} leaves GPUs that are not there")
+    _validate_pause(state, record)
     leaves = record.status in (Status.STOPPING, Status.STARTING, Status.CANCELLING)
     _require(leaves or not record.leaving, f"{record} leaves GPUs {record.leaving}")
     _require(0.0 <= record.done <= record.job.iterations, f"{record} has done {record.done} iterations")
@@ -125,6 +128,18 @@ def _validate_job(state: State, record: JobRecord) -> None:
     elif not record.pace_seen:
         expected = _worst_slowdown(state, record)
         _require(abs(record.slowdown - expected) <= CLOSE, f"{record}: slow-down {record.slowdown}, not {expected}")
+
+
+def _validate_pause(state: State, record: JobRecord) -> None:
+    status, seq = record.status, record.seq
+    if status is not Status.CANCELLING:
+        active = status in (Status.STARTING, Status.RUNNING, Status.RESUMING)
+        _require(record.active == active, f"{record} counts as {'active' if record.active else 'not active'}")
+    _require((record.paused_since >= 0.0) == (status in PAUSE), f"{record} is paused since {record.paused_since}")
+    paused = status in (Status.PAUSING, Status.PAUSED)
+    _require((seq in state.paused) == paused, f"{record} is not listed right among the paused jobs")
+    switching = status in (Status.PAUSING, Status.RESUMING)
+    _require((seq in state.switching) == switching, f"{record} is not listed right among those that switch")
 
 
 def _worst_slowdown(state: State, record: JobRecord) -> float:

@@ -59,6 +59,18 @@ class JobView(Protocol):
         """Batch that the scheduler chose for an elastic job; None: the user's own."""
 
     @property
+    def active(self) -> bool:
+        """Whether it computes, or is about to; False while it is paused or being paused."""
+
+    @property
+    def paused_by_owner(self) -> bool:
+        """Whether its owner paused it, so that no policy may resume it."""
+
+    @property
+    def paused_since(self) -> float:
+        """When its present pause began; −1: it is not paused."""
+
+    @property
     def memory(self) -> int:
         """Bytes reserved on each of its GPUs."""
 
@@ -114,6 +126,10 @@ class JobView(Protocol):
     def preemptions(self) -> int:
         """Number of times that it was preempted."""
 
+    @property
+    def pauses(self) -> int:
+        """Number of times that it was paused."""
+
     def iterations_left(self, now: float) -> float:
         """Return the iterations that are not done."""
 
@@ -128,6 +144,9 @@ class JobView(Protocol):
 
     def waited(self, now: float) -> float:
         """Return the seconds that the job was pending so far."""
+
+    def paused(self, now: float) -> float:
+        """Return the seconds that the job was paused so far."""
 
     def end(self) -> float:
         """Return when the job is done at its present pace, or reaches the iteration where its pace changes."""
@@ -321,7 +340,11 @@ class View(Protocol):
 
     @property
     def jobs_per_gpu(self) -> int:
-        """C: number of jobs that may share a GPU."""
+        """C: number of jobs that may compute on a GPU at the same time."""
+
+    @property
+    def resident_per_gpu(self) -> int:
+        """Number of jobs, active and paused ones, that may hold memory on a GPU."""
 
     @property
     def perf(self) -> PerformanceModel:
@@ -365,7 +388,11 @@ class View(Protocol):
 
     @property
     def running(self) -> Collection[JobView]:
-        """The jobs that hold GPUs, started or starting."""
+        """The jobs that hold GPUs: started, starting or paused."""
+
+    @property
+    def paused(self) -> Mapping[int, JobView]:
+        """The jobs that are paused or being paused, by `seq`."""
 
     @property
     def limits(self) -> Mapping[str, Limits]:

@@ -18,7 +18,7 @@ from carpool.core.model import Decision, GpuId, Job, JobId, Node, Status
 from carpool.core.perf import PerformanceModel
 from carpool.core.record import JobRecord
 from carpool.core.scheduler import Policy, Scheduler
-from carpool.core.state import State
+from carpool.core.state import RESIDENT_PER_GPU, State
 
 MOST_IDLE_CALLS = 100_000
 """Number of idle wake-ups in a row (no event, no job running) after which a policy is taken to start nothing more."""
@@ -30,6 +30,8 @@ class Costs:
 
     launch_s: float = 0.0
     stop_s: float = 0.0
+    pause_s: float = 0.05
+    """Seconds that each pause and each resume takes, in which the job does not compute."""
 
     def launch(self, job: Job) -> float:
         """Seconds to launch this job: the same for all jobs, unless a subclass knows better."""
@@ -56,14 +58,15 @@ class Engine:
         belief: PerformanceModel,
         truth: PerformanceModel | None = None,
         jobs_per_gpu: int = 2,
+        resident_per_gpu: int = RESIDENT_PER_GPU,
         costs: Costs | None = None,
         report_error: tuple[float, int] = (0.0, 1),
         log: Callable[[ev.Event], None] | None = None,
     ) -> None:
-        self.scheduler = Scheduler(policy, belief, jobs_per_gpu)
+        self.scheduler = Scheduler(policy, belief, jobs_per_gpu, resident_per_gpu)
         self.belief = self.scheduler.state
         same = truth is None or truth is belief
-        self.world = self.belief if same else State(truth or belief, policy.key, jobs_per_gpu)
+        self.world = self.belief if same else State(truth or belief, policy.key, jobs_per_gpu, resident_per_gpu)
         self.costs = costs or Costs()
         self._start_s: float = getattr(policy, "start_s", 0.0)
         self._report_error, seed = report_error
@@ -75,7 +78,7 @@ class Engine:
         self._pushes = 0
         self._wake_at: float | None = None
         self._arrivals = sorted(jobs, key=lambda job: job.submitted)
-        self._empty_at: dict[GpuId, float] = {}  # when the workers of a preempted job are gone
+        self._empty_at: dict[GpuId, float] = {}  # when the workers of a preempted or paused job compute no more
         self._idle_calls = 0
         self._deliver(0.0, [ev.NodeJoined(0.0, node) for node in nodes])
         self._refuse_unrunnable_jobs()
@@ -189,11 +192,13 @@ class Engine:
     def _act(self, now: float, decisions: Sequence[Decision]) -> list[ev.Event]:
         """Launch and stop jobs as executors would. Return events of this instant; push later ones on the heap."""
         prompt: list[ev.Event] = []
-        jobs, stop_s = self.world.jobs, self.costs.stop_s
-        if stop_s:
-            for decision in decisions:
-                record = jobs[decision.job]
+        jobs, costs = self.world.jobs, self.costs
+        for decision in decisions:
+            record = jobs[decision.job]
+            if costs.stop_s and record.leaving:
                 self._empty_at.update(dict.fromkeys(record.leaving, self._stopped(now, record).at))
+            elif costs.pause_s and record.status is Status.PAUSING:
+                self._empty_at.update(dict.fromkeys(record.gpus, now + costs.pause_s))
         for decision in decisions:
             record = jobs[decision.job]
             event: ev.Event
@@ -201,6 +206,10 @@ class Engine:
                 event = ev.Started(self._launch_time(now, record), decision.job, record.attempt)
             elif record.status is Status.STOPPING:
                 event = self._stopped(now, record)
+            elif record.status is Status.PAUSING:
+                event = ev.Paused(now + costs.pause_s, decision.job, record.attempt)
+            elif record.status is Status.RESUMING:
+                event = ev.Resumed(self._clear_time(now, record) + costs.pause_s, decision.job, record.attempt)
             else:
                 event = ev.Retuned(now, decision.job, record.attempt, record.accumulation, record.batch)
             if event.at == now:
@@ -214,12 +223,16 @@ class Engine:
         return ev.Stopped(now + self.costs.stop_s, record.job.id, record.attempt, record.done)
 
     def _launch_time(self, now: float, record: JobRecord) -> float:
-        """Time at which a job that receives GPUs now is up: its new and its old GPUs must be empty first."""
+        """Time at which a job that receives GPUs now is up."""
+        again_s = self.scheduler.policy.restart_s if record.attempt > 1 else self._start_s
+        return self._clear_time(now, record) + self.costs.launch(record.job) + again_s
+
+    def _clear_time(self, now: float, record: JobRecord) -> float:
+        """Time at which nobody computes any more on a job's GPUs who has left them or is being paused."""
         at = now
         for gpu in (*record.gpus, *record.leaving) if self._empty_at else ():
             at = max(at, self._empty_at.get(gpu, now))
-        again_s = self.scheduler.policy.restart_s if record.attempt > 1 else self._start_s
-        return at + self.costs.launch(record.job) + again_s
+        return at
 
     def _push(self, at: float, what: ev.Event | JobRecord | None, pace_version: int) -> None:
         self._pushes += 1

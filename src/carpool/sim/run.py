@@ -28,7 +28,7 @@ from carpool.core.perf import (
 from carpool.core.record import JobRecord
 from carpool.core.rules import IllegalPlan
 from carpool.core.scheduler import Policy
-from carpool.core.state import State
+from carpool.core.state import RESIDENT_PER_GPU, State
 from carpool.errors import InputError, nearest
 from carpool.profile.interference import read_interference
 from carpool.profile.schema import Profile, load
@@ -69,6 +69,9 @@ class Setup:
     seed: int = 1
     """Seed of these errors."""
     jobs_per_gpu: int = 2
+    """Number of jobs that may compute on a GPU at the same time."""
+    resident_per_gpu: int = RESIDENT_PER_GPU
+    """Number of jobs, active and paused ones, that may hold memory on a GPU."""
     gpu_memory: int | None = None
     """Bytes on each GPU; None for the memory of the profile's GPU."""
     memory_limit: bool = True
@@ -120,6 +123,7 @@ def simulate(
                 belief=belief,
                 truth=truth,
                 jobs_per_gpu=setup.jobs_per_gpu,
+                resident_per_gpu=setup.resident_per_gpu,
                 costs=setup.costs,
                 report_error=(setup.report_error, setup.seed),
                 log=log,
