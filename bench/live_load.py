@@ -49,7 +49,7 @@ async def submits(service: Service, jobs: int, clients: int) -> float:
 
     async def client() -> None:
         for number in left:
-            await service.requests.submit([spec(number)], f"user{number % 5}")
+            await service.requests.submit([spec(number)], "admin")
 
     began = time.perf_counter()
     await asyncio.gather(*(client() for _ in range(clients)))
@@ -101,7 +101,7 @@ async def history(home: Home, jobs: int) -> dict[str, float]:
     began = time.perf_counter()
     submitted = 0
     while submitted < jobs:
-        await service.requests.submit([spec(number) for number in range(submitted, submitted + 500)], "eve")
+        await service.requests.submit([spec(number) for number in range(submitted, submitted + 500)], "admin")
         submitted += 500
         while len(service.book.specs) > 200:
             for key in list(executor.gangs):

@@ -136,7 +136,7 @@ async def _submit_all(
     began, ids = time.monotonic(), []
     for job in jobs:
         await asyncio.sleep(max(0.0, began + job.submitted - time.monotonic()))
-        ids += await service.requests.submit([_spec(job, options)], "bench")
+        ids += await service.requests.submit([_spec(job, options)], "admin")
     for name in ids:
         await service.queries.wait(name)
     return [service.queries.show(name) for name in ids]

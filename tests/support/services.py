@@ -49,7 +49,7 @@ async def until(condition, seconds: float = 20.0):
         return found
 
 
-async def one(service: Service, spec: Spec, user: str = "eve") -> str:
+async def one(service: Service, spec: Spec, user: str = "admin") -> str:
     (job,) = await service.requests.submit([spec], user)
     return job
 

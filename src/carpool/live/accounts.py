@@ -4,6 +4,8 @@ without a login on this machine gets a uid from a range of Carpool's own."""
 import pwd
 from collections.abc import Iterable
 
+ADMIN = "admin"
+"""Name of the administrator, whose jobs run as the service's own user."""
 FIRST_UID = 7_000_000
 """First uid of Carpool's own range, above those for logins (60,000) and containers (6,000,000 by default)."""
 

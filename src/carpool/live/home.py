@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import re
+import stat
 import time
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ class Home:
         self.admin_token = self.path / "admin.token"
         self.address = self.path / "address.json"
         self.lock = self.path / "lock"
+        self.users = self.path / "users.json"
+        """Copy of the users beside the journal."""
         self.jobs = self.path / "jobs"
         self.running = self.path / "running"
         """One empty file for each gang that may have processes, for a restarted service."""
@@ -56,6 +59,12 @@ class Home:
             self.running.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise InputError(f"home {self.path}: {error.strerror}; give another --home") from error
+        owner = self.path.stat().st_uid
+        if os.getuid() == 0 and owner != 0:  # its owner could write any job into it, also one of the administrator
+            raise InputError(
+                f"home {self.path}: belongs to uid {owner}, and root would run what that user writes there; "
+                "give another --home, or `chown -R root` it if you trust everything in it"
+            )
 
     def acquire(self) -> None:
         """Lock the home for this process until `release` or its end, so that only one service uses it."""
@@ -130,6 +139,27 @@ def write_private(path: Path, text: str, *, sync: bool = True) -> None:
             file.flush()
             os.fsync(file.fileno())
     os.replace(partial, path)
+
+
+def sync_directory(path: Path) -> None:
+    """Make renames in a directory durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_own_json(path: Path) -> Any:
+    """Read a JSON file that only this process's user (or root) can have written; None for any other file."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor) as file:
+            found = os.fstat(descriptor)
+            own = found.st_uid in (os.getuid(), 0) and not found.st_mode & 0o022
+            return json.load(file) if own and stat.S_ISREG(found.st_mode) else None
+    except (OSError, ValueError):
+        return None
 
 
 def read_json(path: Path) -> Any:

@@ -31,7 +31,7 @@ CREATE INDEX jobs_ended ON jobs (state, id);
 CREATE TABLE snapshots (seq INTEGER NOT NULL, data TEXT, PRIMARY KEY (seq));
 CREATE TABLE users (name VARCHAR NOT NULL, row TEXT NOT NULL, PRIMARY KEY (name));
 INSERT INTO meta VALUES ('version', '1'), ('policy', 'fifo'), ('jobs_per_gpu', '2'), ('boot', 'long ago');
-INSERT INTO users VALUES ('eve', '{"token_hash": "x"}');
+INSERT INTO users VALUES ('eve', '{"token_hash": "x", "uid": 7000001}');
 """
 """The tables as the first release made them."""
 
@@ -54,7 +54,7 @@ async def test_a_home_of_the_first_release_is_upgraded_and_its_jobs_finish(home)
     async with serving(home) as live:
         assert await live.queries.wait("7") == "finished"
         assert live.queries.show("7")["name"] == "old"
-        assert live.queries.users() == {"eve": {"token_hash": "x"}}
+        assert live.queries.users() == {"eve": {"token_hash": "x", "uid": 7_000_001}}
         assert await one(live, shell("true")) == "8"
         assert live.store.meta()["version"] == str(schema.VERSION)
         assert [live.store.release_of(seq) for seq in (1, 2, 3)] == ["0.1", "0.1", __version__]
@@ -161,13 +161,14 @@ async def test_a_restart_from_a_snapshot_gives_the_state_that_a_whole_replay_giv
 
     async def play():
         async with serving(quick_home, executor=executor, clock=clock) as live:
+            await live.requests.put_user("bob", {"uid": 7_000_001})
             await live.requests.set_limits("bob", Limits(jobs=1))
             for _ in range(80):
                 clock.time += drawn.choice([0.0, 1.0, 20.0])
                 known = sorted(live.book.specs)
                 after = drawn.sample(known, min(2, len(known))) if drawn.random() < 0.2 else []
                 fields = {"gpus": drawn.randint(1, 4), "duration_s": drawn.randint(5, 500), "after": after}
-                await one(live, shell("true", name=drawn.choice("abc"), **fields), drawn.choice(["eve", "bob"]))
+                await one(live, shell("true", name=drawn.choice("abc"), **fields), drawn.choice(["admin", "bob"]))
                 for key in list(executor.gangs):
                     if drawn.random() < 0.5:
                         executor.start(key)

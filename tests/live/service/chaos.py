@@ -140,7 +140,7 @@ async def live(world: World, drawn: random.Random, down: int) -> None:
             action = drawn.random()
             if busy < 12 and action < 0.6:
                 for job in await service.requests.submit(
-                    [world.spec(drawn) for _ in range(drawn.randint(1, 5))], "chaos"
+                    [world.spec(drawn) for _ in range(drawn.randint(1, 5))], "admin"
                 ):
                     note(world.accepted, job)
             elif known and 0.6 < action < 0.65:

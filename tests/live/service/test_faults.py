@@ -51,7 +51,7 @@ class TestJournal:
             await started(service, job)
             await asyncio.get_running_loop().run_in_executor(service.store._writer, fill_the_disk, service)
             with pytest.raises(Unavailable, match=r"disk is full.*running jobs continue"):
-                await service.requests.submit([shell("true", name="x" * 200)] * 100, "eve")
+                await service.requests.submit([shell("true", name="x" * 200)] * 100, "admin")
             with pytest.raises(Unavailable):
                 await service.requests.cancel(waiting)
             await asyncio.sleep(0.8)

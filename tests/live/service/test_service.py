@@ -57,7 +57,7 @@ async def test_torchrun_gets_one_process_for_the_whole_gang(home, tmp_path):
 async def test_a_worker_that_fails_ends_its_gang_and_is_named(home):
     async with serving(home) as service:
         script = "if [ $RANK = 1 ]; then exit 7; fi; sleep 60"
-        job, other = await service.requests.submit([shell(script, gpus=2), shell("nosuchprogram")], "eve")
+        job, other = await service.requests.submit([shell(script, gpus=2), shell("nosuchprogram")], "admin")
         assert await service.queries.wait(job) == "failed"
         assert (service.queries.show(job)["exit_code"], service.queries.show(job)["reason"]) == (
             7,
@@ -74,7 +74,7 @@ async def test_a_worker_that_fails_ends_its_gang_and_is_named(home):
 async def test_a_retry_runs_again_and_the_last_failure_is_final(home, tmp_path):
     async with serving(home) as service:
         lucky = f"echo x >> {tmp_path}/tries; test $(wc -l < {tmp_path}/tries) -ge 3"
-        first, second = await service.requests.submit([shell(lucky, retries=2), shell("exit 1", retries=1)], "eve")
+        first, second = await service.requests.submit([shell(lucky, retries=2), shell("exit 1", retries=1)], "admin")
         assert await service.queries.wait(first) == "finished"
         assert service.queries.show(first)["attempt"] == 3
         assert await service.queries.wait(second) == "failed"
@@ -83,7 +83,7 @@ async def test_a_retry_runs_again_and_the_last_failure_is_final(home, tmp_path):
 
 async def test_a_dependent_job_starts_after_the_other_or_is_cancelled_with_it(home):
     async with serving(home) as service:
-        good, bad = await service.requests.submit([shell("sleep 0.2"), shell("sleep 0.2; exit 1")], "eve")
+        good, bad = await service.requests.submit([shell("sleep 0.2"), shell("sleep 0.2; exit 1")], "admin")
         later = await one(service, shell("true", after=[good]))
         never = await one(service, shell("true", after=[bad, good]))
         assert service.queries.show(later)["reason"] == f"waits for job {good}"
@@ -100,7 +100,7 @@ async def test_a_dependent_job_starts_after_the_other_or_is_cancelled_with_it(ho
 
 async def test_hold_release_requeue_priority_and_cancel(home):
     async with serving(home, "fifo", gpus=1, jobs_per_gpu=1) as service:
-        running, held, last = await service.requests.submit([shell("sleep 30"), shell("true"), shell("true")], "eve")
+        running, held, last = await service.requests.submit([shell("sleep 30"), shell("true"), shell("true")], "admin")
         await started(service, running)
         await service.requests.hold(held)
         await service.requests.set_priority(last, 5)
@@ -141,11 +141,12 @@ async def test_a_worker_that_ignores_sigterm_is_killed_with_all_its_children(hom
 async def test_a_submission_with_a_job_that_could_never_run_is_refused_whole(home):
     async with serving(home) as service:
         with pytest.raises(InputError, match="asks for 3 GPUs and the cluster has 2"):
-            await service.requests.submit([shell("true"), shell("true", gpus=3)], "eve")
+            await service.requests.submit([shell("true"), shell("true", gpus=3)], "admin")
         assert service.queries.jobs(all=True) == []
-        await service.requests.set_limits("eve", Limits(gpus=1))
+        await service.requests.set_limits("admin", Limits(gpus=1))
         with pytest.raises(InputError, match="may hold 1"):
             await one(service, shell("true", gpus=2))
+        await service.requests.put_user("bob", {"uid": 7_000_001})
         assert await service.queries.wait(await one(service, shell("true", gpus=2), "bob")) == "finished"
 
 
@@ -155,10 +156,10 @@ async def test_a_given_profile_is_used_and_may_differ_at_the_next_start(home, tm
     spec = shell("sleep 60", model="own", iterations=10, batch=8)
 
     async with serving(home) as service:
-        assert "no information" in service.queries.dry_run(spec, "eve")["run"]["source"]
+        assert "no information" in service.queries.dry_run(spec, "admin")["run"]["source"]
     async with serving(home, profile=str(tmp_path / "mine.json")) as service:
         alone_s = 10 * known.core().iteration(8, 1, Placement(1, 1))
-        assert service.queries.dry_run(spec, "eve")["run"]["value"] == pytest.approx(alone_s)
+        assert service.queries.dry_run(spec, "admin")["run"]["value"] == pytest.approx(alone_s)
         job = await one(service, spec)
         await started(service, job)
     async with serving(home) as service:  # which does not know the job's model
@@ -172,7 +173,7 @@ async def test_a_code_snapshot_keeps_the_directory_as_it_was(home, tmp_path):
     (tmp_path / "code" / "word").write_text("before")
 
     async with serving(home) as service:
-        await service.requests.submit([shell("sleep 0.3", gpus=2, exclusive=True)], "eve")
+        await service.requests.submit([shell("sleep 0.3", gpus=2, exclusive=True)], "admin")
         spec = shell("cat word", directory=str(tmp_path / "code"), snapshot=True, exclusive=True)
         job = await one(service, spec)
         (tmp_path / "code" / "word").write_text("after")
@@ -188,7 +189,7 @@ async def test_a_restarted_service_finds_running_jobs_and_jobs_that_ended_meanwh
 
     async with serving(home) as service:
         specs = [until_file("long", "echo done"), until_file("short", "exit 5")]
-        long, short = await service.requests.submit(specs, "eve")
+        long, short = await service.requests.submit(specs, "admin")
         await started(service, long)
         await started(service, short)
         pid = await until(lambda: pid_of(service, long))  # a gang runs before its first worker has recorded its pid

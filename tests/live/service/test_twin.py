@@ -89,7 +89,7 @@ async def feed(service: Service, clock: FakeClock, steps, specs) -> None:
         asked = []
         for event in batch:
             if isinstance(event, ev.Submitted):
-                asked.append(asyncio.create_task(service.requests.submit([specs[event.job.id]], "")))
+                asked.append(asyncio.create_task(service.requests.submit([specs[event.job.id]], "admin")))
                 await asyncio.sleep(0)
             elif not isinstance(event, ev.NodeJoined):
                 if isinstance(event, ev.Stopped | ev.Finished):

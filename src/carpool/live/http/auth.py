@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from carpool.errors import InputError
+from carpool.live.accounts import ADMIN
 
-ADMIN = "admin"
+__all__ = ["ADMIN", "Keyring", "Principal", "admin_token", "digest", "new_token", "read_token"]
 TOKEN_BYTES = 32
 
 

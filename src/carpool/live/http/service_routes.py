@@ -168,8 +168,8 @@ async def revoke(name: Name, context: Context, who: Me) -> Json:
     """Revoke a user's token. Their jobs go on; cancel them if that is not wanted."""
     _admin_only(who)
     row = {**_known(context, name), "token_hash": "", "revoked": True}
+    context.keyring.revoke(name)  # first, so that it holds until the next start even where it cannot be written
     await context.service.requests.put_user(name, row)
-    context.keyring.revoke(name)
     return Json(_shown(name, row))
 
 

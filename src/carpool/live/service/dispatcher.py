@@ -85,10 +85,19 @@ class Dispatcher:
                 del self._to_launch[job]
             elif not self._is_blocked(record):
                 del self._to_launch[job]
-                self.executor.launch(self._launch_of(record))
+                if doubt := self.users.doubt(record.job.user):
+                    self._hold(record, doubt)
+                else:
+                    self.executor.launch(self._launch_of(record))
         running = list(self.state.running)
         self._shared.update((r.job.id, r.attempt) for r in running if self.state.cluster.mates(r))
         self._shared.intersection_update((r.job.id, r.attempt) for r in running)
+
+    def _hold(self, record: JobRecord, doubt: str) -> None:
+        """Put a job that must not start back on hold."""
+        now, job = self.clock.now(), record.job.id
+        self.inbox.note(f"job {job} does not start: {doubt}; it is on hold")
+        self.inbox.add_events(ev.Held(now, job), ev.Requeued(now, job, record.attempt))
 
     def had_mates(self, key: GangKey) -> bool:
         """Return whether a gang shared its GPUs at some time."""

@@ -64,10 +64,14 @@ class Queries:
 
     def _rows(self, records: list[JobRecord]) -> list[Row]:
         labels, now = self.inventory.labels(), self.clock.now()
-        return [
+        rows = [
             views.job_row(self.state, record, self.book.specs[record.job.id], labels, self.progress.latest(record), now)
             for record in records
         ]
+        for row in rows:
+            if row["status"] == "pending" and (doubt := self.user_book.doubt(row["user"])):
+                row["reason"] = f"its owner is not certain: {doubt}"
+        return rows
 
     def show(self, job: str) -> Row:
         """Return everything about a job: the keys of `jobs`, and spec (with env: hide it from other users), attempts
@@ -89,7 +93,9 @@ class Queries:
     def explain(self, job: str) -> Row:
         """Explain a job: position, reason, mates with expected and measured slow-downs, start and end with a range."""
         if job in self.state.jobs:
-            return self.forecaster.explain(job)
+            answer = self.forecaster.explain(job)
+            doubt = self.user_book.doubt(answer["user"])
+            return {**answer, "sentences": [*answer["sentences"], f"It cannot start: {doubt}."]} if doubt else answer
         row = {key: value for key, value in self.show(job).items() if key not in ("spec", "attempts")}
         why = f": {row['reason']}" if row["reason"] else ""
         return {**row, "sentences": [f"Job {job} has {row['status']}{why}.", *row["receipt"]["sentences"]]}

@@ -7,6 +7,7 @@ killed. An event of an unknown kind is no damage: it stops the start.
 """
 
 import json
+import os
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,14 +18,17 @@ from carpool.core.model import Status
 from carpool.core.record import JobRecord
 from carpool.core.scheduler import Scheduler
 from carpool.core.state import ALIVE, State
+from carpool.errors import InputError
+from carpool.live.accounts import ADMIN
 from carpool.live.clock import Clock
 from carpool.live.executors.base import Executor, ExecutorListener, GangKey, StopMode
-from carpool.live.home import Home, read_json
+from carpool.live.home import Home, read_json, read_own_json
 from carpool.live.journal.store import Commit, Store
 from carpool.live.service.dispatcher import Dispatcher
 from carpool.live.service.estimator import JobEstimator
 from carpool.live.service.inbox import Inbox
 from carpool.live.service.jobs import END_FILE, SPEC_FILE, JobBook, new_row
+from carpool.live.service.users import Users
 from carpool.live.spec import from_json
 
 MakeScheduler = Callable[[int | None], Scheduler]
@@ -92,12 +96,13 @@ class JobRecovery:
     store: Store
     state: State
     book: JobBook
+    users: Users
     inbox: Inbox
     estimator: JobEstimator
 
     def run(self, executor: Executor) -> None:
         state, rows, known = self.state, self.store.living_jobs(), self.store.known_jobs()
-        lost = list(_forgotten(self.home, known))
+        lost = list(self._forgotten(known))
         self.book.ids_start_after(max((*known, *(data["id"] for data in lost), *map(int, state.jobs)), default=0))
         for row in rows:
             self.book.specs[str(row["id"])] = from_json(row["spec"])
@@ -106,40 +111,60 @@ class JobRecovery:
             if str(row["id"]) not in state.jobs and str(row["id"]) not in state.ended:
                 self._find(str(row["id"]), row["user"])
         for data in sorted(lost, key=lambda data: int(data["id"])):
-            self.book.specs[str(data["id"])] = from_json(json.dumps(data["spec"]))
-            self._find(str(data["id"]), data["user"], new=True)
+            self.book.specs[str(data["id"])] = data["spec"]
+            self._find(str(data["id"]), data["user"], new=True, doubt=self._owner_doubt(data["user"], data["uid"]))
         unwritten = {str(row["id"]) for row in rows}
         for name in [name for name in state.ended if name not in unwritten]:
             del state.ended[name]
         self.book.read_exit_codes(executor)
         self.book.collect_ended()
 
-    def _find(self, name: str, user: str, *, new: bool = False) -> None:
-        """Recover a job from its directory: it ended, or it is queued again. `new`: the journal has no row of it."""
+    def _owner_doubt(self, user: str, uid: int | None) -> str:
+        """Return why the owner of a job that only its record knows is not certain; empty: it is. A user that the
+        journal lost is restored by the uid in the record, which only the service can write."""
+        if user not in self.users.rows and uid and os.getuid() == 0 and user != ADMIN:
+            self.users.restore(user, uid)
+        found = self.users.rows.get(user, {}).get("uid")
+        if os.getuid() == 0 and user != ADMIN and uid is not None and uid != found:
+            return f"it was submitted under uid {uid}, and user {user} has uid {found} now"
+        return self.users.doubt(user)
+
+    def _find(self, name: str, user: str, *, new: bool = False, doubt: str = "") -> None:
+        """Recover a job from its directory: it ended, or it is queued again. `new`: the journal has no row of it;
+        `doubt`: why it must not start."""
         story = _story_on_disk(self.home, name)
-        what = "it had ended" if story else "it is queued again"
+        what = "it had ended" if story else f"it is on hold: {doubt}" if doubt else "it is queued again"
         self.inbox.note(f"job {name}: the journal lost {'it' if new else 'its events'}; {what}")
         spec = self.book.specs[name] if story is None else self.book.specs.pop(name)
 
         def prepare(now: float, commit: Commit) -> Sequence[ev.Event]:
+            if user in self.users.rows:  # the journal may have lost the user, too
+                commit.users[user] = json.dumps(self.users.rows[user])
             if new:
                 commit.jobs.append(new_row(name, user, now, spec, {}))
             if story is not None:
                 commit.stories.append(story)
                 return ()
             job, _ = self.estimator.job(self.state.perf, replace(spec, after=()), name, user, now)
-            return () if name in self.state.jobs else (ev.Submitted(now, job),)
+            held = (ev.Held(now, name),) if doubt else ()
+            return () if name in self.state.jobs else (ev.Submitted(now, job), *held)
 
         self.inbox.add(prepare)
 
-
-def _forgotten(home: Home, known: Container[int]) -> Iterator[dict[str, Any]]:
-    """Yield the jobs that were accepted but that the journal does not know, from their directories."""
-    for path in home.jobs.iterdir():
-        if path.name.isdigit() and int(path.name) not in known:
-            data = read_json(path / SPEC_FILE)
-            if isinstance(data, dict):
-                yield {"id": int(path.name), **data}
+    def _forgotten(self, known: Container[int]) -> Iterator[dict[str, Any]]:
+        """Yield the jobs that were accepted but that the journal does not know, from their directories."""
+        for path in self.home.jobs.iterdir():
+            record = path / SPEC_FILE
+            if not path.name.isdigit() or int(path.name) in known or not record.exists():
+                continue
+            try:
+                data = read_own_json(record)
+                user, uid, spec = data["user"], data.get("uid"), from_json(json.dumps(data["spec"]))
+                if not isinstance(user, str) or not isinstance(uid, int | None):
+                    raise TypeError
+                yield {"id": int(path.name), "user": user, "uid": uid, "spec": spec}
+            except (AttributeError, InputError, KeyError, TypeError):
+                self.inbox.note(f"job {path.name}: its record {record} cannot be trusted or read; it does not start")
 
 
 def _story_on_disk(home: Home, job: str) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ from carpool.core.model import Limits, Status
 from carpool.core.state import State
 from carpool.errors import InputError
 from carpool.live.accounts import account
-from carpool.live.errors import WrongStatus
+from carpool.live.errors import Unavailable, WrongStatus
 from carpool.live.home import Home, write_private
 from carpool.live.insight import views
 from carpool.live.insight.forecaster import alone_s
@@ -27,7 +27,7 @@ from carpool.live.journal.store import Commit
 from carpool.live.service.estimator import JobEstimator
 from carpool.live.service.inbox import Inbox
 from carpool.live.service.jobs import SPEC_FILE, JobBook, new_row
-from carpool.live.service.users import Users
+from carpool.live.service.users import Users, recorded_uid
 from carpool.live.spec import Spec
 
 
@@ -44,6 +44,9 @@ class Requests:
 
     async def submit(self, specs: Sequence[Spec], user: str) -> list[str]:
         """Submit jobs, all or none, and return their ids. Raise `InputError` for a job that could never run."""
+        doubt = self.users.doubt(user)
+        if doubt:
+            raise InputError(doubt)
         names = self.book.new_ids(len(specs))
         kept = await self._copy_directories(dict(zip(names, specs, strict=True)), user)
 
@@ -87,8 +90,8 @@ class Requests:
     def _copy(self, directory: Path, copy: Path, user: str) -> None:
         copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         shutil.copytree(directory, copy, symlinks=True)
-        uid = self.users.rows.get(user, {}).get("uid")
-        if uid is not None and os.getuid() == 0:
+        uid = self.users.uid_of(user)
+        if uid is not None:
             owner = account(uid)
             for path, _, files in os.walk(copy):
                 for place in (path, *(os.path.join(path, file) for file in files)):
@@ -101,7 +104,8 @@ class Requests:
             with contextlib.suppress(OSError):
                 self.home.job(name).mkdir(mode=0o700, exist_ok=True)
                 if spec is not None:
-                    text = json.dumps({"user": user, "spec": spec.plain()})
+                    uid = recorded_uid(user, self.users)
+                    text = json.dumps({"user": user, "uid": uid, "spec": spec.plain()})
                     write_private(self.home.job(name) / SPEC_FILE, text, sync=False)
 
     async def cancel(self, job: str) -> None:
@@ -144,13 +148,30 @@ class Requests:
 
     async def put_user(self, name: str, row: Mapping[str, Any]) -> None:
         """Replace a user's row: `token_hash`, `role`, `uid`, `revoked` and other JSON that the HTTP API keeps."""
+        async with self.users.changing:
+            before, new = dict(self.users.rows), self.users.next_row(name, row)
+            await self._write_users({**before, name: new})
 
-        def prepare(now: float, commit: Commit) -> Sequence[ev.Event]:
-            commit.users[name] = json.dumps(dict(row))
-            return ()
+            def prepare(now: float, commit: Commit) -> Sequence[ev.Event]:
+                commit.users[name] = json.dumps(new)
+                return ()
 
-        await self.inbox.request(prepare)
-        self.users.rows[name] = dict(row)
+            try:
+                await self.inbox.request(prepare)
+            except BaseException:
+                with contextlib.suppress(Unavailable):
+                    await self._write_users(before)
+                raise
+            self.users.rows[name] = new
+
+    async def _write_users(self, rows: Mapping[str, dict[str, Any]]) -> None:
+        """Write the copy of the users beside the journal."""
+        try:
+            await asyncio.to_thread(self.users.write, rows)
+        except OSError as error:
+            raise Unavailable(
+                f"the list of users cannot be written ({error.strerror}); make room and try again"
+            ) from None
 
 
 def unmet_dependencies(book: JobBook, spec: Spec) -> tuple[str, ...]:

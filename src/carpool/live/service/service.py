@@ -112,7 +112,7 @@ async def open_service(config: ServiceConfig) -> Service:
         undo.callback(store.close)
         try:
             store.open()
-            users = Users(store.users())
+            users = Users.load(config.home, store.users())
             executor = _executor(config)
             undo.push_async_callback(executor.close)
             await executor.open(separate_users=users.separate)
@@ -141,10 +141,12 @@ async def _assemble(
     scheduler, state = loaded.scheduler, loaded.scheduler.state
     _resume_clock(clock, store, state)
     inbox = Inbox(clock)
-    for text in (*store.notes, *loaded.notes):
+    for text in (*store.notes, *users.notes, *loaded.notes):
         inbox.note(text)
     book = JobBook(home, store, state)
-    recovery.JobRecovery(home, store, state, book, inbox, estimator).run(executor)
+    recovery.JobRecovery(home, store, state, book, users, inbox, estimator).run(executor)
+    for name, limits in users.lost_limits(state.limits).items():
+        inbox.add_events(ev.LimitsChanged(clock.now(), name, limits))
     policy = partial(policies.make, config.policy)
     forecaster = Forecaster(lambda: state, policy, book.source, book.name, inventory.label, clock.now)
     forecaster.learn(store.estimates())

@@ -1,0 +1,138 @@
+"""Owners of jobs: what is lost with the journal never lets a job run as another user, and never widens a right."""
+
+import json
+import os
+import sqlite3
+
+import pytest
+
+from carpool.core.model import Limits
+from carpool.errors import InputError
+from carpool.live.home import Home, write_private
+from tests.support.services import notes, one, output, serving, settle, shell, started, status, until
+
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can start jobs under other users' ids")
+ROWS = {"alice": {"uid": 7_000_101, "max_jobs": 3, "max_gpus": None}, "bob": {"uid": 7_000_102}}
+
+
+@pytest.fixture
+def open_home(tmp_path):
+    """A home that other users' jobs can reach, as it is on a real machine."""
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == os.getuid() and str(folder).startswith("/tmp/"):
+            folder.chmod(0o755)
+    return Home(tmp_path / "home")
+
+
+def lose_journal(home):
+    for path in home.path.glob("journal.db*"):
+        path.unlink()
+
+
+async def submitted(home) -> list[str]:
+    """Add two users, let each run a job, and return the jobs. Only one GPU is there, so the second one waits."""
+    async with serving(home, "fifo", gpus=1, jobs_per_gpu=1) as service:
+        for name, row in ROWS.items():
+            await service.requests.put_user(name, row)
+        await service.requests.set_limits("alice", Limits(3))
+        script = "id -u; test $CARPOOL_ATTEMPT = 1 && test -e /tmp && sleep $S"
+        jobs = [await one(service, shell(script, env={"S": s}), user) for s, user in (("30", "alice"), ("0", "bob"))]
+        await started(service, jobs[0])
+        await until(lambda: output(service, jobs[0]))
+        return jobs
+
+
+@as_root
+async def test_after_the_journal_is_lost_jobs_run_as_their_owners(open_home):
+    jobs = await submitted(open_home)
+    lose_journal(open_home)
+    async with serving(open_home, "fifo", gpus=2, jobs_per_gpu=1) as service:
+        await until(lambda: output(service, jobs[0]) and output(service, jobs[1]))
+        assert [output(service, job).split()[-1] for job in jobs] == ["7000101", "7000102"]
+        assert service.state.limits["alice"] == Limits(3), "limits are no wider than before"
+        await service.requests.cancel(jobs[0])
+        await service.queries.wait(jobs[0])
+
+
+@as_root
+async def test_a_user_is_known_from_the_jobs_where_the_list_of_users_is_lost_too(open_home):
+    jobs = await submitted(open_home)
+    lose_journal(open_home)
+    open_home.users.unlink()
+    async with serving(open_home, "fifo", gpus=2, jobs_per_gpu=1) as service:
+        await until(lambda: output(service, jobs[1]))
+        assert output(service, jobs[1]).split() == ["7000102"]
+        assert service.queries.users()["bob"]["revoked"], "the token is lost, so nothing grants access"
+        await service.requests.cancel(jobs[0])
+
+
+@as_root
+@pytest.mark.parametrize("record", [{"user": "bob"}, {"user": "bob", "uid": 0}, {"user": "alice", "uid": 7_000_102}])
+async def test_a_job_whose_owner_is_not_certain_never_starts(open_home, record):
+    jobs = await submitted(open_home)
+    lose_journal(open_home)
+    if record["user"] == "bob":
+        open_home.users.unlink()
+        (open_home.job(jobs[0]) / "job.json").unlink()
+    path = open_home.job(jobs[1]) / "job.json"
+    write_private(path, json.dumps({**json.loads(path.read_text()), "uid": None, **record}))
+    async with serving(open_home, "fifo", gpus=2, jobs_per_gpu=1) as service:
+        await settle(service)
+        assert service.state.jobs[jobs[1]].on_hold
+        assert any(f"job {jobs[1]}" in text and "uid" in text for text in notes(service))
+        if record["user"] == "bob":
+            assert "uid" in service.queries.show(jobs[1])["reason"]
+            await service.requests.release(jobs[1])
+            await until(lambda: service.state.jobs[jobs[1]].on_hold and status(service, jobs[1]) == "pending")
+        assert output(service, jobs[1]) == ""
+        for job in list(service.state.jobs):
+            await service.requests.cancel(job)
+
+
+@as_root
+async def test_a_record_that_another_user_wrote_is_no_record(open_home):
+    jobs = await submitted(open_home)
+    lose_journal(open_home)
+    path = open_home.job(jobs[1]) / "job.json"
+    write_private(path, json.dumps({**json.loads(path.read_text()), "user": "admin", "uid": 0}))
+    os.chown(path, 7_000_102, -1)
+    (open_home.jobs / "77").mkdir()
+    write_private(open_home.jobs / "77" / "job.json", '{"user": 5, "id": 3, "spec": []}')
+    async with serving(open_home, "fifo", gpus=2, jobs_per_gpu=1) as service:
+        await settle(service)
+        assert not {jobs[1], "77"} & service.state.jobs.keys()
+        assert sum("cannot be trusted" in text for text in notes(service)) == 2
+        await service.requests.cancel(jobs[0])
+
+
+@as_root
+async def test_a_user_without_a_uid_cannot_submit_to_a_service_of_root(home):
+    async with serving(home) as service:
+        await service.requests.put_user("carol", {"uid": None, "token_hash": "x"})
+        with pytest.raises(InputError, match="carol has no uid"):
+            await one(service, shell("id -u"), "carol")
+
+
+@as_root
+def test_root_does_not_serve_a_home_of_another_user(tmp_path):
+    place = Home(tmp_path / "mine")
+    place.create()
+    os.chown(place.path, 7_000_101, -1)
+    with pytest.raises(InputError, match="belongs to uid 7000101"):
+        place.create()
+
+
+async def test_a_revoked_user_stays_revoked_where_the_journal_forgets_it(home):
+    async with serving(home) as service:
+        await service.requests.put_user("dan", {"uid": 7_000_103, "token_hash": "old"})
+    before = sqlite3.connect(home.journal).execute("SELECT row FROM users WHERE name = 'dan'").fetchone()[0]
+    async with serving(home) as service:
+        await service.requests.put_user("dan", {"uid": 7_000_103, "token_hash": "", "revoked": True})
+    with sqlite3.connect(home.journal) as journal:
+        journal.execute("UPDATE users SET row = ? WHERE name = 'dan'", (before,))
+    async with serving(home) as service:
+        assert service.queries.users()["dan"]["revoked"]
+    home.users.write_text("{ damaged")
+    async with serving(home) as service:
+        assert service.queries.users()["dan"]["uid"] == 7_000_103
+        assert any("users.json" in text for text in notes(service))
