@@ -26,6 +26,7 @@ EVERY_KIND = (
     ev.Stopped(3.0, "j", 1, 7.0),
     ev.Requeued(3.0, "j", 1),
     ev.Paused(3.0, "j", 1),
+    ev.SwapFailed(3.0, "j", 1),
     ev.Resumed(3.0, "j", 1),
     ev.PausedByOwner(1.0, "j"),
     ev.ResumedByOwner(1.0, "j"),

@@ -48,7 +48,7 @@ class Life(RuleBasedStateMachine):
         self.retunes = []
         self.count = 0
         for number in range(2):
-            self.report(ev.NodeJoined(0.0, Node(f"n{number}", (2 * number, 2 * number + 1), 16 * GIB)))
+            self.report(ev.NodeJoined(0.0, Node(f"n{number}", (2 * number, 2 * number + 1), 16 * GIB, number == 0)))
 
     def report(self, *events):
         self.journal += events
@@ -147,6 +147,11 @@ class Life(RuleBasedStateMachine):
             self.report(ev.Paused(self.state.now, record.job.id, record.attempt))
 
     @rule(data=st.data())
+    def a_swap_fails(self, data):
+        if record := self.some(data, *HOLDING):
+            self.report(ev.SwapFailed(self.state.now, record.job.id, record.attempt))
+
+    @rule(data=st.data())
     def workers_confirm_a_resume(self, data):
         if record := self.some(data, *HOLDING):
             self.report(ev.Resumed(self.state.now, record.job.id, record.attempt))
@@ -216,7 +221,8 @@ class Life(RuleBasedStateMachine):
                 chosen = record.gpus
             accumulation = data.draw(st.sampled_from(accumulations(record.job.batch)))
             switched = Allocation(record.gpus, record.accumulation, record.batch, active=not record.active)
-            allocation = data.draw(st.sampled_from([None, Allocation(chosen, accumulation), switched]))
+            swapped = Allocation(record.gpus, record.accumulation, record.batch, active=False, swapped=True)
+            allocation = data.draw(st.sampled_from([None, Allocation(chosen, accumulation), switched, swapped]))
             plan = (Decision(record.job.id, allocation, "by hand"),)
             try:
                 check(self.state, plan)

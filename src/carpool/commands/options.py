@@ -120,6 +120,7 @@ def world_options(command: Command) -> Command:
             "--launch-s", type=number(), default=0.0, help="Seconds from the decision to the first iteration."
         ),
         click.option("--stop-s", type=number(), default=0.0, help="Seconds to checkpoint and stop a preempted job."),
+        click.option("--swap", is_flag=True, help="Nodes can move the memory of a paused one-GPU job to main memory."),
         click.option(
             "--pause-s",
             type=number(),
@@ -161,6 +162,7 @@ def make_setup(seed: int, world: dict[str, Any]) -> Setup:
         seed=seed,
         jobs_per_gpu=world["jobs_per_gpu"],
         resident_per_gpu=world["resident_per_gpu"],
+        can_swap=world["swap"],
         gpu_memory=parse_bytes(world["gpu_memory"]) if world["gpu_memory"] is not None else None,
         memory_limit=not world["no_memory_limit"],
         ignore_placement=world["ignore_placement"],

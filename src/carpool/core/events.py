@@ -111,6 +111,11 @@ class Paused(JobEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class SwapFailed(JobEvent):
+    """The memory of a paused gang could not be moved to main memory. The gang is paused and keeps its memory."""
+
+
+@dataclass(frozen=True, slots=True)
 class Resumed(JobEvent):
     """All workers of a paused gang go on."""
 

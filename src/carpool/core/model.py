@@ -55,6 +55,8 @@ class Node:
     id: NodeId
     gpus: tuple[GpuId, ...]
     memory: int
+    can_swap: bool = False
+    """The memory that a paused job of one GPU holds there can be moved to main memory and back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,8 @@ class Allocation:
     """Samples per GPU per iteration that the scheduler chose for an elastic job; None: the user's own."""
     active: bool = True
     """Whether the gang computes. A paused gang keeps its place and its memory, and makes no progress."""
+    swapped: bool = False
+    """Whether the memory of a paused gang is in main memory, so that other jobs can use it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Which of the jobs that hold GPUs compute: pauses and resumes. Called by `transitions` and `claims`.
 
 A paused job keeps its GPUs' memory, makes no progress and slows nobody down. A gang is paused and resumed as a whole.
+Where a node can swap, a paused job of one GPU can give up its memory, too, and stays tied to its GPU.
 The plan changes what counts: from then on the job is active or not. The workers follow: until they confirm, the job is
 `PAUSING` or `RESUMING`, and a driver resumes or launches nobody on the GPUs of a job that is still `PAUSING`.
 """
@@ -11,8 +12,12 @@ from carpool.core.record import JobRecord
 from carpool.core.state import State
 
 
-def pause(state: State, record: JobRecord) -> None:
-    """Let a running job stop computing; its workers are still to confirm it."""
+def pause(state: State, record: JobRecord, *, swapped: bool = False) -> None:
+    """Let a running job stop computing; its workers are still to confirm it.
+
+    With `swapped` its memory is moved to main memory and counts as free from now on: a driver launches nobody there
+    before the workers have confirmed.
+    """
     settle(state, record)
     record.iteration_s = 0.0
     record.slowdown = 1.0
@@ -23,14 +28,33 @@ def pause(state: State, record: JobRecord) -> None:
     record.pauses += 1
     state.pauses += 1
     state.paused[record.seq] = state.switching[record.seq] = record
+    if swapped:
+        swap_out(state, record)
     update_pace(state, [record, *state.cluster.mates(record)])
     state.capacity_changed()
+
+
+def swap_out(state: State, record: JobRecord) -> None:
+    """Free the memory of a job that is paused."""
+    record.swapped = True
+    record.status = Status.PAUSING
+    state.switching[record.seq] = record
+    state.cluster.reserve(record, 0)
+    state.capacity_changed()
+
+
+def swap_in(state: State, record: JobRecord) -> None:
+    """Reserve the memory of a swapped job again."""
+    record.swapped = False
+    state.cluster.reserve(record, state.perf.memory(record.job, record.accumulation))
 
 
 def resume(state: State, record: JobRecord) -> None:
     """Let a paused job compute again as soon as its workers confirm it."""
     record.status = Status.RESUMING
     record.active = True
+    if record.swapped:
+        swap_in(state, record)
     del state.paused[record.seq]
     state.switching[record.seq] = record
     state.reindex(record)
@@ -42,6 +66,7 @@ def end_pause(state: State, record: JobRecord) -> None:
     """Count the time that a job was paused: it computes again, or it leaves its GPUs."""
     state.paused.pop(record.seq, None)
     state.switching.pop(record.seq, None)
+    record.swapped = False
     if record.paused_since >= 0.0:
         record.paused_s += state.now - record.paused_since
         record.paused_since = -1.0

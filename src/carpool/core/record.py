@@ -39,6 +39,8 @@ class JobRecord:
     """Bytes reserved on each of its GPUs."""
     active: bool = field(default=False, init=False)
     """It holds GPUs and computes, or is about to; False while it is paused or being paused."""
+    swapped: bool = field(default=False, init=False)
+    """It is paused, and its memory is in main memory or on its way there."""
     on_hold: bool = field(default=False, init=False)
     """It must not be started before it is released."""
     paused_by_owner: bool = field(default=False, init=False)

@@ -101,7 +101,9 @@ def _check_gang(state: View, record: JobView, decision: Decision) -> None:
             raise IllegalPlan(f"job {job.id} does not run and cannot be stopped")
         return
     gpus = allocation.gpus
-    if gpus == record.gpus and allocation.active != record.active:
+    if allocation.swapped:
+        _check_swap(state, record, allocation)
+    if gpus == record.gpus and not (allocation.active and record.active):
         _check_pause(record, allocation)
     elif gpus == record.gpus and record.status is not Status.RUNNING:
         raise IllegalPlan(f"job {job.id} is {record.status} and cannot be re-tuned before it runs")
@@ -129,10 +131,20 @@ def _check_pause(record: JobView, allocation: Allocation) -> None:
             raise IllegalPlan(f"job {job.id} is {record.status} and cannot be resumed")
         if record.paused_by_owner:
             raise IllegalPlan(f"job {job.id} was paused by its owner")
-    elif record.status is not Status.RUNNING:
+    elif record.status is not Status.RUNNING and not (record.status is Status.PAUSED and allocation.swapped):
         raise IllegalPlan(f"job {job.id} is {record.status} and cannot be paused")
-    elif not job.can_pause:
+    elif not job.can_pause and not record.paused_by_owner:
         raise IllegalPlan(f"job {job.id} asked not to be paused")
+
+
+def _check_swap(state: View, record: JobView, allocation: Allocation) -> None:
+    job, topology = record.job, state.topology
+    if allocation.active or allocation.gpus != record.gpus:
+        raise IllegalPlan(f"job {job.id} cannot compute or move while its memory is swapped out")
+    if record.swapped or len(record.gpus) > 1 or record.batch is not None:
+        raise IllegalPlan(f"job {job.id} cannot be swapped out: only jobs of one GPU can, and only once")
+    if not topology.nodes[topology.node_of[record.gpus[0]]].can_swap:
+        raise IllegalPlan(f"job {job.id} cannot be swapped out: its node cannot do that")
 
 
 def _check_split(job: Job, allocation: Allocation) -> None:
@@ -174,7 +186,8 @@ def _check_gpus(state: View, named: dict[str, JobView], decisions: Iterable[Deci
             held = record.memory if record.gpus == allocation.gpus else 0
             job = record.job if allocation.batch is None else as_scaled(record.job, allocation)
             needed = state.perf.memory(job, allocation.accumulation)
-            resident = Resident(record, allocation.accumulation, max(held, needed), allocation.batch, allocation.active)
+            memory = 0 if allocation.swapped else max(held, needed)
+            resident = Resident(record, allocation.accumulation, memory, allocation.batch, allocation.active)
             for gpu in allocation.gpus:
                 arriving.setdefault(gpu, []).append(resident)
     topology = state.topology

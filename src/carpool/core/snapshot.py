@@ -10,7 +10,7 @@ from typing import Any
 
 from carpool.core import renames
 from carpool.core.claims import count_for_user
-from carpool.core.codec import decode_job, plain
+from carpool.core.codec import builder, decode_job, plain
 from carpool.core.learning import LearningModel
 from carpool.core.model import Limits, Node, Status
 from carpool.core.perf import PerformanceModel
@@ -95,7 +95,7 @@ def restore(
 def _restore_nodes(state: State, data: dict[str, Any]) -> None:
     present = set(data["present"])
     for number, raw in enumerate(data["nodes"]):  # lost nodes too, so that every node keeps its number
-        state.cluster.join(Node(raw["id"], tuple(raw["gpus"]), raw["memory"]))
+        state.cluster.join(builder(Node)({**raw}))
         if number not in present:
             state.cluster.lose(raw["id"])
     state.topology.taken = dict(data["taken"])

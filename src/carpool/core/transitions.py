@@ -11,7 +11,7 @@ from carpool.core import learning
 from carpool.core.claims import claim, count_for_user, leave, memory_needed, preempt, retune
 from carpool.core.model import Allocation, Status
 from carpool.core.pace import learn, predict_alone, settle, update_pace
-from carpool.core.pausing import end_pause, pause, resume
+from carpool.core.pausing import end_pause, pause, resume, swap_in, swap_out
 from carpool.core.queueing import dequeue, end, enqueue, has_finished, never_starts, requeue, reshape, resize_pending
 from carpool.core.record import JobRecord
 from carpool.core.state import ALIVE, PAUSE, State, handles
@@ -163,12 +163,14 @@ def _planned(state: State, event: ev.Planned) -> None:
         record, allocation = state.jobs[decision.job], decision.allocation
         if record.gpus:
             if allocation is not None and allocation.gpus == record.gpus:
-                if allocation.active == record.active:
+                if allocation.active and record.active:
                     retune(state, record, allocation)
                 elif allocation.active:
                     resumed.append(record)
+                elif record.active:
+                    pause(state, record, swapped=allocation.swapped)
                 else:
-                    pause(state, record)
+                    swap_out(state, record)
                 continue
             preempt(state, record)
         if allocation is not None:  # a start, or a move: the job stops on its old GPUs and starts on these
@@ -209,6 +211,23 @@ def _paused(state: State, event: ev.Paused) -> None:
     del state.switching[record.seq]
     state.reindex(record)
     state.needs_decision = True
+
+
+@handles(ev.SwapFailed)
+def _swap_failed(state: State, event: ev.SwapFailed) -> None:
+    record = state.current(event)
+    if record is None or record.status is not Status.PAUSING or not record.swapped:
+        return
+    swap_in(state, record)
+    record.status = Status.PAUSED
+    del state.switching[record.seq]
+    gpu = record.gpus[0]
+    for mate in reversed(state.jobs_on(gpu)):  # the plan gave its memory to others, which have not been launched
+        over = state.memory_used(gpu) > state.topology.memory_of(gpu)
+        if over and mate is not record and mate.memory and mate.status in WORKING:
+            preempt(state, mate)
+    state.reindex(record)
+    state.capacity_changed()
 
 
 @handles(ev.Resumed)

@@ -137,6 +137,7 @@ def _validate_pause(state: State, record: JobRecord) -> None:
         _require(record.active == active, f"{record} counts as {'active' if record.active else 'not active'}")
     _require((record.paused_since >= 0.0) == (status in PAUSE), f"{record} is paused since {record.paused_since}")
     paused = status in (Status.PAUSING, Status.PAUSED)
+    _require(not record.swapped or (paused and not record.memory), f"{record} holds {record.memory} bytes, swapped out")
     _require((seq in state.paused) == paused, f"{record} is not listed right among the paused jobs")
     switching = status in (Status.PAUSING, Status.RESUMING)
     _require((seq in state.switching) == switching, f"{record} is not listed right among those that switch")

@@ -63,6 +63,10 @@ class JobView(Protocol):
         """Whether it computes, or is about to; False while it is paused or being paused."""
 
     @property
+    def swapped(self) -> bool:
+        """Whether it is paused and holds no memory on its GPU: the memory is in main memory."""
+
+    @property
     def paused_by_owner(self) -> bool:
         """Whether its owner paused it, so that no policy may resume it."""
 

@@ -32,6 +32,10 @@ class Costs:
     stop_s: float = 0.0
     pause_s: float = 0.05
     """Seconds that each pause and each resume takes, in which the job does not compute."""
+    swap_out_s: float = 0.54
+    """Seconds to move 1 GiB of a paused job to main memory (docs/experiments/swap.md)."""
+    swap_in_s: float = 0.21
+    """Seconds to move it back."""
 
     def launch(self, job: Job) -> float:
         """Seconds to launch this job: the same for all jobs, unless a subclass knows better."""
@@ -79,6 +83,7 @@ class Engine:
         self._wake_at: float | None = None
         self._arrivals = sorted(jobs, key=lambda job: job.submitted)
         self._empty_at: dict[GpuId, float] = {}  # when the workers of a preempted or paused job compute no more
+        self._swapped: set[JobId] = set()
         self._idle_calls = 0
         self._deliver(0.0, [ev.NodeJoined(0.0, node) for node in nodes])
         self._refuse_unrunnable_jobs()
@@ -197,8 +202,8 @@ class Engine:
             record = jobs[decision.job]
             if costs.stop_s and record.leaving:
                 self._empty_at.update(dict.fromkeys(record.leaving, self._stopped(now, record).at))
-            elif costs.pause_s and record.status is Status.PAUSING:
-                self._empty_at.update(dict.fromkeys(record.gpus, now + costs.pause_s))
+            elif record.status is Status.PAUSING:
+                self._empty_at.update(dict.fromkeys(record.gpus, self._paused_at(now, record)))
         for decision in decisions:
             record = jobs[decision.job]
             event: ev.Event
@@ -207,9 +212,11 @@ class Engine:
             elif record.status is Status.STOPPING:
                 event = self._stopped(now, record)
             elif record.status is Status.PAUSING:
-                event = ev.Paused(now + costs.pause_s, decision.job, record.attempt)
+                event = ev.Paused(self._paused_at(now, record), decision.job, record.attempt)
+                if record.swapped:
+                    self._swapped.add(decision.job)
             elif record.status is Status.RESUMING:
-                event = ev.Resumed(self._clear_time(now, record) + costs.pause_s, decision.job, record.attempt)
+                event = ev.Resumed(self._resumed_at(now, record), decision.job, record.attempt)
             else:
                 event = ev.Retuned(now, decision.job, record.attempt, record.accumulation, record.batch)
             if event.at == now:
@@ -226,6 +233,21 @@ class Engine:
         """Time at which a job that receives GPUs now is up."""
         again_s = self.scheduler.policy.restart_s if record.attempt > 1 else self._start_s
         return self._clear_time(now, record) + self.costs.launch(record.job) + again_s
+
+    def _paused_at(self, now: float, record: JobRecord) -> float:
+        """Time at which a job that is to be paused now computes no more and, if it is swapped, holds no memory."""
+        return now + self.costs.pause_s + (self._gib(record) * self.costs.swap_out_s if record.swapped else 0.0)
+
+    def _resumed_at(self, now: float, record: JobRecord) -> float:
+        """Time at which a paused job that is to go on now computes again."""
+        at = self._clear_time(now, record) + self.costs.pause_s
+        if record.job.id in self._swapped:
+            self._swapped.remove(record.job.id)
+            at += self._gib(record) * self.costs.swap_in_s
+        return at
+
+    def _gib(self, record: JobRecord) -> float:
+        return self.world.perf.memory(record.job, record.accumulation) / 2**30
 
     def _clear_time(self, now: float, record: JobRecord) -> float:
         """Time at which nobody computes any more on a job's GPUs who has left them or is being paused."""

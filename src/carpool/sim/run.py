@@ -72,6 +72,8 @@ class Setup:
     """Number of jobs that may compute on a GPU at the same time."""
     resident_per_gpu: int = RESIDENT_PER_GPU
     """Number of jobs, active and paused ones, that may hold memory on a GPU."""
+    can_swap: bool = False
+    """Whether the memory of a paused job of one GPU can be moved to main memory."""
     gpu_memory: int | None = None
     """Bytes on each GPU; None for the memory of the profile's GPU."""
     memory_limit: bool = True
@@ -169,7 +171,7 @@ def cluster_nodes(setup: Setup) -> list[Node]:
         if setup.memory_limit:
             raise InputError(f"profile {setup.profile} does not say how much memory a GPU has; give --gpu-memory")
         memory = 0
-    return [Node(f"node{n}", tuple(range(n * size, (n + 1) * size)), memory) for n in range(number)]
+    return [Node(f"node{n}", tuple(range(n * size, (n + 1) * size)), memory, setup.can_swap) for n in range(number)]
 
 
 def true_model(workload: Workload, setup: Setup) -> PerformanceModel:
