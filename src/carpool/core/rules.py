@@ -103,11 +103,9 @@ def _check_gang(state: View, record: JobView, decision: Decision) -> None:
     gpus = allocation.gpus
     if allocation.swapped:
         _check_swap(state, record, allocation)
-    if gpus == record.gpus and not (allocation.active and record.active):
-        _check_pause(record, allocation)
-    elif gpus == record.gpus and record.status is not Status.RUNNING:
-        raise IllegalPlan(f"job {job.id} is {record.status} and cannot be re-tuned before it runs")
-    elif not allocation.active and gpus != record.gpus:
+    if gpus == record.gpus:
+        _check_change(record, allocation)
+    elif not allocation.active:
         raise IllegalPlan(f"job {job.id} cannot be paused where it does not run")
     if allocation.batch is not None:
         _check_scale(state, record, allocation)
@@ -121,9 +119,14 @@ def _check_gang(state: View, record: JobView, decision: Decision) -> None:
     _check_split(job, allocation)
 
 
-def _check_pause(record: JobView, allocation: Allocation) -> None:
-    """Check a pause or a resume: it changes nothing else, and the workers have confirmed the last one."""
+def _check_change(record: JobView, allocation: Allocation) -> None:
+    """Check what changes for a job on its GPUs: a re-tune, a pause or a resume."""
     job = record.job
+    if allocation.active and record.active:
+        if record.status is not Status.RUNNING:
+            raise IllegalPlan(f"job {job.id} is {record.status} and cannot be re-tuned before it runs")
+        return
+    # a pause or a resume changes nothing else, and the workers have confirmed the last one
     if (allocation.accumulation, allocation.batch) != (record.accumulation, record.batch):
         raise IllegalPlan(f"job {job.id} cannot be re-tuned by the decision that pauses or resumes it")
     if allocation.active:
