@@ -71,6 +71,10 @@ class Control:
     """Save a checkpoint at the next step boundary, then exit with `EXIT_STOPPED`."""
     can_shrink: bool | None = None
     """Whether the batch may be split. None: the worker's own verdict decides. True overrides the worker's refusal."""
+    pause: bool = False
+    """Wait at the next step boundary, the same for the whole gang, until a later control comes."""
+    resumed: int = 0
+    """Number of times that the worker went on after a pause. The step in which it changes tells nothing about speed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,10 @@ class Report:
     shrinking: Shrinking = Shrinking.UNKNOWN
     needs_alone: bool = False
     """Whether the worker ran out of memory and may not split its batch, so that it needs a GPU to itself."""
+    can_stand: bool = False
+    """Whether the worker obeys `Control.pause`."""
+    standing: bool = False
+    """Whether the worker waits at a step boundary, as the control named by `control` asked."""
     note: str = ""
     """One sentence for people, truncated to fit."""
 
@@ -113,7 +121,8 @@ _MAGIC = b"CPR1"
 _NOTE_BYTES = 240
 _HEAD = struct.Struct("<4sHH")  # magic, version, length of the note
 _HOT = struct.Struct("<QQddd")  # serial, then what changes with every step
-_REST = struct.Struct(f"<II QQqIII BBBx {_NOTE_BYTES}s")
+_REST = struct.Struct(f"<II QQqIII BBBB {_NOTE_BYTES}s")
+_CAN_STAND, _STANDING = 1, 2  # bits of the last byte before the note, which was 0 in release 0.1
 _SEAL = struct.Struct("<I")
 _BODY_BYTES = _HEAD.size + _HOT.size + _REST.size
 _SLOT = 512
@@ -147,13 +156,14 @@ def _parse(raw: Any) -> Control:
         raise ValueError("control.json must hold an object")
     raw = {RENAMED.get(key, key): value for key, value in raw.items()}
     known = {f.name: raw[f.name] for f in fields(Control) if f.name in raw}
-    for name in ("sequence", "accumulation", "checkpoint"):
+    for name in ("sequence", "accumulation", "checkpoint", "resumed"):
         if name in known and (type(known[name]) is not int or known[name] < 0):
             raise ValueError(f"{name} must be a whole number")
     if known.get("accumulation", 1) < 1:
         raise ValueError("accumulation must be at least 1")
-    if not isinstance(known.get("stop", False), bool) or known.get("can_shrink") not in (None, True, False):
-        raise ValueError("stop and can_shrink must be true or false")
+    flags = [known.get("stop", False), known.get("pause", False)]
+    if not all(isinstance(flag, bool) for flag in flags) or known.get("can_shrink") not in (None, True, False):
+        raise ValueError("stop, pause and can_shrink must be true or false")
     return Control(**known)
 
 
@@ -207,7 +217,9 @@ def pack(report: Report, serial: int) -> bytearray:
     _HEAD.pack_into(record, 0, _MAGIC, VERSION, len(note))
     _HOT.pack_into(record, _HEAD.size, serial, *(getattr(report, name) for name in _HOT_FIELDS))
     rest = (getattr(report, name) for name in _REST_FIELDS)
-    _REST.pack_into(record, _HEAD.size + _HOT.size, *rest, report.status, report.shrinking, report.needs_alone, note)
+    flags = _CAN_STAND * report.can_stand | _STANDING * report.standing
+    last = (report.status, report.shrinking, report.needs_alone, flags, note)
+    _REST.pack_into(record, _HEAD.size + _HOT.size, *rest, *last)
     _SEAL.pack_into(record, _BODY_BYTES, zlib.crc32(memoryview(record)[:_BODY_BYTES]))
     return record
 
@@ -220,13 +232,15 @@ def _unpack(slot: bytes) -> tuple[int, Report] | None:
     if magic != _MAGIC or version != VERSION:
         return None
     serial, *hot = _HOT.unpack_from(body, _HEAD.size)
-    *rest, status, shrinking, needs_alone, note = _REST.unpack_from(body, _HEAD.size + _HOT.size)
+    *rest, status, shrinking, needs_alone, flags, note = _REST.unpack_from(body, _HEAD.size + _HOT.size)
     report = Report(
         **dict(zip(_HOT_FIELDS, hot, strict=True)),
         **dict(zip(_REST_FIELDS, rest, strict=True)),
         status=WorkerStatus(status),
         shrinking=Shrinking(shrinking),
         needs_alone=bool(needs_alone),
+        can_stand=bool(flags & _CAN_STAND),
+        standing=bool(flags & _STANDING),
         note=note[:length].decode("utf-8", "replace"),
     )
     return serial, report

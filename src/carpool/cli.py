@@ -27,6 +27,8 @@ SECTIONS = {
         "cancel": "carpool.live.commands.jobs:cancel",
         "hold": "carpool.live.commands.jobs:hold",
         "release": "carpool.live.commands.jobs:release",
+        "pause": "carpool.live.commands.jobs:pause",
+        "resume": "carpool.live.commands.jobs:resume",
         "requeue": "carpool.live.commands.jobs:requeue",
         "priority": "carpool.live.commands.jobs:priority",
         "gpus": "carpool.live.commands.overview:gpus",

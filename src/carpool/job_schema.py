@@ -172,6 +172,12 @@ class Spec:
         negated="--no-shrink",
         default_text="as the training library finds; in a workload file: true",
     )
+    can_pause: bool = job_field(
+        YesNo(),
+        "Allow the scheduler to pause the job, which then keeps its memory; its owner always may.",
+        default=True,
+        negated="--no-pause",
+    )
     exclusive: bool = job_field(YesNo(), "Never share a GPU.", default=False)
     max_slowdown: float | None = job_field(
         RealNumber(1.0, MAX_NUMBER), "Share a GPU only if iterations take at most this many times as long."

@@ -177,16 +177,18 @@ class ResumedByOwner(Event):
 
 @dataclass(frozen=True, slots=True)
 class ConstraintsChanged(Event):
-    """The job turned out to differ from its description: its batch can be split, must be split, or it must be alone.
+    """The job turned out to differ from its description: its batch can be split, must be split, it must be alone, or it
+    can be paused.
 
     None leaves a constraint as it is. A job that holds GPUs keeps its constraints, except that it may be allowed to
-    split its batch.
+    split its batch and to be paused.
     """
 
     job: JobId
     can_shrink: bool | None = None
     min_accumulation: int | None = None
     exclusive: bool | None = None
+    can_pause: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

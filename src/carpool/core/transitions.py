@@ -123,6 +123,8 @@ def _constraints_changed(state: State, event: ev.ConstraintsChanged) -> None:
         changes["min_accumulation"] = min(event.min_accumulation, record.job.batch)
     if event.exclusive is not None and waits:
         changes["exclusive"] = event.exclusive
+    if event.can_pause is not None and (waits or event.can_pause):
+        changes["can_pause"] = event.can_pause
     record.job = replace(record.job, **changes)
     reshape(state, record, record.shape.priority)
     state.capacity_changed()

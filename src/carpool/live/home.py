@@ -43,6 +43,8 @@ class Home:
         self.lock = self.path / "lock"
         self.users = self.path / "users.json"
         """Copy of the users beside the journal."""
+        self.alive = self.path / "alive"
+        """Touched while a service runs: see `executors/switching.py`."""
         self.jobs = self.path / "jobs"
         self.running = self.path / "running"
         """One empty file for each gang that may have processes, for a restarted service."""

@@ -2,8 +2,9 @@
 
 It waits until its gang is complete, starts the worker in a process group of its own, records pid, start time and exit
 code in the worker's directory, and stops it in steps: a request through the channel, SIGTERM, SIGKILL. Processes that
-the worker leaves behind are killed. If the wrapper itself is killed, the kernel kills the worker. A bare interpreter
-runs this file, which imports no other module of Carpool, so that it starts in about 30 ms.
+the worker leaves behind are killed. If the wrapper itself is killed, the kernel kills the worker. It pauses the worker
+and lets it go on as the file `pause.json` says. A bare interpreter runs this file, which imports no other module of
+Carpool but `freezer.py`, so that it starts in about 30 ms.
 """
 
 from __future__ import annotations
@@ -16,35 +17,45 @@ import resource
 import signal
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING or __package__:
+    from carpool.live import freezer
+else:  # started as a file: the interpreter does not know Carpool's packages, and must not find them by short names
+    from importlib import util
+
+    _beside = util.spec_from_file_location("freezer", os.path.join(os.path.dirname(__file__), "freezer.py"))
+    freezer = util.module_from_spec(_beside)
+    _beside.loader.exec_module(freezer)
 
 ORDERS = "rank.json"  # what to run; written by the executor
 RECORD = "process.json"  # pids and start times of wrapper and worker
 EXIT = "exit.json"  # how the worker ended
 STOP = "stop.json"  # how to stop: {"how": "save" | "end" | "kill"}
+PAUSE = "pause.json"  # whether to pause: {"sequence": n, "paused": bool, "patience_s": seconds, "alive": path}
+PAUSED = "paused.json"  # the last request that is carried out: {"sequence": n, "paused": bool, "let_go": bool}
 GO = "go"  # in the directory above: the gang is complete
 EXIT_BYTES = 512
 """Size of the exit file, written at the start so that an exit can be recorded on a full disk."""
+PAUSED_BYTES = 64
+AGAIN_S = 0.02
+"""Seconds before another attempt to stop processes that are not all stopped."""
+LOOK_S = 15.0
+"""Largest number of seconds between two looks whether the service of a paused worker lives."""
 LINGER_S = 5.0
 """Seconds between SIGTERM and SIGKILL for a worker that did not save in time."""
+MARK = "CARPOOL_WORKER_DIR"
+"""Variable in the environment of every process of a worker."""
 NOT_FOUND, NOT_RUNNABLE = 127, 126
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_WAKING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
+_WAKING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1}
+process_stat = freezer.process_stat
 
 
 def boot_id() -> str:
     """Return the id of this boot of the machine; a pid is only valid within one boot."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
-
-
-def process_stat(pid: int) -> list[str] | None:
-    """Return the fields of /proc/PID/stat from the state on; None if there is no such process."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()
-    except OSError:
-        return None
 
 
 def start_ticks(pid: int) -> int | None:
@@ -78,6 +89,94 @@ class WorkerDirectory:
     def open_log(self, name: str) -> int:
         return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600, dir_fd=self.fd)
 
+    def open_reserved(self, name: str, size: int) -> int:
+        """Return a file of fixed size, which can be overwritten on a full disk."""
+        descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=self.fd)
+        os.pwrite(descriptor, b" " * size, 0)
+        return descriptor
+
+
+class Pause:
+    """Whether the worker is paused: as the executor's latest request says, unless the service stays away too long."""
+
+    def __init__(self, directory: WorkerDirectory, mark: str, cgroup: freezer.CgroupFreezer | None) -> None:
+        self._directory = directory
+        self._by_signals = freezer.SignalFreezer(os.getpid(), mark)
+        self._cgroup = cgroup
+        self._freezer: freezer.CgroupFreezer | freezer.SignalFreezer = self._by_signals
+        self._answer = directory.open_reserved(PAUSED, PAUSED_BYTES)
+        self._request: dict[str, Any] = {}
+        self._wanted = self._paused = self._over = False
+        self._seen = 0
+        """Time stamp of the service's last sign of life."""
+        self._seen_at = 0.0
+        self.due: float | None = None
+        """When to call `look` next."""
+
+    def obey(self, worker: int) -> None:
+        """Carry out the executor's latest request."""
+        try:
+            self._request = self._directory.read(PAUSE)
+            wanted = bool(self._request["paused"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return
+        if self._over:
+            return
+        if not wanted:
+            self._go_on()
+            return
+        if not self._wanted:
+            inside = self._cgroup is not None and self._cgroup.holds(worker)
+            self._freezer = self._cgroup if inside and self._cgroup is not None else self._by_signals
+        self._wanted, self._paused, self._seen_at = True, False, time.monotonic()
+        self._seen = self._sign_of_life()
+        self.look()
+
+    def look(self) -> None:
+        """Stop what still runs or runs again, and let the worker go on if the service shows no sign of life."""
+        if not self._wanted:
+            self.due = None
+            return
+        now, seen = time.monotonic(), self._sign_of_life()
+        patience = float(self._request.get("patience_s", 600.0))
+        if seen != self._seen:
+            self._seen, self._seen_at = seen, now
+        if now - self._seen_at > patience:
+            self._go_on(let_go=True)
+            return
+        try:
+            stopped = self._freezer.stop()
+        except OSError:  # the cgroup is gone
+            self._freezer, stopped = self._by_signals, self._by_signals.stop()
+        if stopped and not self._paused:
+            self._paused = True
+            self._confirm(paused=True)
+        self.due = time.monotonic() + (min(LOOK_S, patience / 5) if stopped else AGAIN_S)
+
+    def end(self) -> None:
+        """Let the worker go on for good, because it is to stop."""
+        self._over = True
+        if self._wanted:
+            self._go_on()
+
+    def _go_on(self, *, let_go: bool = False) -> None:
+        self._freezer.go_on()
+        self._wanted = self._paused = False
+        self.due = None
+        self._confirm(paused=False, let_go=let_go)
+
+    def _confirm(self, *, paused: bool, let_go: bool = False) -> None:
+        data = {"sequence": self._request.get("sequence", 0), "paused": paused, "let_go": let_go}
+        with contextlib.suppress(OSError):
+            os.pwrite(self._answer, json.dumps(data).encode().ljust(PAUSED_BYTES), 0)
+
+    def _sign_of_life(self) -> int:
+        """Return the time stamp of the file that the service touches while it runs. Only changes of it count, so that
+        a clock that is set does not matter."""
+        with contextlib.suppress(OSError, KeyError):
+            return os.stat(self._request["alive"]).st_mtime_ns
+        return 0
+
 
 class Wrapper:
     """Runs one worker and records what happens to it."""
@@ -93,21 +192,32 @@ class Wrapper:
             "start": start_ticks(os.getpid()),
             "boot": boot_id(),
             "nonce": nonce,
+            "pauses": True,
         }
+        self.cgroup = freezer.make_cgroup(f"carpool-{nonce}") if self.orders.get("cgroup") else None
+        if self.cgroup is not None:
+            self.me["cgroup"] = self.cgroup.path
+        self.pause = Pause(self.directory, f"{MARK}={self.orders['env'].get(MARK, '')}", self.cgroup)
         self.worker = 0
         self.status: int | None = None
         self.deadline: float | None = None
         self.stage = ""
-        self._exit = os.open(EXIT, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=self.directory.fd)
-        os.pwrite(self._exit, b" " * EXIT_BYTES, 0)
+        self._exit = self.directory.open_reserved(EXIT, EXIT_BYTES)
 
     def run(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _WAKING)  # before the executor knows whom to signal
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         self.directory.replace(RECORD, self.me)
         os.write(1, b"r")  # ready
         while os.read(0, 1):  # the service holds the other end until it has decided or is gone
             pass
-        signal.pthread_sigmask(signal.SIG_BLOCK, _WAKING)
+        try:
+            self._run()
+        finally:
+            if self.cgroup is not None:
+                self.cgroup.remove()
+
+    def _run(self) -> None:
         if not self._complete():
             self._record({"never": True})
             return
@@ -142,7 +252,7 @@ class Wrapper:
         self.worker = os.fork()
         if self.worker == 0:
             try:
-                _become_worker(self.orders, logs, parent)
+                _become_worker(self.orders, logs, parent, self.cgroup)
             except BaseException as error:
                 code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_RUNNABLE
                 text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -159,15 +269,25 @@ class Wrapper:
             self.directory.replace(RECORD, {**self.me, "worker": worker})
 
     def _attend(self) -> None:
-        """Wait until the worker has ended, and enforce requests to stop it."""
+        """Wait until the worker has ended, and enforce requests to pause it and to stop it."""
         while self.status is None:
-            left = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+            due = [at for at in (self.deadline, self.pause.due) if at is not None]
+            left = max(0.0, min(due) - time.monotonic()) if due else None
             got = signal.sigwaitinfo(_WAKING) if left is None else signal.sigtimedwait(_WAKING, left)
             if got is None:
-                self._next_stage()
+                self._time_passed()
+            elif got.si_signo == signal.SIGUSR1:
+                self.pause.obey(self.worker)
             elif got.si_signo != signal.SIGCHLD:
                 self._asked_to_stop()
             self._reap()
+
+    def _time_passed(self) -> None:
+        now = time.monotonic()
+        if self.pause.due is not None and now >= self.pause.due:
+            self.pause.look()
+        if self.deadline is not None and now >= self.deadline:
+            self._next_stage()
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
@@ -185,7 +305,9 @@ class Wrapper:
             how = "end"
         if how == "kill":
             self._kill()
-        elif how == "save" and not self.stage and self._reports():
+            return
+        self.pause.end()  # a stopped process sees neither the request nor the signal
+        if how == "save" and not self.stage and self._reports():
             self._wait("saving", self.orders["grace_s"])  # the training library reads the request in control.json
         elif self.stage in ("", "saving"):
             self._signal(signal.SIGTERM)
@@ -238,8 +360,11 @@ def _children(parent: int) -> list[int]:
     return found
 
 
-def _become_worker(orders: dict[str, Any], logs: list[int], parent: int) -> None:
+def _become_worker(orders: dict[str, Any], logs: list[int], parent: int, cgroup: freezer.CgroupFreezer | None) -> None:
     os.setpgid(0, 0)
+    if cgroup is not None:
+        with contextlib.suppress(OSError):  # the worker can still be stopped by signals
+            cgroup.enter()
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAKING)

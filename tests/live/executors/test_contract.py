@@ -4,6 +4,7 @@ import pytest
 
 from carpool.live.executors.base import ExecutorOptions
 from carpool.live.executors.contract import ExecutorContract
+from carpool.live.executors.launching import GangLauncher
 from carpool.live.executors.local import LocalExecutor
 from carpool.live.executors.memory import MemoryExecutor, program
 
@@ -15,11 +16,26 @@ class TestLocalExecutor(ExecutorContract):
         return lambda: LocalExecutor(ExecutorOptions(home, gpus=2))
 
 
+class TestPausingBySignals(TestLocalExecutor):
+    """The part of the contract that depends on how workers are paused, without cgroups."""
+
+    @pytest.fixture(autouse=True)
+    def without_cgroups(self, monkeypatch):
+        monkeypatch.setattr(GangLauncher, "cgroups", False)
+
+
+for _name in vars(ExecutorContract):
+    if _name.startswith("test_") and "paus" not in _name:
+        setattr(TestPausingBySignals, _name, None)
+
+
 class TestMemoryExecutor(ExecutorContract):
     @pytest.fixture
     def make_executor(self):
         executor = MemoryExecutor(gpus=2, automatic=True)
         return lambda: executor
+
+    computes = False
 
     def command(self, *, output="", exit_code=None):
         return program(output=output, exit_code=exit_code)

@@ -1,4 +1,5 @@
-"""Commands on submitted jobs: `jobs`, `show`, `explain`, `logs`, `cancel`, `hold`, `release`, `requeue`, `priority`.
+"""Commands on submitted jobs: `jobs`, `show`, `explain`, `logs`, `cancel`, `hold`, `release`, `pause`, `resume`,
+`requeue`, `priority`.
 
 Each sends a request to the service and prints its answer.
 """
@@ -159,6 +160,12 @@ def _simple(action: str, words: str, short: str | None = None) -> click.Command:
 cancel = _simple("cancel", "Stop all workers of a job for good.")
 hold = _simple("hold", "Keep a waiting job from starting until `carpool release`.")
 release = _simple("release", "Allow a held job to start.")
+pause = _simple(
+    "pause",
+    "Let a running job stand still, with its memory on its GPUs, until `carpool resume`.",
+    "Let a running job stand still on its GPUs.",
+)
+resume = _simple("resume", "Let a paused job go on as soon as its GPUs have room.")
 requeue = _simple(
     "requeue",
     "Stop a running job after it has saved, and put it back into the queue.",

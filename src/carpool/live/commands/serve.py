@@ -19,7 +19,8 @@ from typing import Any
 import click
 
 from carpool.errors import InputError
-from carpool.live.commands.options import home_option
+from carpool.field_types import Duration
+from carpool.live.commands.options import OptionType, home_option
 from carpool.live.home import Home
 
 PORT = 8471
@@ -42,7 +43,36 @@ OPEN = "everyone who reaches {host} can talk to this service, and tokens travel 
     help="Where jobs run: `local` is this machine; installed packages may add others.",
 )
 @click.option(
-    "--jobs-per-gpu", type=click.IntRange(1, 100), default=2, show_default=True, help="Maximum number of jobs on a GPU."
+    "--jobs-per-gpu",
+    type=click.IntRange(1, 100),
+    default=2,
+    show_default=True,
+    help="Maximum number of jobs that compute on a GPU.",
+)
+@click.option(
+    "--resident-per-gpu",
+    type=click.IntRange(1, 100),
+    default=8,
+    show_default=True,
+    help="Maximum number of jobs on a GPU, paused ones included.",
+)
+@click.option(
+    "--pause-patience",
+    "pause_patience_s",
+    type=OptionType(Duration(1.0, 1e9)),
+    metavar=Duration.metavar,
+    default="10m",
+    show_default=True,
+    help="Time without a service after which paused jobs go on.",
+)
+@click.option(
+    "--gang-pause",
+    "gang_pause_s",
+    type=OptionType(Duration(1.0, 1e9)),
+    metavar=Duration.metavar,
+    default="4m",
+    show_default=True,
+    help="Time for which `carpool pause` may pause a job of several GPUs that does not use the training library.",
 )
 @click.option("--profile", help="Profile of tasks: a shipped name or a file.  [default: h200 on an H200, else t4]")
 @click.option(

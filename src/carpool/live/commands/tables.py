@@ -9,7 +9,14 @@ from carpool.live.text import clock, printable, size, span
 from carpool.report.console import new_console
 
 Row = Mapping[str, Any]
-COLOURS = {"running": "green", "starting": "cyan", "stopping": "cyan", "failed": "red", "cancelled": "yellow"}
+COLOURS = {
+    "running": "green",
+    **dict.fromkeys(("starting", "stopping", "pausing", "resuming"), "cyan"),
+    "failed": "red",
+    **dict.fromkeys(("paused", "cancelled"), "yellow"),
+}
+HOLDING = ("running", "starting", "pausing", "paused", "resuming", "stopping")
+"""The statuses of jobs that the table lists first."""
 WIDE = 110
 
 
@@ -50,7 +57,7 @@ def jobs_table(rows: Sequence[Row], limit: int = 50, width: int | None = None) -
 
 def order(rows: Sequence[Row]) -> list[Row]:
     """Return running, waiting and ended jobs in this order; of the ended ones the latest first."""
-    ranks = {"running": 0, "starting": 0, "stopping": 0, "pending": 1}
+    ranks = {**dict.fromkeys(HOLDING, 0), "pending": 1}
     return sorted(rows, key=lambda row: (ranks.get(row["status"], 2), -(row["finished"] or 0.0), int(row["job"])))
 
 
@@ -140,6 +147,7 @@ def _facts(row: Row, now: float) -> list[tuple[str, Any]]:
         ("finished", clock(row["finished"], now)),
         ("exit code", row["exit_code"]),
         ("done", _share(row.get("progress"))),
+        ("paused", f"{span(row['paused_s'])} in {row['pauses']} pauses" if row.get("pauses") else None),
         *(("estimate", line) for line in estimate_lines(row.get("estimates") or {}, now)),
     ]
 

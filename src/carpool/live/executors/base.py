@@ -2,8 +2,8 @@
 
 An executor runs gangs on the nodes that it owns. It knows their GPUs, builds the workers' environment, keeps their logs
 and exit codes, and notices faults of its nodes. The service decides what runs where, and writes every decision to the
-journal before it calls `launch`, `stop` or `retune`. Every executor passes a test suite: derive a test class from
-`carpool.live.executors.contract.ExecutorContract`. `registry.py` says how an executor gets its name.
+journal before it calls `launch`, `stop`, `pause`, `resume` or `retune`. Every executor passes a test suite: derive a
+test class from `carpool.live.executors.contract.ExecutorContract`. `registry.py` says how an executor gets its name.
 
 Four guarantees hold for every executor:
 
@@ -13,6 +13,9 @@ Four guarantees hold for every executor:
   ended while no service ran is reported by `recover`.
 - **Calls do not block.** Methods that are not coroutines return at once and work in the background. The listener is
   called on the event loop's thread, in the order in which things happened to a gang: started, then ended.
+
+A paused gang keeps its memory and takes no compute: no process of it runs, whatever it forked. It stays paused while no
+service runs, but not for ever: after a while (`ExecutorOptions.pause_patience_s`) it goes on.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -175,6 +178,12 @@ class ExecutorListener(Protocol):
     def gang_started(self, key: GangKey) -> None:
         """All workers of the gang run."""
 
+    def gang_paused(self, key: GangKey) -> None:
+        """No process of the gang runs any more, as `pause` asked."""
+
+    def gang_resumed(self, key: GangKey) -> None:
+        """All workers of the gang go on, as `resume` asked."""
+
     def gang_ended(self, ended: GangEnded) -> None: ...
 
     def node_fault(self, fault: NodeFault) -> None:
@@ -207,6 +216,11 @@ class ExecutorOptions:
     """Bytes of memory to assume on each GPU; None: as much as there is."""
     mps: bool = True
     """Whether jobs may share by MPS."""
+    pause_patience_s: float = 600.0
+    """Seconds without a service after which a paused gang goes on."""
+    gang_pause_s: float = 240.0
+    """Seconds that a gang of several workers without the training library may be paused: its workers may wait for each
+    other, and their libraries give up after a while."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """The `key=value` pairs of `--executor NAME:key=value,…`."""
 
@@ -255,6 +269,17 @@ class Executor(Protocol):
         Repeating it is harmless, and a stronger mode replaces a weaker one. The end is reported by `gang_ended`, with
         the outcome `NEVER_STARTED` if the gang was still on its way.
         """
+
+    def pause(self, key: GangKey) -> None:
+        """Stop the workers of a started gang from computing, in the background; `gang_paused` reports it.
+
+        The gang keeps its memory. It can be stopped and may end meanwhile. Repeating the call is harmless, and one for
+        a gang that is paused is reported again. Does nothing for a gang that is gone or is being stopped.
+        """
+
+    def resume(self, key: GangKey) -> None:
+        """Let a paused gang go on, in the background; `gang_resumed` reports it. Repeating it is harmless, and so is
+        calling it for a gang that runs: both are reported again. The latest of `pause` and `resume` counts."""
 
     def retune(self, key: GangKey, accumulation: int) -> None:
         """Ask for another accumulation. `report` shows when it is in force. Does nothing for a gang that is gone."""

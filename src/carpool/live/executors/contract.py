@@ -68,6 +68,8 @@ class RecordingListener:
     """An `ExecutorListener` that remembers every call."""
 
     started: list[GangKey] = field(default_factory=list)
+    switched: list[tuple[GangKey, bool]] = field(default_factory=list)
+    """Gangs that were paused (True) or resumed (False)."""
     ended: list[GangEnded] = field(default_factory=list)
     faults: list[NodeFault] = field(default_factory=list)
     memory: list[tuple[GpuId, int]] = field(default_factory=list)
@@ -78,6 +80,12 @@ class RecordingListener:
 
     def gang_started(self, key: GangKey) -> None:
         self.started.append(key)
+
+    def gang_paused(self, key: GangKey) -> None:
+        self.switched.append((key, True))
+
+    def gang_resumed(self, key: GangKey) -> None:
+        self.switched.append((key, False))
 
     def gang_ended(self, ended: GangEnded) -> None:
         self.ended.append(ended)
@@ -97,6 +105,11 @@ class RecordingListener:
 
     async def wait_for_start(self, key: GangKey) -> None:
         await eventually(lambda: key in self.started)
+
+    async def wait_for_switch(self, key: GangKey, *, paused: bool) -> None:
+        """Wait for the next confirmation, and forget it."""
+        await eventually(lambda: bool(self.switched))
+        assert self.switched.pop(0) == (key, paused)
 
     async def wait_for_end(self, key: GangKey) -> GangEnded:
         await eventually(lambda: any(ended.key == key for ended in self.ended))
@@ -134,6 +147,9 @@ async def opened(
 
 class ExecutorContract:
     """The contract of `carpool.live.executors.base.Executor`, as tests."""
+
+    computes = True
+    """Whether gangs really run, so that a paused one can be seen to stand still."""
 
     # ---- commands that a subclass may replace -----------------------------------------------------------------------
 
@@ -299,6 +315,102 @@ class ExecutorContract:
             executor.retune(launch.key, 4)
             await eventually(lambda: accumulation(executor) == 4)
             executor.retune(("99", 1), 2)
+
+    # ---- pausing and resuming ---------------------------------------------------------------------------------------
+
+    async def written(self, executor: Executor, key: GangKey) -> list[int]:
+        """Return how much each worker of a gang of two has written."""
+        return [len((await executor.read_log(key, rank, "stdout", limit=LIMIT)).data) for rank in (0, 1)]
+
+    async def assert_stands(self, executor: Executor, key: GangKey) -> None:
+        before = await self.written(executor, key)
+        await asyncio.sleep(QUIET_S / 2)
+        assert await self.written(executor, key) == before
+        assert not self.computes or all(before)
+
+    async def assert_runs(self, executor: Executor, key: GangKey) -> None:
+        before = await self.written(executor, key)
+        async with asyncio.timeout(TIMEOUT_S):
+            while self.computes and not all(
+                now > then for now, then in zip(await self.written(executor, key), before, strict=True)
+            ):
+                await asyncio.sleep(0.02)
+
+    async def test_a_paused_gang_stands_still_and_goes_on(self, make_executor: MakeExecutor) -> None:
+        async with opened(make_executor) as (executor, listener):
+            launch = self.launch(executor, self.writing_command(), gpus=2)
+            executor.launch(launch)
+            await listener.wait_for_start(launch.key)
+            await self.assert_runs(executor, launch.key)
+            for _ in range(2):
+                executor.pause(launch.key)
+                await listener.wait_for_switch(launch.key, paused=True)
+                await self.assert_stands(executor, launch.key)
+                assert launch.key in executor.present()
+                executor.resume(launch.key)
+                await listener.wait_for_switch(launch.key, paused=False)
+                await self.assert_runs(executor, launch.key)
+
+    async def test_pausing_again_is_harmless_and_the_latest_request_counts(self, make_executor: MakeExecutor) -> None:
+        async with opened(make_executor) as (executor, listener):
+            launch = self.launch(executor, self.writing_command(), gpus=2)
+            executor.pause(launch.key)
+            executor.resume(launch.key)
+            executor.launch(launch)
+            await listener.wait_for_start(launch.key)
+            executor.resume(launch.key)
+            await listener.wait_for_switch(launch.key, paused=False)
+            executor.pause(launch.key)
+            executor.pause(launch.key)
+            await listener.wait_for_switch(launch.key, paused=True)
+            executor.pause(launch.key)
+            await eventually(lambda: bool(listener.switched))
+            assert set(listener.switched) == {(launch.key, True)}
+            for paused in (False, True, False):
+                (executor.pause if paused else executor.resume)(launch.key)
+            await eventually(lambda: listener.switched[-1] == (launch.key, False))
+            await self.assert_runs(executor, launch.key)
+
+    async def test_every_mode_stops_a_paused_gang(self, make_executor: MakeExecutor) -> None:
+        async with opened(make_executor) as (executor, listener):
+            for number, mode in enumerate(StopMode, 1):
+                launch = self.launch(executor, self.command(), job=str(number), gpus=2)
+                executor.launch(launch)
+                await listener.wait_for_start(launch.key)
+                executor.pause(launch.key)
+                await listener.wait_for_switch(launch.key, paused=True)
+                assert executor.stop(launch.key, mode)
+                assert (await listener.wait_for_end(launch.key)).outcome is GangOutcome.STOPPED
+                executor.resume(launch.key)
+
+    async def test_a_paused_gang_that_is_stopped_saves(self, make_executor: MakeExecutor) -> None:
+        async with opened(make_executor) as (executor, listener):
+            launch = self.launch(executor, self.saving_command(42))
+            executor.launch(launch)
+            await eventually(lambda: executor.report(launch.key) is not None)
+            executor.pause(launch.key)
+            await listener.wait_for_switch(launch.key, paused=True)
+            executor.stop(launch.key, StopMode.SAVE)
+            ended = await listener.wait_for_end(launch.key)
+            assert (ended.outcome, ended.checkpoint) == (GangOutcome.STOPPED, 42.0)
+
+    async def test_a_paused_gang_is_found_paused_again(self, make_executor: MakeExecutor) -> None:
+        async with opened(make_executor, leave_gangs=True) as (executor, listener):
+            launch = self.launch(executor, self.writing_command(), gpus=2)
+            executor.launch(launch)
+            await listener.wait_for_start(launch.key)
+            await self.assert_runs(executor, launch.key)
+            executor.pause(launch.key)
+            await listener.wait_for_switch(launch.key, paused=True)
+        async with opened(make_executor, [launch.key], leave_gangs=True) as (executor, listener):
+            await self.assert_stands(executor, launch.key)
+            executor.pause(launch.key)
+            await listener.wait_for_switch(launch.key, paused=True)
+            await self.assert_stands(executor, launch.key)
+        async with opened(make_executor, [launch.key]) as (executor, listener):
+            executor.resume(launch.key)
+            await listener.wait_for_switch(launch.key, paused=False)
+            await self.assert_runs(executor, launch.key)
 
     # ---- restarts ---------------------------------------------------------------------------------------------------
 

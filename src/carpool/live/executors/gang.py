@@ -36,10 +36,14 @@ class LocalRank:
     exit: dict[str, Any] | None = None
     gone: bool = False
     """The wrapper has ended and no process of the worker is left."""
+    can_pause: bool = False
+    """The wrapper can pause its worker; those of release 0.1 cannot."""
 
     def refresh(self) -> None:
         """Read what the wrapper has recorded."""
-        self.identity = ProcessIdentity.of(read_json(self.directory / wrapper.RECORD)) or self.identity
+        record = read_json(self.directory / wrapper.RECORD)
+        self.identity = ProcessIdentity.of(record) or self.identity
+        self.can_pause = isinstance(record, dict) and bool(record.get("pauses"))
         found = read_json(self.directory / wrapper.EXIT)
         self.exit = found if isinstance(found, dict) else None
 
@@ -59,6 +63,11 @@ class LocalRank:
     def report(self) -> channel.Report | None:
         return channel.read_report(self.directory)
 
+    def stands_at(self, sequence: int) -> bool:
+        """Return whether the worker waits at a step boundary, as the control with this number asked."""
+        report = self.report()
+        return report is not None and report.standing and report.control >= sequence
+
 
 @dataclass(slots=True)
 class LocalGang:
@@ -77,6 +86,14 @@ class LocalGang:
     failure: str = ""
     """How the worker ended whose end made the others stop; empty: none did."""
     failure_code: int | None = None
+    paused: bool | None = None
+    """Whether the latest request was to pause it; None: there was none."""
+    switched: bool = False
+    """The latest request is carried out."""
+    switch: int = 0
+    """Number of requests to pause and resume in this life of the service."""
+    pause_sequence: int = 0
+    """Number of the latest request that was written for the wrappers."""
     control: channel.Control = field(default_factory=channel.Control)
 
     @property
@@ -86,6 +103,18 @@ class LocalGang:
     @property
     def gpus(self) -> tuple[GpuId, ...]:
         return tuple(slot.id for slot in self.slots)
+
+    @property
+    def agrees_on_steps(self) -> bool:
+        """Whether it has several workers, all of which stop at the same step boundary when they are asked to."""
+        reports = [rank.report() for rank in self.ranks]
+        return len(reports) > 1 and all(report is not None and report.can_stand for report in reports)
+
+    def ask_to_switch(self, paused: bool) -> int:
+        """Note a request to pause it or to let it go on; return its number."""
+        self.switch += 1
+        self.paused, self.switched = paused, False
+        return self.switch
 
     def write_control(self, control: channel.Control) -> None:
         self.control = control
@@ -200,6 +229,10 @@ def open_gang(directory: Path, key: GangKey) -> LocalGang | None:
         gang.ranks.append(rank)
         stop = read_json(rank.directory / wrapper.STOP)
         gang.stop = gang.stop or (stop.get("how", "end") if isinstance(stop, dict) else "")
+        request = read_json(rank.directory / wrapper.PAUSE)
+        if isinstance(request, dict):
+            gang.paused = bool(request.get("paused")) or bool(gang.paused)
+            gang.pause_sequence = max(gang.pause_sequence, int(request.get("sequence", 0)))
     gang.control = channel.read_control(gang.ranks[0].directory) or gang.control
     failure = read_json(directory / FAILURE_FILE)
     if isinstance(failure, dict):

@@ -32,6 +32,9 @@ READY_S = 60.0
 class GangLauncher:
     """Prepares gangs and starts their wrappers."""
 
+    cgroups = True
+    """Whether workers get cgroups of their own, where the system allows that, so that they can be frozen."""
+
     def __init__(self, home: Home) -> None:
         self.home = home
         self.children: set[int] = set()
@@ -99,6 +102,7 @@ class GangLauncher:
             "grace_s": launch.grace_s,
             "memory": launch.memory,
             "cores": cores,
+            "cgroup": self.cgroups,
         }
         if user:
             groups = os.getgrouplist(user.pw_name, user.pw_gid)

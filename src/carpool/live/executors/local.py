@@ -36,6 +36,7 @@ from carpool.live.executors.logs import read_log_file
 from carpool.live.executors.mps_faults import MpsFaultWatch
 from carpool.live.executors.node import LocalNode, OwnProcesses, gang_of, open_node
 from carpool.live.executors.processes import kill_strays
+from carpool.live.executors.switching import GangSwitch, remove_cgroup, went_on
 from carpool.live.home import Home, read_json, write_private
 
 log = logging.getLogger("carpool.live")
@@ -60,6 +61,7 @@ class LocalExecutor:
         self.home = options.home
         self._options = options
         self._launcher = GangLauncher(options.home)
+        self._switch = GangSwitch(options, lambda gang, text: self._note(gang.key, text))
         self._gangs: dict[GangKey, LocalGang] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._node: LocalNode | None = None
@@ -115,6 +117,7 @@ class LocalExecutor:
                 self._spawn(self._attend(gang, partial(self._watch, gang)))
             else:
                 await self._clear(key, known=key in wanted)
+        self._spawn(self._switch.prove_life())
         self._spawn(self.faults.run())
         self._spawn(self._watch_memory())
 
@@ -197,11 +200,43 @@ class LocalExecutor:
 
     def _stop_workers(self, gang: LocalGang, mode: StopMode) -> None:
         if mode is StopMode.SAVE:
-            gang.write_control(replace(gang.control, sequence=gang.control.sequence + 1, stop=True))
+            gang.write_control(replace(gang.control, sequence=gang.control.sequence + 1, stop=True, pause=False))
         for rank in gang.ranks:
             with contextlib.suppress(OSError):  # a wrapper without the file terminates its worker
                 write_private(rank.directory / wrapper.STOP, json.dumps({"how": str(mode)}))
         gang.signal()
+
+    def pause(self, key: GangKey) -> None:
+        self._ask_to_switch(key, paused=True)
+
+    def resume(self, key: GangKey) -> None:
+        self._ask_to_switch(key, paused=False)
+
+    def _ask_to_switch(self, key: GangKey, *, paused: bool) -> None:
+        gang = self._gangs.get(key)
+        if gang is None or gang.stop or not gang.launched:
+            return
+        never_paused = gang.paused is None and not paused
+        if never_paused or (gang.paused is paused and gang.switched):
+            asyncio.get_running_loop().call_soon(self._report_switch, gang, paused)
+        elif gang.paused is not paused or not gang.switch:
+            self._spawn(self._carry_out_switch(gang, gang.ask_to_switch(paused)))
+
+    async def _carry_out_switch(self, gang: LocalGang, request: int) -> None:
+        try:
+            if await self._switch.run(gang, request):
+                self._report_switch(gang, bool(gang.paused))
+        except Exception as error:
+            log.exception("gang %s", gang.key)
+            self._note(gang.key, f"{type(error).__name__}: {error}; the executor tries to switch it again")
+            await asyncio.sleep(FIRST_PAUSE_S)
+            if self._gangs.get(gang.key) is gang and gang.switch == request:
+                self._spawn(self._carry_out_switch(gang, request))
+
+    def _report_switch(self, gang: LocalGang, paused: bool) -> None:
+        if self._gangs.get(gang.key) is gang and gang.paused in (paused, None) and not gang.stop:
+            report = self._listener.gang_paused if paused else self._listener.gang_resumed
+            report(gang.key)
 
     def retune(self, key: GangKey, accumulation: int) -> None:
         gang = self._gangs.get(key)
@@ -243,7 +278,11 @@ class LocalExecutor:
                 except OSError as error:
                     self._note(gang.key, str(error))
                     continue
+                remove_cgroup(rank)
             rank.gone = True
+        if gang.paused and gang.switched and not gang.stop and went_on(gang):
+            self._note(gang.key, "went on because it saw no service for too long; it is paused again")
+            self._spawn(self._carry_out_switch(gang, gang.ask_to_switch(True)))
         failed = gang.failed_rank()
         terminating = gang.stop == StopMode.TERMINATE
         if failed is None or gang.failure or terminating or all(rank.gone for rank in gang.ranks):

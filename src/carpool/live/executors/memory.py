@@ -44,6 +44,7 @@ class MemoryGang:
     launch: Launch
     started: bool = False
     stopping: bool = False
+    paused: bool = False
     ended: GangEnded | None = None
     report: Report | None = None
     output: bytes = b""
@@ -82,6 +83,8 @@ class MemoryExecutor:
     """Every launch so far."""
     stopped: list[tuple[GangKey, StopMode]] = field(default_factory=list)
     """Every call of `stop` so far."""
+    switched: list[tuple[GangKey, bool]] = field(default_factory=list)
+    """Every call of `pause` (True) and `resume` (False) so far, without those that repeat the one before."""
     _past: dict[GangKey, MemoryGang] = field(default_factory=dict)
     _listener: ExecutorListener | None = None
 
@@ -93,6 +96,13 @@ class MemoryExecutor:
         if gang is not None and not gang.started:
             gang.started = True
             self.listener.gang_started(key)
+
+    def switch(self, key: GangKey) -> None:
+        """Play that a gang did what the latest `pause` or `resume` asked for."""
+        gang = self.gangs.get(key)
+        if gang is not None and gang.started and not gang.stopping and self._listener is not None:
+            report = self._listener.gang_paused if gang.paused else self._listener.gang_resumed
+            report(key)
 
     def end(
         self,
@@ -153,6 +163,22 @@ class MemoryExecutor:
             gang.stopping = True
             asyncio.get_running_loop().call_soon(self._obey_stop, key, mode)
         return gang is not None
+
+    def pause(self, key: GangKey) -> None:
+        self._ask_to_switch(key, paused=True)
+
+    def resume(self, key: GangKey) -> None:
+        self._ask_to_switch(key, paused=False)
+
+    def _ask_to_switch(self, key: GangKey, *, paused: bool) -> None:
+        gang = self.gangs.get(key)
+        if gang is None:
+            return
+        if gang.paused is not paused:
+            gang.paused = paused
+            self.switched.append((key, paused))
+        if self.automatic:
+            asyncio.get_running_loop().call_soon(self.switch, key)
 
     def retune(self, key: GangKey, accumulation: int) -> None:
         gang = self.gangs.get(key)

@@ -188,6 +188,22 @@ async def release(job: Job, context: Context, who: Me) -> Json:
     return await _changed(context, job)
 
 
+@router.post("/jobs/{job}/pause", responses=CHANGE)
+async def pause(job: Job, context: Context, who: Me) -> Json:
+    """Let a running job stand still on its GPUs until it is resumed; it keeps its memory."""
+    _own(context, who, job)
+    await context.service.requests.pause(job)
+    return await _changed(context, job)
+
+
+@router.post("/jobs/{job}/resume", responses=CHANGE)
+async def resume(job: Job, context: Context, who: Me) -> Json:
+    """Let a job go on that its owner paused."""
+    _own(context, who, job)
+    await context.service.requests.resume(job)
+    return await _changed(context, job)
+
+
 @router.post("/jobs/{job}/requeue", responses=CHANGE)
 async def requeue(job: Job, context: Context, who: Me) -> Json:
     """Stop a running job after it has saved, and put it back into the queue."""

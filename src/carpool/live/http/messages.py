@@ -13,7 +13,9 @@ from carpool.field_types import FieldType
 from carpool.job_schema import FIELDS, PRIORITY, Edge, JobField, on
 
 UserName = Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_.-]{0,31}$", max_length=32)]
-JobStatus = Literal["pending", "starting", "running", "stopping", "finished", "failed", "cancelled"]
+JobStatus = Literal[
+    "pending", "starting", "running", "pausing", "paused", "resuming", "stopping", "finished", "failed", "cancelled"
+]
 
 
 class Request(BaseModel):

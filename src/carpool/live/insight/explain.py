@@ -40,6 +40,8 @@ class ExplainContext:
     gpu: Callable[[GpuId], str] = str
     why: Callable[[JobId], str] = lambda job: ""
     """The policy's reason for the GPUs that the job has now."""
+    pause_why: Callable[[JobId], str] = lambda job: ""
+    """The policy's reason for the latest pause of the job."""
     pair: Callable[[JobRecord, JobRecord], tuple[float, float, str]] | None = None
     """Range of a job's slow-down beside a mate, and its source."""
     now: float = 0.0
@@ -77,6 +79,7 @@ def explain(context: ExplainContext, job: JobId, ahead: dict[JobId, Forecast] | 
         "mates": [_mate(context, record, mate) for mate in _mates(context.state, record)],
         "run": {"value": estimate.value, "low": estimate.low, "high": estimate.high, "source": estimate.source},
         **times_of(ahead.get(job), estimate.source),
+        "resume": resume_of(record, ahead.get(job)),
         "receipt": receipt(record, now),
     }
     return {**data, "sentences": _sentences(context, record, data)}
@@ -92,6 +95,15 @@ def times_of(found: Forecast | None, source: str) -> dict[str, Any]:
         value, low, high = (getattr(t, key) for t in (found.believed, found.early, found.late))
         ends[key] = None if value == inf else {"value": value, "low": low, "high": _finite(high), "source": source}
     return ends
+
+
+def resume_of(record: JobRecord, found: Forecast | None) -> dict[str, Any] | None:
+    """Return when a paused job goes on, as an estimate; None where it is not paused or the forecast does not say."""
+    if record.paused_since < 0.0 or found is None or found.believed.resume == inf:
+        return None
+    value, low, high = (times.resume for times in (found.believed, found.early, found.late))
+    source = "a forecast of the queue with the speeds believed now"
+    return {"value": value, "low": low, "high": _finite(high), "source": source}
 
 
 def _finite(value: float) -> float | None:
@@ -134,10 +146,11 @@ def _slowdown(context: ExplainContext, record: JobRecord, mate: JobRecord) -> di
 
 
 def _predicted(state: State, record: JobRecord) -> float:
-    """Return ξ as believed now beside all its mates; a gang waits for its slowest worker."""
+    """Return ξ as believed now beside all its active mates; a gang waits for its slowest worker."""
     worst = 1.0
     for gpu in record.gpus:
-        mates: list[Mate] = [(other.job, other.accumulation) for other in state.jobs_on(gpu) if other is not record]
+        active = [other for other in state.jobs_on(gpu) if other is not record and other.active]
+        mates: list[Mate] = [(other.job, other.accumulation) for other in active]
         if mates:
             worst = max(worst, state.perf.slowdown(record.job, record.accumulation, mates))
     return worst
@@ -160,6 +173,10 @@ def reason(context: ExplainContext, record: JobRecord, explanation: Explanation 
     if record.status is Status.BLOCKED:
         waits = [f"job {name} ({_state_of(state, name)})" for name in record.waits_for]
         return f"it starts after {', '.join(waits)}"
+    if record.status in (Status.PAUSING, Status.PAUSED):
+        if record.paused_by_owner:
+            return f"its owner paused it; `carpool resume {job.id}` lets it go on"
+        return context.pause_why(job.id) or "the policy lets other jobs use its GPUs"
     if record.status is not Status.PENDING:
         return ""
     return limit_reason(state, record) or _room(context, record) + _why_not_share(context, explanation)
@@ -236,12 +253,16 @@ def _sentences(context: ExplainContext, record: JobRecord, data: dict[str, Any])
     now = max(context.now, context.state.now)
     lines = [_head(context, record, data)]
     if data["reason"]:
-        lines.append(f"It waits: {data['reason']}.")
+        stands = "It stands still" if record.gpus else "It waits"
+        lines.append(f"{stands}: {data['reason']}.")
     why = context.why(record.job.id)
     if why and record.gpus:
         lines.append(f"Why it started: {why}.")
     for mate in data["mates"]:
         other = f"job {mate['job']}" + (f" ({mate['name']})" if mate["name"] else "")
+        if not (record.active and context.state.jobs[mate["job"]].active):
+            lines.append(f"{other[0].upper()}{other[1:]} has memory on {' '.join(mate['on'])}, too.")
+            continue
         own, theirs = _xi(mate["slowdown"]), _xi(mate["their_slowdown"])
         lines.append(f"It shares {' '.join(mate['on'])} with {other}: it takes {own}, {other} {theirs}.")
     run = data["run"]
@@ -270,6 +291,8 @@ def _forecast_sentences(record: JobRecord, data: dict[str, Any], now: float) -> 
     lines = []
     if record.first_start < 0.0 and data["start"]:
         lines.append(f"It should start at {ranged(data['start'], moment)}, if no more urgent job is submitted.")
+    if data["resume"]:
+        lines.append(f"It should go on at {ranged(data['resume'], moment)}.")
     if data["end"]:
         lines.append(f"It should end at {ranged(data['end'], moment)}.")
     elif record.queue_entry is not None or not record.gpus:

@@ -21,6 +21,8 @@ from carpool.core.scheduler import Policy, Scheduler
 from carpool.core.state import State
 from carpool.sim.engine import CannotFinish, Engine
 
+MOST_QUIET_CALLS = 100
+"""Number of calls of the policy in a row, while no job computes, after which a forecast ends."""
 MAX_WAITING = 200
 """Number of queued jobs that are simulated; those behind them are estimated from the work before them."""
 
@@ -31,6 +33,8 @@ class JobTimes:
 
     start: float
     end: float
+    resume: float = inf
+    """When a job that is paused now goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,9 @@ def forecast(
         pair = (times, early.get(name, times), late.get(name, times))
         # shorter jobs may start a gang later, because others fill the gaps first: sort the bounds
         starts, ends = sorted(t.start for t in pair), sorted(t.end for t in pair)
-        found[name] = Forecast(times, JobTimes(starts[0], ends[0]), JobTimes(starts[2], ends[2]))
+        resumes = sorted(t.resume for t in pair)
+        early_times, late_times = (JobTimes(starts[i], ends[i], resumes[i]) for i in (0, 2))
+        found[name] = Forecast(times, early_times, late_times)
     if len(state.queue) > MAX_WAITING:
         found.update(_far(state, policy(), found, spread, now))
     return found
@@ -133,9 +139,10 @@ def dry_run(
     now: float,
 ) -> DryRun:
     """Submit a job to a copy of the state and return what happens to it."""
-    world = snapshot.restore(_encode(state), FrozenModel(state.perf), state.sort_key, state.jobs_per_gpu)
+    limits = (state.jobs_per_gpu, state.resident_per_gpu)
+    world = snapshot.restore(_encode(state), FrozenModel(state.perf), state.sort_key, *limits)
     world.apply(ev.Submitted(max(now, state.now), job))
-    scheduler = Scheduler(policy(), world.perf, state.jobs_per_gpu, strict=False)
+    scheduler = Scheduler(policy(), world.perf, *limits, strict=False)
     scheduler.state = world
     scheduler.step(world.now, (), wake=True)
     record = world.jobs[job.id]
@@ -160,14 +167,41 @@ class FutureEngine(Engine):
     """The simulator's engine, started from a state in which jobs already wait and run."""
 
     def __init__(self, state: State, policy: Policy) -> None:
-        super().__init__([], [], policy, belief=state.perf, jobs_per_gpu=state.jobs_per_gpu)
+        super().__init__(
+            [],
+            [],
+            policy,
+            belief=state.perf,
+            jobs_per_gpu=state.jobs_per_gpu,
+            resident_per_gpu=state.resident_per_gpu,
+            log=self._remember,
+        )
         self.scheduler.state = self.belief = self.world = state
+        self.resumes: dict[JobId, float] = {}
+        """When each job first goes on after a pause."""
+        self._quiet_calls = 0
+
+    def _remember(self, event: ev.Event) -> None:
+        if isinstance(event, ev.Resumed):
+            self.resumes.setdefault(event.job, event.at)
+
+    def _step(self, now: float, batch: list[ev.Event], wake: bool) -> None:
+        """Give up where nothing will ever happen again: a job that its owner paused keeps its place for ever."""
+        super()._step(now, batch, wake)
+        still = not batch and all(r.status in (Status.PAUSED, Status.CANCELLING) for r in self.world.running)
+        self._quiet_calls = self._quiet_calls + 1 if still else 0
+        if self._quiet_calls > MOST_QUIET_CALLS:
+            raise CannotFinish(None, "nothing happens any more")
 
     def begin(self) -> None:
         now, state = self.world.now, self.world
         for record in list(state.jobs.values()):
             if record.status is Status.RUNNING and record.iteration_s:
                 self._push(max(now, record.end()), record, record.pace_version)
+            elif record.status is Status.PAUSING:
+                self._push(now, ev.Paused(now, record.job.id, record.attempt), 0)
+            elif record.status is Status.RESUMING:
+                self._push(now, ev.Resumed(now, record.job.id, record.attempt), 0)
             elif record.status in (Status.STARTING, Status.RUNNING):
                 at = max(now, self._launch_time(record.gpus_since, record))
                 self._push(at, ev.Started(at, record.job.id, record.attempt), 0)
@@ -188,7 +222,8 @@ def _simulate(
         stretched = {key: entry[key] * factor for key in ("whole_iteration_s", "alone_iteration_s", "iteration_s")}
         jobs.append({**entry, **stretched} if factor != 1.0 else dict(entry))
     perf = FrozenModel(state.perf)
-    world = snapshot.restore({**present, "jobs": jobs}, perf, policy.key, state.jobs_per_gpu)
+    limits = (state.jobs_per_gpu, state.resident_per_gpu)
+    world = snapshot.restore({**present, "jobs": jobs}, perf, policy.key, *limits)
     world.advance(now)
     future = FutureEngine(world, policy)
     try:
@@ -199,5 +234,6 @@ def _simulate(
     times = {}
     for record in (*world.ended.values(), *world.jobs.values()):
         started = record.first_start if record.first_start >= 0.0 else inf
-        times[record.job.id] = JobTimes(started, record.ended if record.ended >= 0.0 else inf)
+        ended = record.ended if record.ended >= 0.0 else inf
+        times[record.job.id] = JobTimes(started, ended, future.resumes.get(record.job.id, inf))
     return times

@@ -60,14 +60,20 @@ class Forecaster:
         self._gpu = gpu
         self._now = now
         self._why: dict[JobId, str] = {}
+        self._pause_why: dict[JobId, str] = {}
         self._first_forecasts: dict[JobId, FirstForecast] = {}
         self._ratios: dict[str, list[float]] = {}
         self._latest: tuple[float, dict[JobId, forecast.Forecast]] = (-inf, {})
 
     def planned(self, decisions: Iterable[Any]) -> None:
-        """Remember the policy's reasons for the places of jobs."""
+        """Remember the policy's reasons for the places of jobs, and for pausing them."""
+        jobs = self._state().jobs
         for decision in decisions:
-            self._why[decision.job] = decision.why
+            record = jobs.get(decision.job)
+            if decision.allocation is not None and not decision.allocation.active:
+                self._pause_why[decision.job] = decision.why
+            elif record is None or record.status is not Status.RESUMING:
+                self._why[decision.job] = decision.why
 
     # ---- estimates -------------------------------------------------------------------------------------------------
 
@@ -104,6 +110,7 @@ class Forecaster:
             name=self._name,
             gpu=self._gpu,
             why=lambda job: self._why.get(job, ""),
+            pause_why=lambda job: self._pause_why.get(job, ""),
             now=self._now(),
             pair=self._pair,
         )
@@ -165,6 +172,7 @@ class Forecaster:
         """Compare the estimates of an ended job with what happened. Return rows for the table of estimates."""
         name = record.job.id
         self._why.pop(name, None)
+        self._pause_why.pop(name, None)
         seen = self._first_forecasts.pop(name, None)
         if record.status is not Status.FINISHED:
             return []

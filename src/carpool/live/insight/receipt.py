@@ -34,6 +34,8 @@ def receipt(record: JobRecord, now: float) -> dict[str, Any]:
         "shares": record.shares,
         "hosted": record.hosted,
         "preemptions": record.preemptions,
+        "pauses": record.pauses,
+        "paused_s": record.paused(now),
     }
     return {**account, "sentences": sentences(account, running=bool(record.gpus))}
 
@@ -47,7 +49,9 @@ def sentences(account: Mapping[str, Any], running: bool = False) -> list[str]:
     """Return the receipt in words; that of a running job says what holds so far."""
     if not account["ran_s"]:
         return [f"The job has waited {span(account['waited_s'])} and has not run."]
-    lines = [f"The job waited {span(account['waited_s'])} and ran {span(account['ran_s'])}."]
+    pauses = account.get("pauses", 0)  # receipts of release 0.1 lack it
+    paused = f", was paused {_times(pauses)} for {span(account['paused_s'])} in all," if pauses else ""
+    lines = [f"The job waited {span(account['waited_s'])}{paused} and ran {span(account['ran_s'])}."]
     if not account["shares"] and not account["hosted"]:
         return [*lines, "It never shared a GPU."]
     joined = f"joined a running job {_times(account['shares'])}" if account["shares"] else ""

@@ -7,7 +7,7 @@ from typing import Any
 from carpool.channel import Report
 from carpool.core.model import GpuId, Status
 from carpool.core.record import JobRecord
-from carpool.core.state import State
+from carpool.core.state import PAUSE, State
 from carpool.job_schema import SUBMITTED_COLUMNS
 from carpool.live.executors.base import NodeInventory
 from carpool.live.insight.explain import PUBLIC, limit_reason
@@ -20,6 +20,9 @@ MEASURED = ("duration_s", "can_shrink", "retries")
 WHY_WAITING = {
     Status.PENDING: "waits for GPUs, or for a host where sharing pays",
     Status.HELD: "on hold; `carpool release` lets it start",
+    Status.PAUSING: "the policy pauses it",
+    Status.PAUSED: "the policy paused it",
+    Status.RESUMING: "goes on as soon as its GPUs are clear",
 }
 
 
@@ -51,6 +54,8 @@ def job_row(
         "attempt": record.attempt,
         "waited_s": record.waited(max(now, state.now)),
         "ran_s": max(0.0, ran(record, max(now, state.now))),
+        "pauses": record.pauses,
+        "paused_s": record.paused(max(now, state.now)),
         "progress": progress(record, report, max(now, state.now)),
         "measured": report is not None,
         "on": [labels[gpu] for gpu in record.gpus],
@@ -64,13 +69,15 @@ def reason(state: State, record: JobRecord) -> str:
         return f"waits for job {', '.join(record.waits_for)}"
     if record.status is Status.CANCELLING:
         return record.reason
+    if record.paused_by_owner and record.status in PAUSE:
+        return "its owner paused it; `carpool resume` lets it go on"
     over_limit = limit_reason(state, record) if record.status is Status.PENDING else ""
     return over_limit or WHY_WAITING.get(record.status, "")
 
 
 def progress(record: JobRecord, report: Report | None, now: float) -> float:
     """Return the share of a job that is done: as its workers report, otherwise as believed."""
-    if report is not None and record.status is Status.RUNNING:
+    if report is not None and record.status in (Status.RUNNING, *PAUSE):
         done = float(report.iteration)
     else:
         done = record.job.iterations - record.iterations_left(max(now, record.since))

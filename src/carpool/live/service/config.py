@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from carpool.core.perf import PerformanceModel
+from carpool.core.state import RESIDENT_PER_GPU
 from carpool.live.clock import Clock, RealClock
 from carpool.live.executors.base import Executor, ExecutorOptions
 from carpool.live.executors.registry import check_executor
@@ -27,6 +28,13 @@ class ServiceConfig:
     mps: bool = True
     """Whether jobs may share by MPS."""
     jobs_per_gpu: int = 2
+    """Number of jobs that may compute on a GPU."""
+    resident_per_gpu: int = RESIDENT_PER_GPU
+    """Number of jobs that may be on a GPU, paused ones included."""
+    pause_patience_s: float = 600.0
+    """Seconds without a service after which a paused job goes on."""
+    gang_pause_s: float = 240.0
+    """Seconds that a job of several GPUs without the training library may be paused."""
     clock: Clock = field(default_factory=RealClock)
     perf: PerformanceModel | None = None
     """A performance model that does not learn; None: the belief that starts from the profile."""
@@ -40,4 +48,12 @@ class ServiceConfig:
 
     @property
     def executor_options(self) -> ExecutorOptions:
-        return ExecutorOptions(self.home, self.gpus, tuple(self.only), self.gpu_memory, self.mps)
+        return ExecutorOptions(
+            self.home,
+            self.gpus,
+            tuple(self.only),
+            self.gpu_memory,
+            self.mps,
+            pause_patience_s=self.pause_patience_s,
+            gang_pause_s=self.gang_pause_s,
+        )

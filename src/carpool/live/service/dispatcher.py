@@ -1,10 +1,10 @@
-"""Acting on durable plans: which gangs the executor launches, stops and retunes, and when.
+"""Acting on durable plans: which gangs the executor launches, stops, pauses, resumes and retunes, and when.
 
-The driver calls it after the journal is written. A gang is launched when all gangs are gone that the plan moved away
-from its GPUs. What the executor reports back comes through `executor_events.py`.
+The driver calls it after the journal is written. A gang is launched or resumed when all gangs are gone or paused that
+the plan moved away from its GPUs or paused there. What the executor reports back comes through `executor_events.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from carpool.core import events as ev
@@ -89,6 +89,21 @@ class Dispatcher:
                     self._hold(record, doubt)
                 else:
                     self.executor.launch(self._launch_of(record))
+        self._note_mates()
+
+    def switch(self, undurable: Collection[JobId] = ()) -> None:
+        """Pause and resume the gangs that the state says so about. `undurable`: jobs whose latest plan the journal does
+        not have yet. It is called at every turn, because the executor ignores what it does already."""
+        for record in list(self.state.switching.values()):
+            if record.job.id in undurable:
+                continue
+            key = (record.job.id, record.attempt)
+            if record.status is Status.PAUSING:
+                self.executor.pause(key)
+            elif not self._is_crowded(record):
+                self.executor.resume(key)
+
+    def _note_mates(self) -> None:
         running = list(self.state.running)
         self._shared.update((r.job.id, r.attempt) for r in running if self.state.cluster.mates(r))
         self._shared.intersection_update((r.job.id, r.attempt) for r in running)
@@ -104,10 +119,14 @@ class Dispatcher:
         return key in self._shared
 
     def _is_blocked(self, record: JobRecord) -> bool:
-        """Return whether a gang is still present that must leave first."""
+        """Return whether a gang is still present that must leave first, or computes that must pause first."""
+        return bool(self.gangs_of(record.job.id)) or self._is_crowded(record)
+
+    def _is_crowded(self, record: JobRecord) -> bool:
+        """Return whether a gang of another job is still to leave a job's GPUs, or to stop computing there."""
         for (job, attempt), gpus in self.executor.present().items():
             if job == record.job.id:
-                return True
+                continue
             other = self.current(job, attempt)
             for gpu in set(record.gpus).intersection(gpus):
                 if other is None or gpu not in other.gpus:

@@ -112,7 +112,8 @@ class Driver:
         if self.settled:
             self.snapshots.after_turn()
 
-        # 7. Launch gangs whose GPUs are clear.
+        # 7. Pause gangs, and launch and resume those whose GPUs are clear. The plan of this turn is not durable yet.
+        self.dispatcher.switch({decision.job for decision in self._plan.decisions} if self._plan is not None else ())
         self.dispatcher.launch_ready()
         if not self.settled or not self.inbox.empty:
             self.inbox.woken.set()

@@ -69,6 +69,7 @@ class JobEstimator:
             "iterations": spec.iterations or UNCOUNTED,
             "duration_s": None if profiled else spec.duration_s or self._default(model),
             "can_shrink": spec.can_shrink is True,  # else the training library's verdict may allow it later
+            "can_pause": spec.can_pause and spec.gpus == 1,  # a gang can where the training library says so later
         }
         job = Job(id=name, submitted=now, user=user, **{**spec.for_job(), **estimated})
         return job, self._source(perf, job, spec)

@@ -42,6 +42,19 @@ class ExecutorEvents:
 
         self.inbox.add(prepare)
 
+    def gang_paused(self, key: GangKey) -> None:
+        self._switched(key, Status.PAUSING, ev.Paused)
+
+    def gang_resumed(self, key: GangKey) -> None:
+        self._switched(key, Status.RESUMING, ev.Resumed)
+
+    def _switched(self, key: GangKey, expected: Status, event: type[ev.Paused | ev.Resumed]) -> None:
+        def prepare(now: float, commit: Commit) -> Sequence[ev.Event]:
+            record = self.dispatcher.current(*key)
+            return () if record is None or record.status is not expected else (event(now, *key),)
+
+        self.inbox.add(prepare)
+
     def gang_ended(self, ended: GangEnded) -> None:
         if ended.node_fault:
             ended = self._count_fault(ended)

@@ -72,9 +72,9 @@ class ProgressWatch:
         return gang.latest if gang else None
 
     def _read(self) -> list[tuple[GangKey, Report]]:
-        running = [(r.job.id, r.attempt) for r in self.state.running if r.status is Status.RUNNING]
-        for gone in self.gangs.keys() - set(running):
+        for gone in self.gangs.keys() - {(record.job.id, record.attempt) for record in self.state.running}:
             del self.gangs[gone]
+        running = [(r.job.id, r.attempt) for r in self.state.running if r.status is Status.RUNNING]
         return [(key, report) for key in running if (report := self.executor.report(key)) is not None]
 
     def _events(self, reports: Sequence[tuple[GangKey, Report]], now: float) -> list[ev.Event]:
@@ -95,7 +95,11 @@ class ProgressWatch:
         if not record.job.can_shrink and report.shrinking in (Shrinking.CERTIFIED, Shrinking.WARNED):
             yield ev.ConstraintsChanged(now, job, can_shrink=True)
         yield from self._accumulation_events(record, gang, report, now)
-        mates = (record.accumulation, *sorted(mate.job.id for mate in self.state.cluster.mates(record)))
+        if report.can_stand and not record.job.can_pause and self.book.specs[job].can_pause:
+            yield ev.ConstraintsChanged(now, job, can_pause=True)
+        # a measurement that began before a pause contains it, so a pause counts as a change of mates
+        computing = (mate.job.id for mate in self.state.cluster.mates(record) if mate.active)
+        mates = (record.pauses, record.accumulation, *sorted(computing))
         if mates != gang.mates:
             gang.mates, gang.since_iteration, gang.journalled_at = mates, report.iteration, -inf
         recent = now - gang.journalled_at < JOURNAL_S

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from carpool.core import events as ev
 from carpool.core import snapshot
@@ -31,8 +31,16 @@ from carpool.live.service.jobs import END_FILE, SPEC_FILE, JobBook, new_row
 from carpool.live.service.users import Users
 from carpool.live.spec import from_json
 
-MakeScheduler = Callable[[int | None], Scheduler]
-"""Makes a fresh scheduler for a number of jobs per GPU; None: the configured number."""
+
+class JobsPerGpu(NamedTuple):
+    """How many jobs may compute on a GPU, and how many may be there, paused ones included."""
+
+    jobs_per_gpu: int
+    resident_per_gpu: int
+
+
+MakeScheduler = Callable[[JobsPerGpu | None], Scheduler]
+"""Makes a fresh scheduler for numbers of jobs per GPU; None: the configured numbers."""
 
 
 @dataclass
@@ -59,13 +67,15 @@ async def load(store: Store, make: MakeScheduler) -> LoadedState:
 
 def _replay(store: Store, make: MakeScheduler, loaded: LoadedState) -> int | None:
     """Replay snapshot and events; return the number of the first event that cannot be applied, or None."""
-    jobs_per_gpu = loaded.scheduler.state.jobs_per_gpu
-    widest = max(jobs_per_gpu, int(store.meta().get("jobs_per_gpu", jobs_per_gpu)))  # gangs of before may be more
+    fresh, meta = loaded.scheduler.state, store.meta()
+    wanted = JobsPerGpu(fresh.jobs_per_gpu, fresh.resident_per_gpu)
+    before = JobsPerGpu(*(int(meta.get(name) or value) for name, value in wanted._asdict().items()))
+    widest = JobsPerGpu(*map(max, wanted, before))  # gangs of before may be more
     scheduler = loaded.scheduler = make(widest)
     for seq, data in store.snapshots():
         try:
             perf, policy = scheduler.state.perf, scheduler.policy
-            scheduler.state = snapshot.restore(data, perf, policy.key, widest)
+            scheduler.state = snapshot.restore(data, perf, policy.key, *widest)
             loaded.seq = seq
             break
         except (KeyError, TypeError, ValueError) as error:
@@ -80,7 +90,7 @@ def _replay(store: Store, make: MakeScheduler, loaded: LoadedState) -> int | Non
         except (KeyError, ValueError) as error:
             loaded.notes.append(f"event {seq} of the journal contradicts the events before it: {error!r}")
             return seq
-    state.jobs_per_gpu = jobs_per_gpu
+    state.jobs_per_gpu, state.resident_per_gpu = wanted
     state.needs_decision = True
     return None
 
@@ -203,6 +213,9 @@ class GangRecovery:
         elif key in present:
             if record.status is Status.RUNNING:
                 self.executor.retune(key, record.accumulation)
+                self.executor.resume(key)
+            elif record.status is Status.PAUSED:  # it may have gone on while no service ran
+                self.executor.pause(key)
         elif record.status is Status.STARTING:
             self.dispatcher.launch_later(record)
             if before in present:

@@ -1,4 +1,4 @@
-"""What users may change: submit, cancel, hold, release, requeue, priorities, limits, users.
+"""What users may change: submit, cancel, hold, release, pause, resume, requeue, priorities, limits, users.
 
 Each method returns when the change is durable and applied. A request is checked against the state when its turn comes,
 not before, because a job may end in between. The HTTP API decides which user may call what.
@@ -16,7 +16,7 @@ from typing import Any
 
 from carpool.core import events as ev
 from carpool.core.model import Limits, Status
-from carpool.core.state import State
+from carpool.core.state import PAUSE, State
 from carpool.errors import InputError
 from carpool.live.accounts import account
 from carpool.live.errors import Unavailable, WrongStatus
@@ -126,14 +126,38 @@ class Requests:
 
         await self.inbox.request(prepare)
 
+    async def pause(self, job: str) -> None:
+        """Let a running job stand still on its GPUs until `resume`. It keeps its memory."""
+
+        def prepare(now: float, commit: Commit) -> Sequence[ev.Event]:
+            record = self.book.record(job)
+            if record.status not in (Status.STARTING, Status.RUNNING, *PAUSE):
+                shown = views.shown_status(record.status)
+                raise WrongStatus(f"job {job} is {shown}; only a running job can be paused; see `carpool hold`")
+            return () if record.paused_by_owner else (ev.PausedByOwner(now, job),)
+
+        await self.inbox.request(prepare)
+
+    async def resume(self, job: str) -> None:
+        """Let a job go on that its owner paused, as soon as its GPUs have room for it."""
+
+        def prepare(now: float, commit: Commit) -> Sequence[ev.Event]:
+            record = self.book.record(job)
+            if not record.paused_by_owner:
+                why = "the policy paused it and resumes it" if record.paused_since >= 0.0 else "it is not paused"
+                raise WrongStatus(f"job {job} was not paused with `carpool pause`: {why}")
+            return (ev.ResumedByOwner(now, job),)
+
+        await self.inbox.request(prepare)
+
     async def requeue(self, job: str) -> None:
         """Suspend a running job: it saves, stops, and goes back into the queue."""
 
         def prepare(now: float, commit: Commit) -> Sequence[ev.Event]:
             record = self.book.record(job)
-            if record.status not in (Status.STARTING, Status.RUNNING):
+            if record.status not in (Status.STARTING, Status.RUNNING, *PAUSE):
                 shown = views.shown_status(record.status)
-                raise WrongStatus(f"job {job} is {shown}; only a running job can be requeued")
+                raise WrongStatus(f"job {job} is {shown}; only a running or paused job can be requeued")
             return (ev.Requeued(now, job, record.attempt),)
 
         await self.inbox.request(prepare)

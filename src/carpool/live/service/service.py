@@ -33,6 +33,7 @@ from carpool.live.service.executor_events import ExecutorEvents
 from carpool.live.service.inbox import Inbox
 from carpool.live.service.inventory import Inventory
 from carpool.live.service.jobs import JobBook
+from carpool.live.service.pause_limit import PauseLimit
 from carpool.live.service.progress import ProgressWatch
 from carpool.live.service.pruner import Pruner
 from carpool.live.service.queries import Queries
@@ -60,6 +61,7 @@ class Service:
     users: Users
     driver: Driver
     progress: ProgressWatch
+    pause_limit: PauseLimit
     forecaster: Forecaster
     pruner: Pruner
     snapshots: SnapshotKeeper
@@ -70,7 +72,7 @@ class Service:
 
     async def run(self) -> None:
         """Schedule until `close` is called."""
-        background = (self.progress.run, self._look_ahead, self.pruner.run)
+        background = (self.progress.run, self.pause_limit.run, self._look_ahead, self.pruner.run)
         tasks = [asyncio.create_task(task()) for task in background]
         try:
             await self.driver.run()
@@ -172,6 +174,7 @@ async def _assemble(
         users=users,
         driver=driver,
         progress=progress,
+        pause_limit=PauseLimit(state, executor, inbox, clock, config.gang_pause_s),
         forecaster=forecaster,
         pruner=pruner,
         snapshots=snapshots,
@@ -192,9 +195,10 @@ def _estimator(config: ServiceConfig, inventory: Inventory) -> JobEstimator:
     return JobEstimator(len(slots), inventory.mechanism, devices, config.perf, config.profile)
 
 
-def _scheduler(config: ServiceConfig, estimator: JobEstimator, jobs_per_gpu: int | None) -> Scheduler:
+def _scheduler(config: ServiceConfig, estimator: JobEstimator, numbers: recovery.JobsPerGpu | None) -> Scheduler:
     policy, belief = policies.make(config.policy), estimator.initial_belief()
-    return Scheduler(policy, belief, jobs_per_gpu or config.jobs_per_gpu, strict=False)
+    numbers = numbers or recovery.JobsPerGpu(config.jobs_per_gpu, config.resident_per_gpu)
+    return Scheduler(policy, belief, *numbers, strict=False)
 
 
 def _resume_clock(clock: Clock, store: Store, state: State) -> None:
@@ -215,8 +219,8 @@ async def _first_turn(config: ServiceConfig, driver: Driver, executor: Executor)
     inbox.note(f"the service started under {config.policy}: {found}", logging.INFO)
 
     def prepare(now: float, commit: Commit) -> Sequence[ev.Event]:
-        start = {"policy": config.policy, "jobs_per_gpu": str(config.jobs_per_gpu), "boot": boot_id()}
-        commit.meta.update(start)
+        numbers = {"jobs_per_gpu": str(state.jobs_per_gpu), "resident_per_gpu": str(state.resident_per_gpu)}
+        commit.meta.update({"policy": config.policy, **numbers, "boot": boot_id()})
         return ()
 
     inbox.add(prepare)

@@ -1,0 +1,126 @@
+"""Pausing gangs of this machine and letting them go on. Used by the local executor.
+
+The wrapper of each worker does it, on a request in a file, and answers in another. A gang of several workers that uses
+the training library is first brought to a step boundary, through the channel, so that nothing is in flight between its
+workers. While the service lives it touches a file: a wrapper that sees no change for `pause_patience_s` lets its worker
+go on, and the request is repeated when a service looks again.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+
+from carpool.live import rank as wrapper
+from carpool.live.executors.base import ExecutorOptions
+from carpool.live.executors.gang import LocalGang, LocalRank
+from carpool.live.home import read_json, write_private
+
+FIRST_LOOK_S, LONGEST_LOOK_S = 0.002, 0.05
+"""Seconds between two looks at the wrappers' answers: few at first, more while nothing happens."""
+RETRY_S = 1.0
+"""Seconds before a request is written again that could not be written."""
+BEATS = 5
+"""Number of signs of life within the wrappers' patience."""
+LONGEST_BEAT_S = 15.0
+
+
+class GangSwitch:
+    """Carries out pauses and resumes of gangs."""
+
+    def __init__(self, options: ExecutorOptions, note: Callable[[LocalGang, str], None]) -> None:
+        self._options = options
+        self._note = note
+        self._alive = options.home.alive
+
+    async def prove_life(self) -> None:
+        """Touch the file by which wrappers see that the service lives, for ever."""
+        while True:
+            with contextlib.suppress(OSError):
+                self._alive.touch(mode=0o600)
+            await asyncio.sleep(min(LONGEST_BEAT_S, self._options.pause_patience_s / BEATS))
+
+    async def run(self, gang: LocalGang, mine: int) -> bool:
+        """Carry out the request with this number; return False if the gang is stopped or a later request came."""
+        if not all(rank.can_pause for rank in gang.ranks):
+            self._note(gang, "its wrapper is of an earlier release and cannot pause it; it goes on")
+            gang.switched = True
+            return True
+        if gang.paused and gang.agrees_on_steps:
+            await self._reach_boundary(gang, mine)
+        elif not gang.paused:
+            control = gang.control
+            resumed = control.resumed + 1
+            gang.write_control(replace(control, sequence=control.sequence + 1, pause=False, resumed=resumed))
+        sequence = await self._request(gang, mine)
+        pause = FIRST_LOOK_S
+        while gang.switch == mine and not gang.stop:
+            gang.switched = all(_has_answered(rank, sequence) for rank in gang.ranks)
+            if gang.switched:
+                return True
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_LOOK_S)
+        return False
+
+    async def _reach_boundary(self, gang: LocalGang, mine: int) -> None:
+        """Wait until all workers stand at the same step boundary. A worker that waited too long there has gone on, so
+        the request is renewed."""
+        while gang.switch == mine and not gang.stop:
+            control = replace(gang.control, sequence=gang.control.sequence + 1, pause=True)
+            gang.write_control(control)
+            left = self._options.pause_patience_s
+            while left > 0.0 and gang.switch == mine and not gang.stop:
+                if all(rank.stands_at(control.sequence) for rank in gang.ranks):
+                    return
+                await asyncio.sleep(LONGEST_LOOK_S)
+                left -= LONGEST_LOOK_S
+
+    async def _request(self, gang: LocalGang, mine: int) -> int:
+        """Write the request and wake the wrappers; return its number."""
+        gang.pause_sequence += 1
+        patience = self._options.pause_patience_s
+        if len(gang.ranks) > 1 and not gang.agrees_on_steps:  # its workers may wait for each other right now
+            patience = min(patience, self._options.gang_pause_s)
+        request = {
+            "sequence": gang.pause_sequence,
+            "paused": gang.paused,
+            "patience_s": patience,
+            "alive": str(self._alive),
+        }
+        while gang.switch == mine:
+            try:
+                for rank in gang.ranks:
+                    write_private(rank.directory / wrapper.PAUSE, json.dumps(request), sync=False)
+                break
+            except OSError as error:
+                self._note(gang, f"cannot be {'paused' if gang.paused else 'resumed'} now ({error}); it is tried again")
+                await asyncio.sleep(RETRY_S)
+        for rank in gang.ranks:
+            if rank.identity is not None and not rank.gone:
+                rank.identity.signal(signal.SIGUSR1)
+        return gang.pause_sequence
+
+
+def went_on(gang: LocalGang) -> bool:
+    """Return whether a worker of a paused gang goes on, because its wrapper saw no service for too long."""
+    return any(_answer(rank).get("let_go") for rank in gang.ranks)
+
+
+def remove_cgroup(rank: LocalRank) -> None:
+    """Remove the cgroup that a killed wrapper left behind."""
+    path = (read_json(rank.directory / wrapper.RECORD) or {}).get("cgroup")
+    if path:
+        with contextlib.suppress(OSError):
+            os.rmdir(path)
+
+
+def _has_answered(rank: LocalRank, sequence: int) -> bool:
+    return rank.gone or _answer(rank).get("sequence", 0) >= sequence
+
+
+def _answer(rank: LocalRank) -> dict[str, int]:
+    found = read_json(rank.directory / wrapper.PAUSED)
+    return found if isinstance(found, dict) else {}
