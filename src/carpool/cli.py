@@ -31,6 +31,7 @@ SECTIONS = {
         "resume": "carpool.live.commands.jobs:resume",
         "requeue": "carpool.live.commands.jobs:requeue",
         "priority": "carpool.live.commands.jobs:priority",
+        "prune": "carpool.live.commands.jobs:prune",
         "gpus": "carpool.live.commands.overview:gpus",
         "history": "carpool.live.commands.overview:history",
         "replay": "carpool.live.commands.replay:replay",

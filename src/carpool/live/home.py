@@ -40,6 +40,7 @@ class Home:
         self.journal = self.path / "journal.db"
         self.admin_token = self.path / "admin.token"
         self.address = self.path / "address.json"
+        self.retention = self.path / "retention.json"
         self.lock = self.path / "lock"
         self.users = self.path / "users.json"
         """Copy of the users beside the journal."""

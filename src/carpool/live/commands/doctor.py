@@ -21,7 +21,7 @@ from carpool.errors import InputError
 from carpool.live.commands.options import home_option, json_option, print_json
 from carpool.live.home import Home
 from carpool.live.http.client import ENV_URL, Client, Unreachable
-from carpool.live.text import printable, size
+from carpool.live.text import printable, size, span
 
 LITTLE_DISK = 1 << 30
 MARKS = {"ok": "✓", "note": "·", "warning": "!", "error": "✗"}
@@ -152,8 +152,24 @@ def _service(place: Home, home: Path | None) -> Iterator[Diagnosis]:
         )
     if not status["as_root"]:
         yield Diagnosis("users", "note", "all jobs run as the service's user", "add only users who trust each other")
+    yield from _retention(client)
     gpus = client.get("/v1/gpus")
     yield Diagnosis("sharing", "ok", str(gpus.get("mechanism", "unknown")))
+
+
+def _retention(client: Client) -> Iterator[Diagnosis]:
+    """Say what is removed next, so that users can copy it before."""
+    answer = client.get("/v1/retention")
+    limits, planned = answer["limits"], answer["planned"]
+    kept = f"logs are kept {span(limits['files_s'])}, checkpoints {span(limits['checkpoints_s'])} after a job's end"
+    yield Diagnosis("retention", "ok", f"{kept}; {size(limits['size'])} of logs for each user")
+    users = sorted({one["user"] for one in planned})
+    for user in users:
+        own = [one for one in planned if one["user"] == user]
+        first = min(own, key=lambda one: one["in_s"])
+        total = size(sum(one["bytes"] for one in own))
+        found = f"files of {len(own)} of {user}'s jobs ({total}) are removed soon, the first in {span(first['in_s'])}"
+        yield Diagnosis("retention", "warning", found, f"copy what is needed: `carpool show {first['job']}`")
 
 
 def _alive(pid: Any) -> bool:

@@ -1,11 +1,12 @@
 """Commands on submitted jobs: `jobs`, `show`, `explain`, `logs`, `cancel`, `hold`, `release`, `pause`, `resume`,
-`requeue`, `priority`.
+`requeue`, `prune`, `priority`.
 
 Each sends a request to the service and prints its answer.
 """
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from carpool.job_schema import PRIORITY
 from carpool.live.commands import tables
 from carpool.live.commands.options import OptionType, connect, home_option, json_option, print_json
 from carpool.live.http.client import Client, job_path
-from carpool.live.text import harmless, printable
+from carpool.live.text import harmless, printable, size
 
 POLL_S = 0.5
 job_argument = click.argument("job")
@@ -116,8 +117,11 @@ def _write(stream: str, data: bytes, raw: bool) -> None:
 # ---- changes ---------------------------------------------------------------------------------------------------------
 
 
-def _changes(names: tuple[str, ...], home: Path | None, as_json: bool, change: Any) -> None:
-    """Change each job. A refusal is printed and does not keep the other jobs from being changed."""
+def _changes(
+    names: tuple[str, ...], home: Path | None, as_json: bool, change: Any, words: Callable[[Any], str] | None = None
+) -> None:
+    """Change each job. A refusal is printed and does not keep the other jobs from being changed. `words` returns the
+    line for the answer about a job."""
     client = connect(home)
     rows, refused = [], []
     for name in names:
@@ -131,16 +135,20 @@ def _changes(names: tuple[str, ...], home: Path | None, as_json: bool, change: A
         print_json(rows[0] if len(names) == 1 and rows else rows)
     else:
         for row in rows:
-            held = f"; it stays on hold after it stops, until `carpool release {printable(row['job'])}`"
-            if not row.get("held"):
-                held = ""
-            elif row["status"] == "pending":
-                held = ", on hold"
-            click.echo(f"job {printable(row['job'])} is {row['status']}{held}")
+            click.echo((words or _status_words)(row))
     if refused:
         if len(names) == 1:
             raise refused[0]
         raise SystemExit(2)
+
+
+def _status_words(row: Any) -> str:
+    held = ""
+    if row.get("held"):
+        waits = row["status"] == "pending"
+        held = f"; it stays on hold after it stops, until `carpool release {printable(row['job'])}`"
+        held = ", on hold" if waits else held
+    return f"job {printable(row['job'])} is {row['status']}{held}"
 
 
 def _simple(action: str, words: str, short: str | None = None) -> click.Command:
@@ -173,6 +181,19 @@ requeue = _simple(
 )
 
 
+@click.command(short_help="Remove the files of a job that has ended.")
+@click.argument("jobs", nargs=-1, required=True, metavar="JOB…")
+@home_option
+@json_option
+def prune(jobs: tuple[str, ...], home: Path | None, as_json: bool) -> None:
+    """Remove the logs, the code snapshot and the checkpoints of jobs that have ended. Their history stays."""
+
+    def change(client: Client, path: str) -> Any:
+        return client.delete(f"{path}/files")
+
+    _changes(jobs, home, as_json, change, lambda row: f"job {printable(row['job'])}: removed {size(row['bytes'])}")
+
+
 @click.command()
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB…")
 @click.argument("value", type=OptionType(PRIORITY), metavar="PRIORITY")
@@ -184,4 +205,4 @@ def priority(jobs: tuple[str, ...], value: int, home: Path | None, as_json: bool
     def change(client: Client, path: str) -> Any:
         return client.put(f"{path}/priority", {"priority": value})
 
-    _changes(jobs, home, as_json, change)
+    _changes(jobs, home, as_json, change, lambda row: f"job {printable(row['job'])} has priority {value}")

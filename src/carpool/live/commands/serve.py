@@ -19,11 +19,14 @@ from typing import Any
 import click
 
 from carpool.errors import InputError
-from carpool.field_types import Duration
+from carpool.field_types import ByteSize, Duration
+from carpool.job_schema import MAX_NUMBER
 from carpool.live.commands.options import OptionType, home_option
 from carpool.live.home import Home
+from carpool.live.service.retention import RetentionLimits
 
 PORT = 8471
+DEFAULT = RetentionLimits()
 TRUST = (
     "jobs run as {user}, the user of this service: users can read and change each other's files, "
     "so add only users who trust each other (a service started as root runs each job as its own user)"
@@ -74,6 +77,27 @@ OPEN = "everyone who reaches {host} can talk to this service, and tokens travel 
     show_default=True,
     help="Time for which `carpool pause` may pause a job of several GPUs that does not use the training library.",
 )
+@click.option(
+    "--keep-files",
+    type=OptionType(Duration(60.0, MAX_NUMBER)),
+    default=DEFAULT.files_s,
+    show_default="30d",
+    help="Time for which logs and code snapshots are kept after a job's end.",
+)
+@click.option(
+    "--keep-checkpoints",
+    type=OptionType(Duration(60.0, MAX_NUMBER)),
+    default=DEFAULT.checkpoints_s,
+    show_default="90d",
+    help="Time for which checkpoints are kept after a job's end, unless their owner releases them.",
+)
+@click.option(
+    "--keep-size",
+    type=OptionType(ByteSize(2**20, 2**60)),
+    default=DEFAULT.size,
+    show_default="20GiB",
+    help="Size of the logs and code snapshots of each user's ended jobs.",
+)
 @click.option("--profile", help="Profile of tasks: a shipped name or a file.  [default: h200 on an H200, else t4]")
 @click.option(
     "--port",
@@ -100,7 +124,8 @@ def serve(home: Path | None, port: int, host: str, names: tuple[str, ...], **opt
     if options["profile"] is not None:
         load(options["profile"])
     place = Home(home)
-    config = ServiceConfig(place, **options)
+    kept = RetentionLimits(options.pop("keep_files"), options.pop("keep_checkpoints"), options.pop("keep_size"))
+    config = ServiceConfig(place, retention=kept, **options)
     place.create()
     with _bound(host, port) as listening:
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

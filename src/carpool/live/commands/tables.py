@@ -148,8 +148,24 @@ def _facts(row: Row, now: float) -> list[tuple[str, Any]]:
         ("exit code", row["exit_code"]),
         ("done", _share(row.get("progress"))),
         ("paused", f"{span(row['paused_s'])} in {row['pauses']} pauses" if row.get("pauses") else None),
+        *(("files", line) for line in _files(row.get("files"), now)),
         *(("estimate", line) for line in estimate_lines(row.get("estimates") or {}, now)),
     ]
+
+
+def _files(files: Row | None, now: float) -> list[str]:
+    """Return how long the files of an ended job are kept, and what was removed."""
+    lines = []
+    for what in ("files", "checkpoints") if files else ():
+        assert files is not None
+        name = "logs and code" if what == "files" else what
+        gone, left = files["removed"].get(what), files.get(f"{what}_kept_s")
+        if gone:
+            lines.append(f"{name} removed {clock(gone['at'], now)}: {gone['why']}")
+        elif left is not None:
+            why = f" ({files['why']})" if files.get("why") else ""
+            lines.append(f"{name} kept for {span(left)} more{why}; `carpool prune` removes them now")
+    return lines
 
 
 def _attempts(attempts: Sequence[Row], now: float) -> Any:

@@ -172,6 +172,13 @@ async def cancel(job: Job, context: Context, who: Me) -> Json:
     return await _changed(context, job)
 
 
+@router.delete("/jobs/{job}/files", responses=answers(403, 404, 409, 422, model=messages.PrunedAnswer))
+async def prune(job: Job, context: Context, who: Me) -> Json:
+    """Remove the logs, the code snapshot and the checkpoints of a job that has ended."""
+    _own(context, who, job)
+    return Json({"job": job, "bytes": await context.service.requests.prune(job, who.name)})
+
+
 @router.post("/jobs/{job}/hold", responses=CHANGE)
 async def hold(job: Job, context: Context, who: Me) -> Json:
     """Keep a waiting job from starting until it is released."""

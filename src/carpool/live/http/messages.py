@@ -162,6 +162,12 @@ class ServiceInfo(Answer):
     started: float
 
 
+class PrunedAnswer(Answer):
+    job: str
+    bytes: int
+    """Size of the files that were removed."""
+
+
 class HistoryPage(Answer):
     jobs: list[dict[str, Any]]
     next: str | None

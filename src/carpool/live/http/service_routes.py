@@ -71,6 +71,12 @@ async def history(
     return Json({"jobs": page, "next": page[-1]["job"] if len(page) < len(rows) else None})
 
 
+@router.get("/retention", tags=["service"], responses=answers(model=dict[str, Any]))
+async def retention(context: Context, who: Me) -> Json:
+    """Return how long the files of ended jobs are kept, their sizes, and what is removed next; users see their own."""
+    return Json(context.service.queries.retention(None if who.admin else who.name))
+
+
 @router.get("/accuracy", tags=["service"], responses=answers(model=dict[str, Any]))
 async def accuracy(context: Context, who: Me) -> Json:
     """Return how accurate the estimates of the service were."""

@@ -241,12 +241,12 @@ class Store:
             asked = asked.where(table.c.user == user)
         return self._rows(asked.limit(limit) if limit is not None else asked)
 
-    def ends(self) -> list[tuple[str, float]]:
-        """Return all jobs that have ended, and when."""
+    def ends(self) -> list[tuple[str, str, float]]:
+        """Return all jobs that have ended, with their users, and when."""
         table = schema.jobs
-        asked = select(table.c.id, table.c.ended).where(table.c.state.is_not(None))
+        asked = select(table.c.id, table.c.user, table.c.ended).where(table.c.state.is_not(None))
         with self._engine.connect() as connection:
-            return [(str(number), at) for number, at in connection.execute(asked)]
+            return [(str(number), user, at or 0.0) for number, user, at in connection.execute(asked)]
 
     def known_jobs(self) -> set[int]:
         with self._engine.connect() as connection:

@@ -8,7 +8,7 @@ from carpool.live.clock import Clock, RealClock
 from carpool.live.executors.base import Executor, ExecutorOptions
 from carpool.live.executors.registry import check_executor
 from carpool.live.home import Home
-from carpool.live.service.pruner import RetentionLimits
+from carpool.live.service.retention import RetentionLimits
 
 
 @dataclass(frozen=True, slots=True)

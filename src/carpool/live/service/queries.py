@@ -20,6 +20,7 @@ from carpool.live.service.estimator import JobEstimator
 from carpool.live.service.inventory import Inventory
 from carpool.live.service.jobs import JobBook, Row
 from carpool.live.service.progress import ProgressWatch
+from carpool.live.service.pruner import Pruner
 from carpool.live.service.requests import unmet_dependencies
 from carpool.live.service.users import Users
 from carpool.live.spec import Spec, from_json
@@ -43,6 +44,7 @@ class Queries:
     progress: ProgressWatch
     estimator: JobEstimator
     forecaster: Forecaster
+    pruner: Pruner
 
     # ---- jobs ------------------------------------------------------------------------------------------------------
 
@@ -83,6 +85,7 @@ class Queries:
         else:
             known = self.book.ended_row(job)
             spec, row = from_json(known["spec"]), views.read_story(known["story"])
+            row["files"] = self.pruner.describe(job)
             source = json.loads(known["source"]) if known["source"].startswith("{") else {}
         return {**row, "spec": spec.plain(), "attempts": self._attempts(job, row["attempt"]), "source": source}
 
@@ -178,6 +181,10 @@ class Queries:
     def history(self, *, limit: int = 100, before: str | None = None, user: str | None = None) -> list[Row]:
         """Return ended jobs, the latest first, with their receipts."""
         return [views.read_story(row["story"]) for row in self.book.ended_rows(limit, before, user)[:limit]]
+
+    def retention(self, user: str | None) -> Row:
+        """Return how long files of ended jobs are kept and what is removed next; `user` None: of all users."""
+        return self.pruner.overview(user)
 
     def accuracy(self) -> Row:
         """Return how accurate the estimates were."""

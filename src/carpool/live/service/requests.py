@@ -27,6 +27,7 @@ from carpool.live.journal.store import Commit
 from carpool.live.service.estimator import JobEstimator
 from carpool.live.service.inbox import Inbox
 from carpool.live.service.jobs import SPEC_FILE, JobBook, new_row
+from carpool.live.service.pruner import Pruner
 from carpool.live.service.users import Users, recorded_uid
 from carpool.live.spec import Spec
 
@@ -41,6 +42,7 @@ class Requests:
     book: JobBook
     users: Users
     estimator: JobEstimator
+    pruner: Pruner
 
     async def submit(self, specs: Sequence[Spec], user: str) -> list[str]:
         """Submit jobs, all or none, and return their ids. Raise `InputError` for a job that could never run."""
@@ -161,6 +163,13 @@ class Requests:
             return (ev.Requeued(now, job, record.attempt),)
 
         await self.inbox.request(prepare)
+
+    async def prune(self, job: str, user: str) -> int:
+        """Remove the files of a job that has ended, which its owner releases. Return their size in bytes."""
+        if job in self.book.specs:
+            raise WrongStatus(f"job {job} has not ended; only files of jobs that have ended can be removed")
+        self.book.ended_row(job)
+        return await self.pruner.release(job, user)
 
     async def set_priority(self, job: str, priority: int) -> None:
         """Change a job's priority: higher goes first."""

@@ -38,6 +38,7 @@ from carpool.live.service.progress import ProgressWatch
 from carpool.live.service.pruner import Pruner
 from carpool.live.service.queries import Queries
 from carpool.live.service.requests import Requests
+from carpool.live.service.retention import RetentionLedger
 from carpool.live.service.snapshots import SnapshotKeeper
 from carpool.live.service.users import Users
 
@@ -160,9 +161,9 @@ async def _assemble(
     events.nodes_changed()
     await _first_turn(config, driver, executor)
     progress = ProgressWatch(state, executor, book, inbox)
-    requests = Requests(home, state, inbox, book, users, estimator)
-    queries = Queries(state, store, clock, executor, inventory, book, users, progress, estimator, forecaster)
-    pruner = Pruner(home, store, inbox, clock, config.retention)
+    pruner = Pruner(home, store, inbox, clock, config.retention, RetentionLedger(home.retention))
+    requests = Requests(home, state, inbox, book, users, estimator, pruner)
+    queries = Queries(state, store, clock, executor, inventory, book, users, progress, estimator, forecaster, pruner)
     return Service(
         home=home,
         clock=clock,
