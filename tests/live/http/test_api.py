@@ -333,3 +333,21 @@ def test_no_request_that_the_document_describes_breaks_it(service, mode):
                 few(given(operation.as_strategy(generation_mode=mode))(examine))()
     assert asked > 100
     assert "Traceback" not in service.log.read_text()
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"command": ["true"], "directory": "/", "gpus": 1, "gpus": 4}', b'{"x": {"a": 1, "a": 1}}']
+)
+def test_a_name_that_is_twice_in_json_is_refused(service, body):
+    status, answer = ask(service, "POST", "/v1/jobs", body)
+    assert (status, "twice" in answer["error"]) == (400, True)
+
+
+def test_a_name_that_is_twice_in_a_query_is_refused(service):
+    assert ask(service, "GET", "/v1/jobs?limit=1&limit=2")[0] == 400
+
+
+def test_the_copies_of_an_array_have_a_limit(service, tmp_path, monkeypatch):
+    (tmp_path / "large").write_bytes(bytes(50 << 20))
+    said = service.call("submit", "--snapshot", "--array", "0-99", "--", "true", cwd=tmp_path)
+    assert (said.code, "every job of the array gets a copy" in said.err) == (2, True)

@@ -189,3 +189,44 @@ def test_a_missing_or_binary_job_file_is_named(tmp_path):
     (tmp_path / "a.yaml").write_bytes(b"\xff\xfe\xff")
     with pytest.raises(InputError, match="UTF-8"):
         job_file.read(tmp_path / "a.yaml")
+
+
+# ---- quotas ----------------------------------------------------------------------------------------------------------
+
+
+def test_one_user_cannot_fill_the_disk_with_uploads(project, tmp_path, monkeypatch):
+    monkeypatch.setattr(code_snapshot, "MAX_UNUSED", 2)
+    uploads = Uploads(tmp_path / "uploads")
+    for _ in range(2):
+        uploads.add(packed(project)[0], "alice")
+    with pytest.raises(InputError, match="not used by a job"):
+        uploads.add(packed(project)[0], "alice")
+    name = uploads.add(packed(project)[0], "bob")
+    monkeypatch.setattr(code_snapshot, "MAX_UNUSED_BYTES", 1)
+    with pytest.raises(InputError, match="not used by a job"):
+        uploads.add(packed(project)[0], "bob")
+    with uploads.taken(name, "bob"):
+        pass
+    uploads.add(packed(project)[0], "bob")
+
+
+def test_uploads_without_a_job_are_removed_also_by_the_next_service(project, tmp_path, monkeypatch):
+    uploads = Uploads(tmp_path / "uploads")
+    uploads.add(packed(project)[0], "alice")
+    (tmp_path / "uploads" / ".unpacking-x").mkdir()
+    later = Uploads(tmp_path / "uploads")
+    later.forget_old()
+    assert len(list((tmp_path / "uploads").iterdir())) == 2, "a job may still come"
+    monkeypatch.setattr(code_snapshot, "KEPT_S", -1.0)
+    later.forget_old()
+    assert list((tmp_path / "uploads").iterdir()) == []
+
+
+def test_a_name_that_is_twice_in_a_yaml_file_is_refused(tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text("command: a\ngpus: 1\nenv:\n  A: x\n  A: y\n")
+    with pytest.raises(InputError, match="line 5: 'A' is there twice"):
+        job_file.read(path)
+    path.write_text("command: a\ngpus: 1\ngpus: 4\n")
+    with pytest.raises(InputError, match="line 3: 'gpus' is there twice"):
+        job_file.read(path)

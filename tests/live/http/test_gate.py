@@ -85,7 +85,20 @@ async def test_loopback_hosts_are_accepted(host):
     assert (await ask(host=host))[0] == 200
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", None, "[", "10.0.0.1", "127.0.0.1@x.y"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "127.0.0.1.evil.example",
+        "",
+        None,
+        "[",
+        "10.0.0.1",
+        "127.0.0.1@x.y",
+        "evil@127.0.0.1",
+        "127.0.0.1?x",
+    ],
+)
 async def test_foreign_hosts_are_refused(host):
     status, sentence, reached = await ask(host=host)
     assert (status, reached) == (400, [])

@@ -5,6 +5,7 @@ import os
 import stat
 import tarfile
 import tempfile
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -192,3 +193,49 @@ def test_whatever_an_archive_holds_nothing_leaves_the_folder(members):
         assert [path.name for path in outside.iterdir()] == ["files"]
         for path in found.rglob("*"):
             assert os.path.realpath(path) == str(found) or os.path.realpath(path).startswith(f"{found}/")
+
+
+# ---- what made the service answer with an internal error -------------------------------------------------------------
+
+
+def packed_tar(info: tarfile.TarInfo, contents: bytes = b"", pax: bool = True) -> io.BytesIO:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w:gz", format=tarfile.PAX_FORMAT if pax else tarfile.GNU_FORMAT) as tar:
+        info.size = len(contents)
+        tar.addfile(info, io.BytesIO(contents))
+    file.seek(0)
+    return file
+
+
+@pytest.mark.parametrize("kind", [FILE, FOLDER])
+@pytest.mark.parametrize("claim", ["1e308", "inf", "-1e308", "nan", "-1", "99999999999999999999"])
+def test_a_time_that_no_file_can_have_is_replaced(tmp_path, kind, claim):
+    info = tarfile.TarInfo("x")
+    info.type, info.mtime, info.pax_headers = kind, 0, {"mtime": claim}
+    unpack(packed_tar(info), tmp_path / "files", most_bytes=1000, most_files=10)
+    assert 0 <= (tmp_path / "files" / "x").stat().st_mtime <= 2**33
+
+
+@pytest.mark.parametrize("kind", [FILE, FOLDER])
+def test_deep_folders_are_refused_and_leave_nothing_behind(tmp_path, kind):
+    info = tarfile.TarInfo("/".join(["d"] * 2000))
+    info.type = kind
+    uploads = code_snapshot.Uploads(tmp_path / "uploads")
+    with pytest.raises(InputError, match="unpacked safely"):
+        uploads.add(packed_tar(info), "alice")
+    assert list((tmp_path / "uploads").iterdir()) == []
+
+
+def test_a_header_that_is_as_large_as_the_memory_is_refused(tmp_path):
+    """A few kilobytes that unpack to a header of 200 MiB: the reader would hold all of it in memory."""
+    info = tarfile.TarInfo("x")
+    info.pax_headers = {"comment": "x" * (200 << 20)}
+    bomb = packed_tar(info)
+    assert len(bomb.getvalue()) < 1 << 20
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match="unpacked safely"):
+            unpack(bomb, tmp_path / "files", most_bytes=1 << 30, most_files=10)
+        assert tracemalloc.get_traced_memory()[1] < 50 << 20
+    finally:
+        tracemalloc.stop()

@@ -45,9 +45,7 @@ def _load(path: Path) -> Any:
     try:
         if path.suffix == ".toml":
             return tomllib.loads(text)
-        import yaml
-
-        return yaml.safe_load(text)
+        return _load_yaml(text)
     except ModuleNotFoundError:
         raise InputError(f"{path}: YAML needs an extra: pip install 'carpool[live]'; TOML works without") from None
     except (ValueError, RecursionError) as error:
@@ -56,6 +54,23 @@ def _load(path: Path) -> Any:
         if type(error).__module__.startswith("yaml"):
             raise InputError(f"{path}: {_first_line(error)}") from None
         raise
+
+
+def _load_yaml(text: str) -> Any:
+    """Return the contents of a YAML text. A name that is there twice is refused, which YAML leaves to its reader."""
+    import yaml
+
+    class UniqueLoader(yaml.SafeLoader):  # type: ignore[misc]
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.value != "<<"]
+            for number, key in enumerate(keys):
+                if key in keys[:number]:
+                    mark = node.value[number][0].start_mark
+                    raise yaml.constructor.ConstructorError(None, None, f"{key!a} is there twice; remove one", mark)
+            made: dict[Any, Any] = super().construct_mapping(node, deep)
+            return made
+
+    return yaml.load(text, Loader=UniqueLoader)
 
 
 def _first_line(error: BaseException) -> str:

@@ -26,6 +26,8 @@ from carpool.live.home import Home
 from carpool.live.service.retention import RetentionLimits
 
 PORT = 8471
+SWEEP_S = 60.0
+"""Seconds between two looks for uploads that no job has used."""
 DEFAULT = RetentionLimits()
 TRUST = (
     "jobs run as {user}, the user of this service: users can read and change each other's files, "
@@ -175,44 +177,51 @@ async def _serve(config: Any, listening: socket.socket, names: tuple[str, ...]) 
     try:
         token = admin_token(place.admin_token)
         known = {name: row["token_hash"] for name, row in service.queries.users().items() if row.get("token_hash")}
-        server = _server(service, config, Keyring(digest(token), known), listening, names)
+        context = _context(service, config, Keyring(digest(token), known), listening, names)
+        server = _server(context)
         url = _url(listening)
-        listening.listen(128)  # a client that reads the address may connect at once
+        listening.listen(1024)  # a client that reads the address may connect at once
         place.write_address(url)
         _greet(url, config, service, listening.getsockname()[0])
-        return await _run_until_signal(service, server, listening)
+        return await _run_until_signal(service, server, context.uploads, listening)
     finally:
         place.remove_address()
         await service.close()
 
 
-def _server(service: Any, config: Any, keyring: Any, listening: Any, names: tuple[str, ...]) -> Any:
-    import uvicorn
+def _context(service: Any, config: Any, keyring: Any, listening: Any, names: tuple[str, ...]) -> Any:
+    from carpool.live.http.api import ApiContext
 
-    from carpool.live.http.api import ApiContext, create_app
-
-    class SignalFreeServer(uvicorn.Server):
-        @contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            yield  # signals end the service too, so they are handled below
-
-    hosts = (*names, listening.getsockname()[0])
-    context = ApiContext(
+    return ApiContext(
         service,
         config.home,
         keyring,
         policy=config.policy,
         jobs_per_gpu=config.jobs_per_gpu,
         as_root=os.geteuid() == 0,
-        hosts=hosts,
+        hosts=(*names, listening.getsockname()[0]),
     )
+
+
+def _server(context: Any) -> Any:
+    import uvicorn
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+    from carpool.live.http.api import create_app
+    from carpool.live.http.connections import Rooms, guarded_protocol
+
+    class SignalFreeServer(uvicorn.Server):
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield  # signals end the service too, so they are handled below
+
     settings = uvicorn.Config(
         create_app(context),
         access_log=False,
         log_config=None,
         lifespan="off",
         server_header=False,
-        limit_concurrency=500,
+        http=guarded_protocol(AutoHTTPProtocol, Rooms()),
         timeout_keep_alive=30,
         timeout_graceful_shutdown=2,
         h11_max_incomplete_event_size=32_768,
@@ -244,22 +253,31 @@ def _greet(url: str, config: Any, service: Any, listens_on: str) -> None:
         click.echo(OPEN.format(host=listens_on), err=True)
 
 
-async def _run_until_signal(service: Any, server: Any, listening: socket.socket) -> int:
+async def _sweep(uploads: Any) -> None:
+    """Remove uploads that no job has used, also where nobody uploads any more."""
+    while True:
+        await asyncio.to_thread(uploads.forget_old)
+        await asyncio.sleep(SWEEP_S)
+
+
+async def _run_until_signal(service: Any, server: Any, uploads: Any, listening: socket.socket) -> int:
     """Run service and HTTP server until a signal comes or one of them fails; return the exit code."""
     loop, signalled = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, signalled.set)
+    sweeping = asyncio.create_task(_sweep(uploads), name="sweeping")
     scheduling = asyncio.create_task(service.run(), name="scheduling")
     answering = asyncio.create_task(server.serve(sockets=[listening]), name="answering")
     waiting = asyncio.create_task(signalled.wait(), name="signals")
     done, _ = await asyncio.wait({scheduling, answering, waiting}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
+    sweeping.cancel()
     server.should_exit = True
     failed = [task for task in done if task is not waiting and not task.cancelled() and task.exception()]
     await asyncio.wait({answering}, timeout=5.0)
     await service.close()
     scheduling.cancel()
-    await asyncio.gather(scheduling, answering, waiting, return_exceptions=True)
+    await asyncio.gather(scheduling, answering, waiting, sweeping, return_exceptions=True)
     for task in failed:
         error = task.exception()
         if isinstance(error, InputError):

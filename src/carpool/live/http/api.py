@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from time import time
 from typing import Any
 
@@ -53,7 +54,7 @@ class ApiContext:
     hosts: tuple[str, ...] = ()
     started: float = field(default_factory=time)
 
-    @property
+    @cached_property
     def uploads(self) -> Uploads:
         return Uploads(self.home.path / "uploads")
 

@@ -4,6 +4,7 @@ Later edits then do not change a queued job. The client reads its own files: a s
 to read a user's directory. This module states once which files are left out and how large a snapshot may be.
 """
 
+import asyncio
 import os
 import shutil
 import stat
@@ -41,6 +42,10 @@ MAX_FILES = 20_000
 MAX_PACKED = MAX_BYTES + (64 << 20)
 KEPT_S = 600.0
 """Seconds after which an upload that no job has used is removed."""
+MAX_UNUSED, MAX_UNUSED_BYTES = 32, 1 << 30
+"""Number and size of one user's uploads that no job has used."""
+MAX_ARRAY_BYTES = 4 << 30
+"""Size of the copies that the jobs of one array get."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,15 +136,42 @@ def _walk(directory: Path, ignored: frozenset[str]) -> Iterator[tuple[Path, str]
 
 
 class Uploads:
-    """Unpacked code snapshots of the service, each waiting for the job that names it."""
+    """Unpacked code snapshots of the service, each waiting for the job that names it.
+
+    Uploads without a job are removed after a time, which counts from when this object first saw them.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._seen: dict[str, float] = {}
+        self._turns: dict[str, asyncio.Lock] = {}
 
     def add(self, packed: IO[bytes], user: str) -> str:
-        """Unpack an archive and return the name by which its owner may use it once."""
+        """Unpack an archive and return the name by which its owner may use it once. Blocks."""
         self.path.mkdir(mode=0o700, exist_ok=True)
-        self._forget_old()
+        self.forget_old()
+        self._check_quota(user)
+        return self._add(packed, user)
+
+    def turn(self, user: str) -> asyncio.Lock:
+        """Return what a user's upload holds from its first byte on, so that one user uploads one archive at a time."""
+        return self._turns.setdefault(user, asyncio.Lock())
+
+    def _check_quota(self, user: str) -> None:
+        own = [entry for entry in self.path.iterdir() if self._owner(entry.name) == user]
+        if len(own) >= MAX_UNUSED or sum(map(tree_size, own)) > MAX_UNUSED_BYTES:
+            raise InputError(
+                f"snapshot: {len(own)} of your uploads were not used by a job, and {MAX_UNUSED_BYTES >> 20} MiB or "
+                f"{MAX_UNUSED} uploads may wait; submit their jobs, or try again in {KEPT_S / 60:.0f} minutes"
+            )
+
+    def _owner(self, name: str) -> str:
+        try:
+            return (self.path / name / "user").read_text()
+        except OSError:
+            return ""
+
+    def _add(self, packed: IO[bytes], user: str) -> str:
         name = uuid4().hex
         target = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=self.path))
         try:
@@ -155,21 +187,26 @@ class Uploads:
     def taken(self, name: str, user: str) -> Iterator[Path]:
         """Yield the directory of an upload; it is removed if the caller succeeds."""
         upload = self.path / name
-        try:
-            owner = (upload / "user").read_text()
-        except OSError:
-            owner = ""
-        if owner != user or not name.isalnum():
+        if not name.isalnum() or self._owner(name) != user:
             raise InputError("snapshot: you have no such upload; upload the directory again")
         yield upload / "files"
         shutil.rmtree(
             upload, ignore_errors=True
         )  # only after success: a refused request may be corrected and sent again
 
-    def _forget_old(self) -> None:
-        for entry in self.path.iterdir():
-            try:
-                if time.time() - entry.lstat().st_mtime > KEPT_S:
-                    shutil.rmtree(entry, ignore_errors=True)
-            except OSError:
-                continue
+    def forget_old(self) -> None:
+        """Remove uploads that no job has used in time, and what an earlier service left half unpacked."""
+        try:
+            names = {entry.name for entry in self.path.iterdir()}
+        except OSError:
+            return
+        now = time.monotonic()
+        self._seen = {name: self._seen.get(name, now) for name in names}
+        for name, seen in self._seen.items():
+            if now - seen > KEPT_S:
+                shutil.rmtree(self.path / name, ignore_errors=True)
+
+
+def tree_size(path: Path) -> int:
+    """Return the bytes of all files below a directory."""
+    return sum(os.lstat(os.path.join(folder, name)).st_size for folder, _, names in os.walk(path) for name in names)

@@ -7,11 +7,12 @@ the OpenAPI document. `api.py` wraps the application in it.
 import asyncio
 import json
 import re
+import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from carpool.live.http.auth import Principal
+from carpool.live.http.connections import CONNECTION
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -24,9 +25,14 @@ LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 MAX_BODY = 1 << 20
 MAX_DEPTH = 32
 BODY_TIMEOUT_S = 30.0
+"""Seconds in which a body must have arrived; for a code snapshot, between two parts of it."""
+LARGE_BODY_TIMEOUT_S = 900.0
+"""Seconds in which a whole code snapshot must have arrived."""
 MAX_DRAINED = 64 << 20
 DRAIN_S = 2.0
 _BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+_HOST = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::[0-9]{1,5})?")
+"""What a Host header may be: a name or an address and a port, and nothing before or after them."""
 _TRICKS = re.compile(rb"%(?:00|2e|2f|5c|25)|\\|//|(?:^|/)\.{1,2}(?:/|$)|[\x00-\x20\x7f-\xff]", re.IGNORECASE)
 
 
@@ -69,11 +75,14 @@ class Gate:
         try:
             self._check_host(scope)
             self._check_path(scope)
+            _check_query(scope.get("query_string", b""))
             if scope["path"] != HEALTH:
-                scope.setdefault("state", {})["principal"] = self._authenticate(scope)
+                principal = scope.setdefault("state", {})["principal"] = self._authenticate(scope)
+                if CONNECTION in scope:
+                    scope[CONNECTION].authenticated(principal.name)
             limit = self.large_bodies.get(scope["path"])
             if limit is not None:  # its route reads it as it arrives
-                await self.app(scope, self._counted(scope, receive, limit), send)
+                await self.app(scope, self._counted(scope, receive, limit, LARGE_BODY_TIMEOUT_S), send)
                 return
             body = await self._body(scope, receive)
         except Refused as refused:
@@ -87,11 +96,8 @@ class Gate:
         """Refuse foreign host names. A page in a browser can reach us under its own name (DNS rebinding), but it cannot
         choose the header."""
         given = _values(scope, b"host")
-        try:
-            name = urlsplit(f"//{given[0].decode('ascii')}").hostname if len(given) == 1 else None
-        except ValueError:
-            name = None
-        if name not in self.hosts:
+        found = _HOST.fullmatch(given[0].decode("latin-1").lower()) if len(given) == 1 else None
+        if found is None or (found["address"] or found["name"]) not in self.hosts:
             raise Refused(400, "the Host header does not name this service; use 127.0.0.1, or serve with --host-name")
 
     def _check_path(self, scope: MutableMapping[str, Any]) -> None:
@@ -109,7 +115,8 @@ class Gate:
 
     async def _body(self, scope: MutableMapping[str, Any], receive: Receive) -> bytes:
         """Return the whole body."""
-        counted, parts, more = self._counted(scope, receive, self.max_body), [], True
+        most = 0 if scope["path"] == HEALTH else self.max_body
+        counted, parts, more = self._counted(scope, receive, most), [], True
         while more:
             message = await counted()
             parts.append(message.get("body", b""))
@@ -117,20 +124,24 @@ class Gate:
         body = b"".join(parts)
         if body and depth(body) > MAX_DEPTH:
             raise Refused(400, f"the body is nested more than {MAX_DEPTH} levels deep")
+        _check_unique(body)
         return body
 
-    def _counted(self, scope: MutableMapping[str, Any], receive: Receive, limit: int) -> Receive:
+    def _counted(
+        self, scope: MutableMapping[str, Any], receive: Receive, limit: int, whole_s: float = BODY_TIMEOUT_S
+    ) -> Receive:
         """Return a `receive` that refuses a body that is too long or too late. It counts bytes, because a chunked body
         announces no length."""
         announced = _values(scope, b"content-length")
         if announced and (not announced[0].isdigit() or int(announced[0][:20]) > limit):
             raise Refused(413, f"the body is larger than {limit} bytes", unread=True)
-        size = 0
+        size, until = 0, time.monotonic() + whole_s
 
         async def counted() -> Message:
             nonlocal size
             try:
-                message = await asyncio.wait_for(receive(), BODY_TIMEOUT_S)
+                left = max(0.0, until - time.monotonic())
+                message = await asyncio.wait_for(receive(), min(BODY_TIMEOUT_S, left))
             except TimeoutError:
                 raise Refused(408, "the body did not come in time") from None
             if message["type"] != "http.request":
@@ -153,6 +164,29 @@ def depth(body: bytes) -> int:
         elif found[0] in b"]}":
             level -= 1
     return deepest
+
+
+def _check_unique(body: bytes) -> None:
+    """Refuse JSON with a name twice in one object: readers differ in which one counts. Other faults are the route's."""
+    try:
+        json.loads(body or b"null", object_pairs_hook=_unique)
+    except ValueError:
+        return
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise Refused(400, f"the body has {ascii(name)[:60]} twice in one object; remove one")
+        found[name] = value
+    return found
+
+
+def _check_query(query: bytes) -> None:
+    names = [part.partition(b"=")[0] for part in query.split(b"&") if part]
+    if len(set(names)) < len(names):
+        raise Refused(400, "the query has a name twice; remove one")
 
 
 async def _drain(receive: Receive) -> None:

@@ -12,10 +12,12 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Path, Query
 from starlette.responses import Response
 
+from carpool.errors import InputError
 from carpool.live import spec
 from carpool.live.http import messages
 from carpool.live.http.api import ApiContext, Forbidden, Json, answers, api_context, me
 from carpool.live.http.auth import Principal
+from carpool.live.http.code_snapshot import MAX_ARRAY_BYTES, tree_size
 from carpool.live.service.queries import MAX_LOG_BYTES
 
 router = APIRouter(tags=["jobs"])
@@ -58,6 +60,11 @@ async def submit(request: messages.JobRequest, context: Context, who: Me) -> Jso
         jobs = await context.service.requests.submit(specs, who.name)
     else:
         with context.uploads.taken(snapshot, who.name) as directory:
+            if tree_size(directory) * len(specs) > MAX_ARRAY_BYTES:
+                raise InputError(
+                    f"snapshot: every job of the array gets a copy, {MAX_ARRAY_BYTES >> 30} GiB in all at most; "
+                    "leave large files out, or submit without --snapshot"
+                )
             specs = [replace(one, directory=str(directory), snapshot=True) for one in specs]
             jobs = await context.service.requests.submit(specs, who.name)
     return Json({"job": jobs[0], "jobs": jobs}, 201)

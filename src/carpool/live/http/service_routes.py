@@ -103,6 +103,11 @@ async def workload(context: Context, who: Me) -> Json:
 )
 async def upload(request: Request, context: Context, who: Me) -> Json:
     """Upload a code snapshot (a gzipped tar archive of a directory) for the job that is submitted next."""
+    async with context.uploads.turn(who.name):
+        return await _receive(request, context, who)
+
+
+async def _receive(request: Request, context: ApiContext, who: Principal) -> Json:
     with tempfile.TemporaryFile() as packed:
         async for part in request.stream():
             packed.write(part)

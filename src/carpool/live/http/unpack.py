@@ -6,13 +6,13 @@ service. Files and directories are written first and symbolic links last, so tha
 archive; a link that would leave the directory is refused, whatever other links it passes through.
 """
 
+import gzip
 import os
 import shutil
 import tarfile
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from carpool.errors import InputError
 
@@ -20,6 +20,12 @@ LINKS_FOLLOWED = 40
 """Number of links that Linux follows in one path before it gives up."""
 PATH_LENGTH = 4096
 """Length of the longest path that Linux accepts."""
+MAX_DEPTH = 64
+"""Number of directories above a file of an archive."""
+MAX_HEADER = 1 << 20
+"""Bytes of one header. The reader of archives takes a header of any size into memory."""
+LATEST = 2**33
+"""Latest time of a file, in seconds since the epoch; other times are replaced by the nearest possible one."""
 STEPS = 1_000_000
 """Number of path components that the check of an archive's links looks at before it refuses the archive."""
 
@@ -38,7 +44,11 @@ def unpack(packed: IO[bytes], target: Path, *, most_bytes: int, most_files: int)
     size = files = 0
     unpacked = _Unpacked(target)
     try:
-        with tarfile.open(fileobj=packed, mode="r:gz") as archive:
+        most = most_bytes + most_files * PATH_LENGTH
+        with (
+            gzip.GzipFile(fileobj=packed) as plain,
+            tarfile.TarFile(fileobj=cast(IO[bytes], _Bounded(plain, most))) as archive,
+        ):
             for member in archive:
                 size, files = size + abs(member.size), files + 1
                 if size > most_bytes or files > most_files:
@@ -47,10 +57,28 @@ def unpack(packed: IO[bytes], target: Path, *, most_bytes: int, most_files: int)
         unpacked.finish()
     except InputError:
         raise
-    except (tarfile.TarError, zlib.error, EOFError, OSError, ValueError, OverflowError):
+    except Exception:  # whatever the bytes of a stranger make the reader do, the archive is refused
         raise InputError(
             "snapshot: is not an archive that can be unpacked safely; make it with `carpool submit`"
         ) from None
+
+
+class _Bounded:
+    """The unpacked stream of an archive, of which no more than `most` bytes are read."""
+
+    def __init__(self, stream: gzip.GzipFile, most: int) -> None:
+        self._stream, self._most = stream, most
+        self.tell = stream.tell
+
+    def read(self, number: int = -1) -> bytes:
+        if not 0 <= number <= MAX_HEADER or self.tell() + number > self._most + MAX_HEADER:
+            raise UnsafeArchive("the archive is larger than it may be")
+        return self._stream.read(number)
+
+    def seek(self, position: int, whence: int = 0) -> int:
+        if whence != 0 or position > self._most:
+            raise UnsafeArchive("the archive is larger than it may be")
+        return self._stream.seek(position)
 
 
 class _Unpacked:
@@ -86,7 +114,7 @@ class _Unpacked:
         for name, to in self._links.items():
             (self._target / name).symlink_to(to)
         for name, mtime in self._folders.items():
-            os.utime(self._target / name, (mtime, mtime))
+            _set_time(self._target / name, mtime)
 
     def _write(self, archive: tarfile.TarFile, member: tarfile.TarInfo, name: str) -> None:
         contents = archive.extractfile(member)
@@ -98,7 +126,7 @@ class _Unpacked:
             if file.tell() != member.size:
                 raise UnsafeArchive(f"{member.name!a}: is cut off")
             os.fchmod(file.fileno(), _mode(member.mode))
-        os.utime(path, (member.mtime, member.mtime))
+        _set_time(path, member.mtime)
 
 
 def _inside(name: str) -> str:
@@ -106,11 +134,19 @@ def _inside(name: str) -> str:
     parts = _parts(name)
     if name.startswith("/") or ".." in parts:
         raise UnsafeArchive(f"{name!a}: leaves the directory")
+    if len(parts) > MAX_DEPTH:
+        raise UnsafeArchive("a file is nested too deep")
     return "/".join(parts)
 
 
 def _parts(path: str) -> list[str]:
     return [part for part in path.split("/") if part not in ("", ".")]
+
+
+def _set_time(path: Path, mtime: float) -> None:
+    """Set the time of a file; an archive may claim times that no file can have."""
+    found = min(max(0.0, mtime), LATEST) if mtime == mtime else 0.0
+    os.utime(path, (found, found))
 
 
 def _mode(mode: int) -> int:
