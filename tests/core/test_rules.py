@@ -3,9 +3,10 @@
 import pytest
 
 from carpool.core import events as ev
-from carpool.core.model import Allocation, Decision, Limits
+from carpool.core.model import Allocation, Decision, Limits, Status
 from carpool.core.rules import IllegalPlan, check
 from carpool.core.scheduler import Scheduler
+from carpool.core.state import State
 from tests.support.world import cluster, job, model, nodes, pending, running
 from tests.support.world import given as situation
 
@@ -115,3 +116,122 @@ class TestRules:
         assert state.refusal(job("a", model="fat", batch=200)) is None
         small = situation(cluster("1x4", memory_gib=4.0)).state(lambda r, n: (0.0,))
         assert "6.1 GiB per GPU even at sub-batch 1" in small.refusal(job("a", model="fat", batch=200))
+
+
+def first_come(record, now):
+    return (record.job.submitted,)
+
+
+def turn(name, *gpus, active, accumulation=1):
+    return Decision(name, Allocation(tuple(gpus), accumulation, active=active), "its turn" if active else "another's")
+
+
+def paused(state: State, name: str, confirmed: bool = True) -> None:
+    state.apply(ev.Planned(state.now, (turn(name, *state.jobs[name].gpus, active=False),)))
+    if confirmed:
+        state.apply(ev.Paused(state.now, name, state.jobs[name].attempt))
+
+
+class TestPauses:
+    def test_a_job_can_be_paused_only_while_it_runs_and_resumed_only_while_it_is_paused(self):
+        state = situation(FOUR, running("a", on=[0]), pending("b")).state(first_come)
+        steps = [
+            (None, Status.RUNNING),
+            (ev.Planned(0.0, (turn("a", 0, active=False),)), Status.PAUSING),
+            (ev.Paused(0.0, "a", 1), Status.PAUSED),
+            (ev.Planned(0.0, (turn("a", 0, active=True),)), Status.RESUMING),
+            (ev.Resumed(0.0, "a", 1), Status.RUNNING),
+            (ev.Cancelled(0.0, "a"), Status.CANCELLING),
+        ]
+        for event, status in steps:
+            if event is not None:
+                state.apply(event)
+            assert state.jobs["a"].status is status
+            verdicts = {}
+            for active in (True, False):
+                try:
+                    check(state, [turn("a", 0, active=active)])
+                    verdicts[active] = True
+                except IllegalPlan:
+                    verdicts[active] = False
+            # with a job that runs, active=True is a re-tune that changes nothing
+            assert verdicts[True] == (status in (Status.RUNNING, Status.PAUSED)), status
+            assert verdicts[False] == (status is Status.RUNNING), status
+
+    def test_a_job_that_asked_not_to_be_paused_is_not(self):
+        state = situation(FOUR, running("a", on=[0], can_pause=False)).state(first_come)
+        with pytest.raises(IllegalPlan, match="a asked not to be paused"):
+            check(state, [turn("a", 0, active=False)])
+
+    def test_only_the_owner_ends_a_pause_of_the_owner(self):
+        state = situation(FOUR, running("a", on=[0])).state(first_come)
+        state.apply(ev.PausedByOwner(0.0, "a"))
+        state.apply(ev.Paused(0.0, "a", 1))
+        with pytest.raises(IllegalPlan, match="a was paused by its owner"):
+            check(state, [turn("a", 0, active=True)])
+        state.apply(ev.ResumedByOwner(0.0, "a"))
+        check(state, [turn("a", 0, active=True)])
+
+    def test_a_pause_or_resume_changes_nothing_else(self):
+        state = situation(FOUR, running("a", on=[0])).state(first_come)
+        with pytest.raises(IllegalPlan, match="cannot be re-tuned by the decision that pauses"):
+            check(state, [turn("a", 0, active=False, accumulation=2)])
+        paused(state, "a")
+        with pytest.raises(IllegalPlan, match="cannot be re-tuned by the decision that pauses"):
+            check(state, [turn("a", 0, active=True, accumulation=2)])
+        with pytest.raises(IllegalPlan, match="a is paused and cannot be re-tuned"):
+            check(state, [turn("a", 0, active=False, accumulation=2)])
+
+    def test_no_job_starts_or_moves_paused(self):
+        state = situation(FOUR, running("a", on=[0]), pending("b")).state(first_come)
+        for plan in ([turn("b", 1, active=False)], [turn("a", 1, active=False)]):
+            with pytest.raises(IllegalPlan, match="cannot be paused where it does not run"):
+                check(state, plan)
+
+    @pytest.mark.parametrize("confirmed", [False, True])
+    def test_a_paused_job_can_be_stopped_and_moved(self, confirmed):
+        state = situation(FOUR, running("a", on=[0])).state(first_come)
+        paused(state, "a", confirmed)
+        check(state, [Decision("a", None, "make room")])
+        check(state, [put("a", 1)])
+
+    def test_jobs_per_gpu_counts_jobs_that_compute(self):
+        state = situation(FOUR, running("a", on=[0]), running("b", on=[0]), pending("c")).state(first_come)
+        with pytest.raises(IllegalPlan, match="3 jobs on one GPU, the limit is 2"):
+            check(state, [put("c", 0)])
+        check(state, [turn("a", 0, active=False), put("c", 0)])
+        paused(state, "a")
+        state.apply(ev.Planned(0.0, (put("c", 0),)))
+        with pytest.raises(IllegalPlan, match="3 jobs on one GPU, the limit is 2"):
+            check(state, [turn("a", 0, active=True)])
+
+    def test_resident_per_gpu_and_memory_count_all_jobs(self):
+        small = cluster("1x1", memory_gib=6.0, resident_per_gpu=3)
+        parts = (running("a", on=[0]), running("b", on=[0]), pending("c"), pending("d", model="thin"), pending("e"))
+        state = situation(small, *parts).state(first_come)  # 1.8 GiB each; d 0.58 GiB
+        paused(state, "a")
+        paused(state, "b")
+        state.apply(ev.Planned(0.0, (put("c", 0),)))
+        with pytest.raises(IllegalPlan, match="4 jobs hold memory on one GPU, the limit is 3"):
+            check(state, [put("d", 0)])
+        with pytest.raises(IllegalPlan, match="do not fit"):
+            check(state, [put("e", 0)])
+        check(state, [Decision("a", None, "make room"), put("d", 0)])
+
+    def test_only_jobs_that_compute_are_company(self):
+        parts = (running("a", on=[0]), pending("b", exclusive=True), pending("c", max_slowdown=1.1))
+        state = situation(FOUR, *parts).state(first_come)
+        for name in ("b", "c"):
+            with pytest.raises(IllegalPlan):
+                check(state, [put(name, 0)])
+            check(state, [turn("a", 0, active=False), put(name, 0)])
+        paused(state, "a")
+        state.apply(ev.Planned(0.0, (put("b", 0),)))
+        with pytest.raises(IllegalPlan, match="b asked not to share"):
+            check(state, [turn("a", 0, active=True)])
+
+    def test_a_gang_is_paused_as_a_whole(self):
+        state = situation(FOUR, running("a", on=[0, 1])).state(first_come)
+        with pytest.raises(IllegalPlan, match="cannot be paused where it does not run"):
+            check(state, [turn("a", 0, active=False)])
+        check(state, [turn("a", 0, 1, active=False)])

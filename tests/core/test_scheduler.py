@@ -114,3 +114,70 @@ def test_a_superseded_wake_time_is_ignored():
     jobs = [job("a", left=50.0), job("b", left=50.0, submitted=5.0)]
     Engine(jobs, nodes("1x1"), policy, belief=model(node_gpus=1)).run()
     assert policy.asked == [0.0, 0.0, 5.0, 20.0, 50.0, 100.0]
+
+
+class Idle:
+    """A policy that starts nothing; with `pauses` it would pause and resume."""
+
+    restart_s = 0.0
+
+    def __init__(self, pauses=False, plan=()):
+        self.pauses = pauses
+        self.plan = plan
+
+    def key(self, record, now):
+        return (record.job.submitted,)
+
+    def decide(self, view):
+        return [decision for decision in self.plan if decision.job in {record.job.id for record in view.queue}]
+
+    def wake(self, view):
+        return None
+
+
+class TestResumes:
+    """A policy that does not pause need not know of pauses: the scheduler resumes what an owner lets go on."""
+
+    def paused(self, policy, jobs=("a",), jobs_per_gpu=1):
+        """Jobs on one GPU, each paused by its owner before the next came."""
+        scheduler = Scheduler(policy, model(node_gpus=1), jobs_per_gpu)
+        scheduler.step(0.0, [ev.NodeJoined(0.0, node) for node in nodes("1x1")])
+        for name in jobs:
+            scheduler.step(0.0, [ev.Submitted(0.0, job(name))])
+            scheduler.state.apply(ev.Planned(0.0, (put(name, 0),)))
+            events = [ev.Started(0.0, name, 1), ev.PausedByOwner(0.0, name), ev.Paused(0.0, name, 1)]
+            assert scheduler.step(0.0, events) is None, "its owner keeps it paused"
+        return scheduler
+
+    def test_a_job_is_resumed_when_its_owner_says_so(self):
+        scheduler = self.paused(Idle())
+        planned = scheduler.step(5.0, [ev.ResumedByOwner(5.0, "a")])
+        assert [(d.job, d.allocation.active) for d in planned.decisions] == [("a", True)]
+        assert scheduler.state.jobs["a"].status == "resuming"
+
+    def test_a_policy_that_pauses_decides_by_itself(self):
+        scheduler = self.paused(Idle(pauses=True))
+        assert scheduler.step(5.0, [ev.ResumedByOwner(5.0, "a")]) is None
+        assert scheduler.state.jobs["a"].status == "paused"
+
+    def test_only_as_many_as_there_is_room_for(self):
+        scheduler = self.paused(Idle(), ("a", "b", "c"), jobs_per_gpu=2)
+        planned = scheduler.step(5.0, [ev.ResumedByOwner(5.0, name) for name in "abc"])
+        assert [decision.job for decision in planned.decisions] == ["a", "b"]
+        scheduler.step(6.0, [ev.Resumed(6.0, "a", 1), ev.Resumed(6.0, "b", 1)])
+        planned = scheduler.step(9.0, [ev.Finished(9.0, "a", 1)])
+        assert [decision.job for decision in planned.decisions] == ["c"], "when there is room, the next"
+
+    def test_what_the_policy_starts_goes_first(self):
+        scheduler = self.paused(Idle(plan=[put("b", 0)]))
+        planned = scheduler.step(5.0, [ev.Submitted(5.0, job("b")), ev.ResumedByOwner(5.0, "a")])
+        assert [decision.job for decision in planned.decisions] == ["b"]
+
+    def test_a_confirmed_resume_lets_the_policy_decide_again(self):
+        scheduler = self.paused(Idle(pauses=True))
+        for event in (ev.ResumedByOwner(5.0, "a"), ev.Planned(5.0, (put("a", 0),))):
+            scheduler.state.apply(event)
+        scheduler.state.needs_decision = False
+        asked = scheduler.policy_calls
+        scheduler.step(6.0, [ev.Resumed(6.0, "a", 1)])
+        assert scheduler.policy_calls == asked + 1

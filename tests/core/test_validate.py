@@ -14,7 +14,9 @@ from tests.support.world import cluster, given, pending, running
 @pytest.fixture
 def state() -> State:
     parts = (running("a", on=[0]), running("b", on=[0]), running("c", on=[1, 2]), pending("d"), pending("e", gpus=2))
-    found = given(cluster("1x4"), *parts).state(lambda job, now: (job.job.submitted,))
+    parts = (*parts, running("p", on=[4]))
+    found = given(cluster("1x5"), *parts).state(lambda job, now: (job.job.submitted,))
+    found.apply(ev.PausedByOwner(0.0, "p"))
     found.apply(ev.LimitsChanged(0.0, "", Limits(jobs=9)))
     _ = found.hosts, found.end_times, found.queue.in_order, found.queue.by_age
     validate(found)
@@ -66,6 +68,34 @@ def stop_without_giving_up_gpus(state: State) -> None:
     state.jobs["c"].status = Status.STOPPING
 
 
+def forget_a_paused_job(state: State) -> None:
+    del state.paused[state.jobs["p"].seq]
+
+
+def forget_that_a_job_switches(state: State) -> None:
+    state.switching.clear()
+
+
+def let_a_paused_job_count_as_active(state: State) -> None:
+    state.jobs["p"].active = True
+
+
+def forget_when_a_pause_began(state: State) -> None:
+    state.jobs["p"].paused_since = -1.0
+
+
+def let_a_paused_job_iterate(state: State) -> None:
+    state.jobs["p"].iteration_s = 1.0
+
+
+def let_too_many_jobs_compute(state: State) -> None:
+    state.jobs_per_gpu = 1
+
+
+def lower_the_resident_limit(state: State) -> None:
+    state.resident_per_gpu = 1
+
+
 @pytest.mark.parametrize(
     ("damage", "problem"),
     [
@@ -76,10 +106,17 @@ def stop_without_giving_up_gpus(state: State) -> None:
         (forget_a_pending_job, "no queue entry"),
         (let_a_pending_job_iterate, "<d pending .*> iterates"),
         (change_a_slowdown, "slow-down 3.0, not 1.5"),
-        (miscount_a_user, "counts as holding 5 GPUs, not 4"),
+        (miscount_a_user, "counts as holding 6 GPUs, not 5"),
         (lose_a_host, "lone hosts"),
         (change_a_predicted_end, "predicted ends"),
         (stop_without_giving_up_gpus, "<c stopping .*> holds 2 GPUs"),
+        (forget_a_paused_job, "<p pausing .*> is not listed right among the paused jobs"),
+        (forget_that_a_job_switches, "<p pausing .*> is not listed right among those that switch"),
+        (let_a_paused_job_count_as_active, "<p pausing .*> counts as active"),
+        (forget_when_a_pause_began, "<p pausing .*> is paused since -1.0"),
+        (let_a_paused_job_iterate, "<p pausing .*> iterates"),
+        (let_too_many_jobs_compute, "2 jobs compute on GPU 0"),
+        (lower_the_resident_limit, "GPU 0 holds 2 jobs"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -1,5 +1,7 @@
 """Pictures, tables, and the folders of runs and comparisons."""
 
+import csv
+import json
 import re
 import struct
 from dataclasses import replace
@@ -11,15 +13,20 @@ from hypothesis import strategies as st
 
 from carpool import policies
 from carpool.core import events as ev
+from carpool.core.codec import decode
 from carpool.core.model import Job
+from carpool.core.state import State
 from carpool.report import plots
 from carpool.report.folders import write_comparison, write_run
 from carpool.report.tables import HOURS, comparison_json, comparison_tables, run_tables
 from carpool.report.timeline import Segment
 from carpool.sim import Setup, simulate
+from carpool.sim.run import true_model
 from carpool.sim.sweep import SweepCase, run_all
 from carpool.sim.workload import Workload
 from tests.support.command_line import everything_in
+from tests.support.situations import facts
+from tests.support.turns import TakeTurns
 
 # ---- pictures ------------------------------------------------------------------------------------------------------
 
@@ -91,6 +98,59 @@ def test_the_gantt_chart_shows_shared_gpus(tmp_path):
     assert plots.MODEL_COLOURS["bert"] in found[0]
     assert plots.MODEL_COLOURS["ncf"] not in found[0]
     assert {plots.MODEL_COLOURS["bert"], plots.MODEL_COLOURS["ncf"]} <= found[1]
+
+
+def test_the_gantt_chart_shows_paused_jobs_pale_and_hatched(tmp_path):
+    import numpy as np
+    from matplotlib.image import imread
+
+    both = [Segment(0, 0.0, 3600.0, ("a",)), Segment(1, 0.0, 3600.0, ("a",), frozenset("a"))]
+    plots.gantt(tmp_path / "g.png", both, {"a": "bert"}, 2, "two GPUs")
+    pixels = np.rint(imread(tmp_path / "g.png")[:, :, :3] * 255).astype(int)
+    blue, pale = ([int(colour[n : n + 2], 16) for n in (1, 3, 5)] for colour in (plots.BLUE, plots._pale(plots.BLUE)))
+    rows = pixels[:, pixels.shape[1] // 4 : pixels.shape[1] // 2]
+    is_blue, is_pale = (rows == blue).all(2).mean(1), (rows == pale).all(2).mean(1)
+    third = rows.shape[0] // 3
+    assert is_blue[:third].max() == 1.0, "a row of a job that computes has one colour"
+    assert 0.2 < is_pale.max() < 1.0, "a row of a paused job is pale, with lines through it"
+    assert is_pale[:third].max() == 0.0
+    assert is_blue[-third:].max() < 0.9
+
+
+def test_a_run_with_pauses_shows_them_in_all_its_files(tmp_path, capsys):
+    jobs = [Job(f"j{n}", 0.0, "generic", 1, 1, 50, duration_s=50.0) for n in range(3)]
+    setup = Setup(cluster="1x1", memory_limit=False, jobs_per_gpu=1)
+    log: list[ev.Event] = []
+    result = simulate(jobs, TakeTurns(20.0), setup, log=log.append)
+    write_run(tmp_path, result, log)
+    with open(tmp_path / "jobs.csv", newline="") as file:
+        rows = {row["job"]: row for row in csv.DictReader(file)}
+    assert sum(int(row["pauses"]) for row in rows.values()) == result.summary.pauses > 3
+    assert sum(float(row["paused_s"]) for row in rows.values()) == pytest.approx(result.summary.paused_s, abs=0.01)
+    assert json.loads((tmp_path / "summary.json").read_text())["residents_max"] == result.summary.residents_max
+    replayed = State(true_model(Workload(tuple(jobs)), setup), TakeTurns().key, 1)
+    for line in (tmp_path / "events.jsonl").read_text().splitlines():
+        replayed.apply(decode(json.loads(line)))
+    assert facts(replayed) == facts(result.state), "the log holds every pause and resume"
+    run_tables(result.summary, setup)
+    assert f"jobs were paused {result.summary.pauses} times" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("columns", "shown"), [("90", False), ("170", True)])
+def test_a_comparison_shows_pauses_only_where_there_are_some(columns, shown, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    without = outcomes()
+    paused = [replace(one, summary=replace(one.summary, pauses=7, mean_paused_s=3600.0)) for one in without]
+    setup = Setup(cluster="1x1", memory_limit=False)
+    comparison_tables(without, setup)
+    assert "paused" not in capsys.readouterr().out
+    comparison_tables(paused, setup)
+    table = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert re.search(r" paused\b.*\n.*\n.*fifo .* 7\b", table)
+    assert ("time paused" in table) == ("residents" in table) == shown
+    assert max(map(len, table.splitlines()[:5])) <= int(columns)
 
 
 def test_a_gantt_chart_of_too_many_periods_ends_where_it_is_complete(tmp_path, monkeypatch):

@@ -8,13 +8,14 @@ import pytest
 from carpool import policies
 from carpool.core import events as ev
 from carpool.core.codec import decode, encode
-from carpool.core.model import Status
+from carpool.core.model import Allocation, Decision, Status
 from carpool.core.perf import MeasuredPair, TableInterference
 from carpool.core.state import State
 from carpool.policies.base import BasePolicy
 from carpool.policies.simple.fifo import start_in_order
 from carpool.sim.engine import CannotFinish, Costs, Engine
 from tests.support.stepper import step_through
+from tests.support.turns import TakeTurns
 from tests.support.world import job, model, nodes
 
 NAMES = [*policies.BUILT_IN, "fifo:skip=true", "tiresias:threshold_gpu_s=40,round_s=8,start_s=2,restart_s=3"]
@@ -44,6 +45,102 @@ def test_exact_times_equal_a_stepped_world(name, jobs_per_gpu):
         ended, _ = run(jobs, name, xi=2.0, jobs_per_gpu=jobs_per_gpu)
         stepped = step_through(jobs, nodes("1x4"), policies.make(name), model(2.0), jobs_per_gpu)
         assert {n: r.ended for n, r in ended.items()} == pytest.approx(stepped, abs=tolerance), f"seed {seed}"
+
+
+@pytest.mark.parametrize(("jobs_per_gpu", "pause_s"), [(1, 0.25), (2, 1.5)])
+def test_exact_times_of_jobs_that_take_turns_equal_a_stepped_world(jobs_per_gpu, pause_s):
+    pauses = 0
+    for seed in range(12):
+        random = Random(seed)
+        jobs = [
+            job(f"j{n}", random.choice([1, 1, 2, 4]), random.randint(1, 60), submitted=random.randint(0, 25))
+            for n in range(random.randint(2, 9))
+        ]
+        costs = Costs(pause_s=pause_s)
+        ended, state = run(jobs, TakeTurns(), xi=2.0, jobs_per_gpu=jobs_per_gpu, resident_per_gpu=3, costs=costs)
+        stepped = step_through(jobs, nodes("1x4"), TakeTurns(), model(2.0), jobs_per_gpu, pause_s, 3)
+        assert {n: r.ended for n, r in ended.items()} == pytest.approx(stepped, abs=1e-6), f"seed {seed}"
+        pauses += state.pauses
+    assert pauses > 50
+
+
+class AtTimes(BasePolicy):
+    """Decides what it was given, once, at the time it was given; all jobs run on GPU 0."""
+
+    name = "at-times"
+    pauses = True
+
+    def __init__(self, **at):
+        self.plans = {float(time[1:]): plan for time, plan in at.items()}
+
+    def key(self, record, now):
+        return (record.job.submitted,)
+
+    def decide(self, view):
+        return [
+            Decision(name, Allocation((0,), active=act != "pause") if act != "stop" else None, act)
+            for name, act in (self.plans.pop(view.now, {}) if view.jobs else {}).items()
+        ]
+
+    def wake(self, view):
+        return min((time for time in self.plans if time > view.now), default=None)
+
+
+class TestPauses:
+    """One GPU on which one job computes at a time."""
+
+    def ends(self, policy, *jobs, **options):
+        log = []
+        ended, state = run(jobs, policy, cluster="1x1", log=log.append, **{"jobs_per_gpu": 1, **options})
+        return {name: record.ended for name, record in ended.items()}, state, log
+
+    def test_a_pause_takes_pause_s_and_what_is_resumed_waits_for_it(self):
+        policy = AtTimes(
+            t0={"a": "start"},
+            t10={"a": "pause", "b": "start"},
+            t20={"b": "pause", "a": "resume"},
+            t50={"b": "resume"},
+        )
+        ends, state, log = self.ends(policy, job("a", left=20.0), job("b", left=30.0), costs=Costs(pause_s=2.0))
+        # a: 0–10, paused until 20 + 2 (b is still) + 2, 24–34. b: 12 (a is still)–20, then 50 + 2 with 22 left.
+        assert ends == pytest.approx({"a": 34.0, "b": 74.0})
+        times = [(e.at, type(e).__name__, e.job) for e in log if isinstance(e, ev.Paused | ev.Resumed)]
+        assert times == [(12.0, "Paused", "a"), (22.0, "Paused", "b"), (24.0, "Resumed", "a"), (52.0, "Resumed", "b")]
+        records = state.ended
+        assert [(r.pauses, r.paused_s) for r in (records["a"], records["b"])] == [(1, 14.0), (1, 32.0)]
+
+    def test_pauses_that_take_no_time(self):
+        policy = AtTimes(t0={"a": "start"}, t10={"a": "pause", "b": "start"}, t40={"a": "resume"})
+        ends, _, _ = self.ends(policy, job("a", left=20.0), job("b", left=30.0), costs=Costs(pause_s=0.0))
+        assert ends == {"a": 50.0, "b": 40.0}
+
+    def test_a_paused_job_slows_no_job_down(self):
+        policy = AtTimes(t0={"a": "start", "b": "start"}, t30={"a": "pause"}, t90={"a": "resume"})
+        ends, _, _ = self.ends(
+            policy, job("a", left=100.0), job("b", left=50.0), jobs_per_gpu=2, costs=Costs(pause_s=0.0)
+        )
+        # both at 1.5 until 30 (20 done), b alone 30–60, a from 90 on alone
+        assert ends == pytest.approx({"b": 60.0, "a": 170.0})
+
+    def test_a_launch_waits_for_a_stop_that_takes_longer_than_a_later_pause(self):
+        policy = AtTimes(
+            t0={"a": "start", "b": "start"},
+            t10={"a": "stop"},
+            t11={"b": "pause", "c": "start"},
+            t60={"b": "resume"},
+            t70={"a": "start"},
+        )
+        jobs = (job("a", left=100.0), job("b", left=30.0), job("c", left=5.0))
+        ends, _, log = self.ends(policy, *jobs, jobs_per_gpu=2, costs=Costs(stop_s=20.0, pause_s=1.0))
+        (started,) = [event.at for event in log if isinstance(event, ev.Started) and event.job == "c"]
+        assert started == 30.0, "the workers of a compute until then, though those of b are still at 12"
+        assert ends["c"] == 35.0
+
+    @pytest.mark.parametrize(("act", "again", "end"), [("pause", "resume", 40.0), ("stop", "start", 50.0)])
+    def test_a_job_that_is_paused_or_stopped_in_the_instant_it_starts_does_not_end_there(self, act, again, end):
+        policy = AtTimes(t0={"a": "start"}, t10={"a": act}, t20={"a": again})
+        ends, _, _ = self.ends(policy, job("a", left=20.0), costs=Costs(launch_s=10.0, pause_s=0.0))
+        assert ends == {"a": end}
 
 
 class TestByHand:

@@ -17,6 +17,7 @@ from carpool.sim.estimation_error import MisestimatedTimes
 from carpool.sim.metrics import percentile, summarise, summarise_subset
 from carpool.sim.sweep import SweepCase, mean, run_all
 from carpool.sim.workload import Workload
+from tests.support.turns import TakeTurns
 
 ONE = Setup(cluster="1x1", truth="1.5", memory_limit=False)
 FOUR = Setup(cluster="1x4", truth="1.5", memory_limit=False)
@@ -45,6 +46,8 @@ def test_fifo_on_one_gpu():
     assert summary.makespan_s == pytest.approx(160)
     assert summary.gpu_utilisation == pytest.approx(1.0)
     assert (summary.shares, summary.preemptions, summary.hosts) == (0, 0, 0)
+    assert (summary.pauses, summary.paused_s, summary.mean_paused_s) == (0, 0.0, 0.0)
+    assert (summary.residents_mean, summary.residents_max) == (pytest.approx(1.0), 1)
     assert (summary.host_slowdown_mean, summary.host_slowdown_max) == (1.0, 1.0)
     assert summary.policy == "fifo"
 
@@ -74,6 +77,7 @@ def test_a_guest_slows_its_host():
     assert summary.host_slowdown_max == pytest.approx(1.1)
     assert summary.mean_queue_s == 0.0
     assert summary.gpu_utilisation == pytest.approx(1.0), "a shared GPU is one busy GPU"
+    assert (summary.residents_mean, summary.residents_max) == (pytest.approx((110 + 30) / 110), 2)
 
 
 def test_two_hosts_of_one_guest():
@@ -97,6 +101,22 @@ def test_a_preempted_job_pays_for_its_restart():
     assert summary.preemptions == 1
     assert summary.mean_queue_s == pytest.approx((5 + 0) / 2), "the restart itself is not queueing"
     assert summary.mean_jct_s == pytest.approx((42 + 5) / 2)
+
+
+def test_pauses_and_residents():
+    """One job at a time computes on each of two GPUs, in turns of 10 s; a pause and a resume take 1 s each.
+
+    a holds GPU 0 from 0 to 54 and is paused 10–12 and 30–52; b holds GPU 1 from 10 to 27 and is paused 20–22; c holds
+    both from 30 to 56, starts when a is still at 31, and is paused 50–55."""
+    setup = Setup(cluster="1x2", memory_limit=False, jobs_per_gpu=1, costs=Costs(pause_s=1.0))
+    result = simulate([job("a", 0, 1, 30), job("b", 0, 1, 15), job("c", 0, 2, 20)], TakeTurns(10.0), setup)
+    assert ends(result) == {"b": 27, "a": 54, "c": 56}
+    assert {r.job.id: (r.pauses, r.paused_s) for r in result.jobs} == {"a": (2, 24.0), "b": (1, 2.0), "c": (1, 5.0)}
+    summary = result.summary
+    assert (summary.pauses, summary.paused_s, summary.mean_paused_s) == (4, 31.0, pytest.approx(31 / 3))
+    # GPU 0 is in use from 0 to 56, GPU 1 from 10 to 27 and from 30 to 56
+    assert (summary.residents_mean, summary.residents_max) == (pytest.approx((54 + 17 + 2 * 26) / (56 + 43)), 2)
+    assert (summary.preemptions, summary.shares, summary.mean_queue_s) == (0, 0, pytest.approx((0 + 10 + 30) / 3))
 
 
 def test_launch_costs_are_part_of_the_completion_time_and_not_of_the_queue():

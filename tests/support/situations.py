@@ -113,7 +113,7 @@ def facts(state: State) -> dict:
         "queue": [r.job.id for r in state.queue],
         "free": (list(state.free.of_node), list(state.free.by_count), state.free.count),
         "limits": dict(state.limits),
-        "counters": (state.busy_gpu_s, state.shares, state.preemptions, state.pauses),
+        "counters": (state.busy_gpu_s, state.shares, state.preemptions, state.pauses, state.most_residents),
         "paused": (sorted(state.paused), sorted(state.switching)),
         "hosts": hosts_of(state),
     }

@@ -89,6 +89,7 @@ class cluster:  # noqa: N801 - reads as a word
     shape: str = "1x4"
     memory_gib: float = 16.0
     jobs_per_gpu: int = 2
+    resident_per_gpu: int = 8
     limits: dict[str, Limits] = field(default_factory=dict)
 
 
@@ -101,7 +102,7 @@ class Situation:
         self.model = model(xi, int(where.shape.split("x")[1]))
 
     def state(self, sort_key: Callable[..., tuple[float, ...]]) -> State:
-        state = State(self.model, sort_key, self.cluster.jobs_per_gpu)
+        state = State(self.model, sort_key, self.cluster.jobs_per_gpu, self.cluster.resident_per_gpu)
         for node in nodes(self.cluster.shape, self.cluster.memory_gib):
             state.apply(ev.NodeJoined(0.0, node))
         for user, limits in self.cluster.limits.items():

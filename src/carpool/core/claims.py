@@ -31,6 +31,8 @@ def claim(state: State, record: JobRecord, allocation: Allocation) -> None:
     if state.limits:
         count_for_user(state, record, 1)
     state.cluster.enter(record)
+    residents = state.cluster.residents
+    state.most_residents = max(state.most_residents, *[len(residents[gpu]) for gpu in allocation.gpus])
     mates = [mate for mate in state.cluster.mates(record) if mate.active]
     if mates:
         record.shares += 1

@@ -28,6 +28,7 @@ _COUNTERS = (
     "shares",
     "preemptions",
     "pauses",
+    "most_residents",
     "submissions",
     "needs_decision",
     "belief_version",
@@ -139,3 +140,4 @@ def _restore_residents(state: State, data: dict[str, Any]) -> None:
             count_for_user(state, record, 1)
     for gpu, names in data["residents"]:
         state.cluster.residents[gpu] = tuple(state.jobs[name] for name in names)
+        state.most_residents = max(state.most_residents, len(names))  # a snapshot of an older release counts none

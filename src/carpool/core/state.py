@@ -101,6 +101,8 @@ class State:
         self.shares = 0
         self.preemptions = 0
         self.pauses = 0
+        self.most_residents = 0
+        """Largest number of jobs, paused ones included, that a GPU ever held."""
         self.submissions = 0
         self.completed = 0
         self.completed_jct_s = 0.0

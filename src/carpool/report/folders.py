@@ -20,7 +20,7 @@ from carpool.sim.sweep import CaseResult, mean
 JOB_COLUMNS = (
     "job", "model", "user", "gpus", "batch", "accumulation",
     "submitted_s", "started_s", "finished_s", "jct_s", "queue_s", "ran_s", "alone_s",
-    "slowdown", "joined", "was_joined", "preemptions",
+    "slowdown", "joined", "was_joined", "preemptions", "pauses", "paused_s",
 )  # fmt: skip
 
 
@@ -54,8 +54,8 @@ def _job_row(record: JobRecord) -> list[object]:
         record.alone_s,
     )
     described = [job.id, job.model, job.user, job.gpus, job.batch, record.accumulation]
-    counted = [record.shares, record.hosted, record.preemptions]
-    return [*described, *(f"{time:.3f}" for time in times), f"{slowdown:.4f}", *counted]
+    counted = [record.shares, record.hosted, record.preemptions, record.pauses]
+    return [*described, *(f"{time:.3f}" for time in times), f"{slowdown:.4f}", *counted, f"{record.paused_s:.3f}"]
 
 
 def write_comparison(folder: Path, outcomes: Sequence[CaseResult], bounds: Bounds | None = None) -> None:

@@ -44,6 +44,8 @@ MODEL_COLOURS = {
 SPARE = (BLUE, PURPLE, GREEN, ORANGE, SKY, RED, GREY, YELLOW)
 MOST_BARS = 30_000
 """Largest number of bars in a Gantt chart; later periods are left out."""
+PALE = 0.25
+"""Share of its colour that a paused job keeps in a Gantt chart."""
 
 
 def available() -> bool:
@@ -132,7 +134,10 @@ def queue_by_model(path: Path, queue_s: Mapping[str, Mapping[str, float]]) -> No
 
 
 def gantt(path: Path, segments: Sequence[Segment], model_of: Mapping[str, str], gpus: int, title: str) -> None:
-    """Draw the jobs on each GPU over time, coloured by model. The row of a shared GPU is split between its jobs."""
+    """Draw the jobs on each GPU over time, coloured by model. The row of a shared GPU is split between its jobs.
+
+    A job that is paused is pale and hatched.
+    """
     from matplotlib.collections import PolyCollection
     from matplotlib.patches import Patch
 
@@ -142,22 +147,34 @@ def gantt(path: Path, segments: Sequence[Segment], model_of: Mapping[str, str], 
     figure, axes = _figure(10.0, min(14.0, max(2.5, 1.2 + 0.11 * gpus)))
     models = sorted({model_of[job] for segment in shown for job in segment.jobs})
     palette = colours(models, MODEL_COLOURS)
-    boxes, faces = [], []
+    bars: dict[bool, tuple[list[Any], list[str]]] = {False: ([], []), True: ([], [])}
     for segment in shown:
         height = 0.86 / len(segment.jobs)
         for lane, job in enumerate(segment.jobs):
             low, left, right = segment.gpu + 0.07 + lane * height, segment.start / 3600, segment.end / 3600
+            boxes, faces = bars[job in segment.paused]
             boxes.append([(left, low), (right, low), (right, low + height * 0.94), (left, low + height * 0.94)])
             faces.append(palette[model_of[job]])
-    axes.add_collection(PolyCollection(boxes, facecolors=faces, edgecolors="white", linewidths=0.15))
+    axes.add_collection(PolyCollection(bars[False][0], facecolors=bars[False][1], edgecolors="white", linewidths=0.15))
+    boxes, faces = bars[True]
+    pale = [_pale(face) for face in faces]
+    axes.add_collection(PolyCollection(boxes, facecolors=pale, edgecolors=faces, linewidths=0.0, hatch="/" * 7))
     axes.set_xlim(*_span(shown, cut=len(shown) < len(segments)))
     axes.set_ylim(gpus, 0)
     axes.set_xlabel("time (hours)")
     axes.set_ylabel("GPU")
     axes.set_title(title, fontsize=10)
     legend = [Patch(color=palette[model], label=model) for model in models]
+    if boxes:
+        legend.append(Patch(facecolor=_pale(GREY), edgecolor=GREY, linewidth=0.0, hatch="/" * 7, label="paused"))
     figure.legend(handles=legend, frameon=False, loc="outside right upper", title="a split row is\na shared GPU")
     figure.savefig(path)
+
+
+def _pale(colour: str) -> str:
+    """Return a lighter colour of the same hue."""
+    parts = [int(colour[start : start + 2], 16) for start in (1, 3, 5)]
+    return "#" + "".join(f"{round(255 - PALE * (255 - part)):02X}" for part in parts)
 
 
 def _span(shown: Sequence[Segment], cut: bool) -> tuple[float, float]:

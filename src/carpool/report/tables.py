@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from carpool.report.console import new_console
+from carpool.sim.engine import Costs
 from carpool.sim.metrics import SubsetSummary, Summary
 from carpool.sim.run import Setup
 from carpool.sim.sweep import CaseResult, Mean, mean
@@ -17,6 +18,8 @@ Bounds = Mapping[tuple[str, str], "Bound"]
 """Lower bounds by case and seed."""
 NARROW = 126
 """Width in characters below which a comparison leaves out its less important columns."""
+WITH_PAUSES = 158
+"""The same for a comparison in which jobs were paused, which has three more columns."""
 
 
 class TimeUnit(NamedTuple):
@@ -68,6 +71,7 @@ def describe(setup: Setup) -> str:
     parts += [] if setup.memory_limit else ["no memory limit"]
     parts += [f"launch {setup.costs.launch_s:g} s"] if setup.costs.launch_s else []
     parts += [f"stop {setup.costs.stop_s:g} s"] if setup.costs.stop_s else []
+    parts += [f"pause {setup.costs.pause_s:g} s"] if setup.costs.pause_s != Costs().pause_s else []
     return ", ".join(parts)
 
 
@@ -95,9 +99,21 @@ def run_tables(summary: Summary, setup: Setup) -> None:
             if summary.hosts
             else ""
         )
+        + _pauses(summary, unit)
         + f"\n{summary.decisions} decisions, CPU time of one: mean {summary.decision_mean_cpu_s * 1e3:.3f} ms, "
         f"p99 {summary.decision_p99_cpu_s * 1e3:.3f} ms; the whole run took {summary.cpu_s:.2f} s of CPU time\n"
         f"{describe(setup)}"
+    )
+
+
+def _pauses(summary: Summary, unit: TimeUnit) -> str:
+    """Describe pauses and residents in a line of their own; nothing if no job was paused."""
+    if not summary.pauses:
+        return ""
+    per_job, total = unit.show(summary.mean_paused_s), unit.show(summary.paused_s)
+    return (
+        f"\njobs were paused {_times(summary.pauses)}, {per_job} {unit.name} per job and {total} in all; "
+        f"a GPU that was in use held {summary.residents_mean:.2f} jobs in the mean and {summary.residents_max} at most"
     )
 
 
@@ -116,7 +132,9 @@ def by_case(outcomes: Sequence[CaseResult]) -> dict[str, dict[str, list[CaseResu
 def comparison_tables(outcomes: Sequence[CaseResult], setup: Setup, bounds: Bounds | None = None) -> None:
     """Print policies side by side, one table per case; with lower bounds, also as multiples of them."""
     console = new_console()
-    columns = [column for column in COLUMNS if column.important or console.width >= NARROW]
+    pauses = any(outcome.summary.pauses for outcome in outcomes)
+    wide = console.width >= (WITH_PAUSES if pauses else NARROW)
+    columns = [column for column in COLUMNS if (column.important or wide) and (pauses or not column.of_pauses)]
     for case, of_policy in by_case(outcomes).items():
         seeds = len(next(iter(of_policy.values())))
         title = f"{case} ({seeds} seed{'s' if seeds > 1 else ''})"
@@ -158,6 +176,8 @@ class Column(NamedTuple):
     show: Callable[[float], str] | None = None
     """Format of the value; None for a time."""
     important: bool = True
+    of_pauses: bool = False
+    """The column is left out where no job was paused."""
 
 
 COLUMNS = (
@@ -169,6 +189,9 @@ COLUMNS = (
     Column("GPU use", lambda s: s.gpu_utilisation, "{:.0%}".format, important=False),
     Column("joined", lambda s: s.shares, "{:.0f}".format),
     Column("preempted", lambda s: s.preemptions, "{:.0f}".format, important=False),
+    Column("paused", lambda s: s.pauses, "{:.0f}".format, of_pauses=True),
+    Column("time paused", lambda s: s.mean_paused_s, important=False, of_pauses=True),
+    Column("residents", lambda s: s.residents_mean, "{:.2f}".format, important=False, of_pauses=True),
     Column("host slow-down", lambda s: s.host_slowdown_mean, "{:.2f}".format, important=False),
 )
 

@@ -149,8 +149,9 @@ class Engine:
         while batch or wake:
             planned = self._deliver(now, batch, wake)
             batch, wake = self._act(now, planned.decisions) if planned is not None else [], False
-            for record in pace_changes:  # its end has moved
-                self._push(record.end(), record, record.pace_version)
+            for record in pace_changes:  # its end has moved, unless the plan stopped or paused it in this instant
+                if record.iteration_s:
+                    self._push(record.end(), record, record.pace_version)
             if self.world is not self.belief:
                 self._report(now, pace_changes)
                 wake = self.belief.needs_decision  # the policy may decide otherwise after the reports
@@ -169,6 +170,8 @@ class Engine:
         """Report to the belief how fast jobs really run, as live workers would."""
         for record in pace_changes:
             seconds = record.iteration_s
+            if not seconds:
+                continue
             if self._report_error:
                 seconds *= exp(self._random.gauss(0.0, self._report_error))
             event = ev.Observed(now, record.job.id, record.attempt, record.done, seconds)
@@ -201,9 +204,9 @@ class Engine:
         for decision in decisions:
             record = jobs[decision.job]
             if costs.stop_s and record.leaving:
-                self._empty_at.update(dict.fromkeys(record.leaving, self._stopped(now, record).at))
+                self._computes_until(record.leaving, self._stopped(now, record).at)
             elif record.status is Status.PAUSING:
-                self._empty_at.update(dict.fromkeys(record.gpus, self._paused_at(now, record)))
+                self._computes_until(record.gpus, self._paused_at(now, record))
         for decision in decisions:
             record = jobs[decision.job]
             event: ev.Event
@@ -224,6 +227,11 @@ class Engine:
             else:
                 self._push(event.at, event, 0)
         return prompt
+
+    def _computes_until(self, gpus: Iterable[GpuId], at: float) -> None:
+        """Note that a job that gives up these GPUs, or is being paused, may compute on them until then."""
+        for gpu in gpus:
+            self._empty_at[gpu] = max(at, self._empty_at.get(gpu, at))
 
     def _stopped(self, now: float, record: JobRecord) -> ev.Stopped | ev.Finished:
         """The event that follows from stopping a job now."""
@@ -250,7 +258,7 @@ class Engine:
         return self.world.perf.memory(record.job, record.accumulation) / 2**30
 
     def _clear_time(self, now: float, record: JobRecord) -> float:
-        """Time at which nobody computes any more on a job's GPUs who has left them or is being paused."""
+        """Time at which all jobs that left a job's GPUs, or are being paused on them, have ceased to compute."""
         at = now
         for gpu in (*record.gpus, *record.leaving) if self._empty_at else ():
             at = max(at, self._empty_at.get(gpu, now))

@@ -1,4 +1,4 @@
-"""Metrics of a run: completion times, queuing times, makespan, GPU utilisation, and the cost of sharing.
+"""Metrics of a run: completion times, queuing times, makespan, GPU utilisation, pauses, and the cost of sharing.
 
 They are computed from the records that a `State` keeps of every job, so that a live history and a simulation are
 measured alike. Percentiles interpolate linearly between the two nearest ranks.
@@ -45,6 +45,16 @@ class Summary:
     shares: int
     """Number of times that a job joined others on their GPUs."""
     preemptions: int
+    pauses: int
+    """Number of times that a job was paused."""
+    paused_s: float
+    """Seconds that jobs were paused, from the decision to pause until they compute again; sum over all jobs."""
+    mean_paused_s: float
+    """Mean over all jobs, also those that were never paused, as `mean_queue_s`."""
+    residents_mean: float
+    """Mean number of jobs on a GPU, active and paused ones, over the time in which it held at least one."""
+    residents_max: int
+    """Largest number of jobs that a GPU held."""
     hosts: int
     """Number of jobs that others joined."""
     host_slowdown_mean: float
@@ -120,6 +130,7 @@ def summarise(
     for record, own in zip(records, times, strict=True):
         sizes[record.job.gpus > large_above].append(own)
         models.setdefault(record.job.model, []).append(own)
+    paused_s = sum([record.paused_s for record in records])
     hosts = [record.ran_s / record.alone_s for record in records if record.hosted and record.alone_s > 0.0]
     decisions = sorted(decision_cpu_s)
     gpu_time = state.topology.total() * everything.makespan_s
@@ -136,6 +147,11 @@ def summarise(
         gpu_utilisation=state.busy_gpu_s / gpu_time if gpu_time else 0.0,
         shares=state.shares,
         preemptions=state.preemptions,
+        pauses=state.pauses,
+        paused_s=paused_s,
+        mean_paused_s=paused_s / len(records) if records else 0.0,
+        residents_mean=_mean_residents(state),
+        residents_max=state.most_residents,
         hosts=len(hosts),
         host_slowdown_mean=fmean(hosts) if hosts else 1.0,
         host_slowdown_max=max(hosts, default=1.0),
@@ -147,6 +163,13 @@ def summarise(
         small=summarise_subset(sizes[False]),
         models={model: summarise_subset(part) for model, part in sorted(models.items())},
     )
+
+
+def _mean_residents(state: State) -> float:
+    """Return the GPU-seconds that jobs held over those in which a GPU held a job; 0 if no job ever held one."""
+    held = sum([record.served for record in state.ended.values()])
+    held += sum([record.service(state.now) for record in state.jobs.values()])
+    return held / state.busy_gpu_s if state.busy_gpu_s else 0.0
 
 
 def finished(state: State) -> list[JobRecord]:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 from itertools import groupby
+from pathlib import Path
 
 import pytest
 
@@ -20,9 +21,12 @@ from carpool.live.service.service import Service, open_service
 from carpool.live.spec import Spec
 from carpool.profile.schema import load
 from carpool.sim.engine import Costs, Engine
+from tests.support import turns
 from tests.support.fakes import FakeClock
 
 GPUS = 8
+TURNS = f"{Path(turns.__file__)}:TakeTurns"
+"""A policy that pauses and resumes by the clock, given as a user would give it."""
 MEMORY = 24 * 2**30
 
 
@@ -105,6 +109,23 @@ def journal(service: Service) -> list[ev.Event]:
     return [decode(json.loads(row["data"])) for row in rows if row["kind"] != "Note"]
 
 
+def launched(log: list[ev.Event]) -> list[tuple[str, int]]:
+    """Return the attempts that the simulation launched: all but the pauses, resumes and re-tunes of its plans."""
+    attempts: dict[str, int] = {}
+    held: dict[str, tuple[int, ...]] = {}
+    found = []
+    for event in log:
+        for decision in event.decisions if isinstance(event, ev.Planned) else ():
+            gpus = decision.allocation.gpus if decision.allocation else ()
+            if gpus and gpus != held.get(decision.job):
+                attempts[decision.job] = attempts.get(decision.job, 0) + 1
+                found.append((decision.job, attempts[decision.job]))
+            held[decision.job] = gpus
+        if isinstance(event, ev.Stopped):
+            held.pop(event.job, None)
+    return sorted(found)
+
+
 def learning() -> Belief:
     profile = load("t4")
     return believe(profile, FittedModel(profile.core_tasks(), ConstantInterference(1.5), GPUS))
@@ -119,6 +140,8 @@ def learning() -> Belief:
         ("tiresias", 1.9, lambda: perf(1.5)),
         ("sjf-bsbf", 1.3, learning),
         ("sjf-ffs", 1.9, learning),
+        pytest.param(f"{TURNS}:turn_s=600", 1.5, None, id="take-turns"),
+        pytest.param(f"{TURNS}:turn_s=600", 1.9, lambda: perf(1.5), id="take-turns-mistaken"),
     ],
 )
 async def test_live_decides_as_the_simulation_did(policy, truth, make, quick_home):
@@ -128,7 +151,7 @@ async def test_live_decides_as_the_simulation_did(policy, truth, make, quick_hom
     clock, executor = FakeClock(), MemoryExecutor(gpus=GPUS, memory=MEMORY)
     config = ServiceConfig(quick_home, policy, executor=executor, clock=clock, perf=belief)
     service = await open_service(config)
-    given = workload(len(policy))
+    given = workload(len(policy.rpartition("/")[2]))
     estimator = JobEstimator(GPUS, "logical", perf=belief)
     specs = {str(number): spec for number, (_, spec) in enumerate(given, 1)}
     jobs = [estimator.job(belief, spec, str(n), "", at)[0] for n, (at, spec) in enumerate(given, 1)]
@@ -143,9 +166,14 @@ async def test_live_decides_as_the_simulation_did(policy, truth, make, quick_hom
         assert service.state.shares > 5, "a run without sharing proves little"
     if policy == "tiresias":
         assert service.state.preemptions > 5
+    if policy.startswith(TURNS):
+        paused = [event for event in log if isinstance(event, ev.Paused)]
+        assert service.state.pauses == len(paused) > 20
+        gangs = {event.job for event in paused} & {job.id for job in jobs if job.gpus > 1}
+        assert len(gangs) > 5, "gangs are paused, too"
+        assert not service.executor.stopped, "a pause stops no workers"
     if make is learning:
         assert belief.version == simulated.version > 5
     assert [row["status"] for row in service.queries.jobs(all=True)] == ["finished"] * len(jobs)
-    starts = sum(d.allocation is not None for plan in expected for d in plan.decisions)
-    assert len(service.executor.launched) == starts
+    assert sorted((launch.job, launch.attempt) for launch in service.executor.launched) == launched(log)
     await service.close()
