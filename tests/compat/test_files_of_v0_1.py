@@ -199,8 +199,12 @@ def test_a_generated_workload_gives_the_same_simulation():
     log = []
     setup = Setup(cluster="4x4", truth="1.2", costs=Costs(launch_s=3.0, stop_s=5.0))
     result = simulate(read(DATA / "workloads/generated.csv"), "carpool:suspend=true", setup, log=log.append)
-    assert result.summary.mean_jct_s == told["mean_jct_s"]
-    assert without_reasons(log) == without_reasons(codec.decode(line) for line in lines("logs/simulation.jsonl"))
+    then = without_reasons(codec.decode(line) for line in lines("logs/simulation.jsonl"))
+    # 0.1 let a job finish that was suspended in the instant in which a mate ended, with most of its work not done.
+    wrong = then.index(ev.Finished(810.389084966737, "cifar10-2", 1))
+    assert without_reasons(log)[:wrong] == then[:wrong]
+    assert len(then[:wrong]) > 50
+    assert result.summary.mean_jct_s > told["mean_jct_s"]
 
 
 def without_reasons(log):

@@ -179,7 +179,7 @@ class TestPauses:
         paused(state, "a")
         with pytest.raises(IllegalPlan, match="cannot be re-tuned by the decision that pauses"):
             check(state, [turn("a", 0, active=True, accumulation=2)])
-        with pytest.raises(IllegalPlan, match="a is paused and cannot be re-tuned"):
+        with pytest.raises(IllegalPlan, match="cannot be re-tuned by the decision that pauses"):
             check(state, [turn("a", 0, active=False, accumulation=2)])
 
     def test_no_job_starts_or_moves_paused(self):

@@ -126,6 +126,20 @@ def launched(log: list[ev.Event]) -> list[tuple[str, int]]:
     return sorted(found)
 
 
+def switches(log: list[ev.Event]) -> list[tuple[tuple[str, int], bool]]:
+    """Return the pauses (True) and resumes (False) that the simulation decided, by job and attempt."""
+    active: dict[str, bool] = {}
+    found = []
+    for event in log:
+        for decision in event.decisions if isinstance(event, ev.Planned) else ():
+            assert decision.allocation is not None
+            now = decision.allocation.active
+            if active.get(decision.job, now) != now:
+                found.append(((decision.job, 1), not now))
+            active[decision.job] = now
+    return found
+
+
 def learning() -> Belief:
     profile = load("t4")
     return believe(profile, FittedModel(profile.core_tasks(), ConstantInterference(1.5), GPUS))
@@ -167,10 +181,9 @@ async def test_live_decides_as_the_simulation_did(policy, truth, make, quick_hom
     if policy == "tiresias":
         assert service.state.preemptions > 5
     if policy.startswith(TURNS):
-        paused = [event for event in log if isinstance(event, ev.Paused)]
-        assert service.state.pauses == len(paused) > 20
-        gangs = {event.job for event in paused} & {job.id for job in jobs if job.gpus > 1}
-        assert len(gangs) > 5, "gangs are paused, too"
+        # the live service pauses a gang only after the training library has said that it can, so these are single jobs
+        assert service.executor.switched == switches(log)
+        assert service.state.pauses > 20
         assert not service.executor.stopped, "a pause stops no workers"
     if make is learning:
         assert belief.version == simulated.version > 5
