@@ -71,8 +71,9 @@ class Control:
     """Save a checkpoint at the next step boundary, then exit with `EXIT_STOPPED`."""
     can_shrink: bool | None = None
     """Whether the batch may be split. None: the worker's own verdict decides. True overrides the worker's refusal."""
-    pause: bool = False
-    """Wait at the next step boundary, the same for the whole gang, until a later control comes."""
+    pause_s: float = 0.0
+    """Wait at the next step boundary, the same for the whole gang, until a later control comes, at most for this many
+    seconds; 0: do not wait."""
     resumed: int = 0
     """Number of times that the worker went on after a pause. The step in which it changes tells nothing about speed."""
 
@@ -107,7 +108,7 @@ class Report:
     needs_alone: bool = False
     """Whether the worker ran out of memory and may not split its batch, so that it needs a GPU to itself."""
     can_stand: bool = False
-    """Whether the worker obeys `Control.pause`."""
+    """Whether the worker obeys `Control.pause_s`."""
     standing: bool = False
     """Whether the worker waits at a step boundary, as the control named by `control` asked."""
     note: str = ""
@@ -161,9 +162,10 @@ def _parse(raw: Any) -> Control:
             raise ValueError(f"{name} must be a whole number")
     if known.get("accumulation", 1) < 1:
         raise ValueError("accumulation must be at least 1")
-    flags = [known.get("stop", False), known.get("pause", False)]
-    if not all(isinstance(flag, bool) for flag in flags) or known.get("can_shrink") not in (None, True, False):
-        raise ValueError("stop, pause and can_shrink must be true or false")
+    if not isinstance(known.get("stop", False), bool) or known.get("can_shrink") not in (None, True, False):
+        raise ValueError("stop and can_shrink must be true or false")
+    if type(known.get("pause_s", 0.0)) not in (int, float) or not known.get("pause_s", 0.0) >= 0.0:
+        raise ValueError("pause_s must be a number of seconds")
     return Control(**known)
 
 

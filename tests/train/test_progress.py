@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -52,6 +53,33 @@ def test_the_first_step_does_not_weigh_on_the_time(worker):
         time.sleep(0.3 if i == 0 else 0.01)
         training.step(vectors(8, seed=i), vector_loss(model))
     assert worker.report.seconds < 0.1
+
+
+def test_a_step_with_a_pause_does_not_weigh_on_the_time(worker):
+    model, training = make()
+    for i in training.steps(6):
+        time.sleep(0.5 if i == 3 else 0.01)
+        if i == 3:  # as the executor does before it lets the worker go on
+            worker.control(resumed=1)
+        training.step(vectors(8, seed=i), vector_loss(model))
+    assert worker.report.seconds < 0.1
+    assert worker.report.iteration == 6
+
+
+def test_a_worker_that_stands_goes_on_with_the_next_control_or_by_itself(worker):
+    made = link.Link()
+    worker.control(pause_s=60.0)
+    sequence = made.poll().sequence
+    for seconds in (0.05, 60.0):
+        waiting = threading.Thread(target=made.stand, args=(sequence, seconds))
+        waiting.start()
+        if seconds > 1.0:
+            while not worker.report.standing:
+                time.sleep(0.005)
+            worker.control(pause_s=0.0)
+        waiting.join(20.0)
+        assert not waiting.is_alive()
+        assert not worker.report.standing
 
 
 def test_reports_go_nowhere_without_carpool(tmp_path, monkeypatch):

@@ -68,6 +68,7 @@ class Accumulation:
         self._allowed = can_shrink if isinstance(can_shrink, bool) else None
         self._floor = 1  # minimum accumulation after running out of memory, until the scheduler changes it
         self._sequence = -1
+        self._stood = 0  # the latest control whose pause is over
         self._control: Control | None = None
         self._orders = Orders(0, False)
         self._rehearsals = 2  # one before and one after the optimizer's state exists
@@ -77,6 +78,7 @@ class Accumulation:
         self.count = 1
         self.samples = 0
         link.verdict(self.verdict.shrinking, self.verdict.sentence)
+        link.say(can_stand=self.gang.size > 1)
 
     def _allowed_by(self, control: Control) -> bool:
         """Return whether the batch may be split: the scheduler decides, then the script, then the verdict."""
@@ -102,20 +104,37 @@ class Accumulation:
             self._control, self._orders = control, Orders(control.checkpoint, control.stop)
             self._take_up(self._wanted_by(control), self._allowed_by(control), control.sequence)
             return self._orders
-        if not self.gang.due():
-            return Orders(0, False)
-        count, forbidden, checkpoint, stop, seconds = self.gang.largest(
-            [
-                self._wanted_by(control),
-                not self._allowed_by(control),
-                control.checkpoint,
-                control.stop,
-                self.link.report.seconds,
-            ]
-        )
-        self.gang.next_in(seconds)
-        self._take_up(int(count), not forbidden, control.sequence)
-        return Orders(int(checkpoint), bool(stop))
+        while self.gang.due():
+            count, forbidden, checkpoint, stop, seconds, pause, pause_s = self.gang.largest(
+                [
+                    self._wanted_by(control),
+                    not self._allowed_by(control),
+                    control.checkpoint,
+                    control.stop,
+                    self.link.report.seconds,
+                    *self._pause_of(control),
+                ]
+            )
+            self.gang.next_in(seconds)
+            self._take_up(int(count), not forbidden, control.sequence)
+            if not pause or stop:
+                return Orders(int(checkpoint), bool(stop))
+            self._stand(int(pause), pause_s)
+            control = self.link.poll()
+        return Orders(0, False)
+
+    def _pause_of(self, control: Control) -> tuple[int, float]:
+        """Return the number of the control that asks for a pause, and its length; 0 where none does, or no more."""
+        asked = control.pause_s > 0.0 and control.sequence > self._stood
+        return (control.sequence, control.pause_s) if asked else (0, 0.0)
+
+    def _stand(self, sequence: int, seconds: float) -> None:
+        """Wait with the whole gang until the scheduler lets it go on, then agree again on what it wants."""
+        if self._device is not None and self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # kernels of collectives may still be in flight
+        self.link.stand(sequence, seconds)
+        self._stood = sequence
+        self.gang.agree_again()
 
     def _take_up(self, count: int, can_shrink: bool, sequence: int) -> None:
         self.can_shrink = can_shrink

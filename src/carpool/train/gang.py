@@ -1,4 +1,4 @@
-"""What the workers of one gang must agree on: when to save, when to stop, how far to split, whether a step fitted.
+"""What the workers of one gang must agree on: when to save, pause and stop, how far to split, whether a step fitted.
 
 Agreement is one tiny all-reduce between processors, never on the GPU, so that no worker waits for its kernels. It is
 made at steps that every worker computes alike: at each, unless steps are so short that its cost would show. A gang of
@@ -45,6 +45,10 @@ class Gang:
             self._countdown -= 1
             return False
         return True
+
+    def agree_again(self) -> None:
+        """Make the next step at which the gang agrees the present one."""
+        self._countdown = 0
 
     def next_in(self, seconds_per_iteration: float) -> None:
         """Set the next agreement; the time must itself be agreed upon."""

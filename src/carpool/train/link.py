@@ -25,6 +25,8 @@ from carpool.channel import (
 
 _SMOOTHING = 0.1
 _MEMORY_EVERY_S = 1.0
+_LOOK_S = 0.01
+"""Seconds between two looks at the control while the worker stands at a step boundary."""
 _REPORT_EVERY_S = 0.05
 """Minimum seconds between reports. The scheduler reads about once a second, so more reports would only cost time."""
 
@@ -40,12 +42,13 @@ class Link:
         self._iteration = self._samples = self._timed = 0
         self._seconds = self._memory_due = self._report_due = 0.0
         self._last = time.perf_counter()
+        self._resumed = 0
         if directory:
             try:
                 self._writer = ReportWriter(directory)
             except (OSError, ValueError) as error:
                 warnings.warn(f"Carpool: no reports, the worker's directory is unusable ({error})", stacklevel=3)
-        self.poll()
+        self._resumed = self.poll().resumed
 
     @property
     def connected(self) -> bool:
@@ -82,9 +85,12 @@ class Link:
         """Report a full batch."""
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
-        if self._timed > 1:  # first a mean, later a moving average
-            seconds = self._seconds + max(_SMOOTHING, 1 / self._timed) * (seconds - self._seconds)
-        self._timed += 1  # the first step warms caches: its time is reported and then replaced by the second
+        if self.poll().resumed != self._resumed:  # the worker was paused during this step
+            self._resumed, seconds = self.control.resumed, self._seconds
+        else:
+            if self._timed > 1:  # first a mean, later a moving average
+                seconds = self._seconds + max(_SMOOTHING, 1 / self._timed) * (seconds - self._seconds)
+            self._timed += 1  # the first step warms caches: its time is reported and then replaced by the second
         self._iteration, self._seconds, self._samples = iteration, seconds, samples
         if now >= self._memory_due:
             self._memory_due = now + _MEMORY_EVERY_S if self._timed > 2 else 0.0
@@ -96,6 +102,16 @@ class Link:
                 self._writer.progress(iteration, seconds, samples / seconds if seconds > 0 else 0.0, time.time())
             except Exception as error:
                 self._fail(error)
+
+    def stand(self, sequence: int, seconds: float) -> None:
+        """Wait at a step boundary until a later control than this one comes, or for so many seconds."""
+        self.say(standing=True, control=sequence)
+        until = time.monotonic() + seconds
+        while self.poll().sequence <= sequence and time.monotonic() < until:
+            time.sleep(_LOOK_S)
+        self._resumed = self.control.resumed
+        self.say(standing=False)
+        self.begin()
 
     def retuned(self, accumulation: int) -> None:
         """Report a new accumulation and restart the measurement of times and memory."""

@@ -7,7 +7,8 @@ import pytest
 
 import carpool
 from carpool import channel
-from tests.support.services import journalled, one, output, python, serving, started, until
+from tests.support.processes import is_paused
+from tests.support.services import journalled, one, output, python, serving, started, status, until
 
 torch = pytest.importorskip("torch")
 
@@ -51,14 +52,33 @@ def trained_in_one_go() -> list[float]:
     return [round(w, 5) for w in model.weight[0].tolist()]
 
 
+async def pause_at_a_boundary(service, job: str) -> None:
+    await service.requests.pause(job)
+    await until(lambda: status(service, job) == "paused", 60)
+    ranks = service.queries.show(job)["attempts"][-1]["ranks"]
+    assert all(is_paused(rank["pid"]) for rank in ranks)
+    reports = [channel.read_report(service.home.rank(job, 1, rank)) for rank in (0, 1)]
+    assert all(report.standing for report in reports), "it was stopped within a step"
+    assert (reports[0].iteration, reports[0].control) == (reports[1].iteration, reports[1].control)
+    await asyncio.sleep(0.2)
+    assert [channel.read_report(service.home.rank(job, 1, rank)) for rank in (0, 1)] == reports
+
+
 async def test_a_requeued_gang_saves_and_continues_where_it_was(home):
+    """It is paused twice: it goes on once, and the second time it is requeued while it is paused."""
     async with serving(home, gpus=2) as service:
         fields = {"gpus": 2, "batch": 8, "iterations": 60, "duration_s": 10, "env": HERE, "grace_s": 20}
         job = await one(service, python(TRAIN, **fields))
         await started(service, job)
         await until(lambda: service.queries.show(job)["measured"], 60)  # before, progress follows the given duration
+        await pause_at_a_boundary(service, job)
+        assert service.state.jobs[job].job.can_pause, "the library can stop it between two steps"
+        await service.requests.resume(job)
         await until(lambda: service.queries.show(job)["progress"] > 0.3, 60)
+        await pause_at_a_boundary(service, job)
         await service.requests.requeue(job)
+        await until(lambda: service.queries.show(job)["held"] and status(service, job) == "pending", 60)
+        await service.requests.release(job)
         ended = await asyncio.wait_for(service.queries.wait(job), 90)
         assert ended == "finished", output(service, job, stream="stderr")
         assert service.queries.show(job)["attempt"] == 2

@@ -1,10 +1,12 @@
 """Kill the service, its wrappers and its workers at random moments, restart it, and look for violated guarantees.
 
-`python tests/live/service/chaos.py --rounds 20 --seed 1`. Each round forks a service that submits, cancels, holds and
-requeues jobs at random, and kills it: after some time, or at a chosen step of its work. Workers write into one ledger
-when they start, every few hundredths of a second, and when they end. Lines are appended whole, so their order is that
-of events. In the end the service runs until all jobs have ended, and the ledger is compared with the journal. Exit
-code 1: a guarantee was violated.
+`python tests/live/service/chaos.py --rounds 20 --seed 1`. Each round forks a service that submits, cancels, holds,
+pauses, resumes and requeues jobs at random, and kills it: after some time, or at a chosen step of its work. Owners and
+the policy pause jobs. Workers write into one ledger when they start, every few hundredths of a second, and when they
+end. Lines are appended whole, so their order is that of events. All the time the service compares its jobs with the
+kernel (which of them are stopped), and this process counts the jobs that are not stopped on each GPU. In the end the
+service runs until all jobs have ended, and the ledger is compared with the journal. Exit code 1: a guarantee was
+violated.
 """
 
 import argparse
@@ -23,18 +25,26 @@ from pathlib import Path
 
 from carpool.core import events as ev
 from carpool.core.codec import decode
+from carpool.core.model import Status
 from carpool.errors import InputError
-from carpool.live.executors import launching, local
-from carpool.live.executors.processes import start_ticks, strays
-from carpool.live.home import Home
+from carpool.live.accounts import ADMIN
+from carpool.live.executors import gang, launching, local, switching
+from carpool.live.executors.processes import process_stat, start_ticks, strays
+from carpool.live.home import Home, read_json
 from carpool.live.journal import store
 from carpool.live.service import dispatcher, driver, requests
 from carpool.live.service.config import ServiceConfig
 from carpool.live.service.service import open_service
 from carpool.live.spec import Spec
 
-GPUS, PER_GPU = 3, 2
-POLICIES = ["sjf-bsbf", "sjf-ffs", "fifo", "tiresias:threshold_gpu_s=0.3"]
+sys.path.insert(0, str(Path(__file__).parents[3]))
+from tests.support.processes import is_paused
+
+GPUS, PER_GPU, RESIDENTS = 3, 2, 4
+RESTLESS = f"{Path(__file__).with_name('chaos_policy.py')}:Restless"
+POLICIES = ["sjf-bsbf", "sjf-ffs", "fifo", "tiresias:threshold_gpu_s=0.3", RESTLESS, RESTLESS, RESTLESS]
+LOOKS = 3
+"""Number of looks in a row at which a GPU must have too many jobs: a switch may happen during one."""
 WORKER = """
 import os, signal, sys, time
 if sys.argv[3]: signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -43,8 +53,7 @@ names = ("CARPOOL_JOB", "CARPOOL_ATTEMPT", "RANK", "WORLD_SIZE", "CARPOOL_GPUS")
 me = [os.environ[name] for name in names] + [str(os.getpid())]
 def say(what): os.write(ledger, (" ".join([what, *me]) + "\\n").encode())
 say("start")
-until = time.monotonic() + seconds
-while time.monotonic() < until:
+for _ in range(int(seconds / 0.03)):  # a clock would count pauses
     time.sleep(0.03)
     say("beat")
 say("end")
@@ -56,6 +65,11 @@ STEPS = [
     (launching.GangLauncher, "prepare"),
     (launching.GangLauncher, "_start_wrappers"),
     (local.LocalExecutor, "_stop_workers"),
+    (dispatcher.Dispatcher, "switch"),
+    (gang.LocalGang, "ask_to_switch"),
+    (switching, "write_private"),
+    (switching, "_has_answered"),
+    (local.LocalExecutor, "_report_switch"),
     (local.LocalExecutor, "_forget"),
     (launching, "_spawn_wrapper"),
     (local, "write_exclusive"),
@@ -69,8 +83,10 @@ class World:
         self.home = Home(folder / "home")
         self.worker, self.ledger = folder / "worker.py", folder / "ledger"
         self.accepted, self.touched = folder / "accepted", folder / "touched"
+        self.mistakes, self.looks = folder / "mistakes", folder / "looks"
+        """What was seen to be wrong while services ran, and one line for each look at a paused job."""
         self.worker.write_text(WORKER)
-        for path in (self.ledger, self.accepted, self.touched):
+        for path in (self.ledger, self.accepted, self.touched, self.mistakes, self.looks):
             path.touch()
 
     def spec(self, drawn: random.Random) -> Spec:
@@ -91,10 +107,12 @@ class World:
             retries=drawn.choice([0, 3]),
             grace_s=0.3,
             exclusive=drawn.random() < 0.1,
+            can_pause=drawn.random() < 0.9,
         )
 
     def config(self, policy: str) -> ServiceConfig:
-        return ServiceConfig(self.home, policy, gpus=GPUS, jobs_per_gpu=PER_GPU)
+        numbers = {"gpus": GPUS, "jobs_per_gpu": PER_GPU, "resident_per_gpu": RESIDENTS}
+        return ServiceConfig(self.home, policy, **numbers, gang_pause_s=0.5)
 
 
 def note(path: Path, *words: object) -> None:
@@ -135,37 +153,87 @@ async def live(world: World, drawn: random.Random, down: int) -> None:
     while not running.done():
         rows = service.queries.jobs()
         known, held = [row["job"] for row in rows], [row["job"] for row in rows if row["held"]]
-        busy = len(rows) - len(held)
+        paused = [job for job in known if service.state.jobs[job].paused_by_owner]
+        busy = len(rows) - len(held) - len(paused)
         with contextlib.suppress(InputError):  # the job may have ended meanwhile
             action = drawn.random()
-            if busy < 12 and action < 0.6:
+            if busy < 12 and action < 0.4:
                 for job in await service.requests.submit(
-                    [world.spec(drawn) for _ in range(drawn.randint(1, 5))], "admin"
+                    [world.spec(drawn) for _ in range(drawn.randint(1, 5))], ADMIN
                 ):
                     note(world.accepted, job)
-            elif known and 0.6 < action < 0.65:
+            elif known and 0.4 < action < 0.45:
                 job = drawn.choice(known)
                 note(world.touched, "cancel", job)
                 await service.requests.cancel(job)
-            elif known and 0.65 < action < 0.75:
+            elif known and 0.45 < action < 0.53:
                 await service.requests.requeue(drawn.choice(known))
-            elif known and 0.75 < action < 0.78:
+            elif known and 0.53 < action < 0.56:
                 await service.requests.hold(drawn.choice(known))
-            elif held and action > 0.85:
+            elif known and 0.56 < action < 0.75:
+                await service.requests.pause(drawn.choice(known))
+            elif paused and 0.75 < action < 0.9:
+                await service.requests.resume(drawn.choice(paused))
+            elif held and action > 0.9:
                 await service.requests.release(drawn.choice(held))
         await asyncio.sleep(drawn.choice([0.0, 0.01, 0.03]))
+        if drawn.random() < 0.3:
+            await compare(world, service)
     await running
+
+
+async def compare(world: World, service) -> None:
+    """Compare jobs that run and jobs that are paused with the kernel. A process that was just killed may look odd."""
+    for wrong in mismatches(world, service):
+        await asyncio.sleep(0.1)
+        if wrong in mismatches(world, service):
+            note(world.mistakes, wrong)
+
+
+def mismatches(world: World, service) -> list[str]:
+    wrong = []
+    for record in service.state.jobs.values():
+        if record.status not in (Status.RUNNING, Status.PAUSED):
+            continue
+        paused, attempt = record.status is Status.PAUSED, world.home.attempt(record.job.id, record.attempt)
+        if any(attempt.glob("rank-*/stop.json")):  # one of its workers failed, so the others are ended
+            continue
+        for path in attempt.glob("rank-*"):
+            pid = living_worker(path)
+            if pid is not None:
+                note(world.looks, "paused" if paused else "running")
+            if pid is not None and is_paused(pid) is not paused:
+                state = "stopped" if is_paused(pid) else "running"
+                wrong.append(f"job {record.job.id}, attempt {record.attempt}, {path.name} is {state}: {record.status}")
+    return wrong
+
+
+def living_worker(path: Path) -> int | None:
+    """Return the worker of a rank's directory, unless it has ended."""
+    record = read_json(path / "process.json")
+    worker = record.get("worker") if isinstance(record, dict) else None
+    if worker is None or start_ticks(worker["pid"]) != worker["start"]:
+        return None
+    return worker["pid"]
 
 
 async def drain(world: World) -> list[dict]:
     """Run until all jobs have ended, and return their rows."""
     service = await open_service(world.config(POLICIES[0]))
     running = asyncio.create_task(service.run())
-    for row in service.queries.jobs():
-        if row["held"]:
-            await service.requests.release(row["job"])
-    async with asyncio.timeout(120):
-        while service.queries.jobs():
+    async with asyncio.timeout(60):
+        while service.state.switching:
+            await asyncio.sleep(0.02)
+    await compare(world, service)
+    async with asyncio.timeout(180):
+        while rows := service.queries.jobs():
+            for row in rows:
+                with contextlib.suppress(InputError):  # it may have ended meanwhile
+                    if row["held"]:
+                        await service.requests.release(row["job"])
+                    elif service.state.jobs[row["job"]].paused_by_owner:
+                        await service.requests.resume(row["job"])
+            await compare(world, service)
             await asyncio.sleep(0.05)
     rows = service.queries.jobs(all=True)
     await service.close()
@@ -196,6 +264,7 @@ def one_round(world: World, drawn: random.Random) -> None:
     def run() -> None:
         inner = random.Random(seed)
         os.close(up)
+        launching.GangLauncher.cgroups = inner.random() < 0.5
         if by_step:
             die_at(inner)
         asyncio.run(live(world, inner, down))
@@ -207,6 +276,7 @@ def one_round(world: World, drawn: random.Random) -> None:
     os.close(up)
     until = time.monotonic() + drawn.uniform(0.0, 0.8)
     while time.monotonic() < until:
+        look_for_too_many(world)
         if drawn.random() < 0.08:
             kill_a_process(world, drawn)
         time.sleep(0.03)
@@ -218,6 +288,32 @@ def one_round(world: World, drawn: random.Random) -> None:
         status = os.waitpid(pid, 0)[1]
     if os.waitstatus_to_exitcode(status) != -signal.SIGKILL:
         raise SystemExit(f"a service ended by itself with status {status}")
+
+
+def look_for_too_many(world: World) -> None:
+    """Count the jobs on each GPU that are not stopped, except those that are being ended, which must go on for that."""
+    crowded = None
+    for _ in range(LOOKS):
+        found = {f"GPU {gpu}: {sorted(jobs)}" for gpu, jobs in computing(world).items() if len(jobs) > PER_GPU}
+        crowded = found if crowded is None else crowded & found
+        if not crowded:
+            return
+    for place in crowded:
+        note(world.mistakes, f"too many jobs compute on {place}")
+
+
+def computing(world: World) -> dict[int, set[str]]:
+    there: dict[int, set[str]] = defaultdict(set)
+    for name in os.listdir(world.home.running) if world.home.running.exists() else ():
+        job, _, attempt = name.partition("-")
+        for path in world.home.attempt(job, int(attempt)).glob("rank-*"):
+            pid = living_worker(path)
+            slots = (read_json(path.parent / "gang.json") or {}).get("slots")
+            if pid is None or slots is None or is_paused(pid) or any(path.parent.glob("rank-*/stop.json")):
+                continue
+            if (process_stat(pid) or "Z")[0] not in "ZX":
+                there[slots[int(path.name.partition("-")[2])]["id"]].add(name)
+    return there
 
 
 def kill_a_process(world: World, drawn: random.Random) -> None:
@@ -241,7 +337,7 @@ def kill_a_process(world: World, drawn: random.Random) -> None:
 
 
 def judge(world: World, rows: list[dict]) -> list[str]:
-    broken: list[str] = []
+    broken = [" ".join(words) for words in lines(world.mistakes)]
     states = {row["job"]: row for row in rows}
     touched = defaultdict(set)
     for what, job in lines(world.touched):
@@ -300,7 +396,7 @@ def judge_gpus(runs: dict[tuple[str, int, int], dict]) -> list[str]:
         there = 0
         for _, change, _ in sorted(moments):
             there += change
-            if there > PER_GPU:
+            if there > RESIDENTS:
                 broken.append(f"GPU {gpu} held {there} jobs at once")
                 break
     return broken
@@ -313,12 +409,17 @@ def judge_journal(world: World, ledger: list[list[str]], states: dict[str, dict]
     book.open()
     events = [decode(json.loads(row["data"])) for row in book.rows(10**7) if row["kind"] not in ("Note", "Damaged")]
     book.close()
-    planned = defaultdict(int)
+    planned, placed = defaultdict(int), {}
     ends = {type(event).__name__: set() for event in events}
     for event in events:
         if isinstance(event, ev.Planned):
             for decision in event.decisions:
-                planned[decision.job] += decision.allocation is not None
+                gpus = decision.allocation.gpus if decision.allocation is not None else None
+                planned[decision.job] += gpus is not None and gpus != placed.get(decision.job)  # else it stays
+                placed[decision.job] = gpus
+        elif isinstance(event, ev.Stopped | ev.Failed | ev.Requeued):
+            placed.pop(event.job, None)
+            ends[type(event).__name__].add(event.job)
         elif hasattr(event, "job") and not isinstance(event, ev.Submitted):
             ends[type(event).__name__].add(event.job)
     for job, attempt in {(words[1], int(words[2])) for words in ledger}:
@@ -329,6 +430,15 @@ def judge_journal(world: World, ledger: list[list[str]], states: dict[str, dict]
         if kind and job not in ends.get(kind, ()):
             broken.append(f"job {job} {row['status']}, and the journal does not say so")
     return broken
+
+
+def switches(world: World) -> int:
+    """Return the number of pauses that workers confirmed."""
+    book = store.Store(world.home.journal)
+    book.open()
+    number = sum(row["kind"] == "Paused" for row in book.rows(10**7))
+    book.close()
+    return number
 
 
 def main() -> int:
@@ -354,6 +464,8 @@ def main() -> int:
                 state: sum(row["status"] == state for row in rows) for state in sorted({r["status"] for r in rows})
             },
             "killed": sum(words[0] == "kill" for words in lines(world.touched)),
+            "looks": {kind: sum(words == [kind] for words in lines(world.looks)) for kind in ("paused", "running")},
+            "pauses": switches(world),
             "attempts": len({(words[1], words[2]) for words in lines(world.ledger)}),
             "seconds": round(time.monotonic() - began, 1),
             "violations": broken,

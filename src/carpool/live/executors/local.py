@@ -200,7 +200,7 @@ class LocalExecutor:
 
     def _stop_workers(self, gang: LocalGang, mode: StopMode) -> None:
         if mode is StopMode.SAVE:
-            gang.write_control(replace(gang.control, sequence=gang.control.sequence + 1, stop=True, pause=False))
+            gang.write_control(replace(gang.control, sequence=gang.control.sequence + 1, stop=True, pause_s=0.0))
         for rank in gang.ranks:
             with contextlib.suppress(OSError):  # a wrapper without the file terminates its worker
                 write_private(rank.directory / wrapper.STOP, json.dumps({"how": str(mode)}))

@@ -54,7 +54,7 @@ class GangSwitch:
         elif not gang.paused:
             control = gang.control
             resumed = control.resumed + 1
-            gang.write_control(replace(control, sequence=control.sequence + 1, pause=False, resumed=resumed))
+            gang.write_control(replace(control, sequence=control.sequence + 1, pause_s=0.0, resumed=resumed))
         sequence = await self._request(gang, mine)
         pause = FIRST_LOOK_S
         while gang.switch == mine and not gang.stop:
@@ -69,9 +69,9 @@ class GangSwitch:
         """Wait until all workers stand at the same step boundary. A worker that waited too long there has gone on, so
         the request is renewed."""
         while gang.switch == mine and not gang.stop:
-            control = replace(gang.control, sequence=gang.control.sequence + 1, pause=True)
-            gang.write_control(control)
             left = self._options.pause_patience_s
+            control = replace(gang.control, sequence=gang.control.sequence + 1, pause_s=left)
+            gang.write_control(control)
             while left > 0.0 and gang.switch == mine and not gang.stop:
                 if all(rank.stands_at(control.sequence) for rank in gang.ranks):
                     return
