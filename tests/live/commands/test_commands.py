@@ -296,6 +296,27 @@ def test_jobs_are_held_released_reprioritized_requeued_and_cancelled(service):
         service.until(job, "cancelled")
 
 
+def test_jobs_are_paused_and_resumed(service):
+    job = service.submit("sh", "-c", "while true; do echo x; sleep 0.02; done", can_pause=False)
+    service.until(job, "running")
+    assert service.call("resume", job).code == 2
+    assert service.call("pause", job).out in (f"job {job} is pausing\n", f"job {job} is paused\n")
+    service.until(job, "paused")
+    written = service.call("logs", job).out
+    assert "its owner paused it" in service.call("explain", job).out
+    assert "paused" in service.call("show", job).out
+    assert "paused" in service.call("jobs").out
+    assert service.call("logs", job).out == written
+    assert service.call("resume", job).code == 0
+    service.until(job, "running")
+    row = service.json("show", job)
+    assert (row["pauses"], row["spec"]["can_pause"]) == (1, False)
+    assert row["paused_s"] > 0.0
+    service.call("pause", job)
+    assert service.call("cancel", job).code == 0
+    service.until(job, "cancelled")
+
+
 def test_a_negative_priority_follows_two_dashes(service):
     job = service.submit(gpus=4, exclusive=True)
     assert service.call("priority", job, "--", "-5").code == 0

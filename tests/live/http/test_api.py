@@ -67,7 +67,7 @@ def test_users_see_the_queue_and_change_only_their_own_jobs(service, alice, bob)
     service.until(job, "running")
     hers, his, admin = service.client(alice), service.client(bob), service.client()
     assert [row["user"] for row in his.jobs() if row["job"] == job] == ["alice"]
-    for action in ("cancel", "hold", "release", "requeue"):
+    for action in ("cancel", "hold", "release", "pause", "resume", "requeue"):
         assert refused(his.post, f"/v1/jobs/{job}/{action}") == 403
     assert refused(his.put, f"/v1/jobs/{job}/priority", {"priority": 5}) == 403
     assert refused(his.raw, f"/v1/jobs/{job}/logs") == 403
@@ -181,7 +181,7 @@ def test_a_request_waits_for_the_end_of_a_job(service):
 def test_an_ended_job_cannot_be_changed(service):
     job = service.submit("true")
     service.until(job, "finished")
-    for action in ("cancel", "hold", "release", "requeue"):
+    for action in ("cancel", "hold", "release", "pause", "resume", "requeue"):
         assert refused(service.client().post, f"/v1/jobs/{job}/{action}") == 409
         assert refused(service.client().post, f"/v1/jobs/999999/{action}") == 404
 

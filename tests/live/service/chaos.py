@@ -231,7 +231,7 @@ async def drain(world: World) -> list[dict]:
                 with contextlib.suppress(InputError):  # it may have ended meanwhile
                     if row["held"]:
                         await service.requests.release(row["job"])
-                    elif service.state.jobs[row["job"]].paused_by_owner:
+                    elif (record := service.state.jobs.get(row["job"])) is not None and record.paused_by_owner:
                         await service.requests.resume(row["job"])
             await compare(world, service)
             await asyncio.sleep(0.05)
