@@ -22,6 +22,8 @@ from typing import Any
 
 CONTROL = "control.json"
 REPORT = "report"
+WATCH = "watch"
+"""File in which `carpool.watch` reports for a script that does not use the training library; as `REPORT`."""
 
 ENV_DIRECTORY = "CARPOOL_WORKER_DIR"
 """Variable with the worker's directory, which holds the two files. Unset when a script runs without Carpool."""
@@ -113,9 +115,14 @@ class Report:
     """Whether the worker waits at a step boundary, as the control named by `control` asked."""
     note: str = ""
     """One sentence for people, truncated to fit."""
+    watched: bool = False
+    """Whether `carpool.watch` counts the steps of an unmodified script. Such a worker obeys no control."""
+    total: int = 0
+    """Iterations that the job means to do in all, where it tells; 0: not known."""
 
 
-VERSION = 1
+VERSION = 2
+"""Version of the report that this release writes. It reads version 1 as well, which lacks `total`."""
 RENAMED = {"may_shrink": "can_shrink"}
 """Keys of control files of release 0.1 that have another name now."""
 _MAGIC = b"CPR1"
@@ -123,9 +130,12 @@ _NOTE_BYTES = 240
 _HEAD = struct.Struct("<4sHH")  # magic, version, length of the note
 _HOT = struct.Struct("<QQddd")  # serial, then what changes with every step
 _REST = struct.Struct(f"<II QQqIII BBBB {_NOTE_BYTES}s")
-_CAN_STAND, _STANDING = 1, 2  # bits of the last byte before the note, which was 0 in release 0.1
+_CAN_STAND, _STANDING, _WATCHED = 1, 2, 4  # bits of the last byte before the note, which was 0 in release 0.1
+_ADDED = struct.Struct("<Q")  # version 2: total
 _SEAL = struct.Struct("<I")
-_BODY_BYTES = _HEAD.size + _HOT.size + _REST.size
+_FIRST_BYTES = _HEAD.size + _HOT.size + _REST.size
+"""Size of a record of version 1, without its checksum."""
+_BODY_BYTES = _FIRST_BYTES + _ADDED.size
 _SLOT = 512
 assert _BODY_BYTES + _SEAL.size <= _SLOT
 _HOT_FIELDS = ("iteration", "seconds", "samples_per_second", "time")
@@ -139,7 +149,7 @@ def write_control(directory: str | os.PathLike[str], control: Control) -> None:
     """Replace the control file atomically: a reader sees the old or the new one, never a part."""
     path = Path(directory) / CONTROL
     partial = path.with_name(f".{CONTROL}.{os.getpid()}")
-    partial.write_text(json.dumps({"version": VERSION, **asdict(control)}))
+    partial.write_text(json.dumps({"version": 1, **asdict(control)}))
     os.replace(partial, path)
 
 
@@ -219,19 +229,23 @@ def pack(report: Report, serial: int) -> bytearray:
     _HEAD.pack_into(record, 0, _MAGIC, VERSION, len(note))
     _HOT.pack_into(record, _HEAD.size, serial, *(getattr(report, name) for name in _HOT_FIELDS))
     rest = (getattr(report, name) for name in _REST_FIELDS)
-    flags = _CAN_STAND * report.can_stand | _STANDING * report.standing
+    flags = _CAN_STAND * report.can_stand | _STANDING * report.standing | _WATCHED * report.watched
     last = (report.status, report.shrinking, report.needs_alone, flags, note)
     _REST.pack_into(record, _HEAD.size + _HOT.size, *rest, *last)
+    _ADDED.pack_into(record, _FIRST_BYTES, report.total)
     _SEAL.pack_into(record, _BODY_BYTES, zlib.crc32(memoryview(record)[:_BODY_BYTES]))
     return record
 
 
 def _unpack(slot: bytes) -> tuple[int, Report] | None:
-    body, seal = slot[:_BODY_BYTES], slot[_BODY_BYTES : _BODY_BYTES + _SEAL.size]
-    if len(seal) < _SEAL.size or _SEAL.unpack(seal)[0] != zlib.crc32(body):
+    if len(slot) < _BODY_BYTES + _SEAL.size:
         return None
-    magic, version, length = _HEAD.unpack_from(body)
-    if magic != _MAGIC or version != VERSION:
+    magic, version, length = _HEAD.unpack_from(slot)
+    if magic != _MAGIC or version not in (1, VERSION):
+        return None
+    size = _FIRST_BYTES if version == 1 else _BODY_BYTES
+    body = slot[:size]
+    if _SEAL.unpack_from(slot, size)[0] != zlib.crc32(body):
         return None
     serial, *hot = _HOT.unpack_from(body, _HEAD.size)
     *rest, status, shrinking, needs_alone, flags, note = _REST.unpack_from(body, _HEAD.size + _HOT.size)
@@ -244,6 +258,8 @@ def _unpack(slot: bytes) -> tuple[int, Report] | None:
         can_stand=bool(flags & _CAN_STAND),
         standing=bool(flags & _STANDING),
         note=note[:length].decode("utf-8", "replace"),
+        watched=bool(flags & _WATCHED),
+        total=0 if version == 1 else _ADDED.unpack_from(body, _FIRST_BYTES)[0],
     )
     return serial, report
 
@@ -251,8 +267,8 @@ def _unpack(slot: bytes) -> tuple[int, Report] | None:
 class ReportWriter:
     """Writes `report` for a worker. `write` copies a few hundred bytes into memory and never waits for a disk."""
 
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
-        path = os.path.join(directory, REPORT)
+    def __init__(self, directory: str | os.PathLike[str], name: str = REPORT) -> None:
+        path = os.path.join(directory, name)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             if os.fstat(descriptor).st_size < 2 * _SLOT:
@@ -292,8 +308,14 @@ def _latest(data: bytes) -> tuple[int, Report] | None:
 
 
 def read_report(directory: str | os.PathLike[str]) -> Report | None:
-    """Return the newest complete record, or None if the worker has not written one yet."""
-    path = Path(directory) / REPORT
+    """Return the newest complete record, or None if the worker has not written one yet.
+
+    What the training library reports counts more than what is watched from outside.
+    """
+    return _read(Path(directory) / REPORT) or _read(Path(directory) / WATCH)
+
+
+def _read(path: Path) -> Report | None:
     for _ in range(3):  # both slots torn at once needs two writes during one read; try again
         try:
             found = _latest(path.read_bytes())

@@ -217,6 +217,13 @@ class Spec:
         edges=LIVE,
         request_type=Label(32, "[0-9a-f]{32}", "the name that POST /v1/snapshots answered with"),
     )
+    watch: bool = job_field(
+        YesNo(),
+        "Count the iterations of a PyTorch script that does not use the training library.",
+        default=True,
+        edges=LIVE,
+        negated="--no-watch",
+    )
     array: str | None = job_field(
         ArrayIndexes(),
         "Submit one job for each index of 0-9 or 1,4,7-8; CARPOOL_ARRAY_INDEX tells a job its own.",

@@ -142,7 +142,7 @@ def _check_change(record: JobView, allocation: Allocation) -> None:
 
 def _check_swap(state: View, record: JobView, allocation: Allocation) -> None:
     job, topology = record.job, state.topology
-    if allocation.active or allocation.gpus != record.gpus:
+    if allocation.active or not record.gpus or allocation.gpus != record.gpus:
         raise IllegalPlan(f"job {job.id} cannot compute or move while its memory is swapped out")
     if record.swapped or len(record.gpus) > 1 or record.batch is not None:
         raise IllegalPlan(f"job {job.id} cannot be swapped out: only jobs of one GPU can, and only once")

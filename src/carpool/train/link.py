@@ -31,6 +31,15 @@ _REPORT_EVERY_S = 0.05
 """Minimum seconds between reports. The scheduler reads about once a second, so more reports would only cost time."""
 
 
+_links = 0
+"""Number of links that report."""
+
+
+def in_use() -> bool:
+    """Return whether this process reports through the training library, so that it need not be watched."""
+    return _links > 0
+
+
 class Link:
     def __init__(self, directory: str | None = None, memory: Callable[[], tuple[int, int]] = lambda: (0, 0)) -> None:
         directory = directory if directory is not None else os.environ.get(ENV_DIRECTORY)
@@ -46,6 +55,7 @@ class Link:
         if directory:
             try:
                 self._writer = ReportWriter(directory)
+                globals()["_links"] += 1
             except (OSError, ValueError) as error:
                 warnings.warn(f"Carpool: no reports, the worker's directory is unusable ({error})", stacklevel=3)
         self._resumed = self.poll().resumed

@@ -28,7 +28,7 @@ def state():
 def row_of(state, name, now):
     if name in state.ended:
         return ended_row(state, state.ended[name], SPEC, 0)
-    return job_row(state, state.jobs[name], SPEC, LABELS, None, now)
+    return job_row(state, state.jobs[name], SPEC, LABELS, now)
 
 
 def waited(state, name, now):

@@ -147,6 +147,8 @@ def _facts(row: Row, now: float) -> list[tuple[str, Any]]:
         ("finished", clock(row["finished"], now)),
         ("exit code", row["exit_code"]),
         ("done", _share(row.get("progress"))),
+        ("speed", _speed(row)),
+        ("peak memory", size(row.get("peak_memory") or None)),
         ("paused", f"{span(row['paused_s'])} in {row['pauses']} pauses" if row.get("pauses") else None),
         *(("files", line) for line in _files(row.get("files"), now)),
         *(("estimate", line) for line in estimate_lines(row.get("estimates") or {}, now)),
@@ -166,6 +168,13 @@ def _files(files: Row | None, now: float) -> list[str]:
             why = f" ({files['why']})" if files.get("why") else ""
             lines.append(f"{name} kept for {span(left)} more{why}; `carpool prune` removes them now")
     return lines
+
+
+def _speed(row: Row) -> str | None:
+    seconds = row.get("reported_iteration_s")
+    if not seconds:
+        return None
+    return f"{seconds:.3g} s per iteration" + (" (watched)" if row.get("watched") else "")
 
 
 def _attempts(attempts: Sequence[Row], now: float) -> Any:

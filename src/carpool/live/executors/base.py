@@ -100,6 +100,8 @@ class Launch:
     """Uid to run as; None: that of the service."""
     exclusive: bool = False
     """The gang has its GPUs to itself and shares nothing."""
+    watch: bool = True
+    """Whether to count the iterations of a script that does not use the training library: see `carpool.watch`."""
     gpu_memory: int = 0
     """Bytes that the job should need on each GPU, where it must not take much more; 0: no limit."""
 

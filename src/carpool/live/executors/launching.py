@@ -20,7 +20,7 @@ from carpool import channel
 from carpool.live import rank as wrapper
 from carpool.live.accounts import account
 from carpool.live.executors.base import GangKey, Launch
-from carpool.live.executors.environment import DEFAULT_PATH, base_environment, rank_environments
+from carpool.live.executors.environment import DEFAULT_PATH, base_environment, rank_environments, watch_python
 from carpool.live.executors.gang import GANG_FILE, LocalGang, LocalRank
 from carpool.live.executors.processes import kill_strays
 from carpool.live.home import Home, write_private
@@ -63,6 +63,8 @@ class GangLauncher:
             own[channel.ENV_DIRECTORY] = str(directory)
             own[channel.ENV_CHECKPOINTS] = str(self.home.checkpoints(launch.job))
             environment = {**base_environment(user), **launch.env, **sharing, **own}
+            if launch.watch:
+                watch_python(environment)
             self._write_rank(directory, launch, nonce, environment, cores[number], user)
             gang.ranks.append(LocalRank(directory))
         gang.write_control(channel.Control(sequence=1, accumulation=launch.accumulation, can_shrink=launch.can_shrink))
@@ -107,9 +109,9 @@ class GangLauncher:
         if user:
             groups = os.getgrouplist(user.pw_name, user.pw_gid)
             orders |= {"uid": user.pw_uid, "gid": user.pw_gid, "groups": groups}
-            report = directory / channel.REPORT  # the only file here that the worker may write
-            report.touch(mode=0o600)
-            os.chown(report, user.pw_uid, user.pw_gid)
+            for name in (channel.REPORT, channel.WATCH):  # the only files here that the worker may write
+                (directory / name).touch(mode=0o600)
+                os.chown(directory / name, user.pw_uid, user.pw_gid)
         write_private(directory / wrapper.ORDERS, json.dumps(orders))
 
     def _start_wrappers(self, gang: LocalGang, nonce: str) -> None:

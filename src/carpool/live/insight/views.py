@@ -32,9 +32,19 @@ def shown_status(status: Status) -> str:
 
 
 def job_row(
-    state: State, record: JobRecord, spec: Spec, labels: Mapping[GpuId, str], report: Report | None, now: float
+    state: State,
+    record: JobRecord,
+    spec: Spec,
+    labels: Mapping[GpuId, str],
+    now: float,
+    *,
+    done: float | None = None,
+    report: Report | None = None,
 ) -> Row:
-    """Return the row of a job that has not ended. `now` may be later than the latest event of the state."""
+    """Return the row of a job that has not ended. `now` may be later than the latest event of the state.
+
+    `done`: the iterations done as the latest report of its workers tells, in those of the state.
+    """
     job = record.job
     started = record.first_start if record.first_start >= 0.0 else None
     return {
@@ -56,8 +66,11 @@ def job_row(
         "ran_s": max(0.0, ran(record, max(now, state.now))),
         "pauses": record.pauses,
         "paused_s": record.paused(max(now, state.now)),
-        "progress": progress(record, report, max(now, state.now)),
-        "measured": report is not None,
+        "progress": progress(record, done, max(now, state.now)),
+        "measured": done is not None,
+        "watched": report is not None and report.watched,
+        "reported_iteration_s": report.seconds if report is not None and report.seconds > 0.0 else None,
+        "peak_memory": report.peak_memory if report is not None and report.peak_memory else None,
         "on": [labels[gpu] for gpu in record.gpus],
         "mates": sorted((mate.job.id for mate in state.cluster.mates(record)), key=int) if record.gpus else [],
     }
@@ -75,11 +88,9 @@ def reason(state: State, record: JobRecord) -> str:
     return over_limit or WHY_WAITING.get(record.status, "")
 
 
-def progress(record: JobRecord, report: Report | None, now: float) -> float:
+def progress(record: JobRecord, done: float | None, now: float) -> float:
     """Return the share of a job that is done: as its workers report, otherwise as believed."""
-    if report is not None and record.status in (Status.RUNNING, *PAUSE):
-        done = float(report.iteration)
-    else:
+    if done is None or record.status not in (Status.RUNNING, *PAUSE):
         done = record.job.iterations - record.iterations_left(max(now, record.since))
     return min(1.0, max(0.0, done / record.job.iterations))
 
@@ -89,7 +100,7 @@ def ended_row(state: State, record: JobRecord, spec: Spec, exit_code: int | None
     finished = record.status is Status.FINISHED
     done = 1.0 if finished else min(1.0, record.done / record.job.iterations)
     return {
-        **job_row(state, record, spec, {}, None, record.ended),
+        **job_row(state, record, spec, {}, record.ended),
         "status": str(record.status),
         "finished": record.ended,
         "exit_code": exit_code,

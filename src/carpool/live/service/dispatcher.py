@@ -153,6 +153,7 @@ class Dispatcher:
             grace_s=spec.grace_s,
             uid=self.users.uid_of(job.user),
             exclusive=job.exclusive,
+            watch=spec.watch,
             gpu_memory=gpu_memory,
         )
 

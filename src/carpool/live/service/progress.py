@@ -1,8 +1,9 @@
 """Reports of running jobs as events: read once a second, and journalled only where they say something new.
 
-A worker with the training library reports how far it is. The queries show every report. The journal gets a measurement
-when a job's mates change and otherwise every ten seconds, every checkpoint, and every change of accumulation. A job
-without the library reports nothing, and its progress is an estimate.
+A worker with the training library reports how far it is, and a PyTorch script without it is watched. The queries show
+every report. The journal gets a measurement when a job's mates change and otherwise every ten seconds, every
+checkpoint, and every change of accumulation. The progress of any other job is an estimate, as is that of a job that
+tells its speed but neither it nor its owner tells how many iterations it does in all.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from carpool.core.record import JobRecord
 from carpool.core.state import State
 from carpool.live.executors.base import Executor, GangKey
 from carpool.live.journal.store import Commit
+from carpool.live.service.estimator import UNCOUNTED
 from carpool.live.service.inbox import Inbox
 from carpool.live.service.jobs import JobBook
 
@@ -71,6 +73,21 @@ class ProgressWatch:
         gang = self.gangs.get((record.job.id, record.attempt))
         return gang.latest if gang else None
 
+    def done(self, record: JobRecord) -> float | None:
+        """Return the iterations done as the workers report them, in those of the state; None: they do not tell."""
+        report = self.latest(record)
+        scale = self._scale(record.job.id, report) if report is not None else None
+        return None if report is None or scale is None else report.iteration * scale
+
+    def _scale(self, job: str, report: Report) -> float | None:
+        """Return the iterations of the state for one that a worker reports; None: the worker does not tell its total.
+
+        Where the owner gave no number of iterations, those of the state are thousandths of the whole job.
+        """
+        if self.book.counts_iterations(job):
+            return 1.0
+        return UNCOUNTED / report.total if report.total else None
+
     def _read(self) -> list[tuple[GangKey, Report]]:
         for gone in self.gangs.keys() - {(record.job.id, record.attempt) for record in self.state.running}:
             del self.gangs[gone]
@@ -89,9 +106,14 @@ class ProgressWatch:
 
     def _gang_events(self, record: JobRecord, gang: GangProgress, report: Report, now: float) -> Iterator[ev.Event]:
         job, attempt = record.job.id, record.attempt
-        counted = self.book.counts_iterations(job)
-        if counted and report.checkpoint >= 0 and report.checkpoint != record.checkpoint:
-            yield ev.Checkpointed(now, job, attempt, float(report.checkpoint))
+        scale = self._scale(job, report)
+        if (
+            scale is not None
+            and not report.watched
+            and report.checkpoint >= 0
+            and report.checkpoint != record.checkpoint
+        ):
+            yield ev.Checkpointed(now, job, attempt, report.checkpoint * scale)
         if not record.job.can_shrink and report.shrinking in (Shrinking.CERTIFIED, Shrinking.WARNED):
             yield ev.ConstraintsChanged(now, job, can_shrink=True)
         yield from self._accumulation_events(record, gang, report, now)
@@ -104,14 +126,14 @@ class ProgressWatch:
             gang.mates, gang.since_iteration, gang.journalled_at = mates, report.iteration, -inf
         recent = now - gang.journalled_at < JOURNAL_S
         unchanged = gang.latest is not None and report.iteration == gang.latest.iteration
-        if not counted or recent or unchanged:
+        if scale is None or recent or unchanged:
             return
         settled = report.iteration - gang.since_iteration >= SETTLING_ITERATIONS
         if settled and report.seconds > 0.0 and report.accumulation == record.accumulation:
             gang.journalled_at = now
-            yield ev.Observed(now, job, attempt, float(report.iteration), report.seconds)
+            yield ev.Observed(now, job, attempt, report.iteration * scale, report.seconds / scale)
         elif gang.latest is None:
-            yield ev.Progressed(now, job, attempt, float(report.iteration))
+            yield ev.Progressed(now, job, attempt, report.iteration * scale)
 
     def _accumulation_events(
         self, record: JobRecord, gang: GangProgress, report: Report, now: float

@@ -67,7 +67,15 @@ class Queries:
     def _rows(self, records: list[JobRecord]) -> list[Row]:
         labels, now = self.inventory.labels(), self.clock.now()
         rows = [
-            views.job_row(self.state, record, self.book.specs[record.job.id], labels, self.progress.latest(record), now)
+            views.job_row(
+                self.state,
+                record,
+                self.book.specs[record.job.id],
+                labels,
+                now,
+                done=self.progress.done(record),
+                report=self.progress.latest(record),
+            )
             for record in records
         ]
         for row in rows:
