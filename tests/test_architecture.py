@@ -31,6 +31,8 @@ DEPENDS_ON: dict[str, set[str]] = {
     # what a training process imports; it knows the scheduler only through the channel
     "channel": set(),
     "train": {"channel"},
+    # what runs in a job's own interpreter, which need not have Carpool: it loads the channel by its path
+    "watch": set(),
     # the scheduler
     "gpu": {"errors"},
     "core": set(),
@@ -41,7 +43,7 @@ DEPENDS_ON: dict[str, set[str]] = {
     "report": SCHEDULER | BOTTOM | {"sim"},
     # the live service, by folder; "live" stands for the files at its top
     "live": {"core", "channel", "gpu"} | BOTTOM,
-    "live.executors": {"live", "core", "channel", "gpu"} | BOTTOM,
+    "live.executors": {"live", "core", "channel", "gpu", "watch"} | BOTTOM,
     "live.journal": {"live", "core"} | BOTTOM,
     "live.insight": {"live", "live.executors", "channel", "sim"} | SCHEDULER | BOTTOM,
     "live.service": {"live", "live.executors", "live.journal", "live.insight", "channel"} | SCHEDULER | BOTTOM,
