@@ -36,6 +36,7 @@ EVERY_KIND = (
     ev.Held(3.0, "j"),
     ev.Released(3.0, "j"),
     ev.ConstraintsChanged(3.0, "j", True, 2, None),
+    ev.SwapChanged(3.0, "n", True),
     ev.MemoryTaken(3.0, 1, 5),
     ev.PriorityChanged(3.0, "j", 7),
     ev.LimitsChanged(3.0, "eve", Limits(1, None)),

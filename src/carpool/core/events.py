@@ -215,6 +215,14 @@ class NodeJoined(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class SwapChanged(Event):
+    """A node can, or can no longer, move the memory of paused jobs to main memory."""
+
+    node: NodeId
+    can_swap: bool
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryTaken(Event):
     """Processes that are not jobs now hold `memory` bytes of a GPU."""
 

@@ -387,6 +387,15 @@ def _node_lost(state: State, event: ev.NodeLost) -> None:
     state.capacity_changed()
 
 
+@handles(ev.SwapChanged)
+def _swap_changed(state: State, event: ev.SwapChanged) -> None:
+    number = state.topology.present.get(event.node)
+    if number is not None:
+        nodes = state.topology.nodes
+        nodes[number] = replace(nodes[number], can_swap=event.can_swap)
+        state.capacity_changed()
+
+
 @handles(ev.MemoryTaken)
 def _memory_taken(state: State, event: ev.MemoryTaken) -> None:
     if event.gpu not in state.topology.node_of:

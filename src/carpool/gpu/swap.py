@@ -1,9 +1,10 @@
 """Moving the device memory of another process to main memory and back, by the checkpoint calls of the CUDA driver.
 
 `python -m carpool.gpu.swap out PID…` locks the processes and moves their memory; `in` moves it back and lets them go
-on. Both may be repeated: a process that is where it should be is left alone. The local executor runs it as a process of
-its own, because a call can take seconds or hang. Works on Linux with CUDA 12.8 or later, for processes of one GPU
-without NCCL, as root or as the user of the processes; not under MPS (docs/experiments/swap.md).
+on. Both may be repeated: a process that is where it should be is left alone. `check` only says whether the driver has
+the calls. The local executor runs it as a process of its own, because a call can take seconds or hang. Works on Linux
+with CUDA 12.8 or later, for processes of one GPU without NCCL, as root or as the user of the processes; not under MPS
+(docs/experiments/swap.md).
 """
 
 import contextlib
@@ -114,8 +115,10 @@ def main(arguments: Sequence[str]) -> int:
     """Swap the given processes out or in; print why where that fails."""
     direction, *pids = arguments
     try:
-        move = {"out": swap_out, "in": swap_in}[direction]
-        move(CheckpointDriver(), [int(pid) for pid in pids])
+        driver = CheckpointDriver()
+        if direction != "check":
+            move = {"out": swap_out, "in": swap_in}[direction]
+            move(driver, [int(pid) for pid in pids])
     except SwapError as error:
         print(error, file=sys.stderr)
         return 1

@@ -32,7 +32,8 @@ ORDERS = "rank.json"  # what to run; written by the executor
 RECORD = "process.json"  # pids and start times of wrapper and worker
 EXIT = "exit.json"  # how the worker ended
 STOP = "stop.json"  # how to stop: {"how": "save" | "end" | "kill"}
-PAUSE = "pause.json"  # whether to pause: {"sequence": n, "paused": bool, "patience_s": seconds, "alive": path}
+PAUSE = "pause.json"  # whether to pause: {"sequence": n, "paused": bool, "patience_s": seconds, "alive": path,
+# "swap_in": the command that moves the worker's memory back to its GPU, where it was moved away}
 PAUSED = "paused.json"  # the last request that is carried out: {"sequence": n, "paused": bool, "let_go": bool}
 GO = "go"  # in the directory above: the gang is complete
 EXIT_BYTES = 512
@@ -143,6 +144,7 @@ class Pause:
             self._seen, self._seen_at = seen, now
         if now - self._seen_at > patience:
             self._go_on(let_go=True)
+            self._swap_in()
             return
         try:
             stopped = self._freezer.stop()
@@ -158,12 +160,20 @@ class Pause:
         self._over = True
         if self._wanted:
             self._go_on()
+            self._swap_in()
 
     def _go_on(self, *, let_go: bool = False) -> None:
         self._freezer.go_on()
         self._wanted = self._paused = False
         self.due = None
         self._confirm(paused=False, let_go=let_go)
+
+    def _swap_in(self) -> None:
+        """Let the worker's memory be moved back to its GPU, in the background; when it resumes, the service does it."""
+        command = self._request.get("swap_in")
+        if command:
+            with contextlib.suppress(OSError):
+                os.posix_spawn(command[0], command, {"PATH": os.defpath})
 
     def _confirm(self, *, paused: bool, let_go: bool = False) -> None:
         data = {"sequence": self._request.get("sequence", 0), "paused": paused, "let_go": let_go}

@@ -66,11 +66,13 @@ class NodeInventory:
     """How jobs share a GPU of this node: `mps`, `time-slicing`, or `logical` for slots without a GPU."""
     why: str = ""
     """Why the mechanism is not MPS; empty where it is."""
+    can_swap: bool = False
+    """Whether the memory of a paused gang of one GPU can be moved to main memory."""
 
     @property
     def node(self) -> Node:
         """The node as the scheduler knows it."""
-        return Node(self.id, tuple(slot.id for slot in self.slots), self.memory)
+        return Node(self.id, tuple(slot.id for slot in self.slots), self.memory, self.can_swap)
 
 
 # ---- what the service asks for ---------------------------------------------------------------------------------------
@@ -180,8 +182,8 @@ class ExecutorListener(Protocol):
     def gang_started(self, key: GangKey) -> None:
         """All workers of the gang run."""
 
-    def gang_paused(self, key: GangKey) -> None:
-        """No process of the gang runs any more, as `pause` asked."""
+    def gang_paused(self, key: GangKey, *, swapped: bool = False) -> None:
+        """No process of the gang runs any more, as `pause` asked. `swapped`: it holds no memory on its GPU."""
 
     def gang_resumed(self, key: GangKey) -> None:
         """All workers of the gang go on, as `resume` asked."""
@@ -272,8 +274,11 @@ class Executor(Protocol):
         the outcome `NEVER_STARTED` if the gang was still on its way.
         """
 
-    def pause(self, key: GangKey) -> None:
+    def pause(self, key: GangKey, *, swap: bool = False) -> None:
         """Stop the workers of a started gang from computing, in the background; `gang_paused` reports it.
+
+        With `swap`, which is asked for only on nodes that can do it, the memory of the gang is moved to main memory as
+        well. Where that fails, the gang is paused and `gang_paused` says that it is not swapped.
 
         The gang keeps its memory. It can be stopped and may end meanwhile. Repeating the call is harmless, and one for
         a gang that is paused is reported again. Does nothing for a gang that is gone or is being stopped.

@@ -70,6 +70,8 @@ class RecordingListener:
     started: list[GangKey] = field(default_factory=list)
     switched: list[tuple[GangKey, bool]] = field(default_factory=list)
     """Gangs that were paused (True) or resumed (False)."""
+    swapped: dict[GangKey, bool] = field(default_factory=dict)
+    """Whether the last pause of a gang moved its memory to main memory."""
     ended: list[GangEnded] = field(default_factory=list)
     faults: list[NodeFault] = field(default_factory=list)
     memory: list[tuple[GpuId, int]] = field(default_factory=list)
@@ -81,8 +83,9 @@ class RecordingListener:
     def gang_started(self, key: GangKey) -> None:
         self.started.append(key)
 
-    def gang_paused(self, key: GangKey) -> None:
+    def gang_paused(self, key: GangKey, *, swapped: bool = False) -> None:
         self.switched.append((key, True))
+        self.swapped[key] = swapped
 
     def gang_resumed(self, key: GangKey) -> None:
         self.switched.append((key, False))

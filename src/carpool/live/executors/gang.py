@@ -88,6 +88,10 @@ class LocalGang:
     failure_code: int | None = None
     paused: bool | None = None
     """Whether the latest request was to pause it; None: there was none."""
+    swap: bool = False
+    """Whether the latest request to pause it was to move its memory away, too."""
+    swapped: bool = False
+    """Its memory was moved to main memory."""
     switched: bool = False
     """The latest request is carried out."""
     switch: int = 0
@@ -110,10 +114,10 @@ class LocalGang:
         reports = [rank.report() for rank in self.ranks]
         return len(reports) > 1 and all(report is not None and report.can_stand for report in reports)
 
-    def ask_to_switch(self, paused: bool) -> int:
+    def ask_to_switch(self, paused: bool, *, swap: bool = False) -> int:
         """Note a request to pause it or to let it go on; return its number."""
         self.switch += 1
-        self.paused, self.switched = paused, False
+        self.paused, self.swap, self.switched = paused, swap, False
         return self.switch
 
     def write_control(self, control: channel.Control) -> None:

@@ -206,21 +206,22 @@ class LocalExecutor:
                 write_private(rank.directory / wrapper.STOP, json.dumps({"how": str(mode)}))
         gang.signal()
 
-    def pause(self, key: GangKey) -> None:
-        self._ask_to_switch(key, paused=True)
+    def pause(self, key: GangKey, *, swap: bool = False) -> None:
+        self._ask_to_switch(key, paused=True, swap=swap)
 
     def resume(self, key: GangKey) -> None:
         self._ask_to_switch(key, paused=False)
 
-    def _ask_to_switch(self, key: GangKey, *, paused: bool) -> None:
+    def _ask_to_switch(self, key: GangKey, *, paused: bool, swap: bool = False) -> None:
         gang = self._gangs.get(key)
         if gang is None or gang.stop or not gang.launched:
             return
         never_paused = gang.paused is None and not paused
-        if never_paused or (gang.paused is paused and gang.switched):
+        same = gang.paused is paused and gang.swap is swap
+        if never_paused or (same and gang.switched):
             asyncio.get_running_loop().call_soon(self._report_switch, gang, paused)
-        elif gang.paused is not paused or not gang.switch:
-            self._spawn(self._carry_out_switch(gang, gang.ask_to_switch(paused)))
+        elif not same or not gang.switch:
+            self._spawn(self._carry_out_switch(gang, gang.ask_to_switch(paused, swap=swap)))
 
     async def _carry_out_switch(self, gang: LocalGang, request: int) -> None:
         try:
@@ -235,8 +236,10 @@ class LocalExecutor:
 
     def _report_switch(self, gang: LocalGang, paused: bool) -> None:
         if self._gangs.get(gang.key) is gang and gang.paused in (paused, None) and not gang.stop:
-            report = self._listener.gang_paused if paused else self._listener.gang_resumed
-            report(gang.key)
+            if paused:
+                self._listener.gang_paused(gang.key, swapped=gang.swapped)
+            else:
+                self._listener.gang_resumed(gang.key)
 
     def retune(self, key: GangKey, accumulation: int) -> None:
         gang = self._gangs.get(key)
@@ -282,7 +285,7 @@ class LocalExecutor:
             rank.gone = True
         if gang.paused and gang.switched and not gang.stop and went_on(gang):
             self._note(gang.key, "went on because it saw no service for too long; it is paused again")
-            self._spawn(self._carry_out_switch(gang, gang.ask_to_switch(True)))
+            self._spawn(self._carry_out_switch(gang, gang.ask_to_switch(True, swap=gang.swap)))
         failed = gang.failed_rank()
         terminating = gang.stop == StopMode.TERMINATE
         if failed is None or gang.failure or terminating or all(rank.gone for rank in gang.ranks):

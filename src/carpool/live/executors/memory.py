@@ -45,6 +45,7 @@ class MemoryGang:
     started: bool = False
     stopping: bool = False
     paused: bool = False
+    swapped: bool = False
     ended: GangEnded | None = None
     report: Report | None = None
     output: bytes = b""
@@ -75,6 +76,7 @@ class MemoryExecutor:
     """Bytes of memory on each GPU."""
     node_names: Sequence[str] = ("node0",)
     """Names of the nodes, each with `gpus` GPUs."""
+    can_swap: bool = False
     automatic: bool = False
     """Gangs start, end and stop by themselves."""
     gangs: dict[GangKey, MemoryGang] = field(default_factory=dict)
@@ -101,8 +103,10 @@ class MemoryExecutor:
         """Play that a gang did what the latest `pause` or `resume` asked for."""
         gang = self.gangs.get(key)
         if gang is not None and gang.started and not gang.stopping and self._listener is not None:
-            report = self._listener.gang_paused if gang.paused else self._listener.gang_resumed
-            report(key)
+            if gang.paused:
+                self._listener.gang_paused(key, swapped=gang.swapped)
+            else:
+                self._listener.gang_resumed(key)
 
     def end(
         self,
@@ -135,7 +139,7 @@ class MemoryExecutor:
         for number, name in enumerate(self.node_names):
             first = number * self.gpus
             slots = tuple(GpuSlot(first + index, name, index) for index in range(self.gpus))
-            found.append(NodeInventory(name, slots, self.memory, "logical"))
+            found.append(NodeInventory(name, slots, self.memory, "logical", can_swap=self.can_swap))
         return found
 
     async def recover(self, known: Iterable[GangKey], listener: ExecutorListener) -> None:
@@ -164,7 +168,9 @@ class MemoryExecutor:
             asyncio.get_running_loop().call_soon(self._obey_stop, key, mode)
         return gang is not None
 
-    def pause(self, key: GangKey) -> None:
+    def pause(self, key: GangKey, *, swap: bool = False) -> None:
+        if key in self.gangs:
+            self.gangs[key].swapped = swap and self.can_swap
         self._ask_to_switch(key, paused=True)
 
     def resume(self, key: GangKey) -> None:

@@ -3,6 +3,9 @@
 The local executor opens it once, asks it for each launch's MPS variables, and looks at it every few seconds.
 """
 
+import contextlib
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +23,8 @@ NOTICEABLE_BYTES = 256 * 2**20
 """Smallest change of the memory held by other processes that is reported."""
 LIMIT_FACTOR, LIMIT_MARGIN = 1.25, 2 * 2**30
 """A job's memory limit under MPS: this factor times what it should need, plus this margin for work space."""
+SWAP_CHECK_S = 30.0
+"""Seconds that the driver may take to say whether it can swap."""
 MAX_RESTARTS = 3
 """Number of times that a dead MPS daemon is restarted before MPS is given up."""
 
@@ -42,6 +47,8 @@ class LocalNode:
     why: str = ""
     mps: Any = None
     """The `carpool.gpu.mps.Daemon`; None: jobs share without MPS."""
+    can_swap: bool = False
+    """The driver can move the memory of a process to main memory; it cannot under MPS."""
     limits_hold: bool = False
     """A trial at the start showed that MPS enforces memory limits here."""
     seen: set[GangKey] = field(default_factory=set)
@@ -55,7 +62,7 @@ class LocalNode:
 
     @property
     def inventory(self) -> NodeInventory:
-        return NodeInventory(NODE, self.slots, self.memory, self.mechanism, self.why)
+        return NodeInventory(NODE, self.slots, self.memory, self.mechanism, self.why, self.can_swap)
 
     def environment(self, memory: int = 0, gpus: int = 1) -> dict[str, str]:
         """Return the variables that let a job share. `memory`: bytes that it should need on a GPU; 0: no limit.
@@ -209,7 +216,16 @@ def open_node(options: ExecutorOptions, without_mps: str = "") -> LocalNode:
     node = LocalNode(slots, memory, "time-slicing", without_mps)
     if not without_mps:
         _start_mps(node, options.home)
+    node.can_swap = node.mps is None and swap_works()
     return node
+
+
+def swap_works() -> bool:
+    """Return whether the CUDA driver has the calls that move a process's memory. Blocks."""
+    command = [sys.executable, "-m", "carpool.gpu.swap", "check"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(command, capture_output=True, timeout=SWAP_CHECK_S).returncode == 0
+    return False
 
 
 def _start_mps(node: LocalNode, home: Home) -> None:

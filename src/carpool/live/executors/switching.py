@@ -13,10 +13,12 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from carpool.live import rank as wrapper
 from carpool.live.executors.base import ExecutorOptions
 from carpool.live.executors.gang import LocalGang, LocalRank
+from carpool.live.executors.swapping import GangSwap, command, swapped_pids
 from carpool.live.home import read_json, write_private
 
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.002, 0.05
@@ -34,6 +36,7 @@ class GangSwitch:
     def __init__(self, options: ExecutorOptions, note: Callable[[LocalGang, str], None]) -> None:
         self._options = options
         self._note = note
+        self._swap = GangSwap(note)
         self._alive = options.home.alive
 
     async def prove_life(self) -> None:
@@ -49,7 +52,9 @@ class GangSwitch:
             self._note(gang, "its wrapper is of an earlier release and cannot pause it; it goes on")
             gang.switched = True
             return True
-        if gang.paused and gang.agrees_on_steps:
+        if gang.paused and gang.swap and len(gang.ranks) == 1:
+            gang.swapped = await self._swap.out(gang)
+        elif gang.paused and gang.agrees_on_steps:
             await self._reach_boundary(gang, mine)
         elif not gang.paused:
             control = gang.control
@@ -60,7 +65,10 @@ class GangSwitch:
         while gang.switch == mine and not gang.stop:
             gang.switched = all(_has_answered(rank, sequence) for rank in gang.ranks)
             if gang.switched:
-                return True
+                if not gang.paused:
+                    await self._swap.back(gang, lambda: gang.switch == mine and not gang.stop)
+                    gang.swapped = False
+                return gang.switch == mine
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_LOOK_S)
         return False
@@ -84,12 +92,14 @@ class GangSwitch:
         patience = self._options.pause_patience_s
         if len(gang.ranks) > 1 and not gang.agrees_on_steps:  # its workers may wait for each other right now
             patience = min(patience, self._options.gang_pause_s)
-        request = {
+        request: dict[str, Any] = {
             "sequence": gang.pause_sequence,
             "paused": gang.paused,
             "patience_s": patience,
             "alive": str(self._alive),
         }
+        if pids := swapped_pids(gang):
+            request["swap_in"] = command("in", pids)
         while gang.switch == mine:
             try:
                 for rank in gang.ranks:

@@ -99,7 +99,7 @@ class Dispatcher:
                 continue
             key = (record.job.id, record.attempt)
             if record.status is Status.PAUSING:
-                self.executor.pause(key)
+                self.executor.pause(key, swap=record.swapped)
             elif not self._is_crowded(record):
                 self.executor.resume(key)
 

@@ -42,16 +42,19 @@ class ExecutorEvents:
 
         self.inbox.add(prepare)
 
-    def gang_paused(self, key: GangKey) -> None:
-        self._switched(key, Status.PAUSING, ev.Paused)
-
-    def gang_resumed(self, key: GangKey) -> None:
-        self._switched(key, Status.RESUMING, ev.Resumed)
-
-    def _switched(self, key: GangKey, expected: Status, event: type[ev.Paused | ev.Resumed]) -> None:
+    def gang_paused(self, key: GangKey, *, swapped: bool = False) -> None:
         def prepare(now: float, commit: Commit) -> Sequence[ev.Event]:
             record = self.dispatcher.current(*key)
-            return () if record is None or record.status is not expected else (event(now, *key),)
+            if record is None or record.status is not Status.PAUSING:
+                return ()
+            return (ev.SwapFailed(now, *key) if record.swapped and not swapped else ev.Paused(now, *key),)
+
+        self.inbox.add(prepare)
+
+    def gang_resumed(self, key: GangKey) -> None:
+        def prepare(now: float, commit: Commit) -> Sequence[ev.Event]:
+            record = self.dispatcher.current(*key)
+            return () if record is None or record.status is not Status.RESUMING else (ev.Resumed(now, *key),)
 
         self.inbox.add(prepare)
 

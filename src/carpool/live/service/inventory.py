@@ -39,9 +39,14 @@ class Inventory:
         """Return the events that bring the state's nodes up to date."""
         present = {node.id: node for node in _known_nodes(state)}
         wanted = {inventory.id: inventory.node for inventory in self.nodes}
-        lost = [name for name, node in present.items() if wanted.get(name) != node]
-        joined = [node for name, node in wanted.items() if present.get(name) != node]
-        return [*(ev.NodeLost(now, name) for name in lost), *(ev.NodeJoined(now, node) for node in joined)]
+        lost = [name for name, node in present.items() if not _is_same(wanted.get(name), node)]
+        joined = [node for name, node in wanted.items() if not _is_same(present.get(name), node)]
+        swap = [n for n in wanted.values() if _is_same(present.get(n.id), n) and present[n.id].can_swap != n.can_swap]
+        return [
+            *(ev.NodeLost(now, name) for name in lost),
+            *(ev.NodeJoined(now, node) for node in joined),
+            *(ev.SwapChanged(now, node.id, node.can_swap) for node in swap),
+        ]
 
     def describe_changes(self, state: State) -> list[str]:
         """Say how the GPUs of known nodes differ from those in the state."""
@@ -49,9 +54,14 @@ class Inventory:
         lines = []
         for node in _known_nodes(state):
             count = len(wanted[node.id].gpus) if node.id in wanted else 0
-            if wanted.get(node.id) != node:
+            if not _is_same(wanted.get(node.id), node):
                 lines.append(f"the GPUs of {node.id} changed: {len(node.gpus)} before, {count} now")
         return lines
+
+
+def _is_same(one: Node | None, other: Node) -> bool:
+    """Return whether a node has the GPUs and the memory of another."""
+    return one is not None and (one.id, one.gpus, one.memory) == (other.id, other.gpus, other.memory)
 
 
 def _known_nodes(state: State) -> list[Node]:

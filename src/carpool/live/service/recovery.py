@@ -215,7 +215,7 @@ class GangRecovery:
                 self.executor.retune(key, record.accumulation)
                 self.executor.resume(key)
             elif record.status is Status.PAUSED:  # it may have gone on while no service ran
-                self.executor.pause(key)
+                self.executor.pause(key, swap=record.swapped)
         elif record.status is Status.STARTING:
             self.dispatcher.launch_later(record)
             if before in present:
