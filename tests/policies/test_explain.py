@@ -85,12 +85,12 @@ class TestBsbf:
 
 class TestCarpool:
     def test_no_move_lowers_the_sum(self):
-        said = explain(Carpool(), running("a", gpus=4, left=50), pending("b", gpus=4, left=100), xi=3.0)
+        said = explain(Carpool(pause=False), running("a", gpus=4, left=50), pending("b", gpus=4, left=100), xi=3.0)
         assert said.why.startswith("and no move was found that lowers the sum of completion times")
         assert [pair.host for pair in said.compared] == ["a"]
 
     def test_a_host_of_a_higher_priority_is_not_joined(self):
-        said = explain(Carpool(), running("a", gpus=4, priority=1), pending("b", left=10), xi=1.2)
+        said = explain(Carpool(pause=False), running("a", gpus=4, priority=1), pending("b", left=10), xi=1.2)
         assert said.why == "but every host that it fits beside has a higher priority"
 
 
@@ -164,13 +164,13 @@ def test_decisions_and_explanations_follow_the_rule_in_pair(monkeypatch, apart):
         assert compared.pays == better
         assert situation.plan(policy)["b"] == ("shares a" if better else "waits"), f"seed {seed}"
         if not better:
-            assert situation.plan(Carpool())["b"] == "waits", f"seed {seed}"
+            assert situation.plan(Carpool(pause=False))["b"] == "waits", f"seed {seed}"
         shared += better
     assert 10 < shared < 140, "the situations must be worth the test"
 
 
 def test_the_joint_rule_takes_the_ends_of_a_pair_from_pair(monkeypatch):
     jobs = (running("a", gpus=4), pending("b", gpus=2, left=100))
-    given(FOUR, *jobs, xi=1.2).expect(Carpool(), b="shares a")
+    given(FOUR, *jobs, xi=1.2).expect(Carpool(pause=False), b="shares a")
     monkeypatch.setattr(pair, "pair_ends", lambda host_left, guest_left, *xis: (100 * guest_left, 100 * host_left))
-    given(FOUR, *jobs, xi=1.2).expect(Carpool(), b="waits")
+    given(FOUR, *jobs, xi=1.2).expect(Carpool(pause=False), b="waits")

@@ -27,39 +27,41 @@ def pairs(**xi):
 
 class TestStartAlone:
     def test_the_first_in_the_queue_takes_free_gpus(self):
-        given(FOUR, pending("a", gpus=2), pending("b", gpus=2)).expect(Carpool(), a="starts", b="starts")
+        given(FOUR, pending("a", gpus=2), pending("b", gpus=2)).expect(Carpool(pause=False), a="starts", b="starts")
 
     def test_a_long_job_does_not_take_the_gpu_for_which_a_shorter_gang_waits(self):
         # h ends in 10 s, then the gang could run; SJF-BSBF would let it wait for 10,000 s more.
         jobs = (running("h", gpus=3, left=10), pending("gang", gpus=4, left=100), pending("long", left=10_000))
-        given(FOUR, *jobs, xi=3.0).expect(Carpool(), gang="waits", long="waits")
+        given(FOUR, *jobs, xi=3.0).expect(Carpool(pause=False), gang="waits", long="waits")
         given(FOUR, *jobs, xi=3.0).expect(SjfBsbf(), gang="waits", long="starts")
 
     def test_a_long_job_takes_a_free_gpu_if_the_gang_must_wait_longer_anyway(self):
         gang = pending("gang", gpus=4, left=100, exclusive=True)
         jobs = (running("h", gpus=3, left=20_000), gang, pending("long", left=10_000))
-        given(FOUR, *jobs, xi=3.0).expect(Carpool(), gang="waits", long="starts")
+        given(FOUR, *jobs, xi=3.0).expect(Carpool(pause=False), gang="waits", long="starts")
 
 
 class TestShareNow:
     def test_a_guest_joins_a_host_at_once(self):
-        given(FOUR, running("a", gpus=4), pending("b", gpus=2, left=100), xi=1.2).expect(Carpool(), b="shares a")
+        given(FOUR, running("a", gpus=4), pending("b", gpus=2, left=100), xi=1.2).expect(
+            Carpool(pause=False), b="shares a"
+        )
 
     def test_a_guest_joins_the_host_that_costs_least_in_sum(self):
         # Beside "thin" it is as quick, but slows that one down more.
         table = pairs(plain_thin=1.2, thin_plain=1.5, plain_plain=1.2)
         hosts = (running("dear", on=[0, 1], left=1000, model="thin"), running("cheap", on=[2, 3], left=1000))
-        given(FOUR, *hosts, pending("c", left=100), xi=table).expect(Carpool(), c="shares cheap")
+        given(FOUR, *hosts, pending("c", left=100), xi=table).expect(Carpool(pause=False), c="shares cheap")
         hosts = (running("cheap", on=[0, 1], left=1000), running("dear", on=[2, 3], left=1000, model="thin"))
-        given(FOUR, *hosts, pending("c", left=100), xi=table).expect(Carpool(), c="shares cheap")
+        given(FOUR, *hosts, pending("c", left=100), xi=table).expect(Carpool(pause=False), c="shares cheap")
 
     def test_a_gang_takes_a_union_of_hosts(self):
         hosts = [running(f"h{n}", on=[n], left=1000) for n in range(4)]
-        given(FOUR, *hosts, pending("b", gpus=4, left=100), xi=1.2).expect(Carpool(), b="shares h0 h1 h2 h3")
+        given(FOUR, *hosts, pending("b", gpus=4, left=100), xi=1.2).expect(Carpool(pause=False), b="shares h0 h1 h2 h3")
 
     def test_free_gpus_complete_a_gang(self):
         given(FOUR, running("a", gpus=3, left=1000), pending("b", gpus=4, left=100), xi=1.2).expect(
-            Carpool(), b="shares a"
+            Carpool(pause=False), b="shares a"
         )
 
     def test_a_guest_waits_where_the_queue_loses_more_than_the_pair_gains(self):
@@ -67,9 +69,9 @@ class TestShareNow:
         # but each of the eight that wait for these GPUs loses 10 s.
         pair = (running("h", gpus=4, left=100), pending("guest", gpus=4, left=20))
         others = [pending(f"q{n}", gpus=4, left=100 + n, exclusive=True) for n in range(8)]
-        given(FOUR, *pair, xi=2.5).expect(Carpool(), guest="shares h")
-        given(FOUR, *pair, *others[:3], xi=2.5).expect(Carpool(), guest="shares h")
-        given(FOUR, *pair, *others, xi=2.5).expect(Carpool(), guest="waits")
+        given(FOUR, *pair, xi=2.5).expect(Carpool(pause=False), guest="shares h")
+        given(FOUR, *pair, *others[:3], xi=2.5).expect(Carpool(pause=False), guest="shares h")
+        given(FOUR, *pair, *others, xi=2.5).expect(Carpool(pause=False), guest="waits")
         given(FOUR, *pair, *others, xi=2.5).expect(SjfBsbf(), guest="shares h")
 
     def test_a_pair_that_gets_less_done_than_one_job_alone_is_the_last_resort(self):
@@ -77,19 +79,19 @@ class TestShareNow:
         table = pairs(plain_thin=1.4, thin_plain=9.0, plain_plain=2.1)
         slow = running("slow", on=[0, 1], left=10_000, model="thin")
         quick = running("quick", on=[2, 3], left=10_000)
-        given(FOUR, slow, quick, pending("c", left=10), xi=table).expect(Carpool(), c="shares quick")
-        given(cluster("1x2"), slow, pending("c", left=10), xi=table).expect(Carpool(), c="shares slow")
+        given(FOUR, slow, quick, pending("c", left=10), xi=table).expect(Carpool(pause=False), c="shares quick")
+        given(cluster("1x2"), slow, pending("c", left=10), xi=table).expect(Carpool(pause=False), c="shares slow")
 
     def test_a_guest_does_not_run_more_than_three_times_as_long(self):
         for xi, expected in ((2.9, "shares h"), (3.1, "waits")):
             table = pairs(plain_thin=xi, thin_plain=1.0)
             jobs = (running("h", gpus=4, left=200_000, model="thin"), pending("c", left=2_000))
-            given(FOUR, *jobs, xi=table).expect(Carpool(), c=expected)
+            given(FOUR, *jobs, xi=table).expect(Carpool(pause=False), c=expected)
 
     def test_a_third_job_joins_where_that_beats_waiting_for_the_first_to_leave(self):
         three = cluster("1x4", jobs_per_gpu=3)
         jobs = (running("a", gpus=4), running("b", on=[0, 1, 2, 3], left=500), pending("c", left=10))
-        given(three, *jobs, xi=1.1).expect(Carpool(), c="shares a b")
+        given(three, *jobs, xi=1.1).expect(Carpool(pause=False), c="shares a b")
 
     def test_a_third_job_waits_where_the_first_to_leave_would_suffer_too_much(self):
         cells = {(a, b): 9.0 if a == "thin" else 1.2 for a in ("plain", "thin") for b in ("plain", "thin")}
@@ -99,17 +101,19 @@ class TestShareNow:
         def jobs(left):
             return running("a", gpus=4), running("b", on=[0, 1, 2, 3], model="thin", left=left), pending("c", left=10)
 
-        given(three, *jobs(1), xi=table).expect(Carpool(), c="waits")
-        given(three, *jobs(100), xi=table).expect(Carpool(), c="shares a b")
+        given(three, *jobs(1), xi=table).expect(Carpool(pause=False), c="waits")
+        given(three, *jobs(100), xi=table).expect(Carpool(pause=False), c="shares a b")
 
     def test_no_job_joins_where_total_speed_would_fall(self):
         three = cluster("1x4", jobs_per_gpu=3)
         jobs = (running("a", gpus=4), running("b", on=[0, 1, 2, 3], left=900), pending("c", left=10))
-        given(three, *jobs, xi=2.5).expect(Carpool(), c="waits")
+        given(three, *jobs, xi=2.5).expect(Carpool(pause=False), c="waits")
 
     def test_why_names_hosts_and_what_was_compared(self):
-        state = given(FOUR, running("a", gpus=4), pending("b", gpus=2, left=100), xi=1.2).state(Carpool().key)
-        (decision,) = Carpool().decide(state)
+        state = given(FOUR, running("a", gpus=4), pending("b", gpus=2, left=100), xi=1.2).state(
+            Carpool(pause=False).key
+        )
+        (decision,) = Carpool(pause=False).decide(state)
         assert decision.why.startswith("it shares with a: it takes 1.20× as long as alone, and still saves")
         assert decision.why.endswith("in sum over it, its hosts and the queue")
 
@@ -120,9 +124,9 @@ class TestWaitForCertainGpus:
         hosts = (running("h1", on=[0, 1], left=10), running("h2", on=[2, 3], left=20))
         gangs = (pending("p0", gpus=3, left=20), pending("p2", gpus=3, left=20))
         jobs = (*hosts, *gangs, pending("p1", gpus=2, left=5), pending("p3", gpus=1, left=50))
-        given(FOUR, *jobs, xi=1.3).expect(Carpool(), p1="shares h1", p3="waits")
+        given(FOUR, *jobs, xi=1.3).expect(Carpool(pause=False), p1="shares h1", p3="waits")
         monkeypatch.setattr(DeferredCandidates, "later", lambda candidates, guest, bar: [])
-        given(FOUR, *jobs, xi=1.3).expect(Carpool(), p1="shares h1", p3="shares h2")
+        given(FOUR, *jobs, xi=1.3).expect(Carpool(pause=False), p1="shares h1", p3="shares h2")
 
 
 class TestSuspend:
@@ -130,51 +134,59 @@ class TestSuspend:
     SHORT = pending("short", gpus=4, left=100)
 
     def test_a_long_job_makes_room_for_a_short_one(self):
-        given(FOUR, self.LONG, self.SHORT, xi=3.0).expect(Carpool(suspend=True), long="stops", short="starts")
+        given(FOUR, self.LONG, self.SHORT, xi=3.0).expect(
+            Carpool(pause=False, suspend=True), long="stops", short="starts"
+        )
 
     def test_it_does_so_too_where_sharing_is_off(self):
         alone = cluster("1x4", jobs_per_gpu=1)
-        given(alone, self.LONG, self.SHORT, xi=1.2).expect(Carpool(suspend=True), long="stops", short="starts")
+        given(alone, self.LONG, self.SHORT, xi=1.2).expect(
+            Carpool(pause=False, suspend=True), long="stops", short="starts"
+        )
 
     def test_an_exclusive_job_is_suspended_too(self):
         exclusive = running("long", gpus=4, left=100_000, exclusive=True)
-        given(FOUR, exclusive, self.SHORT, xi=1.2).expect(Carpool(suspend=True), long="stops", short="starts")
+        given(FOUR, exclusive, self.SHORT, xi=1.2).expect(
+            Carpool(pause=False, suspend=True), long="stops", short="starts"
+        )
 
     def test_a_job_with_a_mate_is_not_suspended(self):
         shared = running("long", on=[0, 1, 2, 3], left=100_000), running("mate", on=[0], left=90_000)
-        given(FOUR, *shared, self.SHORT, xi=1.2).expect(Carpool(suspend=True), long="runs", mate="runs", short="waits")
+        given(FOUR, *shared, self.SHORT, xi=1.2).expect(
+            Carpool(pause=False, suspend=True), long="runs", mate="runs", short="waits"
+        )
 
     def test_only_jobs_that_can_checkpoint_are_suspended_and_only_with_the_option(self):
-        given(FOUR, self.LONG, self.SHORT, xi=9.0).expect(Carpool(), long="runs")
+        given(FOUR, self.LONG, self.SHORT, xi=9.0).expect(Carpool(pause=False), long="runs")
         stuck = running("long", gpus=4, left=100_000, can_checkpoint=False)
-        given(FOUR, stuck, self.SHORT, xi=9.0).expect(Carpool(suspend=True), long="runs")
+        given(FOUR, stuck, self.SHORT, xi=9.0).expect(Carpool(pause=False, suspend=True), long="runs")
 
     def test_no_job_is_suspended_for_one_that_is_hardly_shorter(self):
         host = running("long", gpus=4, left=120)
-        given(FOUR, host, self.SHORT, xi=3.0).expect(Carpool(suspend=True), long="runs", short="waits")
+        given(FOUR, host, self.SHORT, xi=3.0).expect(Carpool(pause=False, suspend=True), long="runs", short="waits")
 
     def test_no_job_is_suspended_for_one_of_a_lower_priority(self):
         host = running("long", gpus=4, left=100_000, priority=1)
-        given(FOUR, host, self.SHORT, xi=3.0).expect(Carpool(suspend=True), long="runs", short="waits")
+        given(FOUR, host, self.SHORT, xi=3.0).expect(Carpool(pause=False, suspend=True), long="runs", short="waits")
 
     def test_as_few_gpus_as_possible_are_freed(self):
         jobs = (running("one", on=[0], left=9000), running("three", on=[1, 2, 3], left=9000), pending("b", left=10))
-        given(FOUR, *jobs, xi=9.0).expect(Carpool(suspend=True), one="stops", three="runs", b="starts")
+        given(FOUR, *jobs, xi=9.0).expect(Carpool(pause=False, suspend=True), one="stops", three="runs", b="starts")
 
     def test_several_jobs_are_suspended_where_one_is_not_enough(self):
         jobs = [running(f"h{n}", on=[n], left=9000) for n in range(4)]
-        plan = given(FOUR, *jobs, pending("b", gpus=2, left=10), xi=9.0).plan(Carpool(suspend=True))
+        plan = given(FOUR, *jobs, pending("b", gpus=2, left=10), xi=9.0).plan(Carpool(pause=False, suspend=True))
         assert sorted(plan.values()) == ["runs", "runs", "starts", "stops", "stops"]
 
     def test_no_job_is_suspended_where_the_victims_lose_more_than_the_guest_gains(self):
         # It gains the 100 s that it would wait; each of the two loses its length and a restart of 10 s.
         hosts = (running("a", on=[0, 1], left=100), running("b", on=[2, 3], left=100))
-        policy = Carpool(suspend=True, restart_s=10.0)
+        policy = Carpool(pause=False, suspend=True, restart_s=10.0)
         given(FOUR, *hosts, pending("c", gpus=4, left=45), xi=9.0).expect(policy, a="runs", b="runs", c="waits")
         given(FOUR, *hosts, pending("c", gpus=4, left=35), xi=9.0).expect(policy, a="stops", b="stops", c="starts")
 
     def test_no_job_is_suspended_on_a_gpu_that_is_too_small_for_the_guest(self):
-        policy = Carpool(suspend=True)
+        policy = Carpool(pause=False, suspend=True)
         state = given(cluster("1x2", memory_gib=8), running("a", gpus=2, left=9000), xi=9.0).state(policy.key)
         state.apply(ev.NodeJoined(0.0, Node("large", (8, 9), 64 * GIB)))
         state.apply(ev.Submitted(0.0, job("b", gpus=2, left=9000, model="fat", batch=64, can_shrink=False)))
@@ -190,7 +202,7 @@ class TestSuspend:
 class TestPriority:
     def test_a_lower_priority_does_not_slow_down_a_host_of_a_higher_one(self):
         jobs = (running("high", gpus=4, priority=1), pending("low", left=10))
-        given(FOUR, *jobs, xi=1.2).expect(Carpool(), low="waits")
+        given(FOUR, *jobs, xi=1.2).expect(Carpool(pause=False), low="waits")
 
     def test_a_higher_priority_does_not_wait_for_the_sake_of_lower_ones(self):
         # among equals, `long` would leave its GPU to the gang (see TestStartAlone)
@@ -199,20 +211,20 @@ class TestPriority:
             pending("gang", gpus=4, left=100),
             pending("long", left=10_000, priority=1),
         )
-        given(FOUR, *jobs, xi=3.0).expect(Carpool(), long="starts")
+        given(FOUR, *jobs, xi=3.0).expect(Carpool(pause=False), long="starts")
 
     def test_jobs_of_a_lower_priority_do_not_count_when_a_guest_shares(self):
         # see TestShareNow.test_a_guest_waits_where_the_queue_loses_more_than_the_pair_gains
         others = [pending(f"q{n}", gpus=4, left=100 + n, exclusive=True) for n in range(8)]
         for priority, expected in ((0, "waits"), (1, "shares h")):
             pair = (running("h", gpus=4, left=100), pending("guest", gpus=4, left=20, priority=priority))
-            given(FOUR, *pair, *others, xi=2.5).expect(Carpool(), guest=expected)
+            given(FOUR, *pair, *others, xi=2.5).expect(Carpool(pause=False), guest=expected)
 
     def test_a_lower_priority_does_not_delay_a_higher_one_however_much_it_gains(self):
         jobs = (running("h", gpus=3, left=10), pending("gang", gpus=4, left=1e6, priority=1), pending("low", left=20))
-        given(FOUR, *jobs, xi=3.0).expect(Carpool(), gang="waits", low="waits")
+        given(FOUR, *jobs, xi=3.0).expect(Carpool(pause=False), gang="waits", low="waits")
         equal = (running("h", gpus=3, left=10), pending("gang", gpus=4, left=1e6), pending("low", left=20))
-        given(FOUR, *equal, xi=3.0).expect(Carpool(), low="starts")
+        given(FOUR, *equal, xi=3.0).expect(Carpool(pause=False), low="starts")
 
 
 class TestStarvation:
@@ -228,28 +240,28 @@ class TestStarvation:
         return {decision.job for decision in policy.decide(state)}
 
     def test_free_gpus_are_kept_for_a_job_that_waited_too_long(self):
-        assert self.decided(Carpool(patience=10.0)) == set()
+        assert self.decided(Carpool(pause=False, patience=10.0)) == set()
 
     def test_patience_sets_how_long_is_too_long(self):
-        assert self.decided(Carpool(patience=100.0)) == {"small"}
-        assert self.decided(Carpool(patience=0.0)) == {"small"}
+        assert self.decided(Carpool(pause=False, patience=100.0)) == {"small"}
+        assert self.decided(Carpool(pause=False, patience=0.0)) == {"small"}
 
     def test_no_job_joins_the_hosts_whose_gpus_a_starved_job_waits_for(self):
         parts = (running("busy", gpus=4, left=7200), pending("gang", gpus=4, left=200, exclusive=True))
-        state = given(FOUR, *parts, xi=1.1).state(Carpool().key)
+        state = given(FOUR, *parts, xi=1.1).state(Carpool(pause=False).key)
         state.advance(3600.0)
         state.apply(ev.Submitted(3600.0, pending("small", left=10, submitted=3600.0).job))
-        assert Carpool().decide(state) == []
-        assert [d.job for d in Carpool(patience=0.0).decide(state)] == ["small"]
+        assert Carpool(pause=False).decide(state) == []
+        assert [d.job for d in Carpool(pause=False, patience=0.0).decide(state)] == ["small"]
 
     def test_a_starved_job_starts_before_shorter_jobs(self):
         state = given(FOUR, running("busy", gpus=4, left=3600), pending("old", gpus=4, left=200), xi=9.0).state(
-            Carpool().key
+            Carpool(pause=False).key
         )
         state.advance(3600.0)
         state.apply(ev.Finished(3600.0, "busy", 1))
         state.apply(ev.Submitted(3600.0, pending("new", gpus=4, left=10, submitted=3600.0).job))
-        plan = Carpool(patience=0.5).decide(state)
+        plan = Carpool(pause=False, patience=0.5).decide(state)
         check(state, plan)
         assert [d.job for d in plan][:1] == ["old"]
 
@@ -258,10 +270,12 @@ class TestWhatBecamePossible:
     """Where no GPU was given back, only new jobs are tried. What changed for waiting jobs counts as given back."""
 
     def shares(self, events, **guest):
-        state = given(cluster("1x4", memory_gib=4), running("a", gpus=4, left=5000), xi=1.2).state(Carpool().key)
+        state = given(cluster("1x4", memory_gib=4), running("a", gpus=4, left=5000), xi=1.2).state(
+            Carpool(pause=False).key
+        )
         for event in (ev.Submitted(1.0, job("b", gpus=2, left=100, submitted=1.0, **guest)), *events):
             state.apply(event)
-        return [d.job for d in Carpool().decide(state)]
+        return [d.job for d in Carpool(pause=False).decide(state)]
 
     def test_a_job_that_was_held_is_tried_again(self):
         assert self.shares([ev.Held(1.0, "b"), ev.Released(50.0, "b")]) == ["b"]
@@ -270,37 +284,41 @@ class TestWhatBecamePossible:
         assert self.shares([ev.ConstraintsChanged(50.0, "b", exclusive=False)], exclusive=True) == ["b"]
 
     def test_memory_that_other_processes_gave_back_is_used(self):
-        state = given(cluster("1x4", memory_gib=4), running("a", gpus=4, left=5000), xi=1.2).state(Carpool().key)
+        state = given(cluster("1x4", memory_gib=4), running("a", gpus=4, left=5000), xi=1.2).state(
+            Carpool(pause=False).key
+        )
         for gpu in range(4):
             state.apply(ev.MemoryTaken(0.5, gpu, 2 * GIB))
         state.apply(ev.Submitted(1.0, job("b", gpus=2, left=100, submitted=1.0)))
-        assert Carpool().decide(state) == []
+        assert Carpool(pause=False).decide(state) == []
         for gpu in range(4):
             state.apply(ev.MemoryTaken(60.0, gpu, 0))
-        assert [d.job for d in Carpool().decide(state)] == ["b"]
+        assert [d.job for d in Carpool(pause=False).decide(state)] == ["b"]
 
 
 class TestWhatCannotBe:
     def test_a_gang_larger_than_the_rest_of_the_cluster_does_not_hold_up_others(self):
         jobs = (running("a", on=[4, 5, 6, 7], left=50), pending("big", gpus=8, left=100))
-        state = given(cluster("2x4"), *jobs, xi=1.2).state(Carpool().key)
+        state = given(cluster("2x4"), *jobs, xi=1.2).state(Carpool(pause=False).key)
         state.apply(ev.NodeLost(10.0, "n0"))
         state.apply(ev.Finished(50.0, "a", 1))
         for name in ("s", "t"):
             state.apply(ev.Submitted(2000.0, job(name, left=50, submitted=2000.0)))
-        assert [d.job for d in Carpool().decide(state)] == ["s", "t"]
+        assert [d.job for d in Carpool(pause=False).decide(state)] == ["s", "t"]
 
     def test_a_job_whose_memory_no_gpu_has_does_not_hold_up_others(self):
-        state = given(cluster("1x2", memory_gib=8), running("a", gpus=2, left=50), xi=9.0).state(Carpool().key)
+        state = given(cluster("1x2", memory_gib=8), running("a", gpus=2, left=50), xi=9.0).state(
+            Carpool(pause=False).key
+        )
         state.apply(ev.NodeJoined(0.0, Node("large", (8, 9), 64 * GIB)))
         state.apply(ev.Submitted(0.0, job("b", gpus=2, left=100, model="fat", batch=64, can_shrink=False)))
         state.apply(ev.NodeLost(10.0, "large"))
         state.apply(ev.Finished(50.0, "a", 1))
         state.apply(ev.Submitted(2000.0, job("s", left=50_000, submitted=2000.0)))
-        assert [d.job for d in Carpool().decide(state)] == ["s"]
+        assert [d.job for d in Carpool(pause=False).decide(state)] == ["s"]
 
     def test_no_job_is_suspended_for_one_that_other_processes_leave_no_memory(self):
-        policy = Carpool(suspend=True)
+        policy = Carpool(pause=False, suspend=True)
         state = given(cluster("1x2", memory_gib=16), running("a", gpus=2, left=90_000), xi=9.0).state(policy.key)
         guest = job("c", gpus=2, left=10, submitted=2.0, model="fat", batch=64, can_shrink=False)
         for gpu in (0, 1):
@@ -316,19 +334,19 @@ class TestWhatCannotBe:
     def test_a_job_that_was_stopped_at_its_very_end_still_finds_a_place(self, jobs_per_gpu):
         box = cluster("1x4", jobs_per_gpu=jobs_per_gpu)
         hosts = [running("a", gpus=4, left=5000), running("b", on=[0, 1], left=400)][: jobs_per_gpu - 1]
-        state = given(box, *hosts, xi=1.2).state(Carpool().key)
+        state = given(box, *hosts, xi=1.2).state(Carpool(pause=False).key)
         state.apply(ev.Submitted(0.0, job("z", left=10)))
         state.apply(ev.Planned(0.0, (Decision("z", Allocation((3,), 1), "for a while"),)))
         state.apply(ev.Started(0.0, "z", 1))
         state.apply(ev.Planned(10.0, (Decision("z", None, "to be resumed"),)))
         state.apply(ev.Stopped(10.0, "z", 1, 10.0))
-        plan = Carpool().decide(state)
+        plan = Carpool(pause=False).decide(state)
         check(state, plan)
         assert [d.job for d in plan] == ["z"]
 
 
 def test_a_job_without_a_better_place_stays_in_the_queue():
-    given(FOUR, running("a", gpus=4, left=10), pending("b", left=1000), xi=2.0).expect(Carpool(), b="waits")
+    given(FOUR, running("a", gpus=4, left=10), pending("b", left=1000), xi=2.0).expect(Carpool(pause=False), b="waits")
 
 
 class TestWorstCases:

@@ -15,7 +15,7 @@ from tests.support.world import cluster, given, pending, running, starting
 
 FOUR = cluster("1x4")
 EVERY = [*(policies.make(name) for name in policies.BUILT_IN), Carpool(suspend=True)]
-SHARING = [SjfFfs(), SjfBsbf(), Carpool()]
+SHARING = [SjfFfs(), SjfBsbf(), Carpool(pause=False)]
 
 
 @pytest.mark.parametrize("policy", EVERY, ids=lambda policy: policy.name)

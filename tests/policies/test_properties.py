@@ -16,7 +16,8 @@ from tests.support.situations import Situation, check_state, facts, situations
 from tests.support.world import GIB
 
 NAMES = [*policies.BUILT_IN, "fifo:skip=true", "sjf:skip=false", "tiresias:threshold_gpu_s=20", "pollux:fairness=0"]
-NAMES += ["sjf-bsbf:floor=0.95,single_host=true", "carpool:suspend=true", "carpool:suspend=true,patience=0.001"]
+NAMES += ["sjf-bsbf:floor=0.95,single_host=true", "carpool:pause=false"]
+NAMES += ["carpool:suspend=true", "carpool:suspend=true,patience=0.001"]
 
 
 @pytest.mark.slow

@@ -103,7 +103,7 @@ def facts(state: State) -> dict:
     for name, r in sorted({**state.jobs, **state.ended}.items()):
         known = {field.name: getattr(r, field.name) for field in fields(r)}
         entry = known.pop("queue_entry")
-        del known["index_entry"], known["shape"]
+        del known["shape"]
         records[name] = {**known, "priority": r.shape.priority, "key": entry and entry[:3]}
     gpus = {g: ([r.job.id for r in state.jobs_on(g)], state.memory_used(g)) for g in sorted(state.topology.node_of)}
     return {

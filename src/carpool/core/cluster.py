@@ -15,6 +15,7 @@ class Cluster:
     """The nodes of the cluster and what their GPUs hold."""
 
     def __init__(self, resident_per_gpu: int) -> None:
+        self.resident_per_gpu = resident_per_gpu
         self.topology = Topology()
         self.free = FreeGpus(self.topology)
         self.residents: dict[GpuId, tuple[JobRecord, ...]] = {}
@@ -23,6 +24,8 @@ class Cluster:
         """Bytes reserved on each GPU."""
         self.by_load = [0] * (resident_per_gpu + 1)
         """The GPUs that hold n jobs, one bit each, by n. Paused jobs count."""
+        self.idle: set[GpuId] = set()
+        """The GPUs that hold jobs, all of them paused."""
 
     def join(self, node: Node) -> None:
         """Add a node."""
@@ -56,6 +59,8 @@ class Cluster:
                 unused.append(gpu)
         if unused:
             self.free.take(unused)
+        if self.idle:
+            self.idle.difference_update(record.gpus)
 
     def leave(self, record: JobRecord) -> None:
         """Remove a job from its GPUs."""
@@ -72,6 +77,16 @@ class Cluster:
                 unused.append(gpu)
         if unused:
             self.free.give(unused)
+        self.note_idle(record.gpus)
+
+    def note_idle(self, gpus: tuple[GpuId, ...]) -> None:
+        """Find out which of these GPUs hold paused jobs alone: a job of theirs left, was paused or resumed."""
+        for gpu in gpus:
+            there = self.residents[gpu]
+            if there and not any(record.active for record in there):
+                self.idle.add(gpu)
+            else:
+                self.idle.discard(gpu)
 
     def reserve(self, record: JobRecord, memory: int) -> None:
         """Change the memory that a job reserves on each of its GPUs."""

@@ -1,8 +1,8 @@
 """A plan under construction.
 
-Policies `start`, `assign` and `stop` jobs in a draft. The draft shows the cluster as it would be with these decisions,
-picks consolidated GPUs and collects the decisions. It is an overlay over the view: it keeps the differences, and copies
-the index of free GPUs where it changes it.
+Policies `start`, `assign`, `pause`, `resume`, `move` and `stop` jobs in a draft. The draft shows the cluster as it
+would be with these decisions, picks consolidated GPUs and collects the decisions. It is an overlay over the view: it
+keeps the differences, and copies the index of free GPUs where it changes it.
 """
 
 from collections.abc import Collection, Sequence, Set
@@ -11,7 +11,7 @@ from carpool.core.free import FreeGpus
 from carpool.core.model import Allocation, Decision, GpuId, JobId
 from carpool.core.rules import Resident, resident_of, sharing_problem
 from carpool.core.shapes import Size
-from carpool.core.view import FreeGpusView, JobView, ScanView, View
+from carpool.core.view import FreeGpusView, HostsView, JobView, ScanView, View
 
 
 class Draft:
@@ -29,6 +29,9 @@ class Draft:
         self._just_taken: list[GpuId] = []
         self._arrived: dict[GpuId, list[Resident]] = {}
         self._stopped: set[int] = set()
+        self._touched: dict[GpuId, None] = {}
+        self._inactive: set[int] = set()
+        self._switched: dict[int, bool] = {}  # jobs that the draft paused (False) or resumed (True), by `seq`
         self._shareable: int | None = None
         self._changed: list[GpuId] = []  # GPUs that changed before `shareable` was first asked
         self._held: dict[str, list[int]] = {}
@@ -43,7 +46,7 @@ class Draft:
         """Return the GPUs that hold jobs and have room for one more, one bit each."""
         if self._shareable is None:
             self._shareable = 0
-            for jobs in range(1, self.view.jobs_per_gpu):
+            for jobs in range(1, self.view.resident_per_gpu if self.pauses else self.view.jobs_per_gpu):
                 self._shareable |= self.view.gpus_holding(jobs)
             for gpu in self._changed:
                 self._note_room(gpu)
@@ -54,13 +57,25 @@ class Draft:
         staying = [resident_of(record) for record in self.view.jobs_on(gpu) if record.seq not in self._stopped]
         if self.view.paused and not self.pauses:
             staying = [resident._replace(active=True) for resident in staying]
+        elif self._switched:
+            staying = [r._replace(active=self._switched.get(r.record.seq, r.active)) for r in staying]
         return staying + self._arrived.get(gpu, [])
+
+    def active_on(self, gpu: GpuId) -> list[Resident]:
+        """Return the residents of a GPU that compute in the draft."""
+        return [resident for resident in self.residents(gpu) if resident.active]
 
     def jobs_on(self, gpu: GpuId) -> Sequence[JobView]:
         """Return the jobs on a GPU in the draft."""
         if self._stopped or gpu in self._arrived:
             return tuple([resident.record for resident in self.residents(gpu)])
         return self.view.jobs_on(gpu)
+
+    def fits(self, gpu: GpuId, memory: int) -> bool:
+        """Return whether a GPU has room for another resident with this many bytes, computing or not."""
+        there = self.residents(gpu)
+        used = sum([resident.memory for resident in there])
+        return len(there) < self.view.resident_per_gpu and used + memory <= self.view.topology.memory_of(gpu)
 
     def accepts(self, gpu: GpuId, record: JobView, size: Size) -> bool:
         """Return whether the rules let a job join the residents of a GPU at this size."""
@@ -70,14 +85,33 @@ class Draft:
         return sharing_problem([*self.residents(gpu), guest], view, memory) is None
 
     @property
-    def entered(self) -> Collection[GpuId]:
-        """The GPUs on which this draft placed a job."""
-        return self._arrived
+    def has_paused(self) -> bool:
+        """Whether there are jobs that a policy that pauses jobs may resume."""
+        return self.pauses and bool(self.view.paused or self._switched)
+
+    def idle(self) -> list[GpuId]:
+        """Return the GPUs that hold jobs, none of which computes in the draft."""
+        touched = [gpu for gpu in self._touched if self.jobs_on(gpu) and not self.active_on(gpu)]
+        return sorted([gpu for gpu in self.view.idle() if gpu not in self._touched] + touched)
+
+    def only_resident(self, record: JobView) -> bool:
+        """Return whether a job has all of its GPUs to itself in the draft, paused jobs included."""
+        return all(len(self.jobs_on(gpu)) == 1 for gpu in self.gpus_of(record))
 
     @property
-    def stopped(self) -> Set[int]:
-        """The `seq` of the jobs that this draft stopped."""
-        return self._stopped
+    def hosts(self) -> HostsView:
+        """The jobs that may take a guest, as the view has them: for a policy that pauses jobs, only active ones."""
+        return self.view.active_hosts if self.pauses else self.view.hosts
+
+    @property
+    def touched(self) -> Collection[GpuId]:
+        """The GPUs on which this draft placed, paused or resumed a job."""
+        return self._touched
+
+    @property
+    def inactive(self) -> Set[int]:
+        """The `seq` of the jobs that this draft stopped or paused."""
+        return self._inactive
 
     def gpus_of(self, record: JobView) -> tuple[GpuId, ...]:
         """Return the GPUs of a job in the draft."""
@@ -136,6 +170,7 @@ class Draft:
     def stop(self, record: JobView, why: str) -> None:
         """Preempt a running job; the draft can give its GPUs to other jobs."""
         self._stopped.add(record.seq)
+        self._inactive.add(record.seq)
         for gpu in record.gpus:
             self._note_room(gpu)
         emptied = [gpu for gpu in record.gpus if not self.jobs_on(gpu)]
@@ -144,8 +179,31 @@ class Draft:
         self._count_for_user(record, -1)
         self.decisions.append(Decision(record.job.id, None, why))
 
+    def pause(self, record: JobView, why: str) -> None:
+        """Let a running job keep its place and stop computing."""
+        self._switch(record, False, why)
+
+    def resume(self, record: JobView, why: str) -> None:
+        """Let a paused job compute again."""
+        self._switch(record, True, why)
+
+    def move(self, record: JobView, gpus: Sequence[GpuId], size: Size, why: str) -> None:
+        """Stop a job, and start it again on free GPUs."""
+        self.stop(record, why)
+        self.decisions.pop()
+        self.assign(record, gpus, size, why)
+
+    def _switch(self, record: JobView, active: bool, why: str) -> None:
+        self._switched[record.seq] = active
+        self._touched.update(dict.fromkeys(record.gpus))
+        if not active:
+            self._inactive.add(record.seq)
+        allocation = Allocation(record.gpus, record.accumulation, record.batch, active)
+        self.decisions.append(Decision(record.job.id, allocation, why))
+
     def _enter(self, record: JobView, allocation: Allocation, memory: int, why: str) -> None:
         resident = Resident(record, allocation.accumulation, memory)
+        self._touched.update(dict.fromkeys(allocation.gpus))
         for gpu in allocation.gpus:
             self._arrived.setdefault(gpu, []).append(resident)
             self._note_room(gpu)
@@ -158,7 +216,8 @@ class Draft:
             self._changed.append(gpu)
             return
         bit = 1 << gpu
-        room = 0 < len(self.jobs_on(gpu)) < self.view.jobs_per_gpu
+        most = self.view.resident_per_gpu if self.pauses else self.view.jobs_per_gpu
+        room = 0 < len(self.jobs_on(gpu)) < most
         self._shareable = self._shareable | bit if room else self._shareable & ~bit
 
     def _take(self, gpus: Sequence[GpuId]) -> None:

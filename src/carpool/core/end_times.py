@@ -1,10 +1,15 @@
 """When the running jobs will end, and when their GPUs will be free.
 
-A job that shares speeds up as its mates end; each mate is taken to end at its present pace. The state marks the jobs
+A job that shares speeds up as its mates end; each mate is taken to end at its present pace. A paused job goes on once
+the jobs that compute on its GPUs, and paused jobs there with less left, have ended. The state marks the jobs
 that an event touched, and `refresh` predicts the ends of those and of their mates again. A prediction follows from the
 records alone, not from the time at which it is made, so a replayed journal gives the same predictions. `State` creates
 the index when a policy first uses it.
 """
+
+from bisect import bisect_left, insort
+from collections.abc import Mapping, Sequence
+from heapq import heapify, heappop, heappush
 
 from carpool.core.availability import Availability, Until, corrected, finish
 from carpool.core.cluster import Cluster
@@ -19,14 +24,16 @@ NOTHING: dict[float, int] = {}
 class EndTimes:
     """The index of predicted ends."""
 
-    def __init__(self, cluster: Cluster, perf: PerformanceModel) -> None:
+    def __init__(self, cluster: Cluster, perf: PerformanceModel, holders: Mapping[int, JobRecord]) -> None:
         self.cluster = cluster
+        self._holders = holders
         self.perf = perf
         self.ends: dict[int, float] = {}
         """The predicted end of every job that holds GPUs, by `seq`."""
         self._lent = Availability()
         self._freed: dict[int, dict[float, int]] = {}  # number of GPUs by time, by the first resident of these GPUs
         self._touched: dict[int, JobRecord] = {}
+        self._running: RunningJobs | None = None
 
     def touch(self, record: JobRecord) -> None:
         """Note that a job or its mates changed."""
@@ -38,12 +45,29 @@ class EndTimes:
             return self
         touched = self._with_mates(self._touched)
         self._touched = {}
-        ends, lent = self.ends, self._lent
+        self._predict(touched)
+        self._note_freed(touched)
+        if self._running is not None:
+            for record in touched.values():
+                self._running.update(record, self.cluster, self.ends)
+        return self
+
+    def _predict(self, touched: dict[int, JobRecord]) -> None:
+        """Predict the ends of these jobs, and add the paused jobs whose ends move with them."""
+        paused = []
         for seq, record in touched.items():
-            if record.gpus:
-                ends[seq] = self._end(record)
+            if not record.gpus:
+                self.ends.pop(seq, None)
+            elif record.active:
+                self.ends[seq] = self._end(record)
             else:
-                ends.pop(seq, None)
+                paused.append(record)
+        if paused:
+            touched.update(self._predict_paused(paused))
+
+    def _note_freed(self, touched: dict[int, JobRecord]) -> None:
+        """Note when the GPUs of these jobs become free."""
+        lent = self._lent
         for seq, record in self._with_first(touched).items():
             before = self._freed.pop(seq, NOTHING)
             after = self._first_on(record)
@@ -54,7 +78,15 @@ class EndTimes:
                     lent.remove(moment, gpus)
                 for moment, gpus in after.items():
                     lent.add(moment, gpus)
-        return self
+
+    @property
+    def running(self) -> Mapping[tuple[int, int], Sequence[tuple[float, int, JobRecord]]]:
+        """The jobs that compute, by their number of GPUs and of mates. Kept up to date from the first use on."""
+        if self._running is None:
+            self._running = RunningJobs()
+            for seq in self.ends:
+                self._running.update(self._holders[seq], self.cluster, self.ends)
+        return self._running.groups
 
     @property
     def lent(self) -> Availability:
@@ -68,6 +100,26 @@ class EndTimes:
                 for mate in self.cluster.mates(record):
                     found[mate.seq] = mate
         return found
+
+    def _predict_paused(self, paused: list[JobRecord]) -> dict[int, JobRecord]:
+        """Predict the ends of paused jobs and of the paused jobs that go on after them. Return all whose end moved."""
+        ends, moved = self.ends, {}
+        ahead = [(*_turn(record), record) for record in paused]
+        heapify(ahead)
+        while ahead:
+            left, seq, record = heappop(ahead)
+            if seq in moved:
+                continue
+            mates = self.cluster.mates(record)
+            before = [ends[mate.seq] for mate in mates if mate.active or _turn(mate) < (left, seq)]
+            end = max([record.since, *before]) + left
+            if end != ends.get(seq):
+                ends[seq] = end
+                moved[seq] = record
+                for mate in mates:
+                    if not mate.active and _turn(mate) > (left, seq):
+                        heappush(ahead, (*_turn(mate), mate))
+        return moved
 
     def _with_first(self, records: dict[int, JobRecord]) -> dict[int, JobRecord]:
         """Return these jobs and the first residents of their GPUs."""
@@ -92,11 +144,10 @@ class EndTimes:
     def _end(self, record: JobRecord) -> float:
         if record.status is not Status.RUNNING:  # as if it ran alone from the last event on
             since = record.gpus_since if record.paused_since < 0.0 else record.since
-            return since + (record.job.iterations - record.done) * record.alone_iteration_s
+            return since + _alone_left(record)
         if record.slowdown == 1.0:
             return record.end()
-        work = (record.job.iterations - record.done) * record.alone_iteration_s
-        return finish(record.since, work, self.slowdowns(record))
+        return finish(record.since, _alone_left(record), self.slowdowns(record))
 
     def slowdowns(self, record: JobView) -> list[Until]:
         """Return how much its present mates slow a running job down, and until when.
@@ -116,6 +167,36 @@ class EndTimes:
                 steps.append((mate.end(), xi))
                 present = max(present, xi)
         return corrected(steps, present, record.slowdown)
+
+
+class RunningJobs:
+    """The jobs that compute, grouped by their number of GPUs and of mates, each group sorted by predicted end."""
+
+    def __init__(self) -> None:
+        self.groups: dict[tuple[int, int], list[tuple[float, int, JobRecord]]] = {}
+        self._places: dict[int, tuple[tuple[int, int], tuple[float, int, JobRecord]]] = {}
+
+    def update(self, record: JobRecord, cluster: Cluster, ends: dict[int, float]) -> None:
+        """Enter a job again: it, its mates or its predicted end changed."""
+        place = self._places.pop(record.seq, None)
+        if place is not None:
+            group = self.groups[place[0]]
+            del group[bisect_left(group, place[1])]
+        if record.status is Status.RUNNING:
+            key = (len(record.gpus), len(cluster.mates(record)))
+            entry = (ends[record.seq], record.seq, record)
+            insort(self.groups.setdefault(key, []), entry)
+            self._places[record.seq] = key, entry
+
+
+def _alone_left(record: JobRecord) -> float:
+    """Return the time left alone at the last settlement."""
+    return (record.job.iterations - record.done) * record.alone_iteration_s
+
+
+def _turn(record: JobRecord) -> tuple[float, int]:
+    """Return the order in which paused jobs go on: the shortest first."""
+    return _alone_left(record), record.seq
 
 
 def _pace_end(record: JobRecord) -> tuple[float, int]:

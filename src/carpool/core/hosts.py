@@ -3,6 +3,9 @@
 A *lone* host runs at full speed and shares none of its GPUs: the time at which it ends is fixed, so the lone hosts of
 one kind stay sorted by the time they have left. The other hosts (starting, or sharing some of their GPUs) are few; for
 each of them the index keeps the GPUs that have room. `State` creates the index when a policy first uses it.
+
+There are two such indexes. For policies that do not pause jobs, a paused resident counts like any other. For those that
+do, only active residents count: a host is alone where its mates are paused.
 """
 
 from bisect import bisect_left, insort
@@ -42,19 +45,21 @@ class LoneEntry(NamedTuple):
 class Hosts:
     """The index of all running jobs that may take a guest."""
 
-    def __init__(self, cluster: Cluster, jobs_per_gpu: int) -> None:
+    def __init__(self, cluster: Cluster, jobs_per_gpu: int, *, only_active: bool = False) -> None:
         self.cluster = cluster
         self.jobs_per_gpu = jobs_per_gpu
+        self.only_active = only_active
         self.lone: dict[HostKind, LoneHosts] = {}
         self.others: dict[int, OtherHost] = {}
         """The hosts that are not lone, by `seq`."""
+        self._lone_entries: dict[int, LoneEntry] = {}
 
     def update(self, record: JobRecord) -> None:
         """Enter a job again: it or its mates changed."""
         self._discard(record)
         entry = self.describe(record)
         if isinstance(entry, OtherHost):
-            self.others[record.seq] = record.index_entry = entry
+            self.others[record.seq] = entry
         elif entry is not None:
             self._add_lone(record, entry)
 
@@ -64,22 +69,42 @@ class Hosts:
             return None
         if record.batch is not None:  # a job whose batch the scheduler chose does not share
             return None
-        topology, residents, job = self.cluster.topology, self.cluster.residents, record.job
-        alone_on = tuple([gpu for gpu in record.gpus if len(residents[gpu]) == 1])
+        if self.only_active and not record.active:
+            return None
+        job = record.job
+        alone_on = tuple([gpu for gpu in record.gpus if len(self._counted(gpu)) == 1 and self._has_room(gpu)])
         shared = self._shared_cells(record) if self.jobs_per_gpu > 2 and len(alone_on) < len(record.gpus) else ()
         if not alone_on and not shared:
             return None
-        memory = min([topology.memory_of(gpu) for gpu in alone_on or record.gpus])
-        kind = HostKind(job.model, job.batch, record.accumulation, job.max_slowdown, memory - record.memory)
+        kind = HostKind(
+            job.model, job.batch, record.accumulation, job.max_slowdown, self._memory_left(record, alone_on)
+        )
         if len(alone_on) == len(record.gpus) and record.status is Status.RUNNING:
             return kind
         return OtherHost(record, kind, alone_on, shared)
 
+    def _counted(self, gpu: GpuId) -> tuple[JobRecord, ...]:
+        """Return the residents of a GPU that count."""
+        there = self.cluster.residents[gpu]
+        if not self.only_active or len(there) == 1:
+            return there
+        return tuple([record for record in there if record.active])
+
+    def _has_room(self, gpu: GpuId) -> bool:
+        return len(self.cluster.residents[gpu]) < self.cluster.resident_per_gpu
+
+    def _memory_left(self, record: JobRecord, alone_on: tuple[GpuId, ...]) -> int:
+        memory_of = self.cluster.topology.memory_of
+        if self.only_active:
+            used = self.cluster.memory
+            return min([memory_of(gpu) - used[gpu] for gpu in alone_on or record.gpus])
+        return min([memory_of(gpu) for gpu in alone_on or record.gpus]) - record.memory
+
     def _shared_cells(self, record: JobRecord) -> tuple[tuple[tuple[JobRecord, ...], tuple[GpuId, ...]], ...]:
         shared: dict[tuple[JobRecord, ...], list[GpuId]] = {}
         for gpu in record.gpus:
-            there = self.cluster.residents[gpu]
-            if there[0] is record and 1 < len(there) < self.jobs_per_gpu:
+            there = self._counted(gpu)
+            if there[0] is record and 1 < len(there) < self.jobs_per_gpu and self._has_room(gpu):
                 shared.setdefault(there, []).append(gpu)
         return tuple([(residents, tuple(gpus)) for residents, gpus in shared.items()])
 
@@ -89,15 +114,14 @@ class Hosts:
             group = self.lone[kind] = LoneHosts(kind, record.job)
         entry = (record.end(), record.seq, record)
         insort(group.entries, entry)
-        record.index_entry = LoneEntry(group, entry)
+        self._lone_entries[record.seq] = LoneEntry(group, entry)
 
     def _discard(self, record: JobRecord) -> None:
-        place = record.index_entry
-        record.index_entry = None
-        if isinstance(place, LoneEntry):
+        place = self._lone_entries.pop(record.seq, None)
+        if place is not None:
             entries = place.group.entries
             del entries[bisect_left(entries, place.entry)]
             if not entries:
                 del self.lone[place.group.kind]
-        elif place is not None:
-            del self.others[record.seq]
+        else:
+            self.others.pop(record.seq, None)

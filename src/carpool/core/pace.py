@@ -35,6 +35,9 @@ def update_pace(state: State, records: Iterable[JobRecord]) -> None:
             record.pace_seen = False
             record.pace_version += 1
             state.pace_changes.append(record)
+        elif not record.active:  # it may go on now that its mates changed, and its end is predicted from here on
+            settle(state, record)
+            state.awakened[record.seq] = record
         state.reindex(record)
 
 

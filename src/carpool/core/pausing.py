@@ -30,6 +30,7 @@ def pause(state: State, record: JobRecord, *, swapped: bool = False) -> None:
     state.paused[record.seq] = state.switching[record.seq] = record
     if swapped:
         swap_out(state, record)
+    state.cluster.note_idle(record.gpus)
     update_pace(state, [record, *state.cluster.mates(record)])
     state.capacity_changed()
 
@@ -51,12 +52,14 @@ def swap_in(state: State, record: JobRecord) -> None:
 
 def resume(state: State, record: JobRecord) -> None:
     """Let a paused job compute again as soon as its workers confirm it."""
+    settle(state, record)
     record.status = Status.RESUMING
     record.active = True
     if record.swapped:
         swap_in(state, record)
     del state.paused[record.seq]
     state.switching[record.seq] = record
+    state.cluster.note_idle(record.gpus)
     state.reindex(record)
     for mate in state.cluster.mates(record):
         state.reindex(mate)

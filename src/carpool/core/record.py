@@ -72,9 +72,6 @@ class JobRecord:
     reported: bool = field(default=False, init=False)
     """It reported its speed at least once."""
 
-    # ---- entries of indexes ----
-    index_entry: object = field(default=None, init=False)
-    """Its entry in `Hosts`, which alone reads and writes it."""
     queue_entry: object = field(default=None, init=False)
     """Its entry in `Queue`, which alone writes it; None while it is not pending."""
 

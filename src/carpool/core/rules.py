@@ -103,7 +103,7 @@ def _check_gang(state: View, record: JobView, decision: Decision) -> None:
     gpus = allocation.gpus
     if allocation.swapped:
         _check_swap(state, record, allocation)
-    if gpus == record.gpus:
+    if gpus and gpus == record.gpus:
         _check_change(record, allocation)
     elif not allocation.active:
         raise IllegalPlan(f"job {job.id} cannot be paused where it does not run")

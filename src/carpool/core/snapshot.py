@@ -19,7 +19,7 @@ from carpool.core.renames import renamed
 from carpool.core.state import RESIDENT_PER_GPU, State
 from carpool.core.view import SortKey
 
-_NOT_PLAIN = {"job", "seq", "status", "shape", "gpus", "leaving", "waits_for", "queue_entry", "index_entry", "ended"}
+_NOT_PLAIN = {"job", "seq", "status", "shape", "gpus", "leaving", "waits_for", "queue_entry", "ended"}
 _KEPT = tuple(field.name for field in fields(JobRecord) if field.name not in _NOT_PLAIN)
 """The fields of a record that are plain data; `_encode_job` writes the others, or they follow from these."""
 _COUNTERS = (
@@ -141,3 +141,6 @@ def _restore_residents(state: State, data: dict[str, Any]) -> None:
     for gpu, names in data["residents"]:
         state.cluster.residents[gpu] = tuple(state.jobs[name] for name in names)
         state.most_residents = max(state.most_residents, len(names))  # a snapshot of an older release counts none
+        state.cluster.note_idle((gpu,))
+    in_order = sorted(state.paused.values(), key=lambda record: (record.paused_since, record.seq))
+    state.paused = {record.seq: record for record in in_order}

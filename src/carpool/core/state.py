@@ -86,6 +86,8 @@ class State:
         """The jobs that are paused or being paused, by `seq`."""
         self.switching: dict[int, JobRecord] = {}
         """The jobs that are being paused or resumed: their workers have not confirmed it. By `seq`."""
+        self.awakened: dict[int, JobRecord] = {}
+        """The paused jobs that may go on because their mates changed at this moment, by `seq`."""
         self.held: dict[str, list[int]] = {}
         """The number of jobs and of GPUs that each user holds; counted only where there are limits."""
         self.dependents: dict[JobId, list[JobId]] = {}
@@ -107,6 +109,7 @@ class State:
         self.completed = 0
         self.completed_jct_s = 0.0
         self._hosts: Hosts | None = None
+        self._active_hosts: Hosts | None = None
         self._end_times: EndTimes | None = None
 
     # ---- reading -------------------------------------------------------------------------------------------------
@@ -121,16 +124,27 @@ class State:
         """The running jobs that may take a guest. The index is kept from the first use on, so that policies that never
         share do not pay for it."""
         if self._hosts is None:
-            self._hosts = Hosts(self.cluster, self.jobs_per_gpu)
-            for record in self.holders.values():
-                self._hosts.update(record)
+            self._hosts = self._index_hosts(only_active=False)
         return self._hosts
+
+    @property
+    def active_hosts(self) -> Hosts:
+        """The active jobs that may take a guest; paused residents do not count. Kept from the first use on."""
+        if self._active_hosts is None:
+            self._active_hosts = self._index_hosts(only_active=True)
+        return self._active_hosts
+
+    def _index_hosts(self, *, only_active: bool) -> Hosts:
+        hosts = Hosts(self.cluster, self.jobs_per_gpu, only_active=only_active)
+        for record in self.holders.values():
+            hosts.update(record)
+        return hosts
 
     @property
     def end_times(self) -> EndTimes:
         """The predicted ends of running jobs. The index is kept from the first use on, as that of `hosts`."""
         if self._end_times is None:
-            self._end_times = EndTimes(self.cluster, self.perf)
+            self._end_times = EndTimes(self.cluster, self.perf, self.holders)
             for record in self.holders.values():
                 self._end_times.touch(record)
         return self._end_times.refresh()
@@ -147,6 +161,10 @@ class State:
     def jobs_on(self, gpu: GpuId) -> tuple[JobRecord, ...]:
         """Return the residents of a GPU, in the order in which they came."""
         return self.cluster.residents[gpu]
+
+    def idle(self) -> Collection[GpuId]:
+        """Return the GPUs that hold jobs, all of them paused."""
+        return self.cluster.idle
 
     def memory_used(self, gpu: GpuId) -> int:
         """Return the bytes that jobs have reserved on a GPU."""
@@ -221,6 +239,7 @@ class State:
         """Let time pass. A clock that was set back stands still until it catches up."""
         if now <= self.now:
             return
+        self.awakened.clear()
         self.busy_gpu_s += (len(self.cluster.residents) - self.free.count) * (now - self.now)
         self.now = now
 
@@ -233,5 +252,7 @@ class State:
         """Note that a job or its mates changed, in the indexes that policies use."""
         if self._hosts is not None:
             self._hosts.update(record)
+        if self._active_hosts is not None:
+            self._active_hosts.update(record)
         if self._end_times is not None:
             self._end_times.touch(record)

@@ -107,6 +107,7 @@ def _resumed_by_owner(state: State, event: ev.ResumedByOwner) -> None:
     record = state.jobs.get(event.job)
     if record is not None and record.paused_by_owner:
         record.paused_by_owner = False
+        state.awakened[record.seq] = record
         state.capacity_changed()
 
 
@@ -211,6 +212,7 @@ def _paused(state: State, event: ev.Paused) -> None:
         return
     record.status = Status.PAUSED
     del state.switching[record.seq]
+    state.awakened[record.seq] = record
     state.reindex(record)
     state.needs_decision = True
 

@@ -188,7 +188,7 @@ def _by_seq(hosts: Iterable[tuple[int, OtherHost]]) -> dict[int, tuple[object, .
 
 
 def _validate_end_times(state: State, kept: EndTimes) -> None:
-    fresh = EndTimes(state.cluster, state.perf)
+    fresh = EndTimes(state.cluster, state.perf, state.holders)
     for record in state.running:
         fresh.touch(record)
     fresh.refresh()

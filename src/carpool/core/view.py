@@ -331,6 +331,10 @@ class EndTimesView(Protocol):
     def lent(self) -> AvailabilityView:
         """The times at which the GPUs that hold jobs become free."""
 
+    @property
+    def running(self) -> Mapping[tuple[int, int], Sequence[tuple[float, int, JobView]]]:
+        """The jobs that compute, by their number of GPUs and of mates: end, `seq` and job, the first to end first."""
+
     def slowdowns(self, record: JobView) -> list[Until]:
         """Return how much its present mates slow a running job down, and until when."""
 
@@ -375,6 +379,10 @@ class View(Protocol):
         """The running jobs that may take a guest."""
 
     @property
+    def active_hosts(self) -> HostsView:
+        """The active jobs that may take a guest; paused residents do not count."""
+
+    @property
     def end_times(self) -> EndTimesView:
         """The predicted ends of running jobs."""
 
@@ -399,11 +407,18 @@ class View(Protocol):
         """The jobs that are paused or being paused, by `seq`."""
 
     @property
+    def awakened(self) -> Mapping[int, JobView]:
+        """The jobs, most of them paused, that may go on because their mates changed at this moment, by `seq`."""
+
+    @property
     def limits(self) -> Mapping[str, Limits]:
         """The limits of each user; "" stands for users without limits of their own."""
 
     def newest_first(self) -> Iterator[JobView]:
         """Return the jobs that have not ended, last submitted first."""
+
+    def idle(self) -> Collection[GpuId]:
+        """Return the GPUs that hold jobs, all of them paused."""
 
     def jobs_on(self, gpu: GpuId) -> Sequence[JobView]:
         """Return the residents of a GPU, in the order in which they came."""

@@ -149,11 +149,11 @@ class Engine:
         while batch or wake:
             planned = self._deliver(now, batch, wake)
             batch, wake = self._act(now, planned.decisions) if planned is not None else [], False
-            for record in pace_changes:  # its end has moved, unless the plan stopped or paused it in this instant
-                if record.iteration_s:
-                    self._push(record.end(), record, record.pace_version)
+            moved = [record for record in pace_changes if record.iteration_s]  # the same plan may have paused it since
+            for record in moved:
+                self._push(record.end(), record, record.pace_version)
             if self.world is not self.belief:
-                self._report(now, pace_changes)
+                self._report(now, moved)
                 wake = self.belief.needs_decision  # the policy may decide otherwise after the reports
             pace_changes.clear()
         again = scheduler.policy.wake(scheduler.state)

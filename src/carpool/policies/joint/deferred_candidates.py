@@ -34,9 +34,11 @@ class DeferredCandidates:
         """Return claims on the GPUs of the lone hosts that end soonest, where that may gain more than the bar."""
         objective, need = self.objective, guest.shape.gpus
         soonest: list[JobView] = []
-        for group in self.draft.view.hosts.lone.values():
+        for group in self.draft.hosts.lone.values():
             large = (entry[2] for entry in islice(group.entries, PER_KIND) if len(entry[2].gpus) >= need)
-            soonest += islice((host for host in large if host.seq not in objective.moved), PRICED)
+            soonest += islice(
+                (host for host in large if host.seq not in objective.moved and self.draft.only_resident(host)), PRICED
+            )
         moves = []
         for host in nsmallest(PRICED, soonest, key=lambda host: (objective.end(host), host.seq)):
             cost = objective.left(host) + guest.alone_left(objective.now)

@@ -200,7 +200,7 @@ class JoinCandidates:
         host = first.residents[0]
         if len(cells) == first.number == 1 and len(self.draft.gpus_of(host.record)) == len(first.gpus):
             ends = first.option.ends(self.candidates.left(host), guest_left)
-            return self._move(guest, gpus, size, [host], ends, lone=True)
+            return self._move(guest, gpus, size, [host], ends, lone=self.draft.only_resident(host.record))
         hosts = list({resident.record.seq: resident for cell in cells for resident in cell.residents}.values())
         number = {resident.record.seq: index for index, resident in enumerate(hosts, start=1)}
         simulated = [cell.residents for cell in cells]
@@ -245,7 +245,8 @@ class JoinCandidates:
                 return None
             cost += max(0.0, end - objective.left(host.record))
             new_ends[host.record.seq] = objective.now + end
-        return Join(guest, tuple(gpus), new_ends, cost, size, tuple([host.record for host in hosts]), lone=lone)
+        move = Join(guest, tuple(gpus), new_ends, cost, size, tuple([host.record for host in hosts]), lone=lone)
+        return move if objective.delay_paused(move) else None
 
     def _participant(self, host: Resident, simulated: Sequence[Sequence[Resident]]) -> Participant:
         """Return a host as it takes part in a simulation of these cells."""

@@ -1,6 +1,7 @@
-"""What the joint rule can do for a waiting job, the guest: four kinds of move.
+"""What the joint rule can do for a job that waits, the guest: six kinds of move. A guest is pending or paused.
 
-`join_candidates` and `deferred_candidates` propose moves, `objective` prices them, and `policy` makes the best one.
+`join_candidates`, `deferred_candidates` and `pause_candidates` propose moves, `objective` prices them, and `policy`
+makes the best one.
 """
 
 from collections.abc import Sequence
@@ -60,6 +61,26 @@ class Suspend(Move):
 
     size: Size
     victims: tuple[JobView, ...]
+
+
+@dataclass(slots=True)
+class Displace(Move):
+    """Start a pending guest, or let a paused one go on, while some residents of its GPUs are paused."""
+
+    size: Size
+    hosts: tuple[JobView, ...]
+    """The residents whose ends move."""
+    victims: tuple[JobView, ...]
+    """The hosts that are paused."""
+
+
+@dataclass(slots=True)
+class Relocate(Move):
+    """Suspend a job that is paused or shares its GPUs, and start it again on free ones."""
+
+    size: Size
+    hosts: tuple[JobView, ...] = ()
+    """The mates that it leaves."""
 
 
 def names(records: Sequence[JobView]) -> str:

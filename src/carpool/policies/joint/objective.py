@@ -10,7 +10,7 @@ from typing import NamedTuple
 from carpool.core.availability import Availability
 from carpool.core.draft import Draft
 from carpool.core.view import JobView
-from carpool.policies.joint.moves import ClaimGpus, Join, Move, StartAlone, Suspend
+from carpool.policies.joint.moves import ClaimGpus, Displace, Join, Move, Relocate, StartAlone, Suspend
 from carpool.policies.joint.queue_estimate import LEFT, PRIORITY, SEQ, QueueEstimate, WaitingJob, queue_sum
 
 FREE = 0.0
@@ -113,6 +113,35 @@ class Objective:
         left = victim.alone_left(self.now) + self.restart_s
         return victim.shape.gpus, left, victim.seq, victim.shape.priority
 
+    def delay_paused(self, move: Join | Displace) -> bool:
+        """Add to a move what it costs the paused jobs on its GPUs; return False where one has a higher priority.
+
+        A paused job goes on after the guest and after all jobs there whose ends the move delays.
+        """
+        draft, ends, guest = self.draft, move.ends, move.guest
+        if not draft.has_paused:
+            return True
+        joined = set(move.gpus)
+        concerned = joined.union(*(draft.gpus_of(host) for host in move.hosts))
+        residents = {r.record.seq: r for gpu in concerned for r in draft.residents(gpu)}
+        waiting = [r.record for r in residents.values() if not r.active and r.record.seq not in ends]
+        delayed = []
+        for paused in sorted(waiting, key=lambda job: (self.end(job), job.seq)):
+            if paused.paused_by_owner:
+                continue
+            start = 0.0 if joined.isdisjoint(paused.gpus) else ends[guest.seq]
+            for gpu in paused.gpus:
+                start = max([start, *(ends.get(job.seq, 0.0) for job in draft.jobs_on(gpu) if job is not guest)])
+            late = start + paused.alone_left(self.now) - self.end(paused)
+            if late > CLOSE:
+                if paused.shape.priority > guest.shape.priority:
+                    return False
+                move.cost += late
+                ends[paused.seq] = self.end(paused) + late
+                delayed.append(paused)
+        move.hosts += tuple(delayed)
+        return True
+
     # ---- what a move is worth --------------------------------------------------------------------------------------
 
     def price(self, move: Move) -> float | None:
@@ -154,6 +183,9 @@ class Objective:
         number = len(waiting)
         while number and waiting[number - 1][PRIORITY] < priority:
             number -= 1
+        if guest.gpus:  # it is paused: it waits for its own GPUs, not in the queue
+            queue = self._estimate_of_first(number).sum
+            return Prospect(waiting[:number], self.left(guest) + queue, queue)
         place = next((index for index in range(number) if waiting[index][SEQ] == guest.seq), number)
         front = self._estimate_of_first(place)
         if place == number:  # it is too far down the queue to be in the line: all of them are before it
@@ -174,6 +206,9 @@ class Objective:
     def after(self, move: Move) -> Availability:
         """Return when GPUs will be free if a move is made."""
         available = self.available.copy()
+        if isinstance(move, Displace):
+            self._change_cells(move, available)
+            return available
         if isinstance(move, (Join, ClaimGpus)):
             if move.lone and len(move.gpus) <= len(self.draft.gpus_of(move.hosts[0])):
                 self._change_lone_host(move, available)
@@ -184,6 +219,8 @@ class Objective:
             for victim in move.victims:
                 available.remove(self.end(victim), len(victim.gpus))
                 available.add(FREE, len(victim.gpus))
+        if isinstance(move, Relocate):
+            self._vacate(move, available)
         available.remove(FREE, len(move.gpus))
         available.add(move.ends[move.guest.seq], len(move.gpus))
         return available
@@ -196,7 +233,18 @@ class Objective:
         available.add(end, there - number)
         available.add(max(end, move.ends[move.guest.seq]), number)
 
-    def _change_cells(self, move: Join | ClaimGpus, available: Availability) -> None:
+    def _vacate(self, move: Relocate, available: Availability) -> None:
+        ends = move.ends
+        for gpu in set(move.guest.gpus).union(*(self.draft.gpus_of(host) for host in move.hosts)):
+            records = self.draft.jobs_on(gpu)
+            before = max([self.end(record) for record in records])
+            stay = [record for record in records if record is not move.guest]
+            after = max([ends.get(record.seq, self.end(record)) for record in stay], default=FREE)
+            if after != before:
+                available.remove(before, 1)
+                available.add(after, 1)
+
+    def _change_cells(self, move: Join | ClaimGpus | Displace, available: Availability) -> None:
         """Go cell by cell: hosts may have other mates."""
         draft, ends = self.draft, move.ends
         joined = set(move.gpus)
@@ -223,7 +271,7 @@ class Objective:
             self._enter(move)
         self.moved.update(move.ends)
         self._new_ends.update(move.ends)
-        if isinstance(move, (Join, ClaimGpus)):
+        if isinstance(move, (Join, ClaimGpus, Displace)):
             hosts = [host.seq for host in move.hosts]
             self.moved.update(hosts)
             if isinstance(move, ClaimGpus):

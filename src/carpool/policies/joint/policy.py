@@ -1,11 +1,13 @@
 """The joint rule: every move is judged by what it does to the guest, to its hosts and to all jobs that wait.
 
-`moves` says what can be done, `join_candidates` and `deferred_candidates` find the candidates, `objective` prices them,
-and this module chooses: start alone, share now, wait for certain GPUs, suspend a job, or stay in the queue.
+`moves` says what can be done, `join_candidates`, `deferred_candidates` and `pause_candidates` find the candidates,
+`objective` prices them, and this module chooses: start alone, share now, wait for certain GPUs, pause or suspend other
+jobs, or stay in the queue. A paused job waits too: for its own GPUs.
 docs/explanation/joint-rule.md describes the rule in words.
 """
 
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -15,10 +17,14 @@ from carpool.core.view import JobView, ScanView, View
 from carpool.policies.base import BasePolicy, Explanation, option, shortest_first
 from carpool.policies.joint.deferred_candidates import DeferredCandidates
 from carpool.policies.joint.join_candidates import JoinCandidates
-from carpool.policies.joint.moves import ClaimGpus, Join, Move, StartAlone, Suspend, names
+from carpool.policies.joint.moves import ClaimGpus, Displace, Join, Move, Relocate, StartAlone, Suspend, names
 from carpool.policies.joint.objective import CLOSE, Objective
+from carpool.policies.joint.pause_candidates import PauseCandidates, is_overdue
 from carpool.policies.sharing.candidates import Candidates, OptionCache
 from carpool.policies.sharing.explain import ASKED_NOT_TO_SHARE, FITS_BESIDE_NO_JOB, compare_hosts
+
+LOOK_AGAIN_S = 60.0
+"""Smallest time in seconds between two looks at jobs that were paused for too long."""
 
 
 @dataclass
@@ -26,10 +32,11 @@ class Carpool(BasePolicy):
     """The joint rule: make the move that most lowers the completion times of guest, hosts and queue together."""
 
     name = "carpool"
+    pause: bool = option(True, "pause and resume jobs on their GPUs, where that lowers the sum")
     suspend: bool = option(False, "suspend running jobs that can checkpoint, where that lowers the sum")
     restart_s: float = option(30.0, "seconds that a suspended job needs to start again; the simulator charges them")  # type: ignore[misc]
     patience: float = option(
-        10.0, "a job goes first once it has waited this many times its length and the mean JCT; 0: never"
+        10.0, "a job goes first once it has waited or been paused this many times its length and the mean JCT; 0: never"
     )
     look_ahead: int = option(48, "number of waiting jobs that count when a move is judged")
     tries: int = option(8, "number of jobs that may find no place before a pass ends")
@@ -41,11 +48,25 @@ class Carpool(BasePolicy):
         return shortest_first(job, now)
 
     def decide(self, view: View) -> list[Decision]:
-        draft = Draft(view)
+        draft = Draft(view, pauses=self.pause)
         shareable = draft.shareable()  # counted before the first move, and kept up to date from then on
-        if not len(view.queue) or not (draft.free_count or shareable or self.suspend):
+        resumable = _resumable(view, self.patience) if self.pause and view.paused else []
+        can_place = len(view.queue) and (draft.free_count or shareable or self.suspend)
+        if not can_place and not resumable:
             return []
-        return JointPass(self, draft, self._options).run()
+        return JointPass(self, draft, self._options, resumable).run()
+
+    def wake(self, view: View) -> float | None:
+        """Return when the job that has been paused for longest may have lost its patience."""
+        if not (self.pause and self.patience and view.paused):
+            return None
+        first = next(iter(view.paused.values()))
+        return max(first.paused_since + self.patience * view.mean_jct_s, view.now + LOOK_AGAIN_S)
+
+    @property
+    def pauses(self) -> bool:
+        """Whether the policy pauses and resumes jobs."""
+        return self.pause
 
     def explain(self, view: View, job: JobView) -> Explanation | None:
         if view.jobs_per_gpu == 1:
@@ -66,7 +87,7 @@ class Carpool(BasePolicy):
 class JointPass:
     """One scheduling pass: waiting jobs are tried in order, starved ones first, then the shortest."""
 
-    def __init__(self, policy: Carpool, draft: Draft, cache: OptionCache) -> None:
+    def __init__(self, policy: Carpool, draft: Draft, cache: OptionCache, resumable: Sequence[JobView] = ()) -> None:
         self.policy = policy
         self.draft = draft
         self.view = draft.view
@@ -74,6 +95,8 @@ class JointPass:
         self.objective = Objective(draft, policy.look_ahead, policy.restart_s, self.starved)
         self.joins = JoinCandidates(draft, Candidates(draft, cache), self.objective)
         self.deferred = DeferredCandidates(draft, self.objective)
+        self.pausing = PauseCandidates(draft, self.objective, policy.patience)
+        self.resumable = deque(resumable)
 
     def run(self) -> list[Decision]:
         """Try the waiting jobs in order, and return what was decided."""
@@ -94,14 +117,22 @@ class JointPass:
                 pending.skip_alike()
             if blocked >= self.policy.tries:
                 break
+        while self.resumable:
+            self._resume(self.resumable.popleft())
+        if self.policy.pause and self.policy.suspend and not one_waits:
+            self._spread()
         return draft.decisions
 
     def _in_order(self, pending: ScanView) -> Iterator[tuple[JobView, bool]]:
-        """Yield the waiting jobs and whether the scan yielded them; a starved job comes first in its priority.
+        """Yield the pending jobs and whether the scan yielded them; a starved job comes first in its priority.
+
+        Before each of them, paused jobs with less left get the chance to go on.
 
         Where too few GPUs are free for any job and none was given back just now, only new jobs are tried. The others
         have found no place since, and as time passes the hosts have less left, so that joining them pays less.
         """
+        if not len(self.view.queue):
+            return
         starved = list(self.starved)
         none_fits = min([shape.gpus for shape in self.view.queue.buckets]) > self.draft.free_count
         if none_fits and not starved and self.view.last_capacity_change < self.view.now:
@@ -111,8 +142,15 @@ class JointPass:
         for job in pending:
             while starved and starved[0].shape.priority >= job.shape.priority:
                 yield starved.pop(0), False
+            while self.resumable and self._sooner(self.resumable[0], job):
+                self._resume(self.resumable.popleft())
             if job not in self.starved:
                 yield job, True
+
+    def _sooner(self, paused: JobView, pending: JobView) -> bool:
+        now = self.view.now
+        ours, theirs = paused.shape.priority, pending.shape.priority
+        return ours > theirs or (ours == theirs and paused.alone_left(now) < pending.alone_left(now))
 
     def _new(self) -> list[JobView]:
         """Return the jobs that were submitted just now, in the queue's order."""
@@ -137,7 +175,10 @@ class JointPass:
         within = job.shape.gpus <= self.draft.free_count + self.draft.shareable().bit_count()
         move = self._choose(job) if within or self.policy.suspend else None
         if move is None and job in self.starved:
-            move = self.deferred.reservation(job)
+            if self.policy.pause:
+                move = self._least_bad(self.pausing.displacing(job, None))
+            if move is None:
+                move = self.deferred.reservation(job)
         if move is None:
             return False
         self._make(move)
@@ -152,16 +193,50 @@ class JointPass:
         best = self._best(self.joins.now(job))
         if best is not None:
             best = self._best(self.deferred.later(job, best.gain), best)
+        if self.policy.pause:
+            best = self._best(self.pausing.displacing(job, best.gain if best is not None else CLOSE), best)
         if self.policy.suspend:
             best = self._best(self.deferred.suspensions(job), best)
         return best
+
+    def _resume(self, job: JobView) -> None:
+        """Make the best move for a paused job, if there is one. It goes on in any case if its GPUs are idle."""
+        moves: list[Move] = list(self.pausing.resuming(job))
+        if self.policy.suspend:
+            moves += filter(None, [self.pausing.relocation(job)])
+        idle = not any(self.draft.active_on(gpu) for gpu in job.gpus)
+        overdue = is_overdue(job, self.view.now, self.policy.patience, self.view.mean_jct_s)
+        move = self._least_bad(moves) if idle or overdue else self._best(moves)
+        if move is not None:
+            self._make(move)
+
+    def _spread(self) -> None:
+        """Let jobs that share move to free GPUs, as long as that gains."""
+        draft, now = self.draft, self.view.now
+        while draft.free_count:
+            sharing = [
+                job
+                for job in self.view.running
+                if job.slowdown > 1.0 and job.shape.gpus <= draft.free_count and job.seq not in self.objective.moved
+            ]
+            sharing.sort(key=lambda job: (job.alone_left(now), job.seq))
+            move = self._best(filter(None, map(self.pausing.relocation, sharing)))
+            if move is None:
+                return
+            self._make(move)
+
+    def _least_bad(self, moves: Iterable[Move]) -> Move | None:
+        """Return the move with the largest gain, even if that is a loss."""
+        priced = [move for move in moves if self.objective.price(move) is not None]
+        return max(priced, key=lambda move: move.gain, default=None)
 
     def _best(self, moves: Iterable[Move], best: Move | None = None) -> Move | None:
         """Return the move with the largest gain, provided that it beats `best`, or doing nothing."""
         objective = self.objective
         for move in moves:
             bar = best.gain if best is not None else CLOSE
-            if not isinstance(move, Suspend) and objective.budget(move.guest) - move.cost <= bar:
+            frees_gpus = isinstance(move, (Suspend, Relocate)) or bool(move.guest.gpus)
+            if not frees_gpus and objective.budget(move.guest) - move.cost <= bar:
                 continue  # not even if the waiting jobs lose nothing
             gain = objective.price(move)
             if gain is not None and gain > bar:
@@ -187,11 +262,27 @@ class JointPass:
             for victim in move.victims:
                 draft.stop(victim, f"suspended so that {guest.job.id} can run first, which {saves}")
             draft.start(guest, f"it starts in place of {names(move.victims)}, which {saves}")
+        elif isinstance(move, Displace):
+            self._displace(move, saves)
+        elif isinstance(move, Relocate):
+            draft.move(
+                guest, move.gpus, move.size, f"moved to free GPUs, which {saves} over it, its mates and the queue"
+            )
         elif isinstance(move, Join):
             draft.assign(guest, move.gpus, move.size, self._why_join(move, saves))
         elif isinstance(move, StartAlone):
             why = f"its GPUs are free, and starting it {saves} over it and the queue"
             draft.assign(guest, move.gpus, move.size, why)
+
+    def _displace(self, move: Displace, saves: str) -> None:
+        draft, guest = self.draft, move.guest
+        for victim in move.victims:
+            draft.pause(victim, f"paused so that {guest.job.id} can run first, which {saves}")
+        instead = f"while {names(move.victims)} waits, which {saves}" if move.victims else f"on its GPUs, which {saves}"
+        if guest.gpus:
+            draft.resume(guest, f"it goes on {instead}")
+        else:
+            draft.assign(guest, move.gpus, move.size, f"it runs {instead}")
 
     def _why_join(self, move: Join, saves: str) -> str:
         now, size = self.view.now, move.size
@@ -215,3 +306,20 @@ def _starved(view: View, patience: float) -> list[JobView]:
             found.append(record)
     found.sort(key=lambda record: (-record.shape.priority, record.seq))
     return found
+
+
+def _resumable(view: View, patience: float) -> list[JobView]:
+    """Return the paused jobs that may go on now, in queue order.
+
+    Their mates changed at this moment, or their GPUs are idle, or they have been paused for too long.
+    """
+    found = dict(view.awakened)
+    for gpu in view.idle():
+        found.update((job.seq, job) for job in view.jobs_on(gpu))
+    now, least = view.now, patience * view.mean_jct_s
+    for job in view.paused.values():  # the one that was paused first comes first
+        if not patience or now - job.paused_since < least:
+            break
+        found[job.seq] = job
+    paused = [job for job in found.values() if job.status is Status.PAUSED and not job.paused_by_owner]
+    return sorted(paused, key=lambda job: (-job.shape.priority, job.alone_left(now), job.seq))

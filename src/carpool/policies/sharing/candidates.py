@@ -120,7 +120,7 @@ class Candidates:
             least = needs * guest_left * SLACK
             if hosts[-1].left >= least:
                 streams.append(_judge(hosts[bisect_right(hosts, (least,)) :], fitting, guest_left))
-        for kind, group in view.hosts.lone.items():
+        for kind, group in self.draft.hosts.lone.items():
             fitting, needs = known.get(kind) or self._learn(known, guest, kind, group.sample, at_least)
             least = needs * guest_left * SLACK
             if group.entries[-1][0] - now >= least:
@@ -162,11 +162,11 @@ class Candidates:
         self._single = {}
         self._shared = []
         changed: dict[int, JobView] = {}
-        for gpu in draft.entered:
-            changed.update((record.seq, record) for record in draft.jobs_on(gpu))
-        self._changed = changed.keys() | draft.stopped
+        for gpu in draft.touched:
+            changed.update((resident.record.seq, resident.record) for resident in draft.active_on(gpu))
+        self._changed = changed.keys() | draft.inactive
         now = draft.view.now
-        for seq, (record, kind, alone_on, cells) in draft.view.hosts.others.items():
+        for seq, (record, kind, alone_on, cells) in draft.hosts.others.items():
             if seq in self._changed:
                 continue
             if alone_on:
@@ -184,7 +184,9 @@ class Candidates:
         draft = self.draft
         cells: dict[tuple[int, ...], tuple[list[Resident], list[GpuId]]] = {}
         for gpu in sorted({gpu for record in changed.values() for gpu in draft.gpus_of(record)}):
-            there = draft.residents(gpu)
+            if len(draft.jobs_on(gpu)) >= draft.view.resident_per_gpu:
+                continue
+            there = draft.active_on(gpu)
             if 0 < len(there) < draft.view.jobs_per_gpu and not any(r.record.shape.exclusive for r in there):
                 cells.setdefault(tuple([r.record.seq for r in there]), (there, []))[1].append(gpu)
         for there, gpus in cells.values():
@@ -195,8 +197,8 @@ class Candidates:
 
     def _kind(self, host: Resident, gpus: list[GpuId]) -> HostKind:
         topology, job = self.draft.view.topology, host.record.job
-        memory = min(topology.memory_of(gpu) for gpu in gpus)
-        return HostKind(job.model, job.batch, host.accumulation, job.max_slowdown, memory - host.memory)
+        memory = min(topology.memory_of(gpu) - sum(r.memory for r in self.draft.residents(gpu)) for gpu in gpus)
+        return HostKind(job.model, job.batch, host.accumulation, job.max_slowdown, memory)
 
     def _entry(self, host: Resident, gpus: list[GpuId]) -> HostEntry:
         return HostEntry(self.left(host), host.record.seq, tuple(gpus), host)

@@ -33,7 +33,7 @@ class WholeGangHosts:
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
-        self._changed = {resident.record.seq for gpu in draft.entered for resident in draft.residents(gpu)}
+        self._changed = {resident.record.seq for gpu in draft.touched for resident in draft.residents(gpu)}
         self._not_indexed: dict[HostKind, list[Resident]] = {}  # hosts that the index of lone hosts does not have
         for seq, (record, kind, alone_on, _) in draft.view.hosts.others.items():
             if seq not in self._changed and len(alone_on) == len(record.gpus):
@@ -44,7 +44,7 @@ class WholeGangHosts:
         """Add the jobs that this draft placed and that have no mates so far."""
         draft, topology = self.draft, self.draft.view.topology
         seen: set[int] = set()
-        for gpu in draft.entered:
+        for gpu in draft.touched:
             residents = draft.residents(gpu)
             host = residents[0]
             gpus = draft.gpus_of(host.record)

@@ -1,0 +1,236 @@
+"""The joint rule's candidates that change which residents of a GPU compute.
+
+A guest runs while other residents of its GPUs are paused. A pending guest starts on GPUs of running jobs, a paused one
+goes on where it is. Beside the guest, some residents may stay active; the others go on after it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+
+from carpool.core.draft import Draft
+from carpool.core.model import GpuId, Status
+from carpool.core.rules import Resident, sharing_problem
+from carpool.core.shapes import Size
+from carpool.core.view import JobView
+from carpool.policies.joint.moves import Displace, Relocate
+from carpool.policies.joint.objective import Objective
+from carpool.policies.joint.simulate_ends import Participant, simulate_ends
+
+SWITCH_S = 0.5
+"""Seconds that a pause and the resume after it count in the sum: more than they take, so that small gains do not lead
+to switches."""
+PRICED = 3
+"""Number of single hosts that are considered for a pending guest."""
+PER_GROUP = 8
+"""Number of hosts with as many GPUs and mates that are looked at: those that end last, because they lose least."""
+
+Group = tuple[int, int]
+"""The number of GPUs and of mates of a host."""
+
+
+class PauseCandidates:
+    """The moves of one scheduling pass that pause, resume or relocate jobs."""
+
+    def __init__(self, draft: Draft, objective: Objective, patience: float) -> None:
+        self.draft = draft
+        self.objective = objective
+        self.view = draft.view
+        self.topology = draft.view.topology
+        self.patience = patience
+
+    # ---- for a pending job -----------------------------------------------------------------------------------------
+
+    def displacing(self, guest: JobView, bar: float | None) -> list[Displace]:
+        """Return ways to start a pending job in place of running ones, where that may gain more than the bar."""
+        left = guest.whole_left(self.objective.now)
+        most = None if bar is None else (self.objective.budget(guest) - bar) / max(left, 1.0) - 1.0
+        if most is not None and most <= 0.0:
+            return []
+        size = next((size for size in guest.shape.sizes if size.memory <= self.topology.largest_memory), None)
+        if size is None:
+            return []
+        left *= size.relative_time
+        moves = []
+        for gpus in self._places(guest, size, left):
+            active = self._active(gpus)
+            for kept in self._kept(guest, active):
+                if most is None or len(active) - len(kept) < most:  # each of the others loses what the guest takes
+                    moves.append(self._displace(guest, gpus, size, left, active, kept))
+        return [move for move in moves if move is not None]
+
+    def _places(self, guest: JobView, size: Size, left: float) -> Iterator[tuple[GpuId, ...]]:
+        """Yield sets of GPUs: those that hold only paused jobs, those of one host, and those of several."""
+        need = guest.shape.gpus
+        idle = [gpu for gpu in self.draft.idle() if self.draft.fits(gpu, size.memory)]
+        if len(idle) >= need:
+            yield tuple(self.topology.most_consolidated(idle, need))
+        few_mates = self._hosts(guest, left, lambda group: (group[0] < need, group[1], group[0]))
+        yield from islice(self._single(few_mates, need, size), PRICED)
+        if need == 1:
+            return
+        free = (*self.draft.some_free(need, size), *idle)[:need]
+        large_first = self._hosts(guest, left, lambda group: (group[0] > need, -group[0], group[1]))
+        small_first = self._hosts(guest, left, lambda group: group)
+        unions = {self._union(free, hosts, need, size) for hosts in (large_first, small_first)}
+        yield from sorted(gpus for gpus in unions if len(gpus) == need)
+
+    def _hosts(self, guest: JobView, left: float, rank: Callable[[Group], tuple[float, ...]]) -> Iterator[JobView]:
+        """Yield running jobs that may be paused and end after the guest: group by group, the last to end first."""
+        groups = self.view.end_times.running
+        until = self.objective.now + left
+        for group in sorted(groups, key=rank):
+            for end, _, host in islice(reversed(groups[group]), PER_GROUP):
+                if end <= until:
+                    break
+                if self._may_pause(host, guest):
+                    yield host
+
+    def _single(self, hosts: Iterator[JobView], need: int, size: Size) -> Iterator[tuple[GpuId, ...]]:
+        for host in hosts:
+            if len(host.gpus) < need:
+                return
+            fitting = [gpu for gpu in host.gpus if self.draft.fits(gpu, size.memory)]
+            if len(fitting) >= need:
+                yield tuple(self.topology.most_consolidated(fitting, need))
+
+    def _union(self, gpus: Sequence[GpuId], hosts: Iterator[JobView], need: int, size: Size) -> tuple[GpuId, ...]:
+        """Fill up a set of GPUs with those of hosts."""
+        union = list(gpus)
+        while len(union) < need and (host := next(hosts, None)) is not None:
+            short = need - len(union)
+            fitting = [gpu for gpu in host.gpus if gpu not in union and self.draft.fits(gpu, size.memory)]
+            union += self.topology.most_consolidated(fitting, short) if len(fitting) > short else fitting
+        return tuple(union)
+
+    def _kept(self, guest: JobView, active: Sequence[Resident]) -> list[tuple[Resident, ...]]:
+        """Return the sets of residents that may stay active beside the guest: none of them, or one."""
+        if guest.shape.exclusive or len(active) < 2 or self.view.jobs_per_gpu == 1:
+            return [()]
+        return [(), *((resident,) for resident in active)]
+
+    # ---- for a paused job ------------------------------------------------------------------------------------------
+
+    def resuming(self, guest: JobView) -> list[Displace]:
+        """Return ways to let a paused job go on where it is: alone, beside one of the active jobs there, or all."""
+        if guest.swapped and not all(self.draft.fits(gpu, self._memory(guest)) for gpu in guest.gpus):
+            return []
+        size = next(size for size in guest.shape.sizes if size.accumulation == guest.accumulation)
+        active = self._active(guest.gpus)
+        choices: list[tuple[Resident, ...]] = [()]
+        if active and not guest.shape.exclusive:
+            choices += [(resident,) for resident in active]
+            choices += [tuple(active)] if len(active) > 1 else []
+        left = guest.alone_left(self.objective.now)
+        moves = [self._displace(guest, guest.gpus, size, left, active, kept) for kept in choices]
+        return [move for move in moves if move is not None]
+
+    def _memory(self, guest: JobView) -> int:
+        return self.view.perf.memory(guest.job, guest.accumulation)
+
+    def relocation(self, guest: JobView) -> Relocate | None:
+        """Return the move of a job to free GPUs, if there are enough; its mates speed up."""
+        place = self.draft.place_alone(guest)
+        if place is None or not guest.job.can_checkpoint or guest.batch is not None:
+            return None
+        gpus, size = place
+        objective = self.objective
+        now = objective.now
+        cost = guest.whole_left(now) * size.relative_time + objective.restart_s
+        ends = {guest.seq: now + cost}
+        mates = [r.record for r in self._active(guest.gpus) if r.record is not guest] if guest.active else []
+        for mate in mates:
+            if mate.seq in objective.moved or not mate.gpus:
+                return None
+            if len(self._active(mate.gpus)) == 2:  # it will be the only one
+                ends[mate.seq] = now + mate.alone_left(now)
+                cost -= objective.end(mate) - ends[mate.seq]
+        return Relocate(guest, gpus, ends, cost, size, tuple(mates))
+
+    # ---- the move --------------------------------------------------------------------------------------------------
+
+    def _active(self, gpus: Sequence[GpuId]) -> list[Resident]:
+        """Return the active residents of some GPUs, each once."""
+        found = {resident.record.seq: resident for gpu in gpus for resident in self.draft.active_on(gpu)}
+        return list(found.values())
+
+    def _displace(
+        self,
+        guest: JobView,
+        gpus: Sequence[GpuId],
+        size: Size,
+        left: float,
+        active: Sequence[Resident],
+        kept: Sequence[Resident],
+    ) -> Displace | None:
+        """Return the move that lets a guest run beside the residents in `kept`; None where a rule forbids it.
+
+        A job is paused only for one that has less left, so that no two jobs displace each other in turn.
+        """
+        objective = self.objective
+        now = objective.now
+        victims = [resident.record for resident in active if resident not in kept]
+        if not all(self._may_pause(victim, guest) and victim.alone_left(now) > left for victim in victims):
+            return None
+        if kept and not self._may_share(guest, gpus, size, kept):
+            return None
+        took, *kept_left = self._simulate(guest, gpus, size, left, kept)
+        ends = {guest.seq: now + took}
+        cost = took
+        for resident, end in zip(kept, kept_left, strict=True):
+            record = resident.record
+            ends[record.seq] = max(objective.end(record), now + end)
+            cost += ends[record.seq] - objective.end(record)
+        for victim in victims:
+            ends[victim.seq] = objective.end(victim) + took
+            cost += took + SWITCH_S
+        hosts = (*(resident.record for resident in kept), *victims)
+        move = Displace(guest, tuple(gpus), ends, cost, size, hosts, tuple(victims))
+        return move if objective.delay_paused(move) else None
+
+    def _simulate(
+        self, guest: JobView, gpus: Sequence[GpuId], size: Size, left: float, kept: Sequence[Resident]
+    ) -> list[float]:
+        """Return the seconds until the guest and the residents beside it are done."""
+        if not kept:
+            return [left]
+        objective = self.objective
+        participants = [Participant(left, guest.job, size.accumulation)]
+        for resident in kept:
+            record = resident.record
+            alone = record.alone_left(objective.now) if record.gpus else objective.left(record)
+            participants.append(Participant(alone, record.job, resident.accumulation))
+        number = {resident.record.seq: index for index, resident in enumerate(kept, start=1)}
+        cells = {
+            (0, *(number[r.record.seq] for r in self.draft.active_on(gpu) if r.record.seq in number)) for gpu in gpus
+        }
+        return simulate_ends(participants, sorted(cells), self.view.perf)
+
+    def _may_pause(self, host: JobView, guest: JobView) -> bool:
+        """Return whether a job may be paused for a guest in this pass."""
+        return (
+            host.status is Status.RUNNING
+            and host.job.can_pause
+            and host.batch is None
+            and host.seq not in self.objective.moved
+            and host.shape.priority <= guest.shape.priority
+            and not is_overdue(host, self.objective.now, self.patience, self.view.mean_jct_s)
+        )
+
+    def _may_share(self, guest: JobView, gpus: Sequence[GpuId], size: Size, kept: Sequence[Resident]) -> bool:
+        """Return whether the rules and the priorities let a guest run beside these residents."""
+        claimed, priority = self.objective.claimed, guest.shape.priority
+        if any(r.record.shape.priority > priority or r.record.seq in claimed for r in kept):
+            return False
+        new = Resident(guest, size.accumulation, 0)
+        cells = {tuple([r for r in self.draft.active_on(gpu) if r in kept]) for gpu in gpus}
+        return all(
+            sharing_problem([new, *(r._replace(memory=0) for r in cell)], self.view, 0) is None for cell in cells
+        )
+
+
+def is_overdue(job: JobView, now: float, patience: float, mean_jct_s: float) -> bool:
+    """Return whether a job has lost more than `patience` times its time left and the mean JCT to waits and pauses."""
+    if not patience:
+        return False
+    lost = job.waited(now) + job.paused(now)
+    return lost > patience * mean_jct_s and lost > patience * job.alone_left(now)
