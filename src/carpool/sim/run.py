@@ -30,6 +30,7 @@ from carpool.core.rules import IllegalPlan
 from carpool.core.scheduler import Policy
 from carpool.core.state import RESIDENT_PER_GPU, State
 from carpool.errors import InputError, nearest
+from carpool.policies.guarded import comes_from, failure_text
 from carpool.profile.interference import read_interference
 from carpool.profile.schema import Profile, load
 from carpool.sim.engine import CannotFinish, Costs, Engine
@@ -139,6 +140,10 @@ def simulate(
             if not isinstance(policy, str):
                 raise
             raise InputError(f"policy {name}: {illegal}; fix its decide()") from illegal
+        except Exception as error:
+            if not isinstance(policy, str) or not comes_from(chosen, error):
+                raise
+            raise InputError(f"policy {name} failed: {failure_text(chosen, error)}; fix it") from None
         summary = summarise(
             state,
             policy=name,

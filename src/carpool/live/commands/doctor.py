@@ -146,6 +146,8 @@ def _service(place: Home, home: Path | None) -> Iterator[Diagnosis]:
         yield Diagnosis("service", "error", str(error))
         return
     yield Diagnosis("service", "ok", f"answers at {client.url}, policy {status['policy']}")
+    if status["policy_failure"]:
+        yield Diagnosis("policy", "error", status["policy_failure"], "fix the policy, or serve with another --policy")
     if status["version"] != __version__:
         yield Diagnosis(
             "service", "warning", f"runs release {status['version']}", "restart it; running jobs are not interrupted"

@@ -44,6 +44,9 @@ def jobs(everything: bool, mine: bool, limit: int, watch: bool, home: Path | Non
         tables.watch(lambda: tables.jobs_table(rows(), limit))
     else:
         tables.print_jobs(rows(), limit)
+        failure = client.get("/v1/status")["policy_failure"]
+        if failure:
+            click.echo(f"warning: {printable(failure)}", err=True)
 
 
 @click.command(short_help="Show a job and what sharing gained or cost it.")

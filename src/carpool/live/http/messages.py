@@ -157,6 +157,8 @@ class MeAnswer(Answer):
 class ServiceInfo(Answer):
     version: str
     policy: str
+    policy_failure: str
+    """How the policy failed lately, and what decides instead; empty: it did not."""
     jobs_per_gpu: int
     as_root: bool
     started: float

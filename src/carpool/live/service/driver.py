@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from carpool.core import events as ev
 from carpool.core.scheduler import Scheduler
@@ -24,6 +25,8 @@ from carpool.live.service.snapshots import SnapshotKeeper
 
 log = logging.getLogger("carpool.live")
 
+FAILURE_AGAIN_S = 600.0
+"""Seconds after which the same failure of the policy is noted again."""
 RETRY_S = 1.0
 """Seconds before a turn is tried again whose commit failed."""
 
@@ -47,6 +50,8 @@ class Driver:
     stopped: bool = False
     _plan: ev.Planned | None = None
     """Plan of the last turn, not written and not acted on yet."""
+    _failures_noted: dict[str, float] = field(default_factory=dict)
+    _failed: bool = False
     _turning: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def run(self) -> None:
@@ -153,16 +158,30 @@ class Driver:
         try:
             self._plan = scheduler.step(now, events, wake=wake)
             self.wake_at = scheduler.policy.wake(scheduler.state)
-        except Exception as error:
+        except Exception as error:  # of the scheduler itself: a policy's own failures have a fallback
             if scheduler.policy_calls == asked:
                 raise
-            log.exception("the policy failed")  # all events are applied; without a plan nothing changes
-            text = f"the policy failed ({type(error).__name__}: {error}); it is asked again at the next event"
-            self.inbox.note(text)
+            log.debug("no plan was made", exc_info=error)  # all events are applied; without a plan nothing changes
+            self.inbox.note(f"no plan was made ({type(error).__name__}: {error}); tried again at the next event")
             self.wake_at = None
+        self._note_failure(now)
         while scheduler.refused:
             self.inbox.note(f"a decision of the policy was refused: {scheduler.refused.popleft()}")
         scheduler.state.pace_changes.clear()
+
+    def policy_failure(self) -> str:
+        """Return how the policy failed lately, and what decides instead; empty: it did not."""
+        return str(getattr(self.scheduler.policy, "failure", ""))
+
+    def _note_failure(self, now: float) -> None:
+        """Note a failure of the policy, the same one again only after some time, and that it works again."""
+        failure = self.policy_failure()
+        if failure and now - self._failures_noted.get(failure, -inf) > FAILURE_AGAIN_S:
+            self._failures_noted[failure] = now
+            self.inbox.note(failure)
+        elif self._failed and not failure:
+            self.inbox.note("the policy decides again", logging.INFO)
+        self._failed = bool(failure)
 
     def _close_jobs(self, ended: Sequence[EndedJob]) -> None:
         for job in ended:

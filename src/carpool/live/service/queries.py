@@ -5,6 +5,7 @@ user may see what.
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from carpool.core.record import JobRecord
@@ -45,6 +46,8 @@ class Queries:
     estimator: JobEstimator
     forecaster: Forecaster
     pruner: Pruner
+    policy_failure: Callable[[], str] = lambda: ""
+    """How the policy failed lately, and what decides instead; empty: it did not."""
 
     # ---- jobs ------------------------------------------------------------------------------------------------------
 
@@ -105,8 +108,10 @@ class Queries:
         """Explain a job: position, reason, mates with expected and measured slow-downs, start and end with a range."""
         if job in self.state.jobs:
             answer = self.forecaster.explain(job)
-            doubt = self.user_book.doubt(answer["user"])
-            return {**answer, "sentences": [*answer["sentences"], f"It cannot start: {doubt}."]} if doubt else answer
+            doubt, failure = self.user_book.doubt(answer["user"]), self.policy_failure()
+            more = [f"It cannot start: {doubt}."] if doubt else []
+            more += [f"{failure[0].upper()}{failure[1:]}."] if failure else []
+            return {**answer, "sentences": [*answer["sentences"], *more]}
         row = {key: value for key, value in self.show(job).items() if key not in ("spec", "attempts")}
         why = f": {row['reason']}" if row["reason"] else ""
         return {**row, "sentences": [f"Job {job} has {row['status']}{why}.", *row["receipt"]["sentences"]]}

@@ -41,6 +41,7 @@ from carpool.live.service.requests import Requests
 from carpool.live.service.retention import RetentionLedger
 from carpool.live.service.snapshots import SnapshotKeeper
 from carpool.live.service.users import Users
+from carpool.policies.guarded import GuardedPolicy
 
 log = logging.getLogger("carpool.live")
 
@@ -150,7 +151,7 @@ async def _assemble(
     recovery.JobRecovery(home, store, state, book, users, inbox, estimator).run(executor)
     for name, limits in users.lost_limits(state.limits).items():
         inbox.add_events(ev.LimitsChanged(clock.now(), name, limits))
-    policy = partial(policies.make, config.policy)
+    policy = partial(_policy, config)
     forecaster = Forecaster(lambda: state, policy, book.source, book.name, inventory.label, clock.now)
     forecaster.learn(store.estimates())
     snapshots = SnapshotKeeper(store, state, inbox, loaded.seq)
@@ -164,6 +165,7 @@ async def _assemble(
     pruner = Pruner(home, store, inbox, clock, config.retention, RetentionLedger(home.retention))
     requests = Requests(home, state, inbox, book, users, estimator, pruner)
     queries = Queries(state, store, clock, executor, inventory, book, users, progress, estimator, forecaster, pruner)
+    queries.policy_failure = driver.policy_failure
     return Service(
         home=home,
         clock=clock,
@@ -196,8 +198,12 @@ def _estimator(config: ServiceConfig, inventory: Inventory) -> JobEstimator:
     return JobEstimator(len(slots), inventory.mechanism, devices, config.perf, config.profile)
 
 
+def _policy(config: ServiceConfig) -> GuardedPolicy:
+    return GuardedPolicy(policies.make(config.policy), config.policy)
+
+
 def _scheduler(config: ServiceConfig, estimator: JobEstimator, numbers: recovery.JobsPerGpu | None) -> Scheduler:
-    policy, belief = policies.make(config.policy), estimator.initial_belief()
+    policy, belief = _policy(config), estimator.initial_belief()
     numbers = numbers or recovery.JobsPerGpu(config.jobs_per_gpu, config.resident_per_gpu)
     return Scheduler(policy, belief, *numbers, strict=False)
 

@@ -1,0 +1,106 @@
+"""A policy that fails: one line says so, and a stated fallback keeps jobs going."""
+
+import pytest
+
+from carpool.core.scheduler import Scheduler
+from carpool.live.home import Home
+from carpool.policies.base import BasePolicy
+from carpool.policies.guarded import GuardedPolicy
+from tests.support.command_line import process
+from tests.support.services import notes, one, serving, shell, status, until
+from tests.support.world import cluster, given, pending, running
+
+FAULTY = '''
+from dataclasses import dataclass
+from carpool.policies.base import BasePolicy
+
+@dataclass
+class Faulty(BasePolicy):
+    """It fails."""
+    name = "faulty"
+
+    def key(self, job, now):
+        return (job.job.submitted,)
+
+    def decide(self, view):
+        return view.nothing_of_that_name
+'''
+
+
+class Broken(BasePolicy):
+    """Each test replaces what fails."""
+
+    name = "broken"
+    in_rounds = True
+    pauses = True
+
+    def key(self, job, now):
+        return (0.0,)
+
+    def decide(self, view):
+        return []
+
+
+def fail(*_):
+    raise KeyError("a\nb")
+
+
+@pytest.mark.parametrize(
+    ("method", "does"),
+    [
+        ("decide", fail),
+        ("decide", lambda self, view: None),
+        ("decide", lambda self, view: ["start everything"]),
+        ("key", fail),
+        ("key", lambda self, job, now: None),
+        ("key", lambda self, job, now: (float("nan"),)),
+        ("wake", fail),
+        ("wake", lambda self, view: "tomorrow"),
+    ],
+)
+def test_the_fallback_starts_jobs_where_the_policy_fails(monkeypatch, method, does):
+    monkeypatch.setattr(Broken, method, does)
+    policy = GuardedPolicy(Broken(), "mine.py:Broken")
+    situation = given(cluster("1x2"), running("a"), pending("b"))
+    state = situation.state(policy.key)
+    scheduler = Scheduler(policy, state.perf, strict=False)
+    scheduler.state = state
+    policy.wake(state)
+    state.needs_decision = True
+    planned = scheduler.step(state.now, (), wake=True)
+    assert (planned is not None) == (method == "decide"), "where it can decide, the policy itself does"
+    assert planned is None or [decision.job for decision in planned.decisions] == ["b"]
+    assert policy.failure.startswith(f"policy mine.py:Broken failed in {method}(): ")
+    assert "fifo decides" in policy.failure
+    assert "\n" not in policy.failure
+
+
+def test_a_policy_that_works_again_decides_again(monkeypatch):
+    policy = GuardedPolicy(Broken(), "broken")
+    monkeypatch.setattr(Broken, "decide", fail)
+    state = given(cluster("1x2"), pending("b")).state(policy.key)
+    assert policy.decide(state)
+    assert not policy.in_rounds
+    monkeypatch.setattr(Broken, "decide", lambda self, view: [])
+    assert not policy.decide(state)
+    assert (policy.failure, policy.in_rounds, policy.pauses) == ("", True, True)
+
+
+def test_the_simulator_says_it_in_one_line(tmp_path):
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    said = process("simulate", "--policy", f"{tmp_path}/faulty.py:Faulty", "--jobs", "5")
+    assert (said.code, said.err.count("\n")) == (2, 1)
+    assert "has no attribute 'nothing_of_that_name' (faulty.py, line 14)" in said.err
+
+
+async def test_live_jobs_go_on_and_it_is_said_everywhere(tmp_path, caplog):
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    async with serving(Home(tmp_path / "home"), f"{tmp_path}/faulty.py:Faulty", gpus=1, jobs_per_gpu=1) as service:
+        jobs = [await one(service, shell("sleep 0.5")), await one(service, shell("true"))]
+        await until(lambda: status(service, jobs[0]) == "running")
+        sentences = service.queries.explain(jobs[1])["sentences"]
+        assert any("fifo decides" in line for line in sentences)
+        assert service.queries.policy_failure()
+        assert await service.queries.wait(jobs[1]) == "finished"
+        assert len([text for text in notes(service) if "nothing_of_that_name" in text]) == 1
+    assert "Traceback" not in caplog.text
