@@ -41,6 +41,8 @@ class Home:
         self.admin_token = self.path / "admin.token"
         self.address = self.path / "address.json"
         self.retention = self.path / "retention.json"
+        self.cancelled = self.path / "cancelled"
+        """Ids of jobs that were cancelled while the journal could not be written."""
         self.lock = self.path / "lock"
         self.users = self.path / "users.json"
         """Copy of the users beside the journal."""

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sqlite3
+from unittest.mock import ANY
 
 import pytest
 
@@ -53,7 +54,7 @@ class TestJournal:
             with pytest.raises(Unavailable, match=r"disk is full.*running jobs continue"):
                 await service.requests.submit([shell("true", name="x" * 200)] * 100, "admin")
             with pytest.raises(Unavailable):
-                await service.requests.cancel(waiting)
+                await service.requests.hold(waiting)
             await asyncio.sleep(0.8)
             assert output(service, job) == "through\n"
             assert not home.attempt(waiting, 1).exists(), "nothing is started that is not on disk"
@@ -63,6 +64,38 @@ class TestJournal:
             assert await service.queries.wait(await one(service, shell("true"))) == "finished"
             assert len(service.queries.jobs(all=True)) == 3, "what was refused is not there"
             assert any("can be written again" in text for text in notes(service))
+
+    @pytest.mark.parametrize("restart", [False, True])
+    async def test_a_full_disk_keeps_no_job_from_being_cancelled(self, home, monkeypatch, restart):
+        monkeypatch.setattr(driver, "RETRY_S", 0.1)
+
+        async with serving(home, gpus=1, jobs_per_gpu=1) as service:
+            job = await one(service, shell("trap '' TERM; sleep 30; sleep 30", retries=2))
+            waiting, other = await one(service, shell("true")), await one(service, shell("true"))
+            await started(service, job)
+            pid = pid_of(service, job)
+            await asyncio.get_running_loop().run_in_executor(service.store._writer, fill_the_disk, service)
+            assert await service.requests.cancel_all([job, waiting, "999"]) == {"999": ANY}
+            await service.requests.cancel(job)  # again, as a user would
+            assert [service.queries.show(name)["status"] for name in (job, waiting)] == ["stopping", "stopping"]
+            await until(lambda: start_ticks(pid) is None)
+            assert "journal learns" in service.queries.show(job)["reason"]
+            if restart:
+                service.driver.stopped = True  # as if it were killed before it could write
+                service.inbox.woken.set()
+            await asyncio.get_running_loop().run_in_executor(service.store._writer, make_room, service)
+            if not restart:
+                assert await service.queries.wait(job) == await service.queries.wait(waiting) == "cancelled"
+                assert await service.queries.wait(other) == "finished"
+                return
+            await service.executor.close()
+            service.store.close()
+            home.release()
+        async with serving(home, gpus=1, jobs_per_gpu=1) as service:
+            assert await service.queries.wait(job) == await service.queries.wait(waiting) == "cancelled"
+            assert await service.queries.wait(other) == "finished"
+            assert not any(home.cancelled.read_bytes()), "nothing is cancelled twice"
+            assert not home.attempt(waiting, 1).exists()
 
     async def test_a_locked_journal_is_waited_for_and_then_refuses_requests(self, home, monkeypatch):
         monkeypatch.setattr(store, "BUSY_S", 0.3)
@@ -227,9 +260,9 @@ class TestProcesses:
             await started(service, runs)
             bad = await one(service, shell("true", gpus=2))
             assert await service.queries.wait(runs) == "finished"
-            await service.requests.cancel(bad)
+            assert await service.queries.wait(bad) == "finished", "another policy stands in"
             assert await service.queries.wait(await one(service, shell("true"))) == "finished"
-            assert any("the policy failed (RuntimeError: oops)" in text for text in notes(service))
+            assert any("RuntimeError: oops (bad.py, line 4)" in text for text in notes(service))
 
 
 class TestMemory:
@@ -247,7 +280,7 @@ class TestMemory:
                 2,
                 True,
             ]
-            assert status(service, job) == "pending", "alone means that it waits for its mate to end"
+            await until(lambda: status(service, job) == "pending")  # alone means that it waits for its mate to end
             await service.requests.cancel(mate)
             assert await service.queries.wait(job) == "failed"
             reasons = [event["reason"] for event in journalled(service, "Failed")]

@@ -12,13 +12,16 @@ from typing import Any
 
 import click
 
+from carpool.errors import InputError
 from carpool.job_schema import PRIORITY
 from carpool.live.commands import tables
 from carpool.live.commands.options import OptionType, connect, home_option, json_option, print_json
-from carpool.live.http.client import Client, job_path
+from carpool.live.http.client import Client, job_id, job_path
 from carpool.live.text import harmless, printable, size
 
 POLL_S = 0.5
+AT_ONCE = 10_000
+"""Number of jobs that one request cancels."""
 job_argument = click.argument("job")
 
 
@@ -168,7 +171,33 @@ def _simple(action: str, words: str, short: str | None = None) -> click.Command:
     return command
 
 
-cancel = _simple("cancel", "Stop all workers of a job for good.")
+@click.command()
+@click.argument("jobs", nargs=-1, required=True, metavar="JOB…")
+@home_option
+@json_option
+def cancel(jobs: tuple[str, ...], home: Path | None, as_json: bool) -> None:
+    """Stop all workers of jobs for good."""
+    client = connect(home)
+    ids = [job_id(job) for job in dict.fromkeys(jobs)]
+    done: list[Any] = []
+    refused: list[Any] = []
+    for start in range(0, len(ids), AT_ONCE):
+        answer = client.post("/v1/jobs/cancel", {"jobs": ids[start : start + AT_ONCE]})
+        done += answer["jobs"]
+        refused += answer["refused"]
+    if refused and len(ids) == 1:
+        raise InputError(refused[0]["error"])
+    for one in refused:
+        click.echo(f"error: {printable(one['error'])}", err=True)
+    if as_json:
+        print_json(done[0] if len(ids) == 1 else done)
+    else:
+        for row in done:
+            click.echo(_status_words(row))
+    if refused:
+        raise SystemExit(2)
+
+
 hold = _simple("hold", "Keep a waiting job from starting until `carpool release`.")
 release = _simple("release", "Allow a held job to start.")
 pause = _simple(

@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from carpool.errors import InputError
 from carpool.live import spec
+from carpool.live.errors import NoSuchJob
 from carpool.live.http import messages
 from carpool.live.http.api import ApiContext, Forbidden, Json, answers, api_context, me
 from carpool.live.http.auth import Principal
@@ -164,11 +165,25 @@ async def read_log(
 
 
 async def _changed(context: ApiContext, job: str) -> Json:
-    row = context.service.queries.show(job)
-    return Json({key: row[key] for key in ("job", "status", "held")})
+    return Json(context.service.queries.status(job))
 
 
 CHANGE = answers(403, 404, 409, 422, 503, model=messages.JobStatusAnswer)
+
+
+@router.post("/jobs/cancel", responses=answers(422, 503, model=messages.ChangesAnswer))
+async def cancel_all(request: messages.JobsRequest, context: Context, who: Me) -> Json:
+    """Stop all workers of many jobs for good. Jobs that cannot be cancelled are in `refused`, and stop no other."""
+    refused: dict[str, Exception] = {}
+    for job in dict.fromkeys(request.jobs):
+        try:
+            _own(context, who, job)
+        except (Forbidden, NoSuchJob) as error:
+            refused[job] = error
+    own = [job for job in dict.fromkeys(request.jobs) if job not in refused]
+    refused |= await context.service.requests.cancel_all(own)
+    done = [context.service.queries.status(job) for job in own if job not in refused]
+    return Json({"jobs": done, "refused": [{"job": job, "error": str(why)} for job, why in refused.items()]})
 
 
 @router.post("/jobs/{job}/cancel", responses=CHANGE)

@@ -13,6 +13,7 @@ from carpool.field_types import FieldType
 from carpool.job_schema import FIELDS, PRIORITY, Edge, JobField, on
 
 UserName = Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_.-]{0,31}$", max_length=32)]
+JobName = Annotated[str, Field(pattern=r"^[0-9]{1,18}$", max_length=18)]
 JobStatus = Literal[
     "pending", "starting", "running", "pausing", "paused", "resuming", "stopping", "finished", "failed", "cancelled"
 ]
@@ -63,6 +64,10 @@ else:
     Priority = annotation(PRIORITY)
     MaxPriority = annotation(PRIORITY, optional=True)
     JobRequest = job_request()
+
+
+class JobsRequest(Request):
+    jobs: Annotated[list[JobName], Field(min_length=1, max_length=10_000)]
 
 
 class PriorityRequest(Request):
@@ -162,6 +167,16 @@ class ServiceInfo(Answer):
     jobs_per_gpu: int
     as_root: bool
     started: float
+
+
+class RefusedChange(Answer):
+    job: str
+    error: str
+
+
+class ChangesAnswer(Answer):
+    jobs: list[JobStatusAnswer]
+    refused: list[RefusedChange]
 
 
 class PrunedAnswer(Answer):

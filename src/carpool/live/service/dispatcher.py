@@ -73,6 +73,10 @@ class Dispatcher:
             if record is None or not (record.gpus or record.leaving):
                 self.executor.stop((job, attempt), StopMode.SAVE)
 
+    def drop(self, job: JobId) -> None:
+        """Do not launch a job that was to be launched."""
+        self._to_launch.pop(job, None)
+
     def launch_later(self, record: JobRecord) -> None:
         """Launch a job's gang as soon as its GPUs are clear."""
         self._to_launch[record.job.id] = record.attempt

@@ -18,6 +18,7 @@ from carpool.core.scheduler import Scheduler
 from carpool.live.clock import Clock
 from carpool.live.insight.forecaster import Forecaster
 from carpool.live.journal.store import Commit, Store, StoreError
+from carpool.live.service.cancellations import UnwrittenCancels
 from carpool.live.service.dispatcher import Dispatcher
 from carpool.live.service.inbox import Answer, Inbox, Note, TurnInput
 from carpool.live.service.jobs import EndedJob, JobBook
@@ -43,6 +44,7 @@ class Driver:
     dispatcher: Dispatcher
     forecaster: Forecaster
     snapshots: SnapshotKeeper
+    unwritten: UnwrittenCancels
     write_error: str = ""
     """Why the journal cannot be written; empty: it can."""
     wake_at: float | None = None
@@ -65,7 +67,7 @@ class Driver:
 
     async def close(self) -> None:
         """Take no more turns; return when the present one is over."""
-        self.stopped = True
+        self.stopped = self.inbox.closed = True
         self.inbox.refusal = "the service is stopping; try again when it runs again"
         self.inbox.woken.set()
         async with self._turning:
@@ -116,6 +118,8 @@ class Driver:
         self._close_jobs(ended)
         if self.settled:
             self.snapshots.after_turn()
+
+        self.unwritten.settle()
 
         # 7. Pause gangs, and launch and resume those whose GPUs are clear. The plan of this turn is not durable yet.
         self.dispatcher.switch({decision.job for decision in self._plan.decisions} if self._plan is not None else ())

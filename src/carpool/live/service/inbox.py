@@ -39,6 +39,8 @@ class Inbox:
     clock: Clock
     refusal: str = ""
     """Why no request is accepted now; empty: requests are accepted."""
+    closed: bool = False
+    """The service is stopping, and nothing is accepted any more."""
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     _inputs: list[TurnInput] = field(default_factory=list)
     _notes: list[Note] = field(default_factory=list)

@@ -17,6 +17,7 @@ from carpool.live.insight import views
 from carpool.live.insight.forecaster import Forecaster, accuracy
 from carpool.live.insight.receipt import receipt
 from carpool.live.journal.store import Store
+from carpool.live.service.cancellations import REASON, UnwrittenCancels
 from carpool.live.service.estimator import JobEstimator
 from carpool.live.service.inventory import Inventory
 from carpool.live.service.jobs import JobBook, Row
@@ -46,6 +47,7 @@ class Queries:
     estimator: JobEstimator
     forecaster: Forecaster
     pruner: Pruner
+    unwritten: UnwrittenCancels
     policy_failure: Callable[[], str] = lambda: ""
     """How the policy failed lately, and what decides instead; empty: it did not."""
 
@@ -82,6 +84,8 @@ class Queries:
             for record in records
         ]
         for row in rows:
+            if row["job"] in self.unwritten.jobs:
+                row["status"], row["reason"] = "stopping", REASON
             if row["status"] == "pending" and (doubt := self.user_book.doubt(row["user"])):
                 row["reason"] = f"its owner is not certain: {doubt}"
         return rows
@@ -103,6 +107,14 @@ class Queries:
     def _attempts(self, job: str, last: int) -> list[Row]:
         numbers = range(max(1, last - SHOWN_ATTEMPTS + 1), last + 1)
         return [{"attempt": number, "ranks": self.executor.ranks((job, number))} for number in numbers]
+
+    def status(self, job: str) -> Row:
+        """Return a job's id and status, and whether it is on hold: what a change answers with."""
+        record = self.state.jobs.get(job)
+        if record is None:
+            return {"job": job, "status": self.book.ended_row(job)["state"], "held": False}
+        status = "stopping" if job in self.unwritten.jobs else views.shown_status(record.status)
+        return {"job": job, "status": status, "held": record.on_hold}
 
     def explain(self, job: str) -> Row:
         """Explain a job: position, reason, mates with expected and measured slow-downs, start and end with a range."""

@@ -24,6 +24,7 @@ from carpool.live.home import Home, write_private
 from carpool.live.insight import views
 from carpool.live.insight.forecaster import alone_s
 from carpool.live.journal.store import Commit
+from carpool.live.service.cancellations import UnwrittenCancels
 from carpool.live.service.estimator import JobEstimator
 from carpool.live.service.inbox import Inbox
 from carpool.live.service.jobs import SPEC_FILE, JobBook, new_row
@@ -43,6 +44,7 @@ class Requests:
     users: Users
     estimator: JobEstimator
     pruner: Pruner
+    unwritten: UnwrittenCancels
 
     async def submit(self, specs: Sequence[Spec], user: str) -> list[str]:
         """Submit jobs, all or none, and return their ids. Raise `InputError` for a job that could never run."""
@@ -112,7 +114,30 @@ class Requests:
 
     async def cancel(self, job: str) -> None:
         """End a job for good."""
-        await self.inbox.request(lambda now, commit: (ev.Cancelled(now, self.book.record(job).job.id),))
+        refused = await self.cancel_all([job])
+        if refused:
+            raise refused[job]
+
+    async def cancel_all(self, jobs: Sequence[str]) -> dict[str, InputError]:
+        """End jobs for good, and return why some cannot be. Works also where the journal cannot be written."""
+        refused: dict[str, InputError] = {}
+
+        def known() -> list[str]:
+            refused.clear()
+            for job in dict.fromkeys(jobs):
+                try:
+                    self.book.record(job)
+                except InputError as error:
+                    refused[job] = error
+            return [job for job in dict.fromkeys(jobs) if job not in refused]
+
+        try:
+            await self.inbox.request(lambda now, commit: [ev.Cancelled(now, job) for job in known()])
+        except Unavailable:
+            if self.inbox.closed:
+                raise
+            self.unwritten.cancel(known())
+        return refused
 
     async def hold(self, job: str) -> None:
         """Keep a waiting job from starting until `release`."""

@@ -25,6 +25,7 @@ from carpool.live.insight.forecaster import Forecaster
 from carpool.live.journal.store import Commit, Store, StoreError
 from carpool.live.rank import boot_id
 from carpool.live.service import recovery
+from carpool.live.service.cancellations import CancelFile, UnwrittenCancels
 from carpool.live.service.config import ServiceConfig
 from carpool.live.service.dispatcher import Dispatcher
 from carpool.live.service.driver import Driver
@@ -156,16 +157,31 @@ async def _assemble(
     forecaster.learn(store.estimates())
     snapshots = SnapshotKeeper(store, state, inbox, loaded.seq)
     dispatcher = Dispatcher(state, executor, book, users, inbox, clock)
-    driver = Driver(scheduler, store, clock, inbox, book, dispatcher, forecaster, snapshots)
+    unwritten = UnwrittenCancels(state, dispatcher, inbox, CancelFile(home.cancelled))
+    driver = Driver(scheduler, store, clock, inbox, book, dispatcher, forecaster, snapshots, unwritten)
+    unwritten.resume()
     events = ExecutorEvents(state, executor, inventory, dispatcher, book, inbox, clock)
     await recovery.GangRecovery(state, executor, dispatcher, inbox, clock).run(events)
     events.nodes_changed()
     await _first_turn(config, driver, executor)
     progress = ProgressWatch(state, executor, book, inbox)
     pruner = Pruner(home, store, inbox, clock, config.retention, RetentionLedger(home.retention))
-    requests = Requests(home, state, inbox, book, users, estimator, pruner)
-    queries = Queries(state, store, clock, executor, inventory, book, users, progress, estimator, forecaster, pruner)
-    queries.policy_failure = driver.policy_failure
+    requests = Requests(home, state, inbox, book, users, estimator, pruner, unwritten)
+    queries = Queries(
+        state,
+        store,
+        clock,
+        executor,
+        inventory,
+        book,
+        users,
+        progress,
+        estimator,
+        forecaster,
+        pruner,
+        unwritten,
+        driver.policy_failure,
+    )
     return Service(
         home=home,
         clock=clock,
