@@ -1,5 +1,6 @@
 """A forecast made in the middle of a simulation says what then happens."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -8,12 +9,15 @@ from carpool import policies
 from carpool.core import events as ev
 from carpool.core.model import Status
 from carpool.core.state import State
+from carpool.live.executors.memory import MemoryExecutor
 from carpool.live.insight import forecast as module
 from carpool.live.insight.forecast import forecast
 from carpool.profile.schema import load
 from carpool.sim import Setup, generate, simulate
 from carpool.sim.run import _models
 from carpool.sim.workload import Workload
+from tests.support.fakes import FakeClock
+from tests.support.services import one, serving, settle, shell
 
 
 def story(policy, count=40, seed=3):
@@ -122,3 +126,25 @@ def test_held_jobs_have_no_forecast():
     found = forecast(state, lambda: policies.make("sjf"))
     assert held not in found
     assert set(found) == set(state.jobs) - {held}
+
+
+@pytest.mark.parametrize("waiting", [0, 5, 210, 400])
+@pytest.mark.parametrize("policy", ["sjf-bsbf", "fifo"])
+async def test_a_dry_run_says_what_explain_says_after_the_submission(quick_home, policy, waiting):
+    clock, drawn = FakeClock(1000.0), random.Random(waiting)
+    async with serving(quick_home, policy, executor=MemoryExecutor(gpus=4), clock=clock) as live:
+
+        def spec():
+            longest = drawn.choice([60, 3600, 36_000])
+            return shell("true", gpus=drawn.choice([1, 1, 2, 4]), duration_s=drawn.randint(10, longest), name="x")
+
+        await live.requests.submit([spec() for _ in range(waiting + 1)], "admin")
+        await settle(live)
+        for wanted in (spec(), replace(spec(), priority=1), replace(spec(), duration_s=None, name="")):
+            before = live.queries.dry_run(wanted, "admin")
+            job = await one(live, wanted)
+            after = live.queries.explain(job)
+            if live.state.jobs[job].queue_entry is not None:
+                assert before["where"] is None
+                assert (before["start"], before["end"]) == (after["start"], after["end"])
+            assert before["run"] == after["run"]

@@ -5,9 +5,11 @@ as believed, and at the short and the long end of what is believed. `explain`, `
 judged estimates use it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from bisect import insort
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from itertools import islice
 from math import inf
 from typing import Any
 
@@ -16,6 +18,7 @@ from carpool.core import snapshot
 from carpool.core.elastic import Pace, Scaling
 from carpool.core.model import GpuId, Job, JobId, Status
 from carpool.core.perf import Mate, PerformanceModel, Placement
+from carpool.core.queue import Queue
 from carpool.core.record import JobRecord
 from carpool.core.scheduler import Policy, Scheduler
 from carpool.core.state import State
@@ -128,7 +131,8 @@ class DryRun:
     gpus: tuple[GpuId, ...]
     """GPUs on which it would start at once; empty: it would wait."""
     mates: tuple[JobId, ...]
-    forecast: Forecast
+    forecast: Forecast | None
+    """None: the forecast does not reach it."""
 
 
 def dry_run(
@@ -138,16 +142,50 @@ def dry_run(
     spread: Callable[[Job], tuple[float, float]],
     now: float,
 ) -> DryRun:
-    """Submit a job to a copy of the state and return what happens to it."""
+    """Submit a job to a copy of the state and return what happens to it.
+
+    The forecast is the one that the job has after its submission, also where the copy leaves out the far end of a long
+    queue: the job takes its place in the whole queue.
+    """
     limits = (state.jobs_per_gpu, state.resident_per_gpu)
     world = snapshot.restore(_encode(state), FrozenModel(state.perf), state.sort_key, *limits)
     world.apply(ev.Submitted(max(now, state.now), job))
+    record = world.jobs[job.id]
+    submitted = _with(state, record)
+    ahead = forecast(submitted, policy, spread, now=now).get(job.id)
+    if not any(one is record for one in islice(submitted.queue, MAX_WAITING)):
+        return DryRun((), (), ahead)
     scheduler = Scheduler(policy(), world.perf, *limits, strict=False)
     scheduler.state = world
     scheduler.step(world.now, (), wake=True)
-    record = world.jobs[job.id]
     mates = tuple(mate.job.id for mate in world.cluster.mates(record)) if record.gpus else ()
-    return DryRun(record.gpus, mates, forecast(world, policy, spread)[job.id])
+    return DryRun(record.gpus, mates, ahead)
+
+
+class _LongerQueue(Queue):
+    """A queue with one more job; it shares all other entries and is only read."""
+
+    def __init__(self, queue: Queue, record: JobRecord) -> None:
+        super().__init__()
+        entries = [*queue.in_order]
+        if record.queue_entry is not None:
+            insort(entries, record.queue_entry)
+        self._entries = entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[JobRecord]:
+        return (record for *_, record in self._entries)
+
+
+def _with(state: State, record: JobRecord) -> State:
+    """Return the state with one more job that waits. It shares everything else and is only read."""
+    longer = copy(state)
+    longer.jobs = {**state.jobs, record.job.id: record}
+    longer.queue = _LongerQueue(state.queue, record)
+    longer.submissions = state.submissions + 1
+    return longer
 
 
 def _encode(state: State) -> dict[str, Any]:

@@ -5,7 +5,7 @@ the believed duration, when the job has ended. Judged estimates narrow or widen 
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from statistics import median
 from typing import Any
@@ -77,8 +77,8 @@ class Forecaster:
 
     # ---- estimates -------------------------------------------------------------------------------------------------
 
-    def estimate(self, job: Job) -> Estimate:
-        """Return the duration of a whole job alone."""
+    def estimate(self, job: Job, source: Mapping[str, str] | None = None) -> Estimate:
+        """Return the duration of a whole job alone. `source`: how it is known, for a job that is not submitted."""
         state = self._state()
         record = state.jobs.get(job.id)
         if record is not None and getattr(record, "alone_seen", False):
@@ -88,7 +88,7 @@ class Forecaster:
             found = run_time(state.perf, job) if isinstance(state.perf, Belief) else None
             if found is not None and found.kind not in ("time", "default"):
                 return Estimate(found.value, found.low, found.high, found.source, found.kind)
-            source = self._source(job.id)
+            source = self._source(job.id) if source is None else source
             kind, detail = source.get("kind", "default"), source.get("detail", "no information")
             value = alone_s(state.perf, job)
         low, high = self._spread(kind)
@@ -137,21 +137,15 @@ class Forecaster:
 
     def dry_run(self, job: Job, source: Mapping[str, str]) -> Row:
         """Return what would happen to a job that is submitted now."""
-        low, high = self._spread(source["kind"])
-        context = self._context()
-
-        def spread(other: Job) -> tuple[float, float]:
-            return (low, high) if other.id == job.id else context.spread(other)
-
-        now = self._now()
-        found = forecast.dry_run(self._state(), self._policy, job, spread, now)
-        value = alone_s(self._state().perf, job)
-        run = {"value": value, "low": value * low, "high": value * high, "source": source["detail"]}
+        context = replace(self._context(), estimate=lambda one: self.estimate(one, source if one is job else None))
+        own, now = context.estimate(job), self._now()
+        found = forecast.dry_run(self._state(), self._policy, job, context.spread, now)
+        run = {"value": own.value, "low": own.low, "high": own.high, "source": own.source}
         answer: Row = {
             "where": [self._gpu(gpu) for gpu in found.gpus] or None,
             "mates": list(found.mates),
             "run": run,
-            **explain.times_of(found.forecast, source["detail"]),
+            **explain.times_of(found.forecast, own.source),
         }
         return {**answer, "sentences": _dry_sentences(answer, now)}
 

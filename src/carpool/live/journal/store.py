@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Table, create_engine, event, func, select
+from sqlalchemy import Connection, Engine, Table, bindparam, create_engine, event, func, select
 from sqlalchemy.exc import DBAPIError
 
 from carpool import __version__
@@ -127,9 +127,11 @@ class Store:
                 connection.execute(schema.events.insert(), rows)
             if commit.jobs:
                 connection.execute(schema.jobs.insert(), commit.jobs)
-            for story in commit.stories:
-                values = {key: value for key, value in story.items() if key != "id"}
-                connection.execute(schema.jobs.update().where(schema.jobs.c.id == story["id"]).values(**values))
+            if commit.stories:
+                table, columns = schema.jobs, ("state", "ended", "story")
+                update = table.update().where(table.c.id == bindparam("job"))
+                rows_of = [{"job": story["id"], **{name: story[name] for name in columns}} for story in commit.stories]
+                connection.execute(update.values({name: bindparam(name) for name in columns}), rows_of)
             if commit.estimates:
                 connection.execute(schema.estimates.insert(), commit.estimates)
             for name, text in commit.users.items():

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
+from typing import Any
 
 from carpool.core import events as ev
 from carpool.core.scheduler import Scheduler
@@ -115,7 +116,7 @@ class Driver:
         for answer in answers:
             if not answer.done():
                 answer.set_result(None)
-        self._close_jobs(ended)
+        self._close_jobs(ended, commit.stories[: len(ended)])  # recovery adds stories of its own
         if self.settled:
             self.snapshots.after_turn()
 
@@ -187,10 +188,10 @@ class Driver:
             self.inbox.note("the policy decides again", logging.INFO)
         self._failed = bool(failure)
 
-    def _close_jobs(self, ended: Sequence[EndedJob]) -> None:
-        for job in ended:
+    def _close_jobs(self, ended: Sequence[EndedJob], stories: Sequence[dict[str, Any]]) -> None:
+        for job, story in zip(ended, stories, strict=True):
             judged = self.forecaster.judge(job.record, self.book.source(job.id))
-            self.book.close(job)
+            self.book.close(job, story)
             if judged:
 
                 def prepare(now: float, commit: Commit, rows: list[dict[str, object]] = judged) -> Sequence[ev.Event]:

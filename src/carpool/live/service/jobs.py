@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +54,7 @@ class JobBook:
         self.faults: dict[str, int] = {}
         """Number of node faults that hit each job."""
         self._next_id = 1
+        self._copying = ThreadPoolExecutor(1, "stories")
         self._waiters: dict[str, list[asyncio.Future[None]]] = {}
 
     # ---- jobs that have not ended ----------------------------------------------------------------------------------
@@ -144,17 +146,24 @@ class JobBook:
             self.exit_codes.pop(ended.id, None)
         self.collect_ended()
 
-    def close(self, ended: EndedJob) -> None:
-        """Write an ended job's story beside the journal, forget the job, and wake the queries that wait for it."""
-        with contextlib.suppress(OSError):
-            path = self._home.job(ended.id) / END_FILE
-            write_private(path, json.dumps(self.story(ended)), sync=False)
+    def close(self, ended: EndedJob, story: Row) -> None:
+        """Write an ended job's story beside the journal, in the background, because thousands may end at once. Forget
+        the job, and wake the queries that wait for it."""
+        self._copying.submit(self._copy_story, ended.id, story)
         self.specs.pop(ended.id, None)
         self.sources.pop(ended.id, None)
         self.faults.pop(ended.id, None)
         for waiter in self._waiters.pop(ended.id, ()):
             if not waiter.done():
                 waiter.set_result(None)
+
+    def _copy_story(self, job: str, story: Row) -> None:
+        with contextlib.suppress(OSError):
+            write_private(self._home.job(job) / END_FILE, json.dumps(story), sync=False)
+
+    def finish(self) -> None:
+        """Wait until all stories are written beside the journal. Blocks."""
+        self._copying.shutdown()
 
     async def wait(self, job: str) -> str:
         """Wait until a job has ended and return how: finished, failed or cancelled."""

@@ -91,6 +91,7 @@ class Service:
         await self.driver.close()
         await self.executor.close()
         await self.snapshots.close(take_last=self.driver.settled and not self.driver.write_error)
+        await asyncio.to_thread(self.book.finish)
         self.store.close()
         self.home.release()
 
