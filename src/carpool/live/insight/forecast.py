@@ -11,14 +11,14 @@ from copy import copy
 from dataclasses import dataclass
 from itertools import islice
 from math import inf
-from typing import Any
+from typing import Any, cast
 
 from carpool.core import events as ev
 from carpool.core import snapshot
 from carpool.core.elastic import Pace, Scaling
 from carpool.core.model import GpuId, Job, JobId, Status
 from carpool.core.perf import Mate, PerformanceModel, Placement
-from carpool.core.queue import Queue
+from carpool.core.queue import Entry, Queue
 from carpool.core.record import JobRecord
 from carpool.core.scheduler import Policy, Scheduler
 from carpool.core.state import State
@@ -169,7 +169,7 @@ class _LongerQueue(Queue):
         super().__init__()
         entries = [*queue.in_order]
         if record.queue_entry is not None:
-            insort(entries, record.queue_entry)
+            insort(entries, cast(Entry, record.queue_entry))
         self._entries = entries
 
     def __len__(self) -> int:
