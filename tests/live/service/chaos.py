@@ -170,12 +170,14 @@ async def live(world: World, drawn: random.Random, down: int) -> None:
                 await service.requests.requeue(drawn.choice(known))
             elif known and 0.53 < action < 0.56:
                 await service.requests.hold(drawn.choice(known))
-            elif known and 0.56 < action < 0.75:
-                await service.requests.pause(drawn.choice(known))
-            elif paused and 0.75 < action < 0.9:
-                await service.requests.resume(drawn.choice(paused))
             elif held and action > 0.9:
                 await service.requests.release(drawn.choice(held))
+        with contextlib.suppress(InputError):
+            up = [row["job"] for row in rows if row["status"] in ("starting", "running")]
+            if up and drawn.random() < 0.4:
+                await service.requests.pause(drawn.choice(up))
+            elif paused and drawn.random() < 0.6:
+                await service.requests.resume(drawn.choice(paused))
         await asyncio.sleep(drawn.choice([0.0, 0.01, 0.03]))
         if drawn.random() < 0.3:
             await compare(world, service)
