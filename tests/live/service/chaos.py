@@ -112,7 +112,7 @@ class World:
 
     def config(self, policy: str) -> ServiceConfig:
         numbers = {"gpus": GPUS, "jobs_per_gpu": PER_GPU, "resident_per_gpu": RESIDENTS}
-        return ServiceConfig(self.home, policy, **numbers, gang_pause_s=0.5)
+        return ServiceConfig(self.home, policy, **numbers, gang_pause_s=10.0)
 
 
 def note(path: Path, *words: object) -> None:
@@ -144,6 +144,18 @@ def die_at(drawn: random.Random) -> None:
         return result
 
     setattr(place, name, deadly)
+
+
+def pause_slowly(drawn: random.Random) -> None:
+    """Make some pauses take long, as those of large jobs do, so that what does not wait for them is seen."""
+    real = switching.GangSwitch.run
+
+    async def slow(self, gang, mine):
+        if gang.paused and drawn.random() < 0.5:
+            await asyncio.sleep(0.25)
+        return await real(self, gang, mine)
+
+    switching.GangSwitch.run = slow
 
 
 async def live(world: World, drawn: random.Random, down: int) -> None:
@@ -267,6 +279,7 @@ def one_round(world: World, drawn: random.Random) -> None:
         inner = random.Random(seed)
         os.close(up)
         launching.GangLauncher.cgroups = inner.random() < 0.5
+        pause_slowly(inner)
         if by_step:
             die_at(inner)
         asyncio.run(live(world, inner, down))
@@ -276,7 +289,8 @@ def one_round(world: World, drawn: random.Random) -> None:
     if not early:  # count from the moment at which the service is open; on a busy machine that takes a while
         os.read(up, 1)
     os.close(up)
-    until = time.monotonic() + drawn.uniform(0.0, 0.8)
+    long = drawn.random() < 0.1  # long enough for GPUs to fill up and for many switches
+    until = time.monotonic() + (drawn.uniform(2.0, 4.0) if long else drawn.uniform(0.0, 0.8))
     while time.monotonic() < until:
         look_for_too_many(world)
         if drawn.random() < 0.08:

@@ -44,7 +44,8 @@ class GangSwitch:
         while True:
             with contextlib.suppress(OSError):
                 self._alive.touch(mode=0o600)
-            await asyncio.sleep(min(LONGEST_BEAT_S, self._options.pause_patience_s / BEATS))
+            patience = min(self._options.pause_patience_s, self._options.gang_pause_s)
+            await asyncio.sleep(min(LONGEST_BEAT_S, patience / BEATS))
 
     async def run(self, gang: LocalGang, mine: int) -> bool:
         """Carry out the request with this number; return False if the gang is stopped or a later request came."""
@@ -60,6 +61,8 @@ class GangSwitch:
             control = gang.control
             resumed = control.resumed + 1
             gang.write_control(replace(control, sequence=control.sequence + 1, pause_s=0.0, resumed=resumed))
+        if gang.switch != mine:
+            return False
         sequence = await self._request(gang, mine)
         pause = FIRST_LOOK_S
         while gang.switch == mine and not gang.stop:
