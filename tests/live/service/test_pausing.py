@@ -198,7 +198,7 @@ async def test_a_pause_that_the_journal_knows_is_carried_out_by_the_next_service
         job = await one(service, shell(WRITING))
         await started(service, job)
         pid = service.queries.show(job)["attempts"][0]["ranks"][0]["pid"]
-        monkeypatch.setattr(service.executor, "pause", lambda key: None)
+        monkeypatch.setattr(service.executor, "pause", lambda key, **_: None)
         await service.requests.pause(job)
         assert status(service, job) == "pausing"
     async with serving(home, gpus=1) as service:
