@@ -42,13 +42,14 @@ def train(gib: float, steps: int, progress: str) -> None:
     torch.manual_seed(7)
     torch.use_deterministic_algorithms(True)
     torch.backends.cuda.matmul.allow_tf32 = False
-    ballast = torch.arange(int(gib * GIB / 4), dtype=torch.int32, device="cuda")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    ballast = torch.arange(int(gib * GIB / 4), dtype=torch.int32, device=device)
     layer = torch.nn.TransformerEncoderLayer(256, 4, 512, dropout=0.1, batch_first=True)
-    model = torch.nn.TransformerEncoder(layer, 4).cuda()
+    model = torch.nn.TransformerEncoder(layer, 4).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     with open(progress, "w", buffering=1) as file:
         for step in range(steps):
-            data = torch.randn(8, 64, 256, device="cuda")
+            data = torch.randn(8, 64, 256, device=device)
             loss = (model(data) - data.roll(1, 1)).square().mean()
             optimizer.zero_grad()
             loss.backward()
@@ -61,6 +62,18 @@ def train(gib: float, steps: int, progress: str) -> None:
         file.write(f"end {time.monotonic():.6f} {digest.hexdigest()} {int(ballast.long().sum())}\n")
 
 
+def read_lines(path: Path) -> list[list[str]]:
+    """Return what a training has written so far: for each iteration its number, its end and its loss."""
+    with contextlib.suppress(OSError):
+        return [line.split() for line in path.read_text().splitlines() if line.count(" ") >= 2]
+    return []
+
+
+def result_of(path: Path) -> list[str]:
+    """Return the losses and the hashes of a training, without its times."""
+    return [" ".join([line[0], *line[2:]]) for line in read_lines(path)]
+
+
 class Training:
     """A training in a process of its own, followed through the file that it writes."""
 
@@ -69,19 +82,14 @@ class Training:
         arguments = [sys.executable, __file__, "--train", str(gib), "--steps", str(steps), "--progress", str(self.path)]
         self.process = subprocess.Popen(arguments)
 
-    def lines(self) -> list[list[str]]:
-        with contextlib.suppress(OSError):
-            return [line.split() for line in self.path.read_text().splitlines() if line.count(" ") >= 2]
-        return []
-
     def steps(self) -> int:
-        return len(self.lines())
+        return len(read_lines(self.path))
 
     def wait_for(self, steps: int, patience_s: float = 120.0) -> float:
         """Return when this number of iterations was done; raise TimeoutError if that takes too long."""
         until = time.monotonic() + patience_s
         while time.monotonic() < until:
-            lines = self.lines()
+            lines = read_lines(self.path)
             if len(lines) >= steps:
                 return float(lines[steps - 1][1])
             if self.process.poll() is not None:
@@ -92,7 +100,7 @@ class Training:
     def result(self) -> list[str]:
         """Wait for the end; return the losses and the hashes."""
         self.process.wait(timeout=300)
-        return [" ".join([line[0], *line[2:]]) for line in self.lines()]
+        return result_of(self.path)
 
     def kill(self) -> None:
         self.process.kill()
@@ -219,7 +227,7 @@ def disturb(driver: TimedDriver, folder: Path, gib: float) -> dict[str, Any]:
 
 
 def _longest(training: Training, since: int = 100) -> float:
-    times = [float(line[1]) for line in training.lines()[since:]]
+    times = [float(line[1]) for line in read_lines(training.path)[since:]]
     return max(later - earlier for earlier, later in pairwise(times))
 
 
