@@ -5,7 +5,6 @@ import asyncio
 import pytest
 
 from carpool.channel import Report
-from carpool.core import events as ev
 from carpool.core.model import Allocation, Decision
 from carpool.live.errors import WrongStatus
 from carpool.live.executors.base import StopMode
@@ -26,41 +25,53 @@ async def running(service, executor, **fields) -> str:
     return job
 
 
-def planned(service, clock, *decisions: tuple[str, bool]) -> None:
-    """Feed a plan that pauses (False) or resumes (True) jobs, as a policy would make it."""
-    found = []
-    for job, active in decisions:
-        record = service.state.jobs[job]
-        found.append(Decision(job, Allocation(record.gpus, record.accumulation, record.batch, active), "a test"))
-    service.inbox.add_events(ev.Planned(clock.time, tuple(found)))
+class Scripted:
+    """A policy that decides one plan when it is asked, and nothing before and after."""
+
+    pauses, in_rounds, restart_s = True, False, 0.0
+
+    def __init__(self, *plan: tuple[str, Allocation]) -> None:
+        self.plans = [[Decision(job, allocation, "a test") for job, allocation in plan]]
+
+    def key(self, job, now):
+        return (0.0,)
+
+    def decide(self, view):
+        return self.plans.pop() if self.plans else ()
+
+    def wake(self, view):
+        return None
 
 
-async def test_a_resume_and_a_launch_wait_for_the_pause_on_their_gpus(quick_home):
+async def test_a_launch_and_a_resume_wait_for_the_pause_on_their_gpus(quick_home):
     executor, clock = MemoryExecutor(gpus=1), FakeClock(1.0)
     async with serving(quick_home, jobs_per_gpu=1, executor=executor, clock=clock) as service:
         first = await running(service, executor)
-        await service.requests.pause(first)
-        assert executor.switched == [((first, 1), True)]
-        assert status(service, first) == "pausing"
+        stands, runs = Allocation((0,), active=False), Allocation((0,))
+        service.driver.scheduler.policy = Scripted((first, stands), (str(int(first) + 1), runs))
         second = await one(service, shell("true", duration_s=1000))
         await settle(service)
-        assert len(executor.launched) == 1, "a job starts beside one that may still compute"
+        assert executor.switched == [((first, 1), True)]
+        assert [launch.job for launch in executor.launched] == [first], "it starts beside a job that may still compute"
         executor.switch((first, 1))
         await settle(service)
-        assert status(service, first) == "paused"
-        if status(service, second) == "pending":  # this policy fills no place beside a paused job
-            return
+        assert [launch.job for launch in executor.launched] == [first, second]
         executor.start((second, 1))
         await settle(service)
-        planned(service, clock, (second, False), (first, True))
+        service.driver.scheduler.policy = Scripted((second, stands), (first, runs))
+        await one(service, shell("true", duration_s=1000))
         await settle(service)
-        assert executor.switched == [((first, 1), True), ((second, 1), True)]
+        assert executor.switched[1:] == [((second, 1), True)]
+        assert [status(service, job) for job in (first, second)] == ["resuming", "pausing"]
         executor.switch((second, 1))
         await settle(service)
-        assert executor.switched[-1] == ((first, 1), False)
+        assert executor.switched[2:] == [((first, 1), False)]
         executor.switch((first, 1))
         await settle(service)
         assert [status(service, job) for job in (first, second)] == ["running", "paused"]
+        said = service.queries.explain(second)
+        assert (said["reason"], said["resume"]["value"]) == ("a test", pytest.approx(1001.0, abs=1.0))
+        assert any(line.startswith("It should go on at") for line in said["sentences"])
 
 
 async def test_the_executor_is_not_asked_before_the_journal_has_the_plan(quick_home, monkeypatch):
