@@ -84,7 +84,7 @@ class MachineEffects:
 
     def costs(self, draw: int) -> "MachineCosts":
         """Return the costs of one random draw."""
-        return MachineCosts(0.0, self.stop_s, self, random.Random(draw))
+        return MachineCosts(stop_s=self.stop_s, effects=self, chance=random.Random(draw))
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,9 @@ from carpool.sim.run import Setup, cluster_nodes
 PHILLY_JOBS = 82_247
 
 
-def command(policy: str, workload: Path) -> dict[str, float]:
+def command(policy: str, workload: Path | str, cluster: str = "64x8", *more: str) -> dict[str, float]:
     """Run `carpool simulate` as a user would, and return what the whole process used."""
-    arguments = ["simulate", "--policy", policy, "--workload", str(workload), "--cluster", "64x8", "--json"]
+    arguments = ["simulate", "--policy", policy, "--workload", str(workload), "--cluster", cluster, "--json", *more]
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen([sys.executable, "-m", "carpool.cli", *arguments], stdout=output)
         _, status, usage = os.wait4(process.pid, 0)
@@ -43,6 +43,7 @@ def command(policy: str, workload: Path) -> dict[str, float]:
         "jobs": summary["jobs"],
         "rss_mb": usage.ru_maxrss / 1024,
         "p99_s": summary["decision_p99_cpu_s"],
+        "mean_jct_s": summary["mean_jct_s"],
     }
 
 
