@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pip
 NEXT := printf '\n%s\n' 'carpool is installed in $(VENV). To use it in this shell: . $(BIN)/activate'
 
-.PHONY: install demo demo-sim quick test chaos lint types bench study docs dist clean
+.PHONY: install demo demo-sim quick test thorough chaos lint types bench study docs dist clean
 
 install: $(VENV)/.installed
 	@$(NEXT)
@@ -38,6 +38,10 @@ demo-sim: $(VENV)/.installed
 test: lint types
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not alone'
 	$(BIN)/python -m pytest -m alone
+
+# The same with the full number of random cases and with the longest comparisons: before a release.
+thorough:
+	CARPOOL_THOROUGH=1 $(MAKE) test
 
 # The checks to run before every commit: about two minutes on two cores.
 quick: lint types

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.effort import cases
+
 # A suite that was started in the background ignores these, and so would every process that the tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -12,7 +14,9 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 pytest.register_assert_rewrite("tests.support.world", "carpool.live.executors.contract")
 
 # Derandomised, so that a failure in CI is a failure here; the machine may be slow, so no deadline.
-settings.register_profile("carpool", deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+settings.register_profile(
+    "carpool", max_examples=cases(100), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
 settings.load_profile("carpool")
 
 

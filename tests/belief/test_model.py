@@ -30,6 +30,7 @@ from carpool.profile.schema import load
 from carpool.profile.values import Busy
 from carpool.sim.engine import Engine
 from tests.core.test_state_machine import Life
+from tests.support.effort import cases
 from tests.support.situations import facts
 from tests.support.world import GIB, TASKS, job, nodes
 
@@ -504,5 +505,5 @@ class LearningLife(Life):
             assert replayed.perf.dump() == self.state.perf.dump()
 
 
-LearningLife.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
+LearningLife.TestCase.settings = settings(max_examples=cases(100), stateful_step_count=40)
 TestLearningLife = LearningLife.TestCase

@@ -13,6 +13,7 @@ from carpool.belief import pairs as module
 from carpool.belief.pairs import EPISODE_SD, TOTAL, JobClass, PairBelief, job_class
 from carpool.policies.sharing.pair import apart, together
 from carpool.profile.interference import read_interference
+from tests.support.effort import cases
 
 EPISODE = 1.0 / EPISODE_SD**2
 kinds = st.builds(JobClass, st.sampled_from(["bert", "ncf", "yolov3"]), st.integers(2, 4))
@@ -70,7 +71,7 @@ def conditioned(observations, asked, prior):
     return mean, scale * alike(asked, asked) - across @ np.linalg.solve(joint, across)
 
 
-@settings(max_examples=150)
+@settings(max_examples=cases(150))
 @given(st.lists(st.tuples(cells, logs), min_size=1, max_size=14), cells)
 def test_the_update_is_gaussian_conditioning(observations, asked):
     seen = {}
@@ -113,7 +114,7 @@ def test_the_order_of_observations_does_not_matter():
         assert max(means) - min(means) < 1e-12
 
 
-@settings(max_examples=60)
+@settings(max_examples=cases(60))
 @given(st.lists(st.tuples(cells, logs), max_size=12), cells, st.sampled_from([two, nothing, lambda cell: 0.0]))
 def test_a_slowdown_is_never_below_one(observations, asked, prior):
     assert after(observations, prior).xi(asked) >= 1.0

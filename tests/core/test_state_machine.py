@@ -17,6 +17,7 @@ from carpool.core.perf import ConstantInterference, FittedModel
 from carpool.core.rules import IllegalPlan, check
 from carpool.core.scheduler import Scheduler
 from carpool.core.state import State
+from tests.support.effort import cases
 from tests.support.situations import check_state, facts, random_job
 from tests.support.world import GIB, TASKS
 
@@ -270,7 +271,7 @@ class Life(RuleBasedStateMachine):
         assert living(facts(replayed)) == living(facts(self.state))
 
 
-Life.TestCase.settings = settings(max_examples=400, stateful_step_count=50)
+Life.TestCase.settings = settings(max_examples=cases(400), stateful_step_count=50)
 TestLife = Life.TestCase
 
 

@@ -23,6 +23,7 @@ from carpool.policies.sharing.pair import (
     pays,
     together,
 )
+from tests.support.effort import cases
 from tests.support.world import job, model
 
 xis = st.floats(1.0, 4.0)
@@ -40,7 +41,7 @@ def completion_sum(kappa: float, host: float, guest: float, host_xi: float, gues
 
 @pytest.mark.slow
 @given(lefts, lefts, xis, xis)
-@settings(max_examples=500)
+@settings(max_examples=cases(500))
 def test_joining_now_or_after_the_host_is_optimal_and_the_formulas_agree(host, guest, host_xi, guest_xi):
     sweep = [completion_sum(host * k / 200, host, guest, host_xi, guest_xi) for k in range(201)]
     assert together(host, guest, host_xi, guest_xi) == pytest.approx(sweep[0], rel=1e-9)
@@ -49,7 +50,7 @@ def test_joining_now_or_after_the_host_is_optimal_and_the_formulas_agree(host, g
 
 
 @given(lefts, lefts, xis, xis)
-@settings(max_examples=500)
+@settings(max_examples=cases(500))
 def test_the_ends_of_a_pair_add_up_to_the_sum(host, guest, host_xi, guest_xi):
     guest_end, host_end = pair_ends(host, guest, host_xi, guest_xi)
     assert guest_end + host_end == pytest.approx(together(host, guest, host_xi, guest_xi))
@@ -58,7 +59,7 @@ def test_the_ends_of_a_pair_add_up_to_the_sum(host, guest, host_xi, guest_xi):
 
 @pytest.mark.slow
 @given(lefts, lefts, xis, xis)
-@settings(max_examples=500)
+@settings(max_examples=cases(500))
 def test_the_delay_of_the_host_is_its_end_less_its_time_left(host, guest, host_xi, guest_xi):
     _, host_end = pair_ends(host, guest, host_xi, guest_xi)
     cost = together(host, guest, host_xi, guest_xi) - host
@@ -67,7 +68,7 @@ def test_the_delay_of_the_host_is_its_end_less_its_time_left(host, guest, host_x
 
 @pytest.mark.slow
 @given(lefts, lefts, xis, xis, st.floats(1.0, 5.0))
-@settings(max_examples=1000)
+@settings(max_examples=cases(1000))
 def test_the_threshold_says_what_the_comparison_says(host, guest, host_xi, guest_xi, relative_time):
     share_s = together(host, guest * relative_time, host_xi, guest_xi)
     edge_s = apart(host, guest) * PAYS_BELOW

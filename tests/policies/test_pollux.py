@@ -8,7 +8,7 @@ from random import Random
 from statistics import fmean
 
 import pytest
-from hypothesis import given as cases
+from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 
@@ -32,6 +32,7 @@ from carpool.sim import Setup, read, simulate
 from carpool.sim.engine import Engine
 from carpool.sim.estimation_error import MisestimatedTimes
 from carpool.sim.generate import philly_like
+from tests.support.effort import cases
 from tests.support.world import TASKS, cluster, given, model, nodes, pending, running, starting
 from tests.support.world import job as world_job
 
@@ -67,7 +68,7 @@ def test_a_jobs_own_batch_counts_each_iteration_once():
     assert own_iterations(0.0, 128, 64) == 1.0, "in vain where there is no noise"
 
 
-@cases(st.integers(1, 2000), st.integers(1, 10**6), st.lists(st.floats(0.0, 1e6), min_size=1, max_size=6))
+@drawn(st.integers(1, 2000), st.integers(1, 10**6), st.lists(st.floats(0.0, 1e6), min_size=1, max_size=6))
 def test_stretches_cover_a_job_and_give_every_phase_its_share_of_the_progress(batch, iterations, noises):
     phases = tuple(NoisePhase((index + 1) / len(noises), noise) for index, noise in enumerate(noises))
     scaling = Scaling(8, 4096, 1, 64, phases)
@@ -381,8 +382,8 @@ class TestDecisions:
         assert Pollux().decide(state) == []
 
 
-@settings(max_examples=150)
-@cases(st.integers(0, 10**6))
+@settings(max_examples=cases(150))
+@drawn(st.integers(0, 10**6))
 def test_gpus_are_shared_out_nearly_as_well_as_can_be(seed):
     """Against a search through all ways to share them out. The hull may leave a gap at the last GPUs."""
     random = Random(seed)

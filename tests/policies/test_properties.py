@@ -11,6 +11,7 @@ from carpool.core import events as ev
 from carpool.core.model import Job, Node, Status, sub_batch
 from carpool.core.perf import AllReduce, FittedModel, MeasuredPair, TableInterference, Task
 from carpool.core.scheduler import Scheduler
+from tests.support.effort import cases
 from tests.support.naive import naive_bsbf
 from tests.support.situations import Situation, check_state, facts, situations
 from tests.support.world import GIB
@@ -23,7 +24,7 @@ NAMES += ["carpool:suspend=true", "carpool:suspend=true,patience=0.001"]
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @given(situation=situations)
-@settings(max_examples=120)
+@settings(max_examples=cases(120))
 def test_every_plan_is_whole_legal_and_repeatable(name, situation):
     policy = policies.make(name)
     state = situation.state(policy.key)
@@ -102,7 +103,7 @@ CHANGES_ITS_MIND = ("tiresias", "srtf", "srsf", "las", "pollux", "suspend")
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not any(word in name for word in CHANGES_ITS_MIND)])
 @given(situation=situations)
-@settings(max_examples=60)
+@settings(max_examples=cases(60))
 def test_a_plan_leaves_nothing_to_add(name, situation):
     """A policy that does not stop jobs has nothing more to do right after its plan was carried out."""
     policy = policies.make(name)
@@ -120,7 +121,7 @@ def test_a_plan_leaves_nothing_to_add(name, situation):
 def test_bsbf_finds_what_a_search_over_everything_finds(jobs_per_gpu):
     """The indexed search against one that looks at every job, host and sub-batch, without any index."""
     shared = 0
-    for seed in range(1200 if jobs_per_gpu == 2 else 400):
+    for seed in range(cases(1200 if jobs_per_gpu == 2 else 400)):
         policy = policies.make("sjf-bsbf")
         state = Situation(seed, jobs_per_gpu).state(policy.key)
         plan = policy.decide(state)

@@ -8,6 +8,7 @@ from carpool.core.elastic import Scaling
 from carpool.profile.efficiency import read_epochs
 from carpool.profile.fields import ProfileError
 from carpool.profile.schema import dumps, load, loads
+from tests.profile.test_fit import constants
 from tests.support.command_line import call
 
 TIMES = "app,nodes,gpus,local_bsz,step_time\n" + "".join(f"toy,1,1,{b},{0.1 + 0.01 * b}\n" for b in (4, 8, 16, 32))
@@ -125,13 +126,16 @@ def test_an_inconsistent_scaling_is_refused(change, problem):
 
 
 @pytest.mark.slow
-def test_the_shipped_curves_come_from_their_command(data):
+def test_the_shipped_constants_and_curves_come_from_their_command(data):
     said = call(
         *("fit", "--name", "t4", "--json", "--most-per-gpu", "yolov3=8", "--most-gpus", "ncf=1"),
         *("--throughput", str(data / "pollux" / "throughput.csv")),
         *("--efficiency", str(data / "pollux" / "efficiency.csv")),
     )
     fitted = loads(said.out, "again.json")
+    assert sorted(fitted.tasks) == sorted(load("t4").tasks)
+    for name, task in load("t4").tasks.items():
+        assert constants(fitted.tasks[name]) == pytest.approx(constants(task), rel=0.01), name
     assert {name: task.scaling for name, task in fitted.tasks.items()} == {
         name: task.scaling for name, task in load("t4").tasks.items()
     }

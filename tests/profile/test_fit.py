@@ -1,4 +1,7 @@
-"""Fits: known constants come back from tables that eq. 7 itself generates, and from the real table as shipped."""
+"""Fits: known constants come back from tables that eq. 7 itself generates.
+
+`test_efficiency` fits the shipped profile again from the real table.
+"""
 
 import csv
 import json
@@ -17,6 +20,7 @@ from carpool.profile.fit import fit_memory, fit_task
 from carpool.profile.rows import GIB, Run, read_runs
 from carpool.profile.schema import ProfileError, load
 from tests.support import ROOT
+from tests.support.effort import cases
 
 DATA = os.environ.get("CARPOOL_DATA")
 with_data = pytest.mark.skipif(not DATA, reason="CARPOOL_DATA is not set: the measurements are not part of the project")
@@ -71,7 +75,7 @@ def test_a_few_wild_rows_do_not_pull_the_fit():
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=cases(12), deadline=None)
 @given(
     alpha=st.floats(0.005, 0.3),
     beta=st.floats(1e-4, 0.05),
@@ -160,7 +164,7 @@ def test_a_known_curve_comes_back_however_large_its_batches(largest, knee):
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=cases(40), deadline=None)
 @given(
     alpha=st.floats(0.001, 0.1),
     slope=st.floats(0.1, 10.0),
@@ -243,7 +247,7 @@ def test_memory_is_line_plus_context_plus_gradients_with_scaled_slope(tmp_path):
 
 
 @given(st.lists(st.tuples(st.integers(1, 512), st.floats(0, 100)), min_size=2, max_size=8, unique_by=lambda p: p[0]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=cases(30), deadline=None)
 def test_memory_constants_are_never_negative(tmp_path_factory, points):
     path = measured(tmp_path_factory.mktemp("m"), [(b, 1, gib) for b, gib in points])
     memory = fit_memory([path], context_gib=0)["x"]
@@ -254,16 +258,6 @@ def test_memory_constants_are_never_negative(tmp_path_factory, points):
 def test_memory_of_one_batch_is_refused(tmp_path):
     with pytest.raises(ProfileError, match="memory of one batch size only"):
         fit_memory([measured(tmp_path, [(8, 1, 1.0), (8, 2, 1.0)])])
-
-
-@pytest.mark.slow
-@with_data
-def test_refitting_gives_the_shipped_constants():
-    runs, profile = read_runs(f"{DATA}/pollux/throughput.csv"), load("t4")
-    fitted = {task: fit_task([run for run in runs if run.task == task]) for task in {run.task for run in runs}}
-    assert sorted(fitted) == sorted(profile.tasks)
-    for name, task in profile.tasks.items():
-        assert constants(fitted[name]) == pytest.approx(constants(task), rel=0.01), name
 
 
 @with_data

@@ -17,6 +17,7 @@ from carpool.sim.generate import DAY_S, FITTING_BATCHES, LENGTHS, by_name, phill
 from carpool.sim.sweep import mean
 from carpool.sim.workload import Workload, check_ids, write
 from tests.support.command_line import process
+from tests.support.effort import thorough_only
 
 PROFILE = load("t4")
 TASKS = PROFILE.core_tasks()
@@ -180,7 +181,7 @@ def test_every_job_fits_alone_on_a_16_gb_gpu_with_its_whole_batch():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("jobs", [240, 480])
+@pytest.mark.parametrize("jobs", [240, pytest.param(480, marks=thorough_only)])
 @pytest.mark.parametrize(
     ("name", "file"), [("pollux-like", "pollux"), ("pollux-calibrated", "calibrated"), ("philly-like", "calibrated")]
 )

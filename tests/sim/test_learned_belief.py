@@ -8,12 +8,13 @@ import pytest
 from carpool.sim import Setup, simulate
 from tests.sim.test_calibrated import workloads
 from tests.support.command_line import call
+from tests.support.effort import thorough_only
 
 SETUP = Setup(cluster="16x4", truth="gavel", ignore_placement=True, memory_limit=False)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("jobs", [240, 480])
+@pytest.mark.parametrize("jobs", [240, pytest.param(480, marks=thorough_only)])
 def test_a_learned_belief_costs_little_compared_with_perfect_knowledge(data, jobs):
     def mean(setup):
         return fmean(simulate(workload, "sjf-bsbf", setup).summary.mean_jct_s for workload in workloads(data, jobs))

@@ -14,6 +14,7 @@ from torch import nn
 
 from carpool.train import BatchError, Training, split
 from carpool.train.batch import batch_size, sizes
+from tests.support.effort import cases
 from tests.support.training_models import weights
 
 
@@ -84,7 +85,7 @@ def same(a, b):
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=cases(150))
 @given(st.data())
 def test_pieces_put_together_are_the_batch(data):
     n, parts, dim = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 12)), data.draw(st.integers(0, 1))
@@ -183,7 +184,7 @@ def test_a_structure_of_ones_own():
     assert (expected - got).abs().max() < 1e-14
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=cases(25))
 @given(
     widths=st.lists(st.integers(1, 6), min_size=2, max_size=4),
     samples=st.integers(1, 9),

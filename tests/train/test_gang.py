@@ -3,11 +3,12 @@
 import pytest
 
 from tests.support import training_gang as gang
+from tests.support.effort import thorough_only
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize(("world", "cases"), [(2, 48), (4, 24)])
+@pytest.mark.parametrize(("world", "cases"), [pytest.param(2, 48, marks=thorough_only), (4, 24)])
 def test_weights_equal_the_full_batch_of_the_whole_gang(world, cases, tmp_path):
     for result in gang.launch(world, gang.equality, tmp_path):
         assert len(result) == cases
