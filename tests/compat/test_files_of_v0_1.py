@@ -198,7 +198,7 @@ def test_a_generated_workload_gives_the_same_simulation():
     told = json.loads((DATA / "logs/simulation-summary.json").read_text())
     log = []
     setup = Setup(cluster="4x4", truth="1.2", costs=Costs(launch_s=3.0, stop_s=5.0))
-    result = simulate(read(DATA / "workloads/generated.csv"), "carpool:suspend=true", setup, log=log.append)
+    result = simulate(read(DATA / "workloads/generated.csv"), "carpool:suspend=true,pause=false", setup, log=log.append)
     then = without_reasons(codec.decode(line) for line in lines("logs/simulation.jsonl"))
     # 0.1 let a job finish that was suspended in the instant in which a mate ended, with most of its work not done.
     wrong = then.index(ev.Finished(810.389084966737, "cifar10-2", 1))

@@ -119,6 +119,13 @@ class TestTheWayThroughAPause:
         assert (state.shares, state.jobs["a"].hosted, state.jobs["b"].shares) == (0, 0, 0)
         assert state.most_residents == 2
 
+    def test_a_guest_of_a_paused_job_is_known_to_every_index(self):
+        state = state_of(running("a", on=[0, 1]), running("b", on=[0]), pending("c"))
+        _ = state.hosts, state.end_times  # kept from here on, and so validated
+        pause(state, "a", 5.0)
+        happen(state, ev.Planned(6.0, (Decision("c", Allocation((1,)), "room"),)))
+        resume(state, "a", 7.0)
+
     def test_a_pause_frees_the_place_of_the_plan_that_makes_it(self):
         state = state_of(running("a", on=[0]), pending("b"), where=cluster("1x1", jobs_per_gpu=1))
         swap = (turn(state.jobs["a"], False), Decision("b", Allocation((0,)), "its turn"))

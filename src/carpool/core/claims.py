@@ -33,14 +33,16 @@ def claim(state: State, record: JobRecord, allocation: Allocation) -> None:
     state.cluster.enter(record)
     residents = state.cluster.residents
     state.most_residents = max(state.most_residents, *[len(residents[gpu]) for gpu in allocation.gpus])
-    mates = [mate for mate in state.cluster.mates(record) if mate.active]
+    beside = state.cluster.mates(record)
+    mates = [mate for mate in beside if mate.active]
     if mates:
         record.shares += 1
         record.saved_s += max([mate.alone_left(state.now) for mate in mates])
         state.shares += 1
         for mate in mates:
             mate.hosted += 1
-            state.reindex(mate)
+    for mate in beside:
+        state.reindex(mate)
     state.reindex(record)
 
 
