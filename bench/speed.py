@@ -85,6 +85,7 @@ class Watched:
         self.restart_s = policy.restart_s
         self.key = policy.key
         self.wake = policy.wake
+        self.pauses = getattr(policy, "pauses", False)
         self.waiting: list[int] = []
 
     def decide(self, view):

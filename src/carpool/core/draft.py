@@ -91,8 +91,8 @@ class Draft:
 
     def idle(self) -> list[GpuId]:
         """Return the GPUs that hold jobs, none of which computes in the draft."""
-        touched = [gpu for gpu in self._touched if self.jobs_on(gpu) and not self.active_on(gpu)]
-        return sorted([gpu for gpu in self.view.idle() if gpu not in self._touched] + touched)
+        gpus = {*self.view.idle(), *self._touched}
+        return sorted([gpu for gpu in gpus if self.jobs_on(gpu) and not self.active_on(gpu)])
 
     def only_resident(self, record: JobView) -> bool:
         """Return whether a job has all of its GPUs to itself in the draft, paused jobs included."""

@@ -1,0 +1,113 @@
+"""The joint rule pauses and resumes jobs: in named situations, and what it must never do."""
+
+import pytest
+
+from carpool.core import events as ev
+from carpool.core.model import Allocation, Decision, Status
+from carpool.core.rules import check
+from carpool.policies.joint.policy import Carpool
+from carpool.sim.engine import Costs, Engine
+from tests.support.world import cluster, given, job, model, nodes, pending, running
+
+ONE = cluster("1x1")
+LONG = {"left": 100_000}
+
+
+def outcome(where, *parts, policy=None, xi=3.0):
+    """Return for each job of the plan whether it computes afterwards; a suspended job counts as None."""
+    policy = policy or Carpool()
+    state = given(where, *parts, xi=xi).state(policy.key)
+    plan = policy.decide(state)
+    check(state, plan)
+    return {decision.job: decision.allocation and decision.allocation.active for decision in plan}
+
+
+class TestPause:
+    def test_a_long_job_is_paused_for_a_short_one(self):
+        assert outcome(ONE, running("long", **LONG), pending("short", left=100)) == {"long": False, "short": True}
+
+    def test_two_that_hardly_slow_each_other_down_share(self):
+        plan = outcome(ONE, running("long", **LONG), pending("short", left=100), xi=1.05)
+        assert plan == {"short": True}
+
+    def test_with_two_active_jobs_both_make_room(self):
+        pair = (running("a", on=[0], **LONG), running("b", on=[0], left=90_000))
+        assert outcome(ONE, *pair, pending("c", left=10), xi=1.9)["c"] is True
+
+    def test_without_the_option_no_job_is_paused(self):
+        plan = outcome(ONE, running("long", **LONG), pending("short", left=100), policy=Carpool(pause=False))
+        assert False not in plan.values()
+
+    def test_no_job_is_paused_for_one_that_has_more_left(self):
+        assert outcome(ONE, running("host", left=100), pending("guest", left=200)) == {}
+
+    @pytest.mark.parametrize("limit", [{"can_pause": False}, {"priority": 1}])
+    def test_some_jobs_must_not_be_paused(self, limit):
+        assert outcome(ONE, running("long", **LONG, **limit), pending("short", left=100), xi=30.0) == {}
+
+    def test_an_exclusive_job_is_paused_and_not_shared_with(self):
+        host = running("long", **LONG, exclusive=True)
+        assert outcome(ONE, host, pending("short", left=100), xi=1.0) == {"long": False, "short": True}
+
+    def test_the_memory_of_both_must_fit(self):
+        small = cluster("1x1", memory_gib=2.0)
+        host, guest = running("long", **LONG), pending("short", left=100, can_shrink=False)
+        assert outcome(small, host, guest) == {}
+
+
+class TestResume:
+    def paused(self, *more, by_owner=False):
+        policy = Carpool()
+        state = given(ONE, running("a", on=[0], **LONG), *more, xi=3.0).state(policy.key)
+        if by_owner:
+            state.apply(ev.PausedByOwner(0.0, "a"))
+        else:
+            state.apply(ev.Planned(0.0, (Decision("a", Allocation((0,), active=False), "test"),)))
+        state.apply(ev.Paused(0.0, "a", 1))
+        return state, policy
+
+    def test_a_paused_job_goes_on_once_its_gpu_is_idle(self):
+        state, policy = self.paused()
+        (decision,) = policy.decide(state)
+        assert (decision.job, decision.allocation.active) == ("a", True)
+
+    def test_a_shorter_job_goes_first(self):
+        state, policy = self.paused(pending("b", left=10))
+        assert [decision.job for decision in policy.decide(state)] == ["b"]
+
+    def test_what_its_owner_paused_stays_paused(self):
+        state, policy = self.paused(by_owner=True)
+        assert policy.decide(state) == []
+
+
+def run(jobs, policy, **options):
+    engine = Engine(jobs, nodes("1x1"), policy, belief=model(9.0, 1), costs=Costs(pause_s=0.05), **options)
+    return engine.run()
+
+
+def test_no_job_is_paused_for_longer_than_its_patience_allows():
+    """Short jobs come without end, each of which would go first; the long one still gets its turn.
+
+    At one stretch it is paused for at most `patience` times the mean JCT or its own time left, whichever is more, and
+    a job; in all for at most twice that.
+    """
+    patience = 3.0
+    jobs = [job("long", left=200.0)]
+    jobs += [job(f"s{n}", left=50.0, submitted=1.0 + 50.0 * n) for n in range(200)]
+
+    def longest_pause(policy):
+        state = run(jobs, policy)
+        return state.ended["long"].paused_s, state.mean_jct_s
+
+    paused, _ = longest_pause(Carpool(patience=0.0))
+    assert paused > 5000.0, "without the guard the long job waits until all short ones are done"
+    paused, mean_jct = longest_pause(Carpool(patience=patience))
+    assert 0.0 < paused <= 2.0 * patience * max(mean_jct, 200.0) + 120.0
+
+
+def test_jobs_do_not_displace_each_other_in_turn():
+    """A job is paused only for one that has less left, so that there are at most as many pauses as arrivals."""
+    jobs = [job(f"j{n}", left=100.0 + 7.0 * (n % 5), submitted=float(n)) for n in range(40)]
+    state = run(jobs, Carpool())
+    assert all(record.status is Status.FINISHED for record in state.ended.values())
+    assert state.pauses <= len(jobs)
