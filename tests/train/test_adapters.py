@@ -13,6 +13,8 @@ from carpool.train import TrainingStopped
 from tests.support import training_frameworks as frameworks
 from tests.support.training_models import weights
 
+pytestmark = pytest.mark.slow  # imports three frameworks
+
 
 @pytest.fixture
 def lightning():

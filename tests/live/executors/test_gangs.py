@@ -64,6 +64,7 @@ async def pause_at_a_boundary(service, job: str) -> None:
     assert [channel.read_report(service.home.rank(job, 1, rank)) for rank in (0, 1)] == reports
 
 
+@pytest.mark.slow  # four processes import PyTorch, two at a time
 async def test_a_requeued_gang_saves_and_continues_where_it_was(home):
     """It is paused twice: it goes on once, and the second time it is requeued while it is paused."""
     async with serving(home, gpus=2) as service:

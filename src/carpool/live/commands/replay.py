@@ -14,12 +14,14 @@ import click
 from carpool import policies
 from carpool.core.model import Job
 from carpool.core.perf import GENERIC
+from carpool.core.state import RESIDENT_PER_GPU
 from carpool.errors import InputError
 from carpool.job_schema import SUBMITTED_COLUMNS
 from carpool.live.commands.options import connect, home_option, json_option, print_json
 from carpool.live.commands.tables import gpus_of
 from carpool.profile.schema import load
 from carpool.report.tables import comparison_json, comparison_tables
+from carpool.sim.engine import Costs
 from carpool.sim.run import Setup, parse_cluster
 from carpool.sim.sweep import CaseResult, SweepCase, run_all
 from carpool.sim.workload import Workload
@@ -48,6 +50,20 @@ class Achieved:
 @click.option(
     "--jobs-per-gpu", type=click.IntRange(1, 100), default=2, show_default=True, help="Maximum number of jobs on a GPU."
 )
+@click.option(
+    "--resident-per-gpu",
+    type=click.IntRange(1, 1000),
+    default=RESIDENT_PER_GPU,
+    show_default=True,
+    help="Maximum number of jobs that hold memory on a GPU, active and paused ones.",
+)
+@click.option(
+    "--pause-s",
+    type=click.FloatRange(0.0, 1e6),
+    default=Costs().pause_s,
+    show_default=True,
+    help="Seconds that each pause and each resume of a job takes.",
+)
 @click.option("--cluster", help="Cluster as nodes x GPUs per node.  [default: as it is here]")
 @home_option
 @json_option
@@ -56,6 +72,8 @@ def replay(
     interference: str,
     profile: str,
     jobs_per_gpu: int,
+    resident_per_gpu: int,
+    pause_s: float,
     cluster: str | None,
     home: Path | None,
     as_json: bool,
@@ -72,7 +90,15 @@ def replay(
     client = connect(home)
     rows = client.get("/v1/workload")["jobs"]
     shape = cluster or cluster_of(client.get("/v1/gpus"))
-    setup = Setup(cluster=shape, profile=profile, truth=interference, jobs_per_gpu=jobs_per_gpu, memory_limit=False)
+    setup = Setup(
+        cluster=shape,
+        profile=profile,
+        truth=interference,
+        jobs_per_gpu=jobs_per_gpu,
+        resident_per_gpu=resident_per_gpu,
+        memory_limit=False,
+        costs=Costs(pause_s=pause_s),
+    )
     outcomes = run(rows, setup, chosen or POLICIES)
     achieved = achieved_by(rows)
     if as_json:
