@@ -371,6 +371,9 @@ def judge(world: World, rows: list[dict]) -> list[str]:
     broken += judge_ledger(lines(world.ledger), states)
     broken += judge_journal(world, lines(world.ledger), states)
     left = [pid for path in world.home.jobs.glob("*/attempt-*/rank-*") for pid in strays(str(path))]
+    records = (read_json(path) or {} for path in world.home.jobs.glob("*/attempt-*/rank-*/process.json"))
+    cgroups = [found for record in records if (found := record.get("cgroup")) and os.path.exists(found)]
+    broken += [f"cgroups are left: {cgroups}"] * bool(cgroups)
     return broken + [f"processes are left: {left}"] * bool(left)
 
 

@@ -16,7 +16,7 @@ from carpool import channel
 from carpool.core.model import GpuId
 from carpool.live import rank as wrapper
 from carpool.live.executors.base import GangEnded, GangKey, GangOutcome, GpuSlot
-from carpool.live.executors.processes import ProcessIdentity, boot_id
+from carpool.live.executors.processes import ProcessIdentity, boot_id, kill_strays, remove_cgroup
 from carpool.live.home import read_json, write_private
 
 OUT_OF_MEMORY = re.compile(rb"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED")
@@ -46,6 +46,14 @@ class LocalRank:
         self.can_pause = isinstance(record, dict) and bool(record.get("pauses"))
         found = read_json(self.directory / wrapper.EXIT)
         self.exit = found if isinstance(found, dict) else None
+
+    def kill_leftovers(self) -> int:
+        """Kill what a killed wrapper left behind, remove its cgroup, and return the number of processes. Blocks."""
+        killed = kill_strays(str(self.directory), self.identity)
+        record = read_json(self.directory / wrapper.RECORD)
+        if isinstance(record, dict) and record.get("cgroup"):
+            remove_cgroup(record["cgroup"])
+        return killed
 
     @property
     def alive(self) -> bool:

@@ -22,7 +22,6 @@ from carpool.live.accounts import account
 from carpool.live.executors.base import GangKey, Launch
 from carpool.live.executors.environment import DEFAULT_PATH, base_environment, rank_environments, watch_python
 from carpool.live.executors.gang import GANG_FILE, LocalGang, LocalRank
-from carpool.live.executors.processes import kill_strays
 from carpool.live.home import Home, write_private
 
 READY_S = 60.0
@@ -178,7 +177,7 @@ def kill_workers(directory: Path) -> int:
         if rank.identity is not None and rank.identity.signal(9):
             killed += 1
         if not rank.rebooted and not (rank.exit and not rank.alive):
-            killed += kill_strays(str(path), rank.identity)
+            killed += rank.kill_leftovers()
     return killed
 
 

@@ -35,8 +35,7 @@ from carpool.live.executors.launching import GangLauncher, kill_workers, release
 from carpool.live.executors.logs import read_log_file
 from carpool.live.executors.mps_faults import MpsFaultWatch
 from carpool.live.executors.node import LocalNode, OwnProcesses, gang_of, open_node
-from carpool.live.executors.processes import kill_strays
-from carpool.live.executors.switching import GangSwitch, remove_cgroup, went_on
+from carpool.live.executors.switching import GangSwitch, went_on
 from carpool.live.home import Home, read_json, write_private
 
 log = logging.getLogger("carpool.live")
@@ -277,11 +276,10 @@ class LocalExecutor:
             rank.refresh()
             if rank.exit is None and not rank.rebooted:  # the wrapper was killed, and perhaps not all of its children
                 try:
-                    await asyncio.to_thread(kill_strays, str(rank.directory), rank.identity)
+                    await asyncio.to_thread(rank.kill_leftovers)
                 except OSError as error:
                     self._note(gang.key, str(error))
                     continue
-                remove_cgroup(rank)
             rank.gone = True
         if gang.paused and gang.switched and not gang.stop and went_on(gang):
             self._note(gang.key, "went on because it saw no service for too long; it is paused again")

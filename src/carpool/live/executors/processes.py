@@ -16,7 +16,7 @@ from typing import Any
 from carpool.channel import ENV_DIRECTORY
 from carpool.live.rank import boot_id, process_stat, start_ticks
 
-__all__ = ["ProcessIdentity", "boot_id", "kill_strays", "process_stat", "start_ticks", "strays"]
+__all__ = ["ProcessIdentity", "boot_id", "kill_strays", "process_stat", "remove_cgroup", "start_ticks", "strays"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +89,15 @@ def kill_strays(directory: str, wrapper: ProcessIdentity | None = None, patience
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
+
+
+def remove_cgroup(path: str, patience_s: float = 2.0) -> None:
+    """Remove a cgroup whose processes were killed: they leave it a moment after they are gone from /proc."""
+    until = time.monotonic() + patience_s
+    while os.path.isdir(path):
+        try:
+            os.rmdir(path)
+        except OSError:
+            if time.monotonic() > until:
+                return
+            time.sleep(0.01)

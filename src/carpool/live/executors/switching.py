@@ -9,7 +9,6 @@ go on, and the request is repeated when a service looks again.
 import asyncio
 import contextlib
 import json
-import os
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -120,14 +119,6 @@ class GangSwitch:
 def went_on(gang: LocalGang) -> bool:
     """Return whether a worker of a paused gang goes on, because its wrapper saw no service for too long."""
     return any(_answer(rank).get("let_go") for rank in gang.ranks)
-
-
-def remove_cgroup(rank: LocalRank) -> None:
-    """Remove the cgroup that a killed wrapper left behind."""
-    path = (read_json(rank.directory / wrapper.RECORD) or {}).get("cgroup")
-    if path:
-        with contextlib.suppress(OSError):
-            os.rmdir(path)
 
 
 def _has_answered(rank: LocalRank, sequence: int) -> bool:
