@@ -89,6 +89,21 @@ async def test_the_memory_leaves_before_the_workers_stop_and_returns_after_they_
         await end(executor, listener)
 
 
+async def test_a_paused_gang_runs_while_its_memory_leaves(home, driver):
+    """The driver waits for ever for a process that is stopped."""
+    async with executing(home) as (executor, listener):
+        executor.pause(KEY)
+        await listener.wait_for_switch(KEY, paused=True)
+        executor.pause(KEY, swap=True)
+        await listener.wait_for_switch(KEY, paused=True)
+        assert (driver.moved, listener.swapped[KEY]) == (["out going"], True)
+        worker = read_json(home.rank(*KEY, 0) / "process.json")["worker"]["pid"]
+        before = process_stat(worker)[11:13]
+        await asyncio.sleep(0.1)
+        assert process_stat(worker)[11:13] == before
+        await end(executor, listener)
+
+
 async def test_a_gang_that_cannot_be_moved_is_paused_and_says_so(home, driver):
     driver.fails = "out"
     async with executing(home) as (executor, listener):

@@ -18,7 +18,7 @@ from carpool.live.executors.processes import start_ticks
 from carpool.live.home import read_json, write_private
 
 SWAP_FILE = "swapped.json"
-PATIENCE_S = 600.0
+PATIENCE_S = 300.0
 """Seconds after which a move counts as failed: 100 GiB take about one minute."""
 RETRY_S = 1.0
 """Seconds before a gang that cannot come back (others hold its memory) is tried again."""

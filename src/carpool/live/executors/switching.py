@@ -53,7 +53,7 @@ class GangSwitch:
             gang.switched = True
             return True
         if gang.paused and gang.swap and len(gang.ranks) == 1:
-            gang.swapped = await self._swap.out(gang)
+            await self._swap_out(gang, mine)
         elif gang.paused and gang.agrees_on_steps:
             await self._reach_boundary(gang, mine)
         elif not gang.paused:
@@ -62,15 +62,26 @@ class GangSwitch:
             gang.write_control(replace(control, sequence=control.sequence + 1, pause_s=0.0, resumed=resumed))
         if gang.switch != mine:
             return False
-        sequence = await self._request(gang, mine)
+        gang.switched = await self._ask_wrappers(gang, mine, paused=bool(gang.paused))
+        if gang.switched and not gang.paused:
+            await self._swap.back(gang, lambda: gang.switch == mine and not gang.stop)
+            gang.swapped = False
+        return gang.switched and gang.switch == mine
+
+    async def _swap_out(self, gang: LocalGang, mine: int) -> None:
+        """Move the memory of a gang away. The driver can do that only with processes that run, so a gang that is paused
+        already goes on until the driver holds it, some milliseconds later."""
+        if any(_answer(rank).get("paused") for rank in gang.ranks):
+            await self._ask_wrappers(gang, mine, paused=False)
+        gang.swapped = await self._swap.out(gang)
+
+    async def _ask_wrappers(self, gang: LocalGang, mine: int, *, paused: bool) -> bool:
+        """Let the wrappers pause their workers or let them go on; return whether they have all done it."""
+        sequence = await self._request(gang, mine, paused=paused)
         pause = FIRST_LOOK_S
         while gang.switch == mine and not gang.stop:
-            gang.switched = all(_has_answered(rank, sequence) for rank in gang.ranks)
-            if gang.switched:
-                if not gang.paused:
-                    await self._swap.back(gang, lambda: gang.switch == mine and not gang.stop)
-                    gang.swapped = False
-                return gang.switch == mine
+            if all(_has_answered(rank, sequence) for rank in gang.ranks):
+                return True
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_LOOK_S)
         return False
@@ -88,7 +99,7 @@ class GangSwitch:
                 await asyncio.sleep(LONGEST_LOOK_S)
                 left -= LONGEST_LOOK_S
 
-    async def _request(self, gang: LocalGang, mine: int) -> int:
+    async def _request(self, gang: LocalGang, mine: int, *, paused: bool) -> int:
         """Write the request and wake the wrappers; return its number."""
         gang.pause_sequence += 1
         patience = self._options.pause_patience_s
@@ -96,7 +107,7 @@ class GangSwitch:
             patience = min(patience, self._options.gang_pause_s)
         request: dict[str, Any] = {
             "sequence": gang.pause_sequence,
-            "paused": gang.paused,
+            "paused": paused,
             "patience_s": patience,
             "alive": str(self._alive),
         }
@@ -108,7 +119,7 @@ class GangSwitch:
                     write_private(rank.directory / wrapper.PAUSE, json.dumps(request), sync=False)
                 break
             except OSError as error:
-                self._note(gang, f"cannot be {'paused' if gang.paused else 'resumed'} now ({error}); it is tried again")
+                self._note(gang, f"cannot be {'paused' if paused else 'resumed'} now ({error}); it is tried again")
                 await asyncio.sleep(RETRY_S)
         for rank in gang.ranks:
             if rank.identity is not None and not rank.gone:
