@@ -10,6 +10,7 @@ answer.
 
 import argparse
 import contextlib
+import csv
 import hashlib
 import json
 import os
@@ -22,6 +23,7 @@ import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from carpool.gpu.swap import CHECKPOINTED, CheckpointDriver, SwapError
@@ -264,17 +266,44 @@ def experiment(sizes: list[float], steps: int, repeats: int) -> dict[str, Any]:
     return found
 
 
+def table(found: dict[str, Any]) -> list[list[str]]:
+    """Return the rows of the table in docs/experiments/swap.md."""
+    columns = ["mechanism", "memory, GiB", "freed", "out, s", "in, s", "next iteration, s", "bit-equal"]
+    rows = [columns]
+    for mechanism in ("time-slicing", "mps"):
+        for size in found[mechanism]["sizes"]:
+            swaps = size["swaps"]
+            if not swaps:
+                rows.append([mechanism, f"{size['gib']:g}", size["error"], "", "", "", ""])
+                continue
+            held = fmean(one["used_before"][1] for one in swaps) / GIB
+            freed = all(one["used_out"][1] == 0 and one["steps_while_out"] == 0 for one in swaps)
+            away = fmean(one["lock_s"] + one["checkpoint_s"] for one in swaps)
+            back = fmean(one["restore_s"] + one["unlock_s"] for one in swaps)
+            after = fmean(one["next_iteration_s"] for one in swaps)
+            seconds = [f"{away:.2f}", f"{back:.2f}", f"{after:.3f}"]
+            equal = "yes" if size["bit_equal"] else "no"
+            rows.append([mechanism, f"{held:.1f}", "all" if freed else "not all", *seconds, equal])
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--sizes", default="1,16", help="GiB of the trainings")
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--table", nargs=2, type=Path, metavar=("JSON", "CSV"), help="only make a table of results")
     parser.add_argument("--train", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--progress", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.train is not None:
         train(options.train, options.steps, options.progress)
+        return
+    if options.table:
+        source, target = options.table
+        with target.open("w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(table(json.loads(source.read_text())))
         return
     found = experiment([float(size) for size in options.sizes.split(",")], options.steps, options.repeats)
     text = json.dumps(found, indent=1)
