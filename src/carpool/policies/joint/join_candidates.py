@@ -6,6 +6,7 @@ A guest takes one cell, or a union of cells and free GPUs.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from heapq import nsmallest
 from itertools import islice
 from operator import attrgetter
 
@@ -19,7 +20,7 @@ from carpool.core.view import JobView
 from carpool.policies.joint.moves import Join
 from carpool.policies.joint.objective import Objective
 from carpool.policies.joint.simulate_ends import Participant, simulate_ends
-from carpool.policies.sharing.candidates import Candidate, Candidates
+from carpool.policies.sharing.candidates import Candidate, Candidates, Cell
 from carpool.policies.sharing.pair import SharingOption
 
 PER_KIND = 6
@@ -32,7 +33,15 @@ MAX_STRETCH = 3.0
 """Maximum of a job's time left while sharing, relative to its time left alone or to SHORT_S, whichever is more."""
 SHORT_S = 600.0
 
+SHARED_CELLS = 16
+"""Number of cells of several jobs that a policy that pauses jobs looks at: those with the least slow-down."""
+
 _cost = attrgetter("cost")
+
+
+def _crowding(cell: Cell) -> tuple[int, float, int]:
+    residents = cell[0]
+    return len(residents), max([resident.record.slowdown for resident in residents]), residents[0].record.seq
 
 
 class JoinCandidates:
@@ -126,7 +135,10 @@ class JoinCandidates:
     def _shared(self, guest: JobView) -> list[Candidate]:
         """Return the cells of several jobs that it pays to join now."""
         found = []
-        for residents, gpus in self.candidates.shared_cells():
+        cells = self.candidates.shared_cells()
+        if self.draft.pauses and len(cells) > SHARED_CELLS:  # elsewhere, the guest can still have a job paused
+            cells = nsmallest(SHARED_CELLS, cells, key=_crowding)
+        for residents, gpus in cells:
             if self._may_join(guest, residents):
                 for size in guest.shape.sizes:
                     fitting = tuple([gpu for gpu in gpus if self.draft.accepts(gpu, guest, size)])
