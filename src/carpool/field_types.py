@@ -23,6 +23,8 @@ MAX_WORDS = 10_000
 MAX_ARRAY = 10_000
 """Number of jobs that one array may have."""
 RESERVED_PREFIX = "CARPOOL_"
+SHELL_WORD = re.compile(r"\|\|?|&&?|;|[0-9]?>>?(?:&[0-9])?|<")
+"""Words of a command that mean something to a shell only."""
 RESERVED_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables that the scheduler sets: a worker finds its place in its gang by them."""
 UNBOUNDED = 10**300
@@ -317,7 +319,8 @@ class AbsolutePath(Text):
 
 @dataclass(frozen=True, slots=True)
 class CommandLine(FieldType):
-    """A program and its arguments: a list of words, in a job file also one line as a shell splits it."""
+    """A program and its arguments: a list of words. In a job file also text: one line is split into words and run
+    without a shell, several lines are a script for `sh -e`."""
 
     @property
     def wanted(self) -> str:
@@ -334,8 +337,14 @@ class CommandLine(FieldType):
     def from_file(self, value: Any) -> tuple[str, ...]:
         if not isinstance(value, str):
             return self.check(value)
+        if len(value.strip().splitlines()) > 1:
+            return self.check(("sh", "-e", "-c", value))
         try:
-            return self.check(shlex.split(value))
+            words = shlex.split(value)
+            shell = next((word for word in words if SHELL_WORD.fullmatch(word)), None)
+            if shell is not None:
+                raise FieldError(f"{shell!a} needs a shell; write a list: [sh, -c, '…'], or several lines after `|`")
+            return self.check(words)
         except ValueError as error:
             if isinstance(error, FieldError):
                 raise

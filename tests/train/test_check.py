@@ -2,6 +2,7 @@
 
 import json
 import random
+import subprocess
 import sys
 import textwrap
 
@@ -315,3 +316,22 @@ def test_the_command_with_nothing_to_run():
     assert result.exit_code == 3
     assert "cannot run no-such-program-here" in result.stderr
     assert CliRunner().invoke(command, []).exit_code == 2
+
+
+def test_a_script_that_joins_a_process_group_is_checked(tmp_path):
+    """As `torch.distributed` scripts do it, without a launcher."""
+    script = tmp_path / "ddp.py"
+    script.write_text(
+        "import os, torch\n"
+        "from torch import distributed, nn\n"
+        "from carpool.train import Training\n"
+        "distributed.init_process_group('gloo')\n"
+        "model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1))\n"
+        "training = Training(model, torch.optim.SGD(model.parameters(), lr=0.1))\n"
+        "assert os.environ['LOCAL_RANK'] == '0'\n"
+        "training.step(torch.randn(8, 4), lambda batch: model(batch).mean())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "carpool.cli", "check", "--", sys.executable, str(script)], check=False
+    )
+    assert done.returncode == 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -41,7 +42,7 @@ def check(accumulation: int, steps: int, output: Path | None, as_json: bool, com
     with tempfile.TemporaryDirectory(prefix="carpool-check-") as directory:
         found = Path(directory) / "verdict.json"
         options = json.dumps({"accumulation": accumulation, "steps": steps})
-        environment = {**os.environ, ENV_CHECK: str(found), ENV_CHECK_OPTIONS: options}
+        environment = {**_alone(), **os.environ, ENV_CHECK: str(found), ENV_CHECK_OPTIONS: options}
         try:
             # The script's own output goes to stderr, so that stdout has the verdict and nothing else.
             status = subprocess.run(command, env=environment, stdout=STDERR, check=False).returncode
@@ -56,6 +57,15 @@ def check(accumulation: int, steps: int, output: Path | None, as_json: bool, com
         verdict.save(output)
     click.echo(json.dumps(verdict.as_dict(), indent=2) if as_json else str(verdict))
     sys.exit(0 if verdict.can_shrink else EXIT_REFUSED)
+
+
+def _alone() -> dict[str, str]:
+    """Return the variables of a gang of one worker, which a script that calls `init_process_group` needs."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    return {**ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 
 def _unchecked(status: int) -> str:

@@ -1,8 +1,14 @@
 """System accounts of Carpool's users. A service that runs as root runs each user's jobs under that user's uid. A user
 without a login on this machine gets a uid from a range of Carpool's own."""
 
+import os
 import pwd
+import subprocess
+import sys
 from collections.abc import Iterable
+from typing import Any
+
+from carpool.errors import InputError
 
 ADMIN = "admin"
 """Name of the administrator, whose jobs run as the service's own user."""
@@ -16,6 +22,40 @@ def account(uid: int) -> pwd.struct_passwd:
         return pwd.getpwuid(uid)
     except KeyError:
         return pwd.struct_passwd((f"uid{uid}", "x", uid, uid, "", "/", "/bin/sh"))
+
+
+def runs_as(uid: int | None, script: str, *words: str) -> bool:
+    """Return whether a shell script succeeds under a uid; None: that of this process. Blocks."""
+    owner = None if uid is None or uid == os.getuid() else account(uid)
+    options: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    if owner is not None:
+        groups = os.getgrouplist(owner.pw_name, owner.pw_gid)
+        options |= {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": groups}
+    command = ["/bin/sh", "-c", script, "sh", *words]
+    env = {"PATH": "/usr/local/bin:/usr/bin:/bin"}  # nothing of the service's own, which this user could read
+    return subprocess.run(command, env=env, cwd="/", check=False, **options).returncode == 0
+
+
+def check_directory(path: str, uid: int | None) -> None:
+    """Refuse a directory that does not exist or that a job under this uid could not enter. Root looks as that user,
+    so that an answer tells nobody about directories that are closed to them."""
+    if uid is None or uid == os.getuid():
+        usable = os.path.isdir(path) and os.access(path, os.X_OK)
+    else:
+        usable = runs_as(uid, 'cd -- "$1"', path)
+    if not usable:
+        raise InputError(f"directory: {path!a} does not exist here, or its job may not enter it; give another one")
+
+
+def installation_problem(uid: int) -> str:
+    """Return what a job under this uid could not read of this installation; empty: nothing. Blocks."""
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    for script, path in (('"$1" -S -c ""', sys.executable), ('test -r "$1/__init__.py" && test -x "$1"', package)):
+        if not runs_as(uid, script, path):
+            return (
+                f"uid {uid} cannot use {path}, so its jobs would not find this Python; install under /opt, for example"
+            )
+    return ""
 
 
 def uid_for(name: str, taken: Iterable[int | None], before: int | None = None) -> int:

@@ -73,7 +73,12 @@ class Home:
 
     def acquire(self) -> None:
         """Lock the home for this process until `release` or its end, so that only one service uses it."""
-        descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise InputError(
+                f"{self.lock}: {error.strerror}; make the home writable (`chmod -R u+w {self.path}`), or give --home"
+            ) from None
         until = time.monotonic() + LOCK_S
         while True:
             try:

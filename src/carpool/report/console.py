@@ -1,9 +1,10 @@
 """The Rich console that all tables are printed on."""
 
+import os
 from typing import Any
 
 PIPED_WIDTH = 140
-"""Width of tables in characters if the output is not a terminal."""
+"""Width of tables in characters if the output is not a terminal and `COLUMNS` does not say one."""
 
 
 def new_console() -> Any:
@@ -11,6 +12,6 @@ def new_console() -> Any:
     from rich.console import Console
 
     console = Console(markup=False, emoji=False, highlight=False)
-    if not console.is_terminal:
+    if not console.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
         console.width = PIPED_WIDTH
     return console

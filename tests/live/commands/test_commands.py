@@ -331,7 +331,7 @@ def test_users_are_added_limited_and_revoked(service):
     assert "erin" in service.call("user", "list").out
     assert token not in service.call("user", "list").out
     assert service.json("user", "list") == service.client().get("/v1/users")["users"]
-    assert service.call("user", "limit", "erin", "--max-gpus", 1).out == "erin: gpus 1\n"
+    assert service.call("user", "limit", "erin", "--max-gpus", 1).out == "erin: jobs 2, gpus 1\n"
     job = json.loads(service.call("submit", "--json", "--", "true", token=token).out)["job"]
     assert service.until(job, "finished", "failed")["user"] == "erin"
     assert service.call("cancel", "1", token=token).code == 2

@@ -230,3 +230,15 @@ def test_a_name_that_is_twice_in_a_yaml_file_is_refused(tmp_path):
     path.write_text("command: a\ngpus: 1\ngpus: 4\n")
     with pytest.raises(InputError, match="line 3: 'gpus' is there twice"):
         job_file.read(path)
+
+
+def test_several_lines_are_a_script_and_one_line_needs_no_shell(tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text("command: |\n  cd data\n  python train.py | tee log\n")
+    assert job_file.read(path)["command"] == ["sh", "-e", "-c", "cd data\npython train.py | tee log\n"]
+    path.write_text("command: |\n  python train.py --name 'a|b'\n")
+    assert job_file.read(path)["command"] == ["python", "train.py", "--name", "a|b"]
+    for line in ("python train.py | tee log", "cd data && python train.py", "python train.py > log", "a 2>&1"):
+        path.write_text(f"command: {line}\n")
+        with pytest.raises(InputError, match="needs a shell"):
+            job_file.read(path)

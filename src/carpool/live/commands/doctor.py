@@ -18,8 +18,9 @@ import click
 
 from carpool import __version__
 from carpool.errors import InputError
+from carpool.live.accounts import installation_problem
 from carpool.live.commands.options import home_option, json_option, print_json
-from carpool.live.home import Home
+from carpool.live.home import Home, read_json
 from carpool.live.http.client import ENV_URL, Client, Unreachable
 from carpool.live.text import printable, size, span
 
@@ -55,6 +56,7 @@ def examine(home: Path | None) -> Iterator[Diagnosis]:
     yield from _installation()
     place = Home(home)
     yield from _home(place)
+    yield from _users(place)
     yield from _gpus()
     yield from _service(place, home)
 
@@ -100,10 +102,26 @@ def _home(place: Home) -> Iterator[Diagnosis]:
         loose = stat.S_IMODE(found.st_mode) & wanted
         if loose & 0o066:
             yield Diagnosis("permissions", "error", f"others can read or write {path}", f"chmod go-rw {path}")
+    for path in (place.path, place.lock, place.journal, place.jobs, place.running):
+        if path.exists() and not os.access(path, os.W_OK):
+            yield Diagnosis("home", "error", f"{path} cannot be written", f"chmod -R u+w {place.path}")
+            return
     free = shutil.disk_usage(place.path).free
     level: Literal["ok", "error"] = "ok" if free > LITTLE_DISK else "error"
     remedy = "" if free > LITTLE_DISK else "free disk space: no job can be submitted when the disk is full"
     yield Diagnosis("home", level, f"{place.path}, {size(free)} free", remedy)
+
+
+def _users(place: Home) -> Iterator[Diagnosis]:
+    """Check that the jobs of users can read the installation, which only root can try."""
+    rows = read_json(place.users)
+    if os.geteuid() != 0 or not isinstance(rows, dict):
+        return
+    uids = {name: row.get("uid") for name, row in rows.items() if isinstance(row, dict) and not row.get("revoked")}
+    for name, uid in uids.items():
+        problem = installation_problem(uid) if isinstance(uid, int) else "no uid; revoke and add the user again"
+        if problem:
+            yield Diagnosis("users", "error", f"{name}: {problem}", "see docs/how-to/several-users.md")
 
 
 def _gpus() -> Iterator[Diagnosis]:

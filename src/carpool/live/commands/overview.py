@@ -12,6 +12,8 @@ from carpool.live.commands.options import connect, home_option, json_option, pri
 from carpool.live.text import clock, printable, span
 from carpool.report.console import new_console
 
+BELIEVED = "≈"
+
 
 @click.command()
 @home_option
@@ -50,30 +52,40 @@ def _print_history(rows: list[dict[str, Any]]) -> None:
     table = tables.new_table(*columns, right=("GPUs", "waited", "ran", "× alone", "gained"))
     for row in rows:
         receipt = row.get("receipt") or {}
-        slowdown = receipt.get("slowdown")
         table.add_row(
             *(printable(row[key]) for key in ("job", "name", "user", "status", "gpus")),
             clock(row["finished"], now),
             span(receipt.get("waited_s")),
             span(receipt.get("ran_s")),
-            "-" if slowdown is None else f"{slowdown:.2f}",
+            slowdown_text(receipt),
             span(receipt.get("gained_s")),
         )
     console.print(table if rows else "no job has ended so far")
+    if any(slowdown_text(row.get("receipt") or {}).startswith(BELIEVED) for row in rows):
+        console.print(f"{BELIEVED} believed, not measured: the job did not report its speed")
+
+
+def slowdown_text(receipt: Mapping[str, Any]) -> str:
+    """Return a job's slow-down, marked where it is believed: the job shared GPUs and did not report its speed."""
+    slowdown = receipt.get("slowdown")
+    if slowdown is None:
+        return "-"
+    shared = receipt.get("shares") or receipt.get("hosted")
+    return f"{BELIEVED if shared and not receipt.get('measured') else ''}{slowdown:.2f}"
 
 
 def _print_accuracy(answer: Mapping[str, Any]) -> None:
     """Print one row for each kind of estimate that the service judges."""
     console = new_console()
     kinds = {name: part for name, part in answer.items() if isinstance(part, Mapping)}
-    columns = list(dict.fromkeys(key for part in kinds.values() for key in part))
-    table = tables.new_table("estimate", *(column.replace("_", " ") for column in columns))
+    columns = ("judged", "median error", "9 of 10 errors below", "median error, relative", "within range")
+    table = tables.new_table("estimate", *columns, right=columns)
     for name, part in kinds.items():
-        table.add_row(printable(name), *(_number(part.get(column)) for column in columns))
+        errors = (span(part.get("median_error_s")), span(part.get("p90_error_s")))
+        shares = (_percent(part.get("median_error")), _percent(part.get("within_range")))
+        table.add_row(printable(name), printable(part.get("judged")), *errors, *shares)
     console.print(table if kinds else "no estimate has been judged so far")
 
 
-def _number(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
-    return "-" if value is None else printable(value)
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"

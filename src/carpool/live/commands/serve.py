@@ -131,7 +131,11 @@ def serve(home: Path | None, port: int, host: str, names: tuple[str, ...], **opt
     place.create()
     with _bound(host, port) as listening:
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-        code = asyncio.run(_serve(config, listening, names))
+        try:
+            code = asyncio.run(_serve(config, listening, names))
+        except OSError as error:
+            where = error.filename or place.path
+            raise InputError(f"{where}: {error.strerror or error}; make the home writable, or give --home") from None
     sys.exit(code)
 
 

@@ -99,7 +99,7 @@ def _request(words: tuple[str, ...], given: dict[str, Any]) -> dict[str, Any]:
         if value is None or value == ():
             continue
         if one.name == "directory":
-            value = str(Path(value).absolute())
+            value = str(Path(value).expanduser().absolute())
         elif one.name == "env":
             value = {**request.get("env", {}), **_environment(value)}
         elif isinstance(one.type, JobIds):

@@ -150,6 +150,7 @@ def _facts(row: Row, now: float) -> list[tuple[str, Any]]:
         ("speed", _speed(row)),
         ("peak memory", size(row.get("peak_memory") or None)),
         ("paused", f"{span(row['paused_s'])} in {row['pauses']} pauses" if row.get("pauses") else None),
+        ("report dropped", row.get("report_dropped")),
         *(("files", line) for line in _files(row.get("files"), now)),
         *(("estimate", line) for line in estimate_lines(row.get("estimates") or {}, now)),
     ]

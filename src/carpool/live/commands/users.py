@@ -5,6 +5,8 @@ from typing import Any
 
 import click
 
+from carpool.errors import InputError
+from carpool.field_types import WholeNumber
 from carpool.job_schema import PRIORITY
 from carpool.live.commands.options import Command, OptionType, connect, home_option, json_option, print_json
 from carpool.live.commands.tables import new_table
@@ -12,20 +14,25 @@ from carpool.live.http.client import segment
 from carpool.live.text import printable
 from carpool.report.console import new_console
 
+COUNT = WholeNumber(0, 1_000_000)
+NO_LIMIT = "none"
+
+
+class LimitType(OptionType):
+    """A number, or `none` for no limit."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value == NO_LIMIT else super().convert(value, param, ctx)
+
+
 LIMITS = ("max_jobs", "max_gpus", "max_priority")
 
 
 def limit_options(command: Command) -> Command:
     for option in (
-        click.option(
-            "--max-priority", type=OptionType(PRIORITY), help="Highest priority of a job.  [default: no limit]"
-        ),
-        click.option(
-            "--max-gpus", type=click.IntRange(0), help="Number of GPUs held at the same time.  [default: no limit]"
-        ),
-        click.option(
-            "--max-jobs", type=click.IntRange(0), help="Number of jobs running at the same time.  [default: no limit]"
-        ),
+        click.option("--max-priority", type=LimitType(PRIORITY), help="Highest priority of a job, or `none`."),
+        click.option("--max-gpus", type=LimitType(COUNT), help="Number of GPUs held at the same time, or `none`."),
+        click.option("--max-jobs", type=LimitType(COUNT), help="Number of jobs running at the same time, or `none`."),
     ):
         command = option(command)
     return command
@@ -47,7 +54,10 @@ def user() -> None:
 def add(name: str, uid: int | None, home: Path | None, as_json: bool, **limits: int | None) -> None:
     """Add a user and print their token. It is shown only once."""
     request = {"name": name, "uid": uid, **limits}
-    answer = connect(home).post("/v1/users", {key: value for key, value in request.items() if value is not None})
+    given = {key: value for key, value in request.items() if value not in (None, NO_LIMIT)}
+    answer = connect(home).post("/v1/users", given)
+    if answer.get("warning"):
+        click.echo(f"warning: {printable(answer['warning'])}", err=True)
     if as_json:
         print_json(answer)
         return
@@ -86,9 +96,12 @@ def revoke(name: str, home: Path | None, as_json: bool) -> None:
 @limit_options
 @home_option
 @json_option
-def limit(name: str, home: Path | None, as_json: bool, **limits: int | None) -> None:
-    """Set all limits of a user. A limit that is not given is removed."""
-    answer: dict[str, Any] = connect(home).put(f"/v1/users/{segment(name)}/limits", limits)
+def limit(name: str, home: Path | None, as_json: bool, **limits: int | str | None) -> None:
+    """Change limits of a user; `none` removes a limit. Limits that are not given stay."""
+    given = {key: None if value == NO_LIMIT else value for key, value in limits.items() if value is not None}
+    if not given:
+        raise InputError("no limit: give --max-jobs, --max-gpus or --max-priority, a number or `none`")
+    answer: dict[str, Any] = connect(home).put(f"/v1/users/{segment(name)}/limits", given)
     if as_json:
         print_json(answer)
         return

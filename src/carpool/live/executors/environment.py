@@ -27,12 +27,13 @@ def rank_environments(launch: Launch, gang_slots: Sequence[GpuSlot], port: int) 
     if one_process_per_node(launch.command):
         slots_by_rank = [list(gang_slots)]
     size = str(len(slots_by_rank))
+    # Hugging Face's libraries take a worker that has LOCAL_RANK for one of several, and wrap its model accordingly.
+    together = len(slots_by_rank) > 1
     return [
         {
             "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
             "WORLD_SIZE": size,
-            "LOCAL_WORLD_SIZE": size,
+            **({"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": size} if together else {}),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
             "CUDA_VISIBLE_DEVICES": ",".join(slot.uuid for slot in gang_slots if slot.uuid),

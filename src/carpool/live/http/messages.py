@@ -152,6 +152,8 @@ class UserList(Answer):
 class NewUserAnswer(UserAnswer):
     token: str
     """The user's token. It cannot be shown again: only its hash is kept."""
+    warning: str
+    """Why jobs of this user could not run; empty: nothing is known to be wrong."""
 
 
 class MeAnswer(Answer):

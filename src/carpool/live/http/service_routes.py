@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from carpool import __version__
 from carpool.core.model import Limits
 from carpool.errors import InputError
-from carpool.live.accounts import uid_for
+from carpool.live.accounts import installation_problem, uid_for
 from carpool.live.errors import NoSuchJob, WrongStatus
 from carpool.live.http import messages
 from carpool.live.http.api import ApiContext, Forbidden, Json, answers, api_context, me
@@ -157,7 +157,8 @@ async def add_user(request: messages.UserRequest, context: Context, who: Me) -> 
     await context.service.requests.put_user(name, row)
     await context.service.requests.set_limits(name, Limits(request.max_jobs, request.max_gpus))
     context.keyring.add(name, row["token_hash"])
-    return Json({**_shown(name, row), "token": token}, 201)
+    warning = "" if row["uid"] is None else await asyncio.to_thread(installation_problem, row["uid"])
+    return Json({**_shown(name, row), "token": token, "warning": warning}, 201)
 
 
 def _uid(context: ApiContext, name: str, uid: int | None) -> int | None:
@@ -187,11 +188,11 @@ async def revoke(name: Name, context: Context, who: Me) -> Json:
 
 @router.put("/users/{name}/limits", tags=["users"], responses=answers(403, 404, 422, 503, model=messages.UserAnswer))
 async def limit(name: Name, request: messages.LimitsRequest, context: Context, who: Me) -> Json:
-    """Set all limits of a user. A limit that is left out is removed."""
+    """Change limits of a user: null removes a limit, and one that is left out stays."""
     _admin_only(who)
-    row = {**_known(context, name), **request.model_dump()}
+    row = {**_known(context, name), **request.model_dump(exclude_unset=True)}
     await context.service.requests.put_user(name, row)
-    await context.service.requests.set_limits(name, Limits(request.max_jobs, request.max_gpus))
+    await context.service.requests.set_limits(name, Limits(row.get("max_jobs"), row.get("max_gpus")))
     return Json(_shown(name, row))
 
 

@@ -7,6 +7,7 @@ not wait for each other). A commit is durable when `write` returns, and it is wr
 
 import asyncio
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -66,6 +67,8 @@ class Store:
         self.notes: list[str] = []
         """Lines for the operator about the state in which the file was found."""
         self._release_recorded = False
+        self._place = (0, 0)
+        """Device and number of the file."""
 
     def open(self) -> int:
         """Make or upgrade the tables, and return the version that was found."""
@@ -82,6 +85,8 @@ class Store:
         self._connection = self._engine.connect()
         with self._connection.begin():
             found = schema.bring_up_to_date(self._connection)
+        place = os.stat(self.path)
+        self._place = place.st_dev, place.st_ino
         with self._connection.begin():
             last = self._connection.execute(select(func.max(schema.events.c.seq))).scalar()
             kept = self._connection.execute(select(func.max(schema.snapshots.c.seq))).scalar()
@@ -115,8 +120,18 @@ class Store:
         except (DBAPIError, OSError) as error:
             raise StoreError(_short(error)) from error
 
+    def _check_place(self) -> None:
+        """Refuse to write into a file that was deleted or replaced: the next service would not find what is in it."""
+        try:
+            found = os.stat(self.path)
+        except OSError as error:
+            raise StoreError(f"{self.path} is gone ({error.strerror}); stop the service") from None
+        if (found.st_dev, found.st_ino) != self._place:
+            raise StoreError(f"{self.path} was replaced by another file; stop the service")
+
     def _write(self, commit: Commit) -> None:
         assert self._connection is not None
+        self._check_place()
         connection, uptime = self._connection, since_boot()
         rows = [_event_row(happened, uptime) for happened in commit.events]
         rows += [{"at": at, "uptime": uptime, "kind": NOTE, "data": json.dumps(text)} for at, text in commit.notes]

@@ -7,6 +7,7 @@ tells its speed but neither it nor its owner tells how many iterations it does i
 """
 
 import asyncio
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -21,11 +22,14 @@ from carpool.live.journal.store import Commit
 from carpool.live.service.estimator import UNCOUNTED
 from carpool.live.service.inbox import Inbox
 from carpool.live.service.jobs import JobBook
+from carpool.live.service.report_trust import ReportTrust
 
 EVERY_S = 1.0
 """Seconds between two looks at the reports."""
 JOURNAL_S = 10.0
 """Seconds between two journalled measurements of a job whose mates stay the same."""
+DROPS_SAID = 3
+"""Number of dropped reports in a row after which it is said."""
 SETTLING_ITERATIONS = 3
 """Iterations beside the same mates after which a measurement counts: the average needs some time."""
 
@@ -41,6 +45,11 @@ class GangProgress:
     accumulation: int = 0
     """Accumulation that the journal knows to be in force; 0: not known."""
     latest: Report | None = None
+    trust: ReportTrust = field(default_factory=ReportTrust)
+    drops: int = 0
+    """Number of reports in a row that were dropped."""
+    dropped: str = ""
+    """What the latest report contradicts that was dropped; empty: none was."""
 
 
 @dataclass
@@ -100,9 +109,29 @@ class ProgressWatch:
             record = self.state.jobs.get(key[0])
             if record is not None and record.attempt == key[1] and record.status is Status.RUNNING:
                 gang = self.gangs.setdefault(key, GangProgress())
+                why = gang.trust.contradiction(report, now, time.time())
+                if why:
+                    self._drop(record, gang, why)
+                    continue
+                gang.drops = 0
                 found += self._gang_events(record, gang, report, now)
                 gang.latest = report
         return found
+
+    def _drop(self, record: JobRecord, gang: GangProgress, why: str) -> None:
+        """Say that reports are not believed, in the journal once for each attempt. A single one may follow from the
+        moving average after a change of speed."""
+        gang.drops += 1
+        if gang.drops < DROPS_SAID:
+            return
+        if not gang.dropped:
+            self.inbox.note(f"job {record.job.id}: its reports are dropped where they cannot be true: {why}")
+        gang.dropped = why
+
+    def dropped(self, record: JobRecord) -> str:
+        """Return why a report of a job's present attempt was dropped; empty: none was."""
+        gang = self.gangs.get((record.job.id, record.attempt))
+        return gang.dropped if gang else ""
 
     def _gang_events(self, record: JobRecord, gang: GangProgress, report: Report, now: float) -> Iterator[ev.Event]:
         job, attempt = record.job.id, record.attempt

@@ -97,6 +97,7 @@ class Queries:
         if record is not None:
             spec, source = self.book.specs[job], self.book.source(job)
             row = {**self._rows([record])[0], "receipt": receipt(record, self.clock.now())}
+            row["report_dropped"] = self.progress.dropped(record)
         else:
             known = self.book.ended_row(job)
             spec, row = from_json(known["spec"]), views.read_story(known["story"])
@@ -121,7 +122,9 @@ class Queries:
         if job in self.state.jobs:
             answer = self.forecaster.explain(job)
             doubt, failure = self.user_book.doubt(answer["user"]), self.policy_failure()
-            more = [f"It cannot start: {doubt}."] if doubt else []
+            dropped = self.progress.dropped(self.state.jobs[job])
+            more = [f"A report of it was dropped, because it cannot be true: {dropped}."] if dropped else []
+            more += [f"It cannot start: {doubt}."] if doubt else []
             more += [f"{failure[0].upper()}{failure[1:]}."] if failure else []
             return {**answer, "sentences": [*answer["sentences"], *more]}
         row = {key: value for key, value in self.show(job).items() if key not in ("spec", "attempts")}

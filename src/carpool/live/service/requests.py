@@ -18,7 +18,7 @@ from carpool.core import events as ev
 from carpool.core.model import Limits, Status
 from carpool.core.state import PAUSE, State
 from carpool.errors import InputError
-from carpool.live.accounts import account
+from carpool.live.accounts import account, check_directory
 from carpool.live.errors import Unavailable, WrongStatus
 from carpool.live.home import Home, write_private
 from carpool.live.insight import views
@@ -51,6 +51,8 @@ class Requests:
         doubt = self.users.doubt(user)
         if doubt:
             raise InputError(doubt)
+        for directory in {spec.directory for spec in specs if not spec.snapshot}:
+            await asyncio.to_thread(check_directory, directory, self.users.uid_of(user))
         names = self.book.new_ids(len(specs))
         kept = await self._copy_directories(dict(zip(names, specs, strict=True)), user)
 
