@@ -52,7 +52,7 @@ def test_many_small_lies_are_no_better_than_a_large_one():
 def test_honest_reports_are_never_called_lies(phases, first, look_s):
     """A worker whose speed changes at any time, read now and then, with the moving average of the library."""
     trust, now, done, average, timed = ReportTrust(), 0.0, first, 0.0, 0
-    assert not trust.contradiction(report(done), now, WALL)
+    assert not trust.contradiction(report(done, 0.0), now, WALL)
     looked, drops = now, 0
     for seconds, steps in phases:
         for _ in range(steps):

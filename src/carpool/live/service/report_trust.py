@@ -16,8 +16,8 @@ RATE = 2.0
 """Seconds of claimed work for each second that passed. Above 1, because the reported time is a moving average."""
 CREDIT_S = 30.0
 """Seconds of claimed work that may come at once, for reports that were delayed."""
-CREDIT_STEPS = 20
-"""Iterations that may come at once. When a worker becomes faster, its moving average claims about ten old iterations
+CREDIT_STEPS = 40
+"""Iterations that may come at once. When a worker becomes faster, its moving average claims up to twelve old iterations
 too much before it has followed."""
 
 
@@ -33,6 +33,8 @@ class ReportTrust:
     """The worker's own time in it."""
     credit_s: float = CREDIT_S
     """Seconds of work that the worker may claim now."""
+    seconds: float = 0.0
+    """Seconds per iteration in that report."""
     slowest: float = 0.0
     """Largest number of seconds per iteration that was believed."""
 
@@ -47,9 +49,10 @@ class ReportTrust:
         if report.iteration < self.iteration:
             return f"it is at iteration {report.iteration} after iteration {self.iteration}"
         elapsed, steps = max(0.0, now - self.at), report.iteration - self.iteration
-        claimed = steps * report.seconds - RATE * elapsed
+        seconds = min(self.seconds, report.seconds)  # most of these steps may have been as quick as those before
+        claimed = steps * seconds - RATE * elapsed
         if claimed > self.credit_s:
-            return f"{steps} iterations of {report.seconds:.3g} s each within {elapsed:.3g} s"
+            return f"{steps} iterations of {seconds:.3g} s each within {elapsed:.3g} s"
         self._believe(report, now, claimed)
         return ""
 
@@ -65,7 +68,7 @@ class ReportTrust:
         self.slowest += slower
         most = CREDIT_S + CREDIT_STEPS * self.slowest
         self.credit_s = min(most, self.credit_s - claimed + CREDIT_STEPS * slower)
-        self.iteration, self.at, self.time = report.iteration, now, report.time
+        self.iteration, self.at, self.time, self.seconds = report.iteration, now, report.time, report.seconds
 
 
 def _own_contradiction(report: Report) -> str:
