@@ -1,13 +1,15 @@
 """The joint rule pauses and resumes jobs: in named situations, and what it must never do."""
 
+from dataclasses import replace
+
 import pytest
 
 from carpool.core import events as ev
-from carpool.core.model import Allocation, Decision, Status
+from carpool.core.model import Allocation, Decision, Node, Status
 from carpool.core.rules import check
 from carpool.policies.joint.policy import Carpool
 from carpool.sim.engine import Costs, Engine
-from tests.support.world import cluster, given, job, model, nodes, pending, running
+from tests.support.world import GIB, cluster, given, job, model, nodes, pending, running
 
 ONE = cluster("1x1")
 LONG = {"left": 100_000}
@@ -111,3 +113,28 @@ def test_jobs_do_not_displace_each_other_in_turn():
     state = run(jobs, Carpool())
     assert all(record.status is Status.FINISHED for record in state.ended.values())
     assert state.pauses <= len(jobs)
+
+
+class TestSwap:
+    """Two jobs of 14 GiB and one GPU of 16 GiB: they cannot both be resident."""
+
+    JOBS = (
+        job("long", left=5000.0, model="fat", batch=80, can_shrink=False),
+        job("short", left=50.0, submitted=100.0, model="fat", batch=80, can_shrink=False),
+    )
+
+    @pytest.mark.parametrize("can_swap", [True, False])
+    def test_a_short_job_runs_where_the_memory_of_a_long_one_can_be_moved(self, can_swap):
+        node = Node("n", (0,), 16 * GIB, can_swap)
+        ended = dict(Engine(self.JOBS, [node], Carpool(), belief=model()).run().ended)
+        away, back = 14 * 0.54, 14 * 0.21
+        if can_swap:
+            assert ended["short"].ended == pytest.approx(100.0 + 0.05 + away + 50.0)
+            assert ended["long"].ended == pytest.approx(5000.0 + 0.05 + away + 50.0 + 0.05 + back)
+        else:
+            assert ended["short"].ended == pytest.approx(5050.0)
+
+    def test_it_does_not_pay_for_a_job_that_is_hardly_shorter(self):
+        node = Node("n", (0,), 16 * GIB, True)
+        jobs = (self.JOBS[0], replace(self.JOBS[1], duration_s=4890.0))
+        assert dict(Engine(jobs, [node], Carpool(), belief=model()).run().ended)["long"].ended == 5000.0

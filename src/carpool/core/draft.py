@@ -32,6 +32,7 @@ class Draft:
         self._touched: dict[GpuId, None] = {}
         self._inactive: set[int] = set()
         self._switched: dict[int, bool] = {}  # jobs that the draft paused (False) or resumed (True), by `seq`
+        self._memory: dict[int, int] = {}  # what those of them hold that were or are swapped out, by `seq`
         self._shareable: int | None = None
         self._changed: list[GpuId] = []  # GPUs that changed before `shareable` was first asked
         self._held: dict[str, list[int]] = {}
@@ -58,8 +59,14 @@ class Draft:
         if self.view.paused and not self.pauses:
             staying = [resident._replace(active=True) for resident in staying]
         elif self._switched:
-            staying = [r._replace(active=self._switched.get(r.record.seq, r.active)) for r in staying]
+            staying = [self._as_switched(resident) for resident in staying]
         return staying + self._arrived.get(gpu, [])
+
+    def _as_switched(self, resident: Resident) -> Resident:
+        seq = resident.record.seq
+        if seq not in self._switched:
+            return resident
+        return resident._replace(active=self._switched[seq], memory=self._memory.get(seq, resident.memory))
 
     def active_on(self, gpu: GpuId) -> list[Resident]:
         """Return the residents of a GPU that compute in the draft."""
@@ -179,13 +186,17 @@ class Draft:
         self._count_for_user(record, -1)
         self.decisions.append(Decision(record.job.id, None, why))
 
-    def pause(self, record: JobView, why: str) -> None:
-        """Let a running job keep its place and stop computing."""
-        self._switch(record, False, why)
+    def pause(self, record: JobView, why: str, *, swapped: bool = False) -> None:
+        """Let a running job keep its place and stop computing; `swapped`: it gives up its memory, too."""
+        if swapped:
+            self._memory[record.seq] = 0
+        self._switch(record, Allocation(record.gpus, record.accumulation, record.batch, False, swapped), why)
 
     def resume(self, record: JobView, why: str) -> None:
         """Let a paused job compute again."""
-        self._switch(record, True, why)
+        if record.swapped:
+            self._memory[record.seq] = self.view.perf.memory(record.job, record.accumulation)
+        self._switch(record, Allocation(record.gpus, record.accumulation, record.batch), why)
 
     def move(self, record: JobView, gpus: Sequence[GpuId], size: Size, why: str) -> None:
         """Stop a job, and start it again on free GPUs."""
@@ -193,12 +204,11 @@ class Draft:
         self.decisions.pop()
         self.assign(record, gpus, size, why)
 
-    def _switch(self, record: JobView, active: bool, why: str) -> None:
-        self._switched[record.seq] = active
+    def _switch(self, record: JobView, allocation: Allocation, why: str) -> None:
+        self._switched[record.seq] = allocation.active
         self._touched.update(dict.fromkeys(record.gpus))
-        if not active:
+        if not allocation.active:
             self._inactive.add(record.seq)
-        allocation = Allocation(record.gpus, record.accumulation, record.batch, active)
         self.decisions.append(Decision(record.job.id, allocation, why))
 
     def _enter(self, record: JobView, allocation: Allocation, memory: int, why: str) -> None:

@@ -72,6 +72,8 @@ class Displace(Move):
     """The residents whose ends move."""
     victims: tuple[JobView, ...]
     """The hosts that are paused."""
+    swapped: JobView | None = None
+    """The victim that gives up its memory, because the guest does not fit beside it."""
 
 
 @dataclass(slots=True)

@@ -24,6 +24,9 @@ PRICED = 3
 PER_GROUP = 8
 """Number of hosts with as many GPUs and mates that are looked at: those that end last, because they lose least."""
 
+SWAP_OUT_S, SWAP_IN_S = 0.54, 0.21
+"""Seconds to move 1 GiB of a paused job to main memory and back (docs/experiments/swap.md)."""
+
 Group = tuple[int, int]
 """The number of GPUs and of mates of a host."""
 
@@ -37,6 +40,7 @@ class PauseCandidates:
         self.view = draft.view
         self.topology = draft.view.topology
         self.patience = patience
+        self._can_swap = any(node.can_swap for node in self.topology.nodes)
 
     # ---- for a pending job -----------------------------------------------------------------------------------------
 
@@ -102,6 +106,31 @@ class PauseCandidates:
             union += self.topology.most_consolidated(fitting, short) if len(fitting) > short else fitting
         return tuple(union)
 
+    def swapping(self, guest: JobView) -> list[Displace]:
+        """Return ways to start a pending job of one GPU in place of one beside which it does not fit: that one's memory
+        is moved to main memory."""
+        if not self._can_swap or guest.shape.gpus > 1:
+            return []
+        size = next((size for size in guest.shape.sizes if size.memory <= self.topology.largest_memory), None)
+        if size is None:
+            return []
+        left = guest.whole_left(self.objective.now) * size.relative_time
+        hosts = self._hosts(guest, left, lambda group: group)
+        moves = []
+        for host in islice((host for host in hosts if self._fits_instead(host, size)), PRICED):
+            move = self._displace(guest, host.gpus, size, left, self._active(host.gpus), (), swapped=host)
+            if move is not None:
+                moves.append(move)
+        return moves
+
+    def _fits_instead(self, host: JobView, size: Size) -> bool:
+        """Return whether a job fits on the one GPU of a host if the host's memory is moved away, and only then."""
+        if len(host.gpus) > 1 or host.batch is not None:
+            return False
+        gpu = host.gpus[0]
+        can_swap = self.topology.nodes[self.topology.node_of[gpu]].can_swap
+        return can_swap and not self.draft.fits(gpu, size.memory) and self.draft.fits(gpu, size.memory - host.memory)
+
     def _kept(self, guest: JobView, active: Sequence[Resident]) -> list[tuple[Resident, ...]]:
         """Return the sets of residents that may stay active beside the guest: none of them, or one."""
         if guest.shape.exclusive or len(active) < 2 or self.view.jobs_per_gpu == 1:
@@ -161,10 +190,13 @@ class PauseCandidates:
         left: float,
         active: Sequence[Resident],
         kept: Sequence[Resident],
+        *,
+        swapped: JobView | None = None,
     ) -> Displace | None:
         """Return the move that lets a guest run beside the residents in `kept`; None where a rule forbids it.
 
-        A job is paused only for one that has less left, so that no two jobs displace each other in turn.
+        A job is paused only for one that has less left, so that no two jobs displace each other in turn. `swapped`: the
+        job that gives up its memory; the guest starts once that is free.
         """
         objective = self.objective
         now = objective.now
@@ -174,6 +206,8 @@ class PauseCandidates:
         if kept and not self._may_share(guest, gpus, size, kept):
             return None
         took, *kept_left = self._simulate(guest, gpus, size, left, kept)
+        gib = swapped.memory / 2**30 if swapped is not None else 0.0
+        took += gib * SWAP_OUT_S
         ends = {guest.seq: now + took}
         cost = took
         for resident, end in zip(kept, kept_left, strict=True):
@@ -183,8 +217,9 @@ class PauseCandidates:
         for victim in victims:
             ends[victim.seq] = objective.end(victim) + took
             cost += took + SWITCH_S
+        cost += gib * SWAP_IN_S
         hosts = (*(resident.record for resident in kept), *victims)
-        move = Displace(guest, tuple(gpus), ends, cost, size, hosts, tuple(victims))
+        move = Displace(guest, tuple(gpus), ends, cost, size, hosts, tuple(victims), swapped)
         return move if objective.delay_paused(move) else None
 
     def _simulate(

@@ -195,6 +195,7 @@ class JointPass:
             best = self._best(self.deferred.later(job, best.gain), best)
         if self.policy.pause:
             best = self._best(self.pausing.displacing(job, best.gain if best is not None else CLOSE), best)
+            best = self._best(self.pausing.swapping(job), best)
         if self.policy.suspend:
             best = self._best(self.deferred.suspensions(job), best)
         return best
@@ -277,7 +278,10 @@ class JointPass:
     def _displace(self, move: Displace, saves: str) -> None:
         draft, guest = self.draft, move.guest
         for victim in move.victims:
-            draft.pause(victim, f"paused so that {guest.job.id} can run first, which {saves}")
+            how = "swapped out" if victim is move.swapped else "paused"
+            draft.pause(
+                victim, f"{how} so that {guest.job.id} can run first, which {saves}", swapped=victim is move.swapped
+            )
         instead = f"while {names(move.victims)} waits, which {saves}" if move.victims else f"on its GPUs, which {saves}"
         if guest.gpus:
             draft.resume(guest, f"it goes on {instead}")
