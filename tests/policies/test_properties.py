@@ -143,7 +143,7 @@ def test_bsbf_finds_what_a_search_over_everything_finds(jobs_per_gpu):
         found = {d.job: (frozenset(d.allocation.gpus), d.allocation.accumulation) for d in plan}
         assert found == naive_bsbf(state), f"seed {seed}"
         shared += any("shares" in d.why for d in plan)
-    assert (shared > 50) == (jobs_per_gpu > 1), "the situations must be worth the comparison"
+    assert (shared > 25) == (jobs_per_gpu > 1), "the situations must be worth the comparison"
 
 
 def test_a_longer_job_may_share_where_a_shorter_one_of_its_shape_cannot():

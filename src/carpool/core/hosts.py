@@ -10,6 +10,7 @@ do, only active residents count: a host is alone where its mates are paused.
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
+from math import inf
 from typing import NamedTuple
 
 from carpool.core.cluster import Cluster
@@ -35,6 +36,28 @@ class LoneHosts:
             yield entries[index][2]
 
 
+class PartlyFreeHosts:
+    """The hosts of one kind that are not lone and have some GPUs to themselves."""
+
+    __slots__ = ("hosts", "latest", "sample")
+
+    def __init__(self, sample: Job) -> None:
+        self.sample = sample
+        self.hosts: dict[int, OtherHost] = {}
+        """The hosts by `seq`."""
+        self.latest = 0.0
+        """Time after which none of them has work left, even alone from now on; infinite where one still starts."""
+
+    def add(self, record: JobRecord, host: OtherHost) -> None:
+        self.hosts[record.seq] = host
+        if record.status is Status.RUNNING:
+            left = record.job.iterations - record.done
+            until = record.since + left * max(record.iteration_s, record.alone_iteration_s)
+        else:
+            until = inf
+        self.latest = max(self.latest, until)
+
+
 class LoneEntry(NamedTuple):
     """The place of a lone host in the index."""
 
@@ -52,6 +75,10 @@ class Hosts:
         self.lone: dict[HostKind, LoneHosts] = {}
         self.others: dict[int, OtherHost] = {}
         """The hosts that are not lone, by `seq`."""
+        self.partly_free: dict[HostKind, PartlyFreeHosts] = {}
+        """Those of `others` that have some GPUs to themselves."""
+        self.crowded: dict[int, OtherHost] = {}
+        """Those of `others` that share GPUs on which there is room for another job."""
         self._lone_entries: dict[int, LoneEntry] = {}
 
     def update(self, record: JobRecord) -> None:
@@ -59,7 +86,7 @@ class Hosts:
         self._discard(record)
         entry = self.describe(record)
         if isinstance(entry, OtherHost):
-            self.others[record.seq] = entry
+            self._add_other(record, entry)
         elif entry is not None:
             self._add_lone(record, entry)
 
@@ -116,6 +143,16 @@ class Hosts:
         insort(group.entries, entry)
         self._lone_entries[record.seq] = LoneEntry(group, entry)
 
+    def _add_other(self, record: JobRecord, entry: OtherHost) -> None:
+        self.others[record.seq] = entry
+        if entry.shared_cells:
+            self.crowded[record.seq] = entry
+        if entry.alone_on:
+            group = self.partly_free.get(entry.kind)
+            if group is None:
+                group = self.partly_free[entry.kind] = PartlyFreeHosts(record.job)
+            group.add(record, entry)
+
     def _discard(self, record: JobRecord) -> None:
         place = self._lone_entries.pop(record.seq, None)
         if place is not None:
@@ -123,5 +160,13 @@ class Hosts:
             del entries[bisect_left(entries, place.entry)]
             if not entries:
                 del self.lone[place.group.kind]
-        else:
-            self.others.pop(record.seq, None)
+            return
+        other = self.others.pop(record.seq, None)
+        if other is None:
+            return
+        self.crowded.pop(record.seq, None)
+        if other.alone_on:
+            group = self.partly_free[other.kind]
+            del group.hosts[record.seq]
+            if not group.hosts:
+                del self.partly_free[other.kind]

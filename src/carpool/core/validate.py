@@ -181,6 +181,14 @@ def _validate_hosts(state: State) -> None:
     expected = {kind: [seq for _, seq in sorted(entries)] for kind, entries in lone.items()}
     _require(listed == expected, f"the lone hosts are {listed}, not {expected}")
     _require(_by_seq(state.hosts.others.items()) == _by_seq(others.items()), "the index of other hosts is wrong")
+    partly = {(kind, seq) for kind, group in state.hosts.partly_free.items() for seq in group.hosts}
+    _require(partly == {(h.kind, seq) for seq, h in others.items() if h.alone_on}, "the partly free hosts are wrong")
+    crowded = {seq for seq, host in others.items() if host.shared_cells}
+    _require(set(state.hosts.crowded) == crowded, "the crowded hosts are wrong")
+    for group in state.hosts.partly_free.values():
+        left = max(host.record.alone_left(state.now) for host in group.hosts.values())
+        most = max(0.0, group.latest - state.now)
+        _require(left <= most + CLOSE * group.latest, f"a host has {left} s left, at most {most} s are expected")
 
 
 def _by_seq(hosts: Iterable[tuple[int, OtherHost]]) -> dict[int, tuple[object, ...]]:

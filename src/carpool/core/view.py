@@ -297,6 +297,22 @@ class LoneHostsView(Protocol):
         """Iterate over the hosts that end at this time or later, soonest first."""
 
 
+class PartlyFreeHostsView(Protocol):
+    """The hosts of one kind that are not lone and have some GPUs to themselves."""
+
+    @property
+    def sample(self) -> Job:
+        """A job of that kind."""
+
+    @property
+    def hosts(self) -> Mapping[int, OtherHost]:
+        """The hosts by `seq`."""
+
+    @property
+    def latest(self) -> float:
+        """Time after which none of them has work left, even alone from now on; infinite where one still starts."""
+
+
 class HostsView(Protocol):
     """The running jobs that may take a guest."""
 
@@ -307,6 +323,14 @@ class HostsView(Protocol):
     @property
     def others(self) -> Mapping[int, OtherHost]:
         """Hosts that share some of their GPUs or still start, by `seq`."""
+
+    @property
+    def partly_free(self) -> Mapping[HostKind, PartlyFreeHostsView]:
+        """Those of `others` that have some GPUs to themselves."""
+
+    @property
+    def crowded(self) -> Mapping[int, OtherHost]:
+        """Those of `others` that share GPUs on which there is room for another job."""
 
 
 class AvailabilityView(Protocol):

@@ -57,7 +57,9 @@ class HostEntry(NamedTuple):
     left: float
     seq: int
     gpus: tuple[GpuId, ...]
-    resident: Resident
+    record: JobView
+    resident: Resident | None = None
+    """The job as the draft has it; None: as it runs."""
 
 
 class SharingOptions(NamedTuple):
@@ -97,7 +99,8 @@ class Candidates:
         self._cache = cache
         self._as_of = -1
         self._changed: set[int] = set()  # jobs that the draft placed, stopped or gave a mate
-        self._single: dict[HostKind, list[HostEntry]] = {}
+        self._added: dict[HostKind, list[HostEntry]] = {}  # hosts that the draft placed or gave a mate
+        self._single: dict[HostKind, list[HostEntry]] = {}  # all hosts that are not lone, kind by kind when needed
         self._shared: list[Cell] = []
 
     def for_guest(self, guest: JobView, at_least: int) -> Iterator[Candidate]:
@@ -115,17 +118,44 @@ class Candidates:
         guest_left = guest.alone_left(now)
         known = self._cache.beside(view, guest, at_least)
         streams = []
-        for kind, hosts in self._single.items():
-            fitting, needs = known.get(kind) or self._learn(known, guest, kind, hosts[0].resident.record.job, at_least)
+        for kind, sample, latest in self._kinds():
+            fitting, needs = known.get(kind) or self._learn(known, guest, kind, sample, at_least)
             least = needs * guest_left * SLACK
-            if hosts[-1].left >= least:
-                streams.append(_judge(hosts[bisect_right(hosts, (least,)) :], fitting, guest_left))
+            if latest - now >= least or least <= 0.0:
+                hosts = self._hosts_of(kind)
+                if hosts and hosts[-1].left >= least:
+                    streams.append(_judge(hosts[bisect_right(hosts, (least,)) :], fitting, guest_left))
         for kind, group in self.draft.hosts.lone.items():
             fitting, needs = known.get(kind) or self._learn(known, guest, kind, group.sample, at_least)
             least = needs * guest_left * SLACK
             if group.entries[-1][0] - now >= least:
                 streams.append(self._judge_lone(group.ending_after(now + least), fitting, guest_left))
         return streams
+
+    def _kinds(self) -> Iterator[tuple[HostKind, Job, float]]:
+        """Yield the kinds of hosts that are not lone, with a job of each and a time after which none has work left."""
+        index, added = self.draft.hosts.partly_free, self._added
+        for kind, group in index.items():
+            yield kind, group.sample, inf if kind in added else group.latest
+        for kind, entries in added.items():
+            if kind not in index:
+                yield kind, entries[0].record.job, inf
+
+    def _hosts_of(self, kind: HostKind) -> list[HostEntry]:
+        """Return the hosts of a kind that are not lone, by the time they have left."""
+        hosts = self._single.get(kind)
+        if hosts is None:
+            now, changed = self.draft.view.now, self._changed
+            group = self.draft.hosts.partly_free.get(kind)
+            hosts = [
+                HostEntry(host.record.alone_left(now), seq, host.alone_on, host.record)
+                for seq, host in (group.hosts.items() if group is not None else ())
+                if seq not in changed
+            ]
+            hosts += self._added.get(kind, ())
+            hosts.sort()
+            self._single[kind] = hosts
+        return hosts
 
     def shared_cells(self) -> Sequence[Cell]:
         """Return the cells of several jobs that have room for one more."""
@@ -159,25 +189,21 @@ class Candidates:
         if self._as_of == len(draft.decisions):
             return
         self._as_of = len(draft.decisions)
+        self._added = {}
         self._single = {}
         self._shared = []
         changed: dict[int, JobView] = {}
         for gpu in draft.touched:
             changed.update((resident.record.seq, resident.record) for resident in draft.active_on(gpu))
         self._changed = changed.keys() | draft.inactive
-        now = draft.view.now
-        for seq, (record, kind, alone_on, cells) in draft.hosts.others.items():
+        for seq, host in draft.hosts.crowded.items():
             if seq in self._changed:
                 continue
-            if alone_on:
-                resident = Resident(record, record.accumulation, record.memory)
-                self._single.setdefault(kind, []).append(HostEntry(record.alone_left(now), seq, alone_on, resident))
-            for records, gpus in cells:
+            for records, gpus in host.shared_cells:
                 if not any(other.seq in self._changed for other in records):
                     self._shared.append(([Resident(r, r.accumulation, r.memory) for r in records], gpus))
-        self._add_changed(changed)
-        for hosts in self._single.values():
-            hosts.sort()
+        if changed:
+            self._add_changed(changed)
 
     def _add_changed(self, changed: dict[int, JobView]) -> None:
         """Add the cells of the jobs that this draft placed or gave a mate."""
@@ -191,7 +217,7 @@ class Candidates:
                 cells.setdefault(tuple([r.record.seq for r in there]), (there, []))[1].append(gpu)
         for there, gpus in cells.values():
             if len(there) == 1:
-                self._single.setdefault(self._kind(there[0], gpus), []).append(self._entry(there[0], gpus))
+                self._added.setdefault(self._kind(there[0], gpus), []).append(self._entry(there[0], gpus))
             else:
                 self._shared.append((there, tuple(gpus)))
 
@@ -201,7 +227,7 @@ class Candidates:
         return HostKind(job.model, job.batch, host.accumulation, job.max_slowdown, memory)
 
     def _entry(self, host: Resident, gpus: list[GpuId]) -> HostEntry:
-        return HostEntry(self.left(host), host.record.seq, tuple(gpus), host)
+        return HostEntry(self.left(host), host.record.seq, tuple(gpus), host.record, host)
 
     def left(self, host: Resident) -> float:
         """Return the time left alone of a job that runs or was placed in this draft."""
@@ -247,9 +273,10 @@ class Candidates:
 
 
 def _judge(hosts: Iterable[HostEntry], choices: list[SharingOption], guest_left: float) -> Iterator[Candidate]:
-    for left, _, gpus, resident in hosts:
+    for left, _, gpus, record, resident in hosts:
         verdict = best(choices, left, guest_left)
         if verdict is not None:
+            resident = resident or Resident(record, record.accumulation, record.memory)
             yield _candidate(verdict, left, gpus, resident)
 
 
