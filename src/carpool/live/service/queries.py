@@ -124,6 +124,9 @@ class Queries:
             doubt, failure = self.user_book.doubt(answer["user"]), self.policy_failure()
             dropped = self.progress.dropped(self.state.jobs[job])
             more = [f"A report of it was dropped, because it cannot be true: {dropped}."] if dropped else []
+            report = self.progress.latest(self.state.jobs[job])
+            if report is not None and report.watched and report.seconds > 0.0:
+                more.append(f"It is watched: an iteration takes {report.seconds:.3g} s now.")
             more += [f"It cannot start: {doubt}."] if doubt else []
             more += [f"{failure[0].upper()}{failure[1:]}."] if failure else []
             return {**answer, "sentences": [*answer["sentences"], *more]}

@@ -1,0 +1,71 @@
+"""A script that imports nothing of Carpool, under the service: it is counted while it runs, unless it asked not to be.
+
+PyTorch is played by a module with the hook that the real one has; tests/watch has the real one.
+"""
+
+import pytest
+
+from tests.support.services import one, python, serving, until
+
+TORCH = """
+hooks = []
+def register_optimizer_step_post_hook(hook):
+    hooks.append(hook)
+class Optimizer:
+    param_groups = [{"params": [type("Parameter", (), {"device": type("Device", (), {"type": "cpu"})})]}]
+    def step(self):
+        for hook in hooks:
+            hook(self, (), {})
+"""
+TRAIN = """
+import time
+from torch.optim.optimizer import Optimizer
+optimizer = Optimizer()
+for _ in range(400):
+    optimizer.step()
+    time.sleep(0.05)
+"""
+SECONDS = 0.05
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A folder with the module that plays PyTorch."""
+    folder = tmp_path / "path" / "torch" / "optim"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").touch()
+    (folder / "__init__.py").touch()
+    (folder / "optimizer.py").write_text(TORCH)
+    return str(folder.parent.parent)
+
+
+async def test_the_iterations_of_an_unmodified_script_are_counted(home, path):
+    async with serving(home) as service:
+        job = await one(service, python(TRAIN, iterations=400, env={"PYTHONPATH": path}))
+        row = await until(lambda: (row := service.queries.show(job))["watched"] and row["progress"] > 0.02 and row)
+        assert row["measured"]
+        assert row["reported_iteration_s"] == pytest.approx(SECONDS, rel=0.5)
+        assert any(
+            "It is watched: an iteration takes 0.0" in line for line in service.queries.explain(job)["sentences"]
+        )
+        await service.requests.cancel(job)
+        await service.queries.wait(job)
+
+
+async def test_without_a_number_of_iterations_the_speed_is_known_and_the_progress_is_not(home, path):
+    async with serving(home) as service:
+        job = await one(service, python(TRAIN, duration_s=1000.0, env={"PYTHONPATH": path}))
+        row = await until(lambda: (row := service.queries.show(job))["reported_iteration_s"] and row)
+        assert (row["watched"], row["measured"]) == (True, False)
+        assert row["progress"] < 0.02, "as its stated duration says, not 1 of 1,000 for each iteration"
+        await service.requests.cancel(job)
+        await service.queries.wait(job)
+
+
+async def test_a_job_that_asked_for_it_is_left_alone(home, path):
+    code = "import os, torch.optim.optimizer as o; print(len(o.hooks), 'carpool' in os.environ['PYTHONPATH'])"
+    async with serving(home) as service:
+        for watch, printed in ((True, "1 True"), (False, "0 False")):
+            job = await one(service, python(code, env={"PYTHONPATH": path}, watch=watch))
+            assert await service.queries.wait(job) == "finished"
+            assert (await service.executor.read_log((job, 1), 0, "stdout", limit=100)).data.decode().strip() == printed
