@@ -80,9 +80,13 @@ class Draft:
 
     def fits(self, gpu: GpuId, memory: int) -> bool:
         """Return whether a GPU has room for another resident with this many bytes, computing or not."""
-        there = self.residents(gpu)
-        used = sum([resident.memory for resident in there])
-        return len(there) < self.view.resident_per_gpu and used + memory <= self.view.topology.memory_of(gpu)
+        view = self.view
+        if self._stopped or gpu in self._arrived:
+            there = self.residents(gpu)
+            number, used = len(there), sum([resident.memory for resident in there])
+        else:  # mostly: as the view counts it
+            number, used = len(view.jobs_on(gpu)), view.memory_used(gpu)
+        return number < view.resident_per_gpu and used + memory <= view.topology.memory_of(gpu)
 
     def accepts(self, gpu: GpuId, record: JobView, size: Size) -> bool:
         """Return whether the rules let a job join the residents of a GPU at this size."""

@@ -6,6 +6,7 @@ goes on where it is. Beside the guest, some residents may stay active; the other
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from math import ceil
 
 from carpool.core.draft import Draft
 from carpool.core.model import GpuId, Status
@@ -31,6 +32,21 @@ Group = tuple[int, int]
 """The number of GPUs and of mates of a host."""
 
 
+def few_mates_first(need: int, group: Group) -> tuple[int, ...]:
+    """Rank of a group for a gang that takes the place of one host."""
+    return group[0] < need, group[1], group[0]
+
+
+def large_first(need: int, group: Group) -> tuple[int, ...]:
+    """Rank of a group for a gang that takes the place of few hosts."""
+    return group[0] > need, -group[0], group[1]
+
+
+def small_first(_need: int, group: Group) -> tuple[int, ...]:
+    """Rank of a group for a gang that takes the place of small hosts."""
+    return group
+
+
 class PauseCandidates:
     """The moves of one scheduling pass that pause, resume or relocate jobs."""
 
@@ -41,6 +57,8 @@ class PauseCandidates:
         self.topology = draft.view.topology
         self.patience = patience
         self._can_swap = any(node.can_swap for node in self.topology.nodes)
+        self._orders: dict[tuple[Callable[[int, Group], tuple[int, ...]], int], list[Group]] = {}
+        self._pausable: dict[int, bool] = {}  # by `seq`
 
     # ---- for a pending job -----------------------------------------------------------------------------------------
 
@@ -55,39 +73,51 @@ class PauseCandidates:
             return []
         left *= size.relative_time
         moves = []
-        for gpus in self._places(guest, size, left):
+        for gpus in self._places(guest, size, left, most):
             active = self._active(gpus)
             for kept in self._kept(guest, active):
                 if most is None or len(active) - len(kept) < most:  # each of the others loses what the guest takes
                     moves.append(self._displace(guest, gpus, size, left, active, kept))
         return [move for move in moves if move is not None]
 
-    def _places(self, guest: JobView, size: Size, left: float) -> Iterator[tuple[GpuId, ...]]:
-        """Yield sets of GPUs: those that hold only paused jobs, those of one host, and those of several."""
+    def _places(self, guest: JobView, size: Size, left: float, most: float | None) -> Iterator[tuple[GpuId, ...]]:
+        """Yield sets of GPUs: those that hold only paused jobs, those of one host, and those of several.
+
+        The guest may take the place of fewer than `most` jobs, and one more may stay active beside it.
+        """
         need = guest.shape.gpus
         idle = [gpu for gpu in self.draft.idle() if self.draft.fits(gpu, size.memory)]
         if len(idle) >= need:
             yield tuple(self.topology.most_consolidated(idle, need))
-        few_mates = self._hosts(guest, left, lambda group: (group[0] < need, group[1], group[0]))
-        yield from islice(self._single(few_mates, need, size), PRICED)
+        yield from islice(self._single(self._hosts(guest, left, few_mates_first), need, size), PRICED)
         if need == 1:
             return
         free = (*self.draft.some_free(need, size), *idle)[:need]
-        large_first = self._hosts(guest, left, lambda group: (group[0] > need, -group[0], group[1]))
-        small_first = self._hosts(guest, left, lambda group: group)
-        unions = {self._union(free, hosts, need, size) for hosts in (large_first, small_first)}
+        hosts = need if most is None else min(need, ceil(most))
+        unions = {
+            self._union(free, islice(self._hosts(guest, left, order), hosts), need, size)
+            for order in (large_first, small_first)
+        }
         yield from sorted(gpus for gpus in unions if len(gpus) == need)
 
-    def _hosts(self, guest: JobView, left: float, rank: Callable[[Group], tuple[float, ...]]) -> Iterator[JobView]:
+    def _hosts(self, guest: JobView, left: float, order: Callable[[int, Group], tuple[int, ...]]) -> Iterator[JobView]:
         """Yield running jobs that may be paused and end after the guest: group by group, the last to end first."""
         groups = self.view.end_times.running
         until = self.objective.now + left
-        for group in sorted(groups, key=rank):
+        for group in self._in_order(order, guest.shape.gpus):
             for end, _, host in islice(reversed(groups[group]), PER_GROUP):
                 if end <= until:
                     break
                 if self._may_pause(host, guest):
                     yield host
+
+    def _in_order(self, order: Callable[[int, Group], tuple[int, ...]], need: int) -> list[Group]:
+        """Return the groups of running jobs in the order in which a gang of `need` workers looks at them."""
+        known = self._orders.get((order, need))
+        if known is None:
+            groups = [group for group, jobs in self.view.end_times.running.items() if jobs]
+            known = self._orders[order, need] = sorted(groups, key=lambda group: order(need, group))
+        return known
 
     def _single(self, hosts: Iterator[JobView], need: int, size: Size) -> Iterator[tuple[GpuId, ...]]:
         for host in hosts:
@@ -242,14 +272,17 @@ class PauseCandidates:
 
     def _may_pause(self, host: JobView, guest: JobView) -> bool:
         """Return whether a job may be paused for a guest in this pass."""
-        return (
-            host.status is Status.RUNNING
-            and host.job.can_pause
-            and host.batch is None
-            and host.seq not in self.objective.moved
-            and host.shape.priority <= guest.shape.priority
-            and not is_overdue(host, self.objective.now, self.patience, self.view.mean_jct_s)
-        )
+        if host.seq in self.objective.moved or host.shape.priority > guest.shape.priority:
+            return False
+        known = self._pausable.get(host.seq)
+        if known is None:
+            known = self._pausable[host.seq] = (
+                host.status is Status.RUNNING
+                and host.job.can_pause
+                and host.batch is None
+                and not is_overdue(host, self.objective.now, self.patience, self.view.mean_jct_s)
+            )
+        return known
 
     def _may_share(self, guest: JobView, gpus: Sequence[GpuId], size: Size, kept: Sequence[Resident]) -> bool:
         """Return whether the rules and the priorities let a guest run beside these residents."""
