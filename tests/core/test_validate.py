@@ -15,10 +15,10 @@ from tests.support.world import cluster, given, pending, running
 def state() -> State:
     parts = (running("a", on=[0]), running("b", on=[0]), running("c", on=[1, 2]), pending("d"), pending("e", gpus=2))
     parts = (*parts, running("p", on=[4]))
-    found = given(cluster("1x5"), *parts).state(lambda job, now: (job.job.submitted,))
+    found = given(cluster("1x5", jobs_per_gpu=3), *parts).state(lambda job, now: (job.job.submitted,))
     found.apply(ev.PausedByOwner(0.0, "p"))
     found.apply(ev.LimitsChanged(0.0, "", Limits(jobs=9)))
-    _ = found.hosts, found.end_times, found.queue.in_order, found.queue.by_age
+    _ = found.hosts, found.active_hosts, found.end_times.running, found.queue.in_order, found.queue.by_age
     validate(found)
     return found
 
@@ -58,6 +58,24 @@ def miscount_a_user(state: State) -> None:
 
 def lose_a_host(state: State) -> None:
     state.hosts.lone.clear()
+
+
+def lose_an_active_host(state: State) -> None:
+    state.active_hosts.lone.clear()
+
+
+def lose_a_cell_of_several_jobs(state: State) -> None:
+    state.hosts.cells.clear()
+
+
+def forget_a_running_job(state: State) -> None:
+    group = next(group for group in state.end_times.running.values() if group)
+    assert isinstance(group, list)
+    group.pop()
+
+
+def forget_an_idle_gpu(state: State) -> None:
+    state.cluster.idle.clear()
 
 
 def change_a_predicted_end(state: State) -> None:
@@ -108,6 +126,10 @@ def lower_the_resident_limit(state: State) -> None:
         (change_a_slowdown, "slow-down 3.0, not 1.5"),
         (miscount_a_user, "counts as holding 6 GPUs, not 5"),
         (lose_a_host, "lone hosts"),
+        (lose_an_active_host, "lone active hosts"),
+        (lose_a_cell_of_several_jobs, "cells of several hosts"),
+        (forget_a_running_job, "differ from a recount"),
+        (forget_an_idle_gpu, r"the idle GPUs are \[\], not \[4\]"),
         (change_a_predicted_end, "predicted ends"),
         (stop_without_giving_up_gpus, "<c stopping .*> holds 2 GPUs"),
         (forget_a_paused_job, "<p pausing .*> is not listed right among the paused jobs"),

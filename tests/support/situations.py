@@ -123,17 +123,20 @@ def hosts_of(state: State) -> dict:
     """Return the index of hosts as plain values."""
     lone = {kind: [(end, seq) for end, seq, _ in group.entries] for kind, group in state.hosts.lone.items()}
     hosts = state.hosts.others.items()
-    others = {seq: (host.kind, host.alone_on, _names(host.shared_cells)) for seq, host in hosts}
-    return {"lone": lone, "others": others}
-
-
-def _names(cells) -> list:
-    return sorted((tuple(r.job.id for r in residents), gpus) for residents, gpus in cells)
+    others = {seq: (host.kind, host.alone_on) for seq, host in hosts}
+    cells = {kind: [(cell.end, cell.seqs, cell.gpus) for cell in group] for kind, group in state.hosts.cells.items()}
+    return {"lone": lone, "others": others, "cells": cells}
 
 
 def check_state(state: State) -> None:
     """Validate all indexes of a state, and check the slow-downs against the pair table itself."""
-    _ = state.hosts, state.end_times, state.queue.in_order, state.queue.by_age  # kept from here on, and so validated
+    _ = (
+        state.hosts,
+        state.active_hosts,
+        state.end_times.running,
+        state.queue.in_order,
+        state.queue.by_age,
+    )  # kept from here on, and so validated
     validate(state)
     for record in state.jobs.values():
         if record.status is Status.RUNNING:

@@ -81,7 +81,7 @@ class Draft:
     def fits(self, gpu: GpuId, memory: int) -> bool:
         """Return whether a GPU has room for another resident with this many bytes, computing or not."""
         view = self.view
-        if self._stopped or gpu in self._arrived:
+        if self._stopped or self._memory or gpu in self._arrived:
             there = self.residents(gpu)
             number, used = len(there), sum([resident.memory for resident in there])
         else:  # mostly: as the view counts it

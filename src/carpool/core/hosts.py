@@ -2,7 +2,8 @@
 
 A *lone* host runs at full speed and shares none of its GPUs: the time at which it ends is fixed, so the lone hosts of
 one kind stay sorted by the time they have left. The other hosts (starting, or sharing some of their GPUs) are few; for
-each of them the index keeps the GPUs that have room. `State` creates the index when a policy first uses it.
+each of them the index keeps the GPUs that have room. Cells of several jobs have an index of their own,
+`shared_cells`. `State` creates the index when a policy first uses it.
 
 There are two such indexes. For policies that do not pause jobs, a paused resident counts like any other. For those that
 do, only active residents count: a host is alone where its mates are paused.
@@ -16,7 +17,8 @@ from typing import NamedTuple
 from carpool.core.cluster import Cluster
 from carpool.core.model import GpuId, Job, Status
 from carpool.core.record import JobRecord
-from carpool.core.view import HostKind, OtherHost
+from carpool.core.shared_cells import SharedCells, describe_cell
+from carpool.core.view import CellKind, HostKind, OtherHost, SharedCell
 
 
 class LoneHosts:
@@ -76,14 +78,25 @@ class Hosts:
         self.others: dict[int, OtherHost] = {}
         """The hosts that are not lone, by `seq`."""
         self.partly_free: dict[HostKind, PartlyFreeHosts] = {}
-        """Those of `others` that have some GPUs to themselves."""
-        self.crowded: dict[int, OtherHost] = {}
-        """Those of `others` that share GPUs on which there is room for another job."""
+        """The same hosts by kind."""
         self._lone_entries: dict[int, LoneEntry] = {}
+        self._shared = SharedCells()
+
+    @property
+    def cells(self) -> dict[CellKind, list[SharedCell]]:
+        """The cells of several jobs with room for another, by kind."""
+        return self._shared.by_kind
+
+    @property
+    def cell_kinds_version(self) -> int:
+        """Number of times that a kind of cell appeared or disappeared."""
+        return self._shared.kinds_version
 
     def update(self, record: JobRecord) -> None:
         """Enter a job again: it or its mates changed."""
         self._discard(record)
+        if self.jobs_per_gpu > 2:
+            self._shared.update(record, self.describe_cells(record))
         entry = self.describe(record)
         if isinstance(entry, OtherHost):
             self._add_other(record, entry)
@@ -100,15 +113,14 @@ class Hosts:
             return None
         job = record.job
         alone_on = tuple([gpu for gpu in record.gpus if len(self._counted(gpu)) == 1 and self._has_room(gpu)])
-        shared = self._shared_cells(record) if self.jobs_per_gpu > 2 and len(alone_on) < len(record.gpus) else ()
-        if not alone_on and not shared:
+        if not alone_on:
             return None
         kind = HostKind(
             job.model, job.batch, record.accumulation, job.max_slowdown, self._memory_left(record, alone_on)
         )
         if len(alone_on) == len(record.gpus) and record.status is Status.RUNNING:
             return kind
-        return OtherHost(record, kind, alone_on, shared)
+        return OtherHost(record, kind, alone_on)
 
     def _counted(self, gpu: GpuId) -> tuple[JobRecord, ...]:
         """Return the residents of a GPU that count."""
@@ -124,16 +136,24 @@ class Hosts:
         memory_of = self.cluster.topology.memory_of
         if self.only_active:
             used = self.cluster.memory
-            return min([memory_of(gpu) - used[gpu] for gpu in alone_on or record.gpus])
-        return min([memory_of(gpu) for gpu in alone_on or record.gpus]) - record.memory
+            return min([memory_of(gpu) - used[gpu] for gpu in alone_on])
+        return min([memory_of(gpu) for gpu in alone_on]) - record.memory
 
-    def _shared_cells(self, record: JobRecord) -> tuple[tuple[tuple[JobRecord, ...], tuple[GpuId, ...]], ...]:
-        shared: dict[tuple[JobRecord, ...], list[GpuId]] = {}
+    def describe_cells(self, record: JobRecord) -> list[tuple[CellKind, SharedCell]]:
+        """Return the cells of several jobs in which a job is a resident and that have room for another."""
+        if self.only_active and not record.active:
+            return []
+        found: dict[tuple[JobRecord, ...], list[GpuId]] = {}
         for gpu in record.gpus:
             there = self._counted(gpu)
-            if there[0] is record and 1 < len(there) < self.jobs_per_gpu and self._has_room(gpu):
-                shared.setdefault(there, []).append(gpu)
-        return tuple([(residents, tuple(gpus)) for residents, gpus in shared.items()])
+            if 1 < len(there) < self.jobs_per_gpu and self._has_room(gpu):
+                found.setdefault(there, []).append(gpu)
+        memory_of, used = self.cluster.topology.memory_of, self.cluster.memory
+        return [
+            describe_cell(there, gpus, min([memory_of(gpu) - used[gpu] for gpu in gpus]))
+            for there, gpus in found.items()
+            if not any(other.shape.exclusive or other.status is Status.CANCELLING for other in there)
+        ]
 
     def _add_lone(self, record: JobRecord, kind: HostKind) -> None:
         group = self.lone.get(kind)
@@ -145,13 +165,10 @@ class Hosts:
 
     def _add_other(self, record: JobRecord, entry: OtherHost) -> None:
         self.others[record.seq] = entry
-        if entry.shared_cells:
-            self.crowded[record.seq] = entry
-        if entry.alone_on:
-            group = self.partly_free.get(entry.kind)
-            if group is None:
-                group = self.partly_free[entry.kind] = PartlyFreeHosts(record.job)
-            group.add(record, entry)
+        group = self.partly_free.get(entry.kind)
+        if group is None:
+            group = self.partly_free[entry.kind] = PartlyFreeHosts(record.job)
+        group.add(record, entry)
 
     def _discard(self, record: JobRecord) -> None:
         place = self._lone_entries.pop(record.seq, None)
@@ -164,9 +181,7 @@ class Hosts:
         other = self.others.pop(record.seq, None)
         if other is None:
             return
-        self.crowded.pop(record.seq, None)
-        if other.alone_on:
-            group = self.partly_free[other.kind]
-            del group.hosts[record.seq]
-            if not group.hosts:
-                del self.partly_free[other.kind]
+        group = self.partly_free[other.kind]
+        del group.hosts[record.seq]
+        if not group.hosts:
+            del self.partly_free[other.kind]

@@ -4,13 +4,12 @@ Costs time in proportion to the number of jobs and GPUs and changes nothing. Tes
 service may call it to diagnose a problem.
 """
 
-from collections.abc import Iterable
-
 from carpool.core.end_times import EndTimes
+from carpool.core.hosts import Hosts
 from carpool.core.model import GpuId, Status
 from carpool.core.record import JobRecord
 from carpool.core.state import HOLDING, PAUSE, State
-from carpool.core.view import HostKind, OtherHost
+from carpool.core.view import CellKind, HostKind, OtherHost, SharedCell
 
 CLOSE = 1e-12
 """Difference up to which two slow-downs count as equal."""
@@ -27,9 +26,11 @@ def validate(state: State) -> None:
     _validate_queue(state)
     for record in state.jobs.values():
         _validate_job(state, record)
+    _validate_idle(state)
     _validate_users(state)
-    if state._hosts is not None:
-        _validate_hosts(state)
+    for hosts in (state._hosts, state._active_hosts):
+        if hosts is not None:
+            _validate_hosts(state, hosts)
     if state._end_times is not None:
         _validate_end_times(state, state._end_times.refresh())
 
@@ -143,6 +144,11 @@ def _validate_pause(state: State, record: JobRecord) -> None:
     _require((seq in state.switching) == switching, f"{record} is not listed right among those that switch")
 
 
+def _validate_idle(state: State) -> None:
+    idle = {gpu for gpu, there in _holding(state).items() if there and not any(record.active for record in there)}
+    _require(set(state.idle()) == idle, f"the idle GPUs are {sorted(state.idle())}, not {sorted(idle)}")
+
+
 def _worst_slowdown(state: State, record: JobRecord) -> float:
     worst = 1.0
     for gpu in record.gpus:
@@ -168,31 +174,31 @@ def _validate_users(state: State) -> None:
         _require(held_gpus == gpus, f"user {user!r} counts as holding {held_gpus} GPUs, not {gpus}")
 
 
-def _validate_hosts(state: State) -> None:
+def _validate_hosts(state: State, kept: Hosts) -> None:
+    which = "active hosts" if kept.only_active else "hosts"
     lone: dict[HostKind, list[tuple[float, int]]] = {}
     others: dict[int, OtherHost] = {}
+    cells: dict[CellKind, set[SharedCell]] = {}
     for record in state.jobs.values():
-        entry = state.hosts.describe(record)
+        entry = kept.describe(record)
         if isinstance(entry, OtherHost):
             others[record.seq] = entry
         elif entry is not None:
             lone.setdefault(entry, []).append((record.end(), record.seq))
-    listed = {kind: [seq for _, seq, _ in group.entries] for kind, group in state.hosts.lone.items()}
+        for kind, cell in kept.describe_cells(record) if state.jobs_per_gpu > 2 else ():
+            cells.setdefault(kind, set()).add(cell)
+    listed = {kind: [seq for _, seq, _ in group.entries] for kind, group in kept.lone.items()}
     expected = {kind: [seq for _, seq in sorted(entries)] for kind, entries in lone.items()}
-    _require(listed == expected, f"the lone hosts are {listed}, not {expected}")
-    _require(_by_seq(state.hosts.others.items()) == _by_seq(others.items()), "the index of other hosts is wrong")
-    partly = {(kind, seq) for kind, group in state.hosts.partly_free.items() for seq in group.hosts}
-    _require(partly == {(h.kind, seq) for seq, h in others.items() if h.alone_on}, "the partly free hosts are wrong")
-    crowded = {seq for seq, host in others.items() if host.shared_cells}
-    _require(set(state.hosts.crowded) == crowded, "the crowded hosts are wrong")
-    for group in state.hosts.partly_free.values():
+    _require(listed == expected, f"the lone {which} are {listed}, not {expected}")
+    _require(kept.others == others, f"the index of other {which} is wrong")
+    in_order = {kind: sorted(group) for kind, group in cells.items()}
+    _require(kept.cells == in_order, f"the cells of several {which} are {kept.cells}, not {in_order}")
+    partly = {(kind, seq) for kind, group in kept.partly_free.items() for seq in group.hosts}
+    _require(partly == {(host.kind, seq) for seq, host in others.items()}, f"the partly free {which} are wrong")
+    for group in kept.partly_free.values():
         left = max(host.record.alone_left(state.now) for host in group.hosts.values())
         most = max(0.0, group.latest - state.now)
         _require(left <= most + CLOSE * group.latest, f"a host has {left} s left, at most {most} s are expected")
-
-
-def _by_seq(hosts: Iterable[tuple[int, OtherHost]]) -> dict[int, tuple[object, ...]]:
-    return {seq: (host.record, host.kind, host.alone_on, set(host.shared_cells)) for seq, host in hosts}
 
 
 def _validate_end_times(state: State, kept: EndTimes) -> None:
@@ -202,3 +208,5 @@ def _validate_end_times(state: State, kept: EndTimes) -> None:
     fresh.refresh()
     _require(kept.ends == fresh.ends, "the predicted ends differ from a new prediction")
     _require(kept.lent.moments == fresh.lent.moments, "the times at which GPUs are free differ from a new prediction")
+    groups = {group: jobs for group, jobs in kept.running.items() if jobs}
+    _require(groups == dict(fresh.running), "the running jobs by number of GPUs and mates differ from a recount")

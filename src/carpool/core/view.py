@@ -267,15 +267,41 @@ class HostKind(NamedTuple):
 
 
 class OtherHost(NamedTuple):
-    """A job with room on some of its GPUs that is not a lone host."""
+    """A job with GPUs of its own that is not a lone host."""
 
     record: JobView
     kind: HostKind
     alone_on: tuple[GpuId, ...]
-    """Its GPUs that hold no other job."""
-    shared_cells: tuple[tuple[tuple[JobView, ...], tuple[GpuId, ...]], ...]
-    """Its cells of several residents that have room for another: the residents and the GPUs. A cell is listed under its
-    first resident only."""
+    """Its GPUs that hold no other job and have room for one."""
+
+
+class ResidentKind(NamedTuple):
+    """What a guest needs to know of one of several residents, besides the time that it has left."""
+
+    model: str
+    batch: int
+    accumulation: int
+    max_slowdown: float
+    """inf: it accepts any."""
+
+
+CellKind = tuple[ResidentKind, ...]
+"""The kinds of a cell's residents, sorted."""
+
+
+class SharedCell(NamedTuple):
+    """GPUs that hold the same several jobs and have room for another; sorts by the first end."""
+
+    end: float
+    """Time at which the first resident ends, at its present pace."""
+    seqs: tuple[int, ...]
+    in_order: tuple[JobView, ...]
+    """The residents in the order of the cell's kind."""
+    residents: tuple[JobView, ...]
+    """The residents in the order in which they came."""
+    gpus: tuple[GpuId, ...]
+    memory_left: int
+    """Bytes left on the fullest of the GPUs."""
 
 
 class LoneHostsView(Protocol):
@@ -326,11 +352,15 @@ class HostsView(Protocol):
 
     @property
     def partly_free(self) -> Mapping[HostKind, PartlyFreeHostsView]:
-        """Those of `others` that have some GPUs to themselves."""
+        """The same hosts by kind."""
 
     @property
-    def crowded(self) -> Mapping[int, OtherHost]:
-        """Those of `others` that share GPUs on which there is room for another job."""
+    def cells(self) -> Mapping[CellKind, Sequence[SharedCell]]:
+        """The cells of several jobs with room for another, by kind; the first to lose a job comes first."""
+
+    @property
+    def cell_kinds_version(self) -> int:
+        """Number of times that a kind of cell appeared or disappeared, by which a cache recognises that it is stale."""
 
 
 class AvailabilityView(Protocol):

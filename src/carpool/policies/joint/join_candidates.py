@@ -1,27 +1,26 @@
 """The joint rule's candidates that are open now: where a waiting job, the guest, could join running jobs.
 
 A *cell* is the GPUs that hold one and the same set of jobs. For cells of one job Theorem 1 is the filter: it keeps long
-guests out of the second place, which short ones pass through quickly. Cells of several jobs are simulated to their end.
-A guest takes one cell, or a union of cells and free GPUs.
+guests out of the second place, which short ones pass through quickly. `shared_candidates` finds cells of several
+jobs. A guest takes one cell, or a union of cells and free GPUs.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from heapq import nsmallest
 from itertools import islice
 from operator import attrgetter
 
 from carpool.core.availability import Until, corrected
 from carpool.core.draft import Draft
 from carpool.core.model import GpuId
-from carpool.core.perf import Mate, Placement
+from carpool.core.perf import Placement
 from carpool.core.rules import Resident
 from carpool.core.shapes import Size
 from carpool.core.view import JobView
 from carpool.policies.joint.moves import Join
 from carpool.policies.joint.objective import Objective
+from carpool.policies.joint.shared_candidates import SharedCandidates
 from carpool.policies.joint.simulate_ends import Participant, simulate_ends
-from carpool.policies.sharing.candidates import Candidate, Candidates, Cell
-from carpool.policies.sharing.pair import SharingOption
+from carpool.policies.sharing.candidates import Candidate, Candidates
 
 PER_KIND = 6
 """Number of hosts of a kind that are looked at: the others cost the guest more."""
@@ -33,24 +32,17 @@ MAX_STRETCH = 3.0
 """Maximum of a job's time left while sharing, relative to its time left alone or to SHORT_S, whichever is more."""
 SHORT_S = 600.0
 
-SHARED_CELLS = 16
-"""Number of cells of several jobs that a policy that pauses jobs looks at: those with the least slow-down."""
-
 _cost = attrgetter("cost")
-
-
-def _crowding(cell: Cell) -> tuple[int, float, int]:
-    residents = cell[0]
-    return len(residents), max([resident.record.slowdown for resident in residents]), residents[0].record.seq
 
 
 class JoinCandidates:
     """The moves of one scheduling pass with which a guest joins running jobs."""
 
-    def __init__(self, draft: Draft, candidates: Candidates, objective: Objective) -> None:
+    def __init__(self, draft: Draft, candidates: Candidates, objective: Objective, shared: SharedCandidates) -> None:
         self.draft = draft
         self.candidates = candidates
         self.objective = objective
+        self.shared = shared
         self.perf = draft.view.perf
         self.topology = draft.view.topology
 
@@ -61,7 +53,7 @@ class JoinCandidates:
             return []
         cells = self._single(guest)
         if jobs_per_gpu > 2:
-            cells += self._shared(guest)
+            cells += self.shared.find(guest)
         if not cells:
             return []
         large = [cell for cell in cells if len(cell.gpus) >= guest.shape.gpus]
@@ -120,76 +112,8 @@ class JoinCandidates:
 
     def _open(self, cells: Iterable[Candidate], guest: JobView) -> Iterator[Candidate]:
         for cell in cells:
-            if self._may_join(guest, cell.residents):
+            if self.objective.may_join(guest, [resident.record for resident in cell.residents]):
                 yield cell
-
-    def _may_join(self, guest: JobView, residents: Sequence[Resident]) -> bool:
-        """Return whether no resident has a higher priority, and no job of this pass waits for their GPUs."""
-        claimed, priority = self.objective.claimed, guest.shape.priority
-        for resident in residents:
-            record = resident.record
-            if record.shape.priority > priority or record.seq in claimed:
-                return False
-        return True
-
-    def _shared(self, guest: JobView) -> list[Candidate]:
-        """Return the cells of several jobs that it pays to join now."""
-        found = []
-        cells = self.candidates.shared_cells()
-        if self.draft.pauses and len(cells) > SHARED_CELLS:  # elsewhere, the guest can still have a job paused
-            cells = nsmallest(SHARED_CELLS, cells, key=_crowding)
-        for residents, gpus in cells:
-            if self._may_join(guest, residents):
-                for size in guest.shape.sizes:
-                    fitting = tuple([gpu for gpu in gpus if self.draft.accepts(gpu, guest, size)])
-                    if fitting:
-                        cell = self._shared_cell(guest, size, residents, fitting)
-                        if cell is not None and cell.cost < self.objective.budget(guest):
-                            found.append(cell)
-                        break
-        return found
-
-    def _shared_cell(
-        self, guest: JobView, size: Size, residents: Sequence[Resident], gpus: tuple[GpuId, ...]
-    ) -> Candidate | None:
-        """Return a cell of several jobs as a candidate.
-
-        None where total speed would not rise, or where the guest had better wait for the first of them to end.
-        """
-        there = [(resident.record.job, resident.accumulation) for resident in residents]
-        jobs: list[Mate] = [(guest.job, size.accumulation), *there]
-        xis = [self.perf.slowdown(*job, [*jobs[:n], *jobs[n + 1 :]]) for n, job in enumerate(jobs)]
-        speed = sum(1.0 / self.perf.slowdown(*job, [*there[:n], *there[n + 1 :]]) for n, job in enumerate(there))
-        if sum(1.0 / xi for xi in xis) <= speed:
-            return None
-        guest_left = guest.whole_left(self.objective.now) * size.relative_time
-        participants = [
-            Participant(guest_left, guest.job, size.accumulation),
-            *(self._participant(resident, [residents]) for resident in residents),
-        ]
-        together = sum(simulate_ends(participants, [range(len(participants))], self.perf))
-        if together >= self._join_later(participants):
-            return None
-        alone = guest.alone_left(self.objective.now)
-        relative_time = guest_left / alone if alone else 1.0  # a job that was stopped at its very end has none left
-        option = SharingOption(size, max(xis[1:]), xis[0], relative_time, 0.0)
-        names = tuple([resident.record.job.id for resident in residents])
-        left = sum(self.objective.left(resident.record) for resident in residents)
-        return Candidate(together, len(residents), residents[0].record.seq, gpus, names, option, tuple(residents), left)
-
-    def _join_later(self, participants: Sequence[Participant]) -> float:
-        """Return the sum of all ends if the first participant joins the others once the first of those has left."""
-        guest, hosts = participants[0], participants[1:]
-        alone = simulate_ends(hosts, [range(len(hosts))], self.perf)
-        wait = min(alone)
-        rest = [guest]
-        for index, host in enumerate(hosts):
-            if alone[index] > wait:
-                mates = [(other.job, other.accumulation) for other in hosts if other is not host]
-                done = wait / self.perf.slowdown(host.job, host.accumulation, mates)
-                rest.append(Participant(max(host.left - done, 0.0), host.job, host.accumulation))
-        ends = simulate_ends(rest, [range(len(rest))], self.perf)
-        return sum(ends) + wait * len(rest) + wait * (len(participants) - len(rest))
 
     # ---- joining them ----------------------------------------------------------------------------------------------
 

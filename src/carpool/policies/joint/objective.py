@@ -142,6 +142,11 @@ class Objective:
         move.hosts += tuple(delayed)
         return True
 
+    def may_join(self, guest: JobView, hosts: Sequence[JobView]) -> bool:
+        """Return whether no host has a higher priority, and no job of this pass waits for their GPUs."""
+        claimed, priority = self.claimed, guest.shape.priority
+        return not any(host.shape.priority > priority or host.seq in claimed for host in hosts)
+
     # ---- what a move is worth --------------------------------------------------------------------------------------
 
     def price(self, move: Move) -> float | None:

@@ -145,7 +145,7 @@ class PauseCandidates:
         if size is None:
             return []
         left = guest.whole_left(self.objective.now) * size.relative_time
-        hosts = self._hosts(guest, left, lambda group: group)
+        hosts = self._hosts(guest, left, small_first)
         moves = []
         for host in islice((host for host in hosts if self._fits_instead(host, size)), PRICED):
             move = self._displace(guest, host.gpus, size, left, self._active(host.gpus), (), swapped=host)

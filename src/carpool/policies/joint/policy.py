@@ -15,11 +15,13 @@ from carpool.core.draft import Draft
 from carpool.core.model import Decision, Status
 from carpool.core.view import JobView, ScanView, View
 from carpool.policies.base import BasePolicy, Explanation, option, shortest_first
+from carpool.policies.joint.cell_speeds import CellSpeedsCache
 from carpool.policies.joint.deferred_candidates import DeferredCandidates
 from carpool.policies.joint.join_candidates import JoinCandidates
 from carpool.policies.joint.moves import ClaimGpus, Displace, Join, Move, Relocate, StartAlone, Suspend, names
 from carpool.policies.joint.objective import CLOSE, Objective
 from carpool.policies.joint.pause_candidates import PauseCandidates, is_overdue
+from carpool.policies.joint.shared_candidates import SharedCandidates
 from carpool.policies.sharing.candidates import Candidates, OptionCache
 from carpool.policies.sharing.explain import ASKED_NOT_TO_SHARE, FITS_BESIDE_NO_JOB, compare_hosts
 
@@ -42,7 +44,8 @@ class Carpool(BasePolicy):
     tries: int = option(8, "number of jobs that may find no place before a pass ends")
 
     def __post_init__(self) -> None:
-        self._options = OptionCache()
+        self.option_cache = OptionCache()
+        self.cell_speeds = CellSpeedsCache()
 
     def key(self, job: JobView, now: float) -> tuple[float, ...]:
         return shortest_first(job, now)
@@ -54,7 +57,7 @@ class Carpool(BasePolicy):
         can_place = len(view.queue) and (draft.free_count or shareable or self.suspend)
         if not can_place and not resumable:
             return []
-        return JointPass(self, draft, self._options, resumable).run()
+        return JointPass(self, draft, resumable).run()
 
     def wake(self, view: View) -> float | None:
         """Return when the job that has been paused for longest may have lost its patience."""
@@ -87,13 +90,15 @@ class Carpool(BasePolicy):
 class JointPass:
     """One scheduling pass: waiting jobs are tried in order, starved ones first, then the shortest."""
 
-    def __init__(self, policy: Carpool, draft: Draft, cache: OptionCache, resumable: Sequence[JobView] = ()) -> None:
+    def __init__(self, policy: Carpool, draft: Draft, resumable: Sequence[JobView] = ()) -> None:
         self.policy = policy
         self.draft = draft
         self.view = draft.view
         self.starved = _starved(draft.view, policy.patience) if policy.patience else []
         self.objective = Objective(draft, policy.look_ahead, policy.restart_s, self.starved)
-        self.joins = JoinCandidates(draft, Candidates(draft, cache), self.objective)
+        candidates = Candidates(draft, policy.option_cache)
+        shared = SharedCandidates(draft, candidates, self.objective, policy.cell_speeds)
+        self.joins = JoinCandidates(draft, candidates, self.objective, shared)
         self.deferred = DeferredCandidates(draft, self.objective)
         self.pausing = PauseCandidates(draft, self.objective, policy.patience)
         self.resumable = deque(resumable)

@@ -6,7 +6,7 @@ are cut at one point and then come in the right order. A guest looks at few of t
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from heapq import merge
 from math import inf
 from typing import NamedTuple
@@ -98,15 +98,15 @@ class Candidates:
         self.draft = draft
         self._cache = cache
         self._as_of = -1
-        self._changed: set[int] = set()  # jobs that the draft placed, stopped or gave a mate
+        self._changed: Set[int] = set()  # jobs that the draft placed, stopped or gave a mate
         self._added: dict[HostKind, list[HostEntry]] = {}  # hosts that the draft placed or gave a mate
         self._single: dict[HostKind, list[HostEntry]] = {}  # all hosts that are not lone, kind by kind when needed
-        self._shared: list[Cell] = []
+        self._changed_cells: list[Cell] = []  # cells of several such hosts
 
     def for_guest(self, guest: JobView, at_least: int) -> Iterator[Candidate]:
         """Yield all places at which sharing beats waiting, best first, with an accumulation of at least `at_least`."""
         streams = self.by_kind(guest, at_least)
-        if self._shared:
+        if self.draft.view.jobs_per_gpu > 2:
             streams.append(self._shared_candidates(guest, guest.alone_left(self.draft.view.now), at_least))
         return merge(*streams) if len(streams) > 1 else iter(streams[0] if streams else ())
 
@@ -157,10 +157,25 @@ class Candidates:
             self._single[kind] = hosts
         return hosts
 
-    def shared_cells(self) -> Sequence[Cell]:
-        """Return the cells of several jobs that have room for one more."""
+    @property
+    def changed(self) -> Set[int]:
+        """The `seq` of the jobs that the draft placed, stopped, paused, resumed or gave a mate."""
         self._look_again()
-        return self._shared
+        return self._changed
+
+    def changed_cells(self) -> Sequence[Cell]:
+        """Return the cells of several jobs that the draft changed and that have room for one more."""
+        self._look_again()
+        return self._changed_cells
+
+    def _shared_cells(self) -> Iterator[Cell]:
+        """Yield all cells of several jobs that have room for one more."""
+        changed = self.changed
+        for group in self.draft.hosts.cells.values():
+            for cell in group:
+                if changed.isdisjoint(cell.seqs):
+                    yield [Resident(r, r.accumulation, r.memory) for r in cell.residents], cell.gpus
+        yield from self._changed_cells
 
     def _learn(
         self, known: dict[HostKind, SharingOptions], guest: JobView, kind: HostKind, host: Job, at_least: int
@@ -191,17 +206,11 @@ class Candidates:
         self._as_of = len(draft.decisions)
         self._added = {}
         self._single = {}
-        self._shared = []
+        self._changed_cells = []
         changed: dict[int, JobView] = {}
         for gpu in draft.touched:
             changed.update((resident.record.seq, resident.record) for resident in draft.active_on(gpu))
         self._changed = changed.keys() | draft.inactive
-        for seq, host in draft.hosts.crowded.items():
-            if seq in self._changed:
-                continue
-            for records, gpus in host.shared_cells:
-                if not any(other.seq in self._changed for other in records):
-                    self._shared.append(([Resident(r, r.accumulation, r.memory) for r in records], gpus))
         if changed:
             self._add_changed(changed)
 
@@ -219,7 +228,7 @@ class Candidates:
             if len(there) == 1:
                 self._added.setdefault(self._kind(there[0], gpus), []).append(self._entry(there[0], gpus))
             else:
-                self._shared.append((there, tuple(gpus)))
+                self._changed_cells.append((there, tuple(gpus)))
 
     def _kind(self, host: Resident, gpus: list[GpuId]) -> HostKind:
         topology, job = self.draft.view.topology, host.record.job
@@ -240,7 +249,7 @@ class Candidates:
     def _shared_candidates(self, guest: JobView, guest_left: float, at_least: int) -> Iterator[Candidate]:
         """Yield the cells of several jobs: Theorem 1 must hold against each of them, and the worst pair ranks them."""
         found = []
-        for residents, gpus in self._shared:
+        for residents, gpus in self._shared_cells():
             for size in guest.shape.sizes:
                 if size.accumulation < at_least:
                     continue

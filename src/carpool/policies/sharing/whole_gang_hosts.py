@@ -35,7 +35,7 @@ class WholeGangHosts:
         self.draft = draft
         self._changed = {resident.record.seq for gpu in draft.touched for resident in draft.residents(gpu)}
         self._not_indexed: dict[HostKind, list[Resident]] = {}  # hosts that the index of lone hosts does not have
-        for seq, (record, kind, alone_on, _) in draft.view.hosts.others.items():
+        for seq, (record, kind, alone_on) in draft.view.hosts.others.items():
             if seq not in self._changed and len(alone_on) == len(record.gpus):
                 self._not_indexed.setdefault(kind, []).append(Resident(record, record.accumulation, record.memory))
         self._add_changed()
