@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import mmap
 import os
+import stat
 import struct
 import zlib
 from dataclasses import asdict, dataclass, fields
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 CONTROL = "control.json"
 REPORT = "report"
@@ -38,6 +40,8 @@ ENV_CHECK_OPTIONS = "CARPOOL_CHECK_OPTIONS"
 ENV_VERDICT = "CARPOOL_VERDICT"
 """Variable with the file that holds the verdict of an earlier `carpool check` of this job."""
 
+JSON_BYTES = 1 << 20
+"""Largest JSON file in a worker's directory that is read."""
 EXIT_STOPPED = 75
 """Exit status of a worker that stopped on request and is to be started again (EX_TEMPFAIL)."""
 
@@ -145,19 +149,53 @@ _REST_FIELDS = (
 )
 
 
+def open_regular(path: str | os.PathLike[str], directory: int | None = None) -> int:
+    """Open a file that another process may have replaced, for reading; raise OSError if it is not a regular file.
+
+    Nothing is followed and nothing is waited for: a link, a FIFO or a device is refused. `directory`: a descriptor of
+    the directory that the path starts from.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags, dir_fd=directory)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(0, "is not a regular file", os.fspath(path))
+
+
+def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
+    """Return at most the first `limit` bytes of a file that another process may have replaced: see `open_regular`."""
+    descriptor = open_regular(path)
+    try:
+        return os.pread(descriptor, limit, 0)
+    finally:
+        os.close(descriptor)
+
+
+def read_json(path: str | os.PathLike[str], limit: int = JSON_BYTES) -> Any:
+    """Read a JSON file that another process may have replaced; None if it is missing, too large or not readable."""
+    try:
+        data = read_regular(path, limit + 1)
+        return json.loads(data) if len(data) <= limit else None
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
 def write_control(directory: str | os.PathLike[str], control: Control) -> None:
     """Replace the control file atomically: a reader sees the old or the new one, never a part."""
     path = Path(directory) / CONTROL
     partial = path.with_name(f".{CONTROL}.{os.getpid()}")
-    partial.write_text(json.dumps({"version": 1, **asdict(control)}))
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with open(os.open(partial, flags, 0o644), "w") as file:
+        file.write(json.dumps({"version": 1, **asdict(control)}))
     os.replace(partial, path)
 
 
 def read_control(directory: str | os.PathLike[str]) -> Control | None:
     """Return the current control, or None if there is no valid one."""
     try:
-        return _parse(json.loads((Path(directory) / CONTROL).read_text()))
-    except (OSError, ValueError):
+        return _parse(read_json(Path(directory) / CONTROL))
+    except ValueError:
         return None
 
 
@@ -248,12 +286,13 @@ def _unpack(slot: bytes) -> tuple[int, Report] | None:
     if _SEAL.unpack_from(slot, size)[0] != zlib.crc32(body):
         return None
     serial, *hot = _HOT.unpack_from(body, _HEAD.size)
+    hot = [value if math.isfinite(value) else 0.0 for value in hot]
     *rest, status, shrinking, needs_alone, flags, note = _REST.unpack_from(body, _HEAD.size + _HOT.size)
     report = Report(
         **dict(zip(_HOT_FIELDS, hot, strict=True)),
         **dict(zip(_REST_FIELDS, rest, strict=True)),
-        status=WorkerStatus(status),
-        shrinking=Shrinking(shrinking),
+        status=_member(WorkerStatus, status, WorkerStatus.RUNNING),
+        shrinking=_member(Shrinking, shrinking, Shrinking.UNKNOWN),
         needs_alone=bool(needs_alone),
         can_stand=bool(flags & _CAN_STAND),
         standing=bool(flags & _STANDING),
@@ -262,6 +301,17 @@ def _unpack(slot: bytes) -> tuple[int, Report] | None:
         total=0 if version == 1 else _ADDED.unpack_from(body, _FIRST_BYTES)[0],
     )
     return serial, report
+
+
+_Member = TypeVar("_Member", bound=IntEnum)
+
+
+def _member(kind: type[_Member], value: int, neutral: _Member) -> _Member:
+    """Return a member of an enumeration; the neutral one for a value that a later release or a mistake wrote."""
+    try:
+        return kind(value)
+    except ValueError:
+        return neutral
 
 
 class ReportWriter:
@@ -318,7 +368,7 @@ def read_report(directory: str | os.PathLike[str]) -> Report | None:
 def _read(path: Path) -> Report | None:
     for _ in range(3):  # both slots torn at once needs two writes during one read; try again
         try:
-            found = _latest(path.read_bytes())
+            found = _latest(read_regular(path, 2 * _SLOT))
         except OSError:
             return None
         if found:

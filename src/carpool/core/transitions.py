@@ -300,7 +300,7 @@ def _retuned(state: State, event: ev.Retuned) -> None:
 def _checkpointed(state: State, event: ev.Checkpointed) -> None:
     record = state.current(event)
     if record is not None:
-        record.checkpoint = event.done
+        record.checkpoint = min(event.done, float(record.job.iterations))
 
 
 @handles(ev.Stopped)

@@ -10,11 +10,9 @@ import time
 from typing import Protocol
 
 from carpool.live.rank import boot_id
+from carpool.live.rank import uptime as since_boot
 
-
-def since_boot() -> float:
-    """Return the seconds since the machine booted, which no user can set."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+__all__ = ["Clock", "RealClock", "since_boot"]
 
 
 class Clock(Protocol):

@@ -10,15 +10,19 @@ import fcntl
 import json
 import os
 import re
-import stat
 import time
 from pathlib import Path
 from typing import Any
 
+from carpool.channel import open_regular, read_json
 from carpool.errors import InputError
 from carpool.live.errors import HomeInUse
 
+__all__ = ["OWN_JSON_BYTES", "Home", "default_home", "read_json", "read_own_json", "sync_directory", "write_private"]
+
 ENV_HOME = "CARPOOL_HOME"
+OWN_JSON_BYTES = 1 << 26
+"""Largest JSON file of the service itself that is read."""
 LOCK_S = 2.0
 """Seconds to wait for the lock. A service killed during a launch leaves it to its child until that is a wrapper."""
 
@@ -60,8 +64,7 @@ class Home:
         try:
             self.path.mkdir(mode=mode, parents=True, exist_ok=True)
             self.path.chmod(mode)
-            self.jobs.mkdir(mode=mode, exist_ok=True)
-            self.running.mkdir(mode=0o700, exist_ok=True)
+            self.make_folders()
         except OSError as error:
             raise InputError(f"home {self.path}: {error.strerror}; give another --home") from error
         owner = self.path.stat().st_uid
@@ -70,6 +73,11 @@ class Home:
                 f"home {self.path}: belongs to uid {owner}, and root would run what that user writes there; "
                 "give another --home, or `chown -R root` it if you trust everything in it"
             )
+
+    def make_folders(self) -> None:
+        """Make the folders for jobs, which may have been removed while a service runs."""
+        self.jobs.mkdir(mode=0o711 if os.getuid() == 0 else 0o700, exist_ok=True)
+        self.running.mkdir(mode=0o700, exist_ok=True)
 
     def acquire(self) -> None:
         """Lock the home for this process until `release` or its end, so that only one service uses it."""
@@ -142,7 +150,8 @@ class Home:
 def write_private(path: Path, text: str, *, sync: bool = True) -> None:
     """Replace a file atomically; only its owner can read it, from the moment it exists."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(partial, flags, 0o600)  # in a worker's directory, something else may be in its place
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
         if sync:
@@ -163,18 +172,9 @@ def sync_directory(path: Path) -> None:
 def read_own_json(path: Path) -> Any:
     """Read a JSON file that only this process's user (or root) can have written; None for any other file."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor) as file:
-            found = os.fstat(descriptor)
+        with open(open_regular(path)) as file:
+            found = os.fstat(file.fileno())
             own = found.st_uid in (os.getuid(), 0) and not found.st_mode & 0o022
-            return json.load(file) if own and stat.S_ISREG(found.st_mode) else None
-    except (OSError, ValueError):
-        return None
-
-
-def read_json(path: Path) -> Any:
-    """Read a JSON file; None if it does not exist or cannot be read."""
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
+            return json.loads(file.read(OWN_JSON_BYTES)) if own else None
+    except (OSError, ValueError, RecursionError):
         return None

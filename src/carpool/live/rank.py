@@ -15,6 +15,7 @@ import json
 import os
 import resource
 import signal
+import stat
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,8 @@ GO = "go"  # in the directory above: the gang is complete
 EXIT_BYTES = 512
 """Size of the exit file, written at the start so that an exit can be recorded on a full disk."""
 PAUSED_BYTES = 64
+MAX_JSON_BYTES = 1 << 26
+"""Largest part of a JSON file that is read; the environment of a job may be long."""
 AGAIN_S = 0.02
 """Seconds before another attempt to stop processes that are not all stopped."""
 LOOK_S = 15.0
@@ -65,6 +68,11 @@ def start_ticks(pid: int) -> int | None:
     return int(stat[19]) if stat is not None and stat[0] not in "ZX" else None
 
 
+def uptime() -> float:
+    """Return the seconds since the machine booted, which no user can set."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class WorkerDirectory:
     """The worker's directory, held open so that a later directory of the same name is not mistaken for it."""
 
@@ -72,12 +80,16 @@ class WorkerDirectory:
         self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def read(self, name: str) -> Any:
-        descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.fd)
+        """Read a JSON file. The worker may have put something else in its place, which must not be waited for."""
+        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self.fd)
         with os.fdopen(descriptor) as file:
-            return json.load(file)
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError(f"{name} is not a regular file")
+            return json.loads(file.read(MAX_JSON_BYTES))
 
     def replace(self, name: str, data: Any) -> None:
-        descriptor = os.open(f".{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600, dir_fd=self.fd)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(f".{name}", flags, 0o600, dir_fd=self.fd)
         with os.fdopen(descriptor, "w") as file:
             json.dump(data, file)
         os.replace(f".{name}", name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
@@ -119,7 +131,7 @@ class Pause:
         try:
             self._request = self._directory.read(PAUSE)
             wanted = bool(self._request["paused"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return
         if self._over:
             return
@@ -232,13 +244,15 @@ class Wrapper:
             self._record({"never": True})
             return
         began = self.me["began"] = time.time()
+        self.me["began_uptime"] = uptime()
         self._start()
         self._attend()
         self._leave_nothing_behind()
         assert self.status is not None
         code = os.waitstatus_to_exitcode(self.status)
         ended = {"code": code if code >= 0 else 128 - code, "signal": max(0, -code), "began": began}
-        self._record({**ended, "ended": time.time(), "stage": self.stage})
+        times = {"began_uptime": self.me["began_uptime"], "ended": time.time(), "ended_uptime": uptime()}
+        self._record({**ended, **times, "stage": self.stage})
 
     def _complete(self) -> bool:
         """Return whether the executor wrote `go` for this launch."""
@@ -311,7 +325,7 @@ class Wrapper:
     def _asked_to_stop(self) -> None:
         try:
             how = self.directory.read(STOP)["how"]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             how = "end"
         if how == "kill":
             self._kill()
@@ -401,5 +415,14 @@ def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
+def close_inherited() -> None:
+    """Close every file but the standard ones. A file that the service had open must not reach a worker."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2:
+            with contextlib.suppress(OSError):  # that of the listing itself
+                os.close(int(name))
+
+
 if __name__ == "__main__":
+    close_inherited()
     Wrapper(sys.argv[1], sys.argv[2]).run()

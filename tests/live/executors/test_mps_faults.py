@@ -54,9 +54,10 @@ class MpsExecutor(MemoryExecutor):
         self.watching = None
 
     async def recover(self, known, listener):
-        await super().recover(known, listener)
+        found = await super().recover(known, listener)
         self.watch = MpsFaultWatch(self.node, self.gangs, listener, self.clock.now)
         self.watching = asyncio.create_task(self.watch.run())
+        return found
 
     def end(self, key, outcome, reason="", *, exit_code=None, checkpoint=None):
         gang = self.gangs.pop(key)

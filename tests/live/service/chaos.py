@@ -370,6 +370,7 @@ def judge(world: World, rows: list[dict]) -> list[str]:
             broken.append(f"job {job} failed although none of its processes was killed: {states[job]['reason']}")
     broken += judge_ledger(lines(world.ledger), states)
     broken += judge_journal(world, lines(world.ledger), states)
+    broken += judge_exits(world, states)
     left = [pid for path in world.home.jobs.glob("*/attempt-*/rank-*") for pid in strays(str(path))]
     records = (read_json(path) or {} for path in world.home.jobs.glob("*/attempt-*/rank-*/process.json"))
     cgroups = [found for record in records if (found := record.get("cgroup")) and os.path.exists(found)]
@@ -404,6 +405,31 @@ def judge_ledger(ledger: list[list[str]], states: dict[str, dict]) -> list[str]:
         if row["status"] == "finished" and job not in by_job:
             broken.append(f"job {job} is called finished, but it never ran")
     return broken + judge_gpus(runs)
+
+
+def judge_exits(world: World, states: dict[str, dict]) -> list[str]:
+    """Look for jobs that ran again after they had succeeded, in the wrappers' own records.
+
+    What the workers wrote does not tell: one that wrote that it ended may have been killed before it exited.
+    """
+    broken = []
+    attempts = defaultdict(list)
+    for path in world.home.jobs.glob("*/attempt-*"):
+        number = path.name.removeprefix("attempt-")
+        if number.isdigit():
+            attempts[path.parent.name].append((int(number), path))
+    for job, found in attempts.items():
+        last = max(number for number, _ in found)
+        for number, path in found:
+            ranks = (read_json(path / "gang.json") or {}).get("ranks", 0)
+            exits = [read_json(path / f"rank-{rank}" / "exit.json") or {} for rank in range(ranks)]
+            if not exits or any(e.get("code") != 0 or e.get("stage") in ("ending", "killed") for e in exits):
+                continue
+            if number < last:
+                broken.append(f"job {job} succeeded as attempt {number} and ran again up to attempt {last}")
+            elif states.get(job, {}).get("status") not in ("finished", None):
+                broken.append(f"job {job} succeeded as attempt {number}, and is called {states[job]['status']}")
+    return broken
 
 
 def judge_gpus(runs: dict[tuple[str, int, int], dict]) -> list[str]:

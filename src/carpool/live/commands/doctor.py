@@ -20,7 +20,7 @@ from carpool import __version__
 from carpool.errors import InputError
 from carpool.live.accounts import installation_problem
 from carpool.live.commands.options import home_option, json_option, print_json
-from carpool.live.home import Home, read_json
+from carpool.live.home import OWN_JSON_BYTES, Home, read_json
 from carpool.live.http.client import ENV_URL, Client, Unreachable
 from carpool.live.text import printable, size, span
 
@@ -114,7 +114,7 @@ def _home(place: Home) -> Iterator[Diagnosis]:
 
 def _users(place: Home) -> Iterator[Diagnosis]:
     """Check that the jobs of users can read the installation, which only root can try."""
-    rows = read_json(place.users)
+    rows = read_json(place.users, OWN_JSON_BYTES)
     if os.geteuid() != 0 or not isinstance(rows, dict):
         return
     uids = {name: row.get("uid") for name, row in rows.items() if isinstance(row, dict) and not row.get("revoked")}

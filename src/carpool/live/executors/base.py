@@ -18,7 +18,7 @@ A paused gang keeps its memory and takes no compute: no process of it runs, what
 service runs, but not for ever: after a while (`ExecutorOptions.pause_patience_s`) it goes on.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -160,6 +160,8 @@ class GangEnded:
     """The job must have its GPUs to itself to succeed."""
     node_fault: bool = False
     """A fault of the node hit this gang. The service counts these and isolates a job that is hit too often."""
+    ended_at: float | None = None
+    """When its last worker was gone, on the clock `carpool.live.clock.since_boot`; None: just now."""
 
     @property
     def key(self) -> GangKey:
@@ -179,8 +181,9 @@ class NodeFault:
 class ExecutorListener(Protocol):
     """Receives what happens on the nodes. The service implements it."""
 
-    def gang_started(self, key: GangKey) -> None:
-        """All workers of the gang run."""
+    def gang_started(self, key: GangKey, started_at: float | None = None) -> None:
+        """All workers of the gang run. `started_at`: since when, on the clock `carpool.live.clock.since_boot`; None:
+        since just now."""
 
     def gang_paused(self, key: GangKey, *, swapped: bool = False) -> None:
         """No process of the gang runs any more, as `pause` asked. `swapped`: it holds no memory on its GPU."""
@@ -252,12 +255,13 @@ class Executor(Protocol):
     def nodes(self) -> Sequence[NodeInventory]:
         """Return the nodes that can run gangs now. Ids of nodes and GPUs stay the same over restarts."""
 
-    async def recover(self, known: Iterable[GangKey], listener: ExecutorListener) -> None:
+    async def recover(self, known: Iterable[GangKey], listener: ExecutorListener) -> Collection[GangKey]:
         """Find the gangs of earlier services, and report to `listener` from now on; called once, after `open`.
 
-        A known gang that runs is reported as started, and one that ended is reported as ended, now or soon after. A
-        known gang that never started is not reported and not `present`. Workers of all other gangs are killed, so that
-        nothing runs that the journal does not know.
+        Return the known gangs that were found. Those that run are reported as started. Those that ended are reported as
+        ended, now or soon after, with the time of their end and in the order of these times. A known gang that never
+        started is neither returned nor reported nor `present`. Workers of all other gangs are killed, so that nothing
+        runs that the journal does not know.
         """
 
     def launch(self, launch: Launch) -> None:

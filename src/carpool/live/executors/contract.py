@@ -25,7 +25,7 @@ detailed failures. An executor whose nodes have no shell or no Carpool overrides
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,8 +79,10 @@ class RecordingListener:
     present_at_end: list[bool] = field(default_factory=list)
     """Whether a gang was still present when its end was reported."""
     executor: Executor | None = None
+    found: Collection[GangKey] = ()
+    """Gangs that `recover` found."""
 
-    def gang_started(self, key: GangKey) -> None:
+    def gang_started(self, key: GangKey, started_at: float | None = None) -> None:
         self.started.append(key)
 
     def gang_paused(self, key: GangKey, *, swapped: bool = False) -> None:
@@ -137,7 +139,7 @@ async def opened(
     executor = make_executor()
     listener = RecordingListener(executor=executor)
     await executor.open()
-    await executor.recover(known, listener)
+    listener.found = await executor.recover(known, listener)
     try:
         yield executor, listener
         if not leave_gangs:
@@ -425,6 +427,7 @@ class ExecutorContract:
         assert listener.ended == []
         async with opened(make_executor, [launch.key]) as (executor, listener):
             assert listener.started == [launch.key]
+            assert set(listener.found) == {launch.key}
             assert dict(executor.present()) == {launch.key: launch.gpus}
             executor.stop(launch.key, StopMode.TERMINATE)
             ended = await listener.wait_for_end(launch.key)
@@ -437,6 +440,7 @@ class ExecutorContract:
             executor.launch(launch)
             await listener.wait_for_end(launch.key)
         async with opened(make_executor, [launch.key]) as (executor, listener):
+            assert set(listener.found) == {launch.key}, "a gang that ended is found, so it is not launched again"
             ended = await listener.wait_for_end(launch.key)
             assert (ended.outcome, ended.exit_code) == (GangOutcome.FAILED, 5)
             await asyncio.sleep(QUIET_S)
@@ -463,6 +467,7 @@ class ExecutorContract:
     async def test_a_known_gang_that_never_started_is_not_reported(self, make_executor: MakeExecutor) -> None:
         async with opened(make_executor, [("1", 1)]) as (executor, listener):
             assert executor.present() == {}
+            assert not listener.found
             await asyncio.sleep(QUIET_S)
             assert (listener.started, listener.ended) == ([], [])
             executor.launch(self.launch(executor, self.command(exit_code=0)))

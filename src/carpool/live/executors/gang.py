@@ -5,9 +5,12 @@ Used by the local executor. Nothing here waits or starts anything.
 
 import contextlib
 import json
+import math
 import os
 import re
 import signal
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from typing import Any
 from carpool import channel
 from carpool.core.model import GpuId
 from carpool.live import rank as wrapper
+from carpool.live.clock import since_boot
 from carpool.live.executors.base import GangEnded, GangKey, GangOutcome, GpuSlot
 from carpool.live.executors.processes import ProcessIdentity, boot_id, kill_strays, remove_cgroup
 from carpool.live.home import read_json, write_private
@@ -36,23 +40,25 @@ class LocalRank:
     exit: dict[str, Any] | None = None
     gone: bool = False
     """The wrapper has ended and no process of the worker is left."""
+    began: float | None = None
+    """When the worker started, on the clock `since_boot`; None: not known."""
     can_pause: bool = False
     """The wrapper can pause its worker; those of release 0.1 cannot."""
 
     def refresh(self) -> None:
         """Read what the wrapper has recorded."""
-        record = read_json(self.directory / wrapper.RECORD)
+        record = read_object(self.directory / wrapper.RECORD)
         self.identity = ProcessIdentity.of(record) or self.identity
-        self.can_pause = isinstance(record, dict) and bool(record.get("pauses"))
-        found = read_json(self.directory / wrapper.EXIT)
-        self.exit = found if isinstance(found, dict) else None
+        self.can_pause = bool(record.get("pauses"))
+        self.began = _moment(record, "began", self.rebooted)
+        self.exit = read_object(self.directory / wrapper.EXIT) or None
 
     def kill_leftovers(self) -> int:
         """Kill what a killed wrapper left behind, remove its cgroup, and return the number of processes. Blocks."""
         killed = kill_strays(str(self.directory), self.identity)
-        record = read_json(self.directory / wrapper.RECORD)
-        if isinstance(record, dict) and record.get("cgroup"):
-            remove_cgroup(record["cgroup"])
+        cgroup = read_object(self.directory / wrapper.RECORD).get("cgroup")
+        if isinstance(cgroup, str):
+            remove_cgroup(cgroup)
         return killed
 
     @property
@@ -66,7 +72,12 @@ class LocalRank:
 
     @property
     def code(self) -> int | None:
-        return self.exit.get("code") if self.exit else None
+        return _integer(self.exit, "code") if self.exit else None
+
+    @property
+    def ended(self) -> float | None:
+        """When the worker ended, on the clock `since_boot`; None: not known."""
+        return _moment(self.exit, "ended", self.rebooted) if self.exit else None
 
     def report(self) -> channel.Report | None:
         return channel.read_report(self.directory)
@@ -111,6 +122,11 @@ class LocalGang:
     @property
     def launched(self) -> bool:
         return (self.directory / wrapper.GO).exists()
+
+    @property
+    def started_at(self) -> float | None:
+        """When its last worker started, on the clock `since_boot`; None: not known."""
+        return _latest(rank.began for rank in self.ranks)
 
     @property
     def gpus(self) -> tuple[GpuId, ...]:
@@ -168,10 +184,13 @@ class LocalGang:
             exit_code=0 if outcome is GangOutcome.FINISHED else exit_code,
             checkpoint=float(max(saved)) if saved else None,
             needs_alone=any(report.needs_alone for report in reports),
+            ended_at=_latest(rank.ended for rank in self.ranks),
         )
 
     def _outcome(self, reports: list[channel.Report]) -> tuple[GangOutcome, str]:
         codes = [rank.code for rank in self.ranks]
+        if not codes:
+            return GangOutcome.FAILED, self.failure or "it could not be prepared"
         if all(code == 0 for code in codes) and (not self._was_signalled() or _all_done(reports)):
             return GangOutcome.FINISHED, ""
         if any(rank.exit is None and rank.rebooted for rank in self.ranks):
@@ -209,7 +228,7 @@ class LocalGang:
         worker = f"worker {self.ranks.index(rank)}"
         if rank.exit is None:
             return f"{worker}: its wrapper was killed"
-        number = rank.exit.get("signal")
+        number = _integer(rank.exit, "signal")
         if number:
             with contextlib.suppress(ValueError):
                 return f"{worker} was killed by {signal.Signals(number).name}"
@@ -222,31 +241,66 @@ def _all_done(reports: list[channel.Report]) -> bool:
 
 
 def _log_shows_out_of_memory(rank: LocalRank) -> bool:
-    with contextlib.suppress(OSError), (rank.directory / "stderr.log").open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-        return OUT_OF_MEMORY.search(file.read()) is not None
+    with contextlib.suppress(OSError):
+        descriptor = channel.open_regular(rank.directory / "stderr.log")
+        try:
+            start = max(0, os.fstat(descriptor).st_size - TAIL_BYTES)
+            return OUT_OF_MEMORY.search(os.pread(descriptor, TAIL_BYTES, start)) is not None
+        finally:
+            os.close(descriptor)
     return False
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object from a worker's directory; an empty one if the worker made something else of it."""
+    found = read_json(path)
+    return found if isinstance(found, dict) else {}
+
+
+def _integer(record: dict[str, Any], name: str) -> int | None:
+    value = record.get(name)
+    return value if type(value) is int else None
+
+
+def _moment(record: dict[str, Any], name: str, rebooted: bool) -> float | None:
+    """Return a time of a wrapper's record on the clock `since_boot`; after a reboot, the wall clock tells it."""
+    value = record.get(name) if rebooted else record.get(f"{name}_uptime")
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return since_boot() - (time.time() - value) if rebooted else float(value)
+
+
+def _latest(moments: Iterable[float | None]) -> float | None:
+    """Return the last of some moments; None if one of them is not known."""
+    known = list(moments)
+    return None if not known or None in known else max(moment for moment in known if moment is not None)
 
 
 def open_gang(directory: Path, key: GangKey) -> LocalGang | None:
     """Read a gang of an earlier service from its files; None if it was never complete enough to run."""
-    record = read_json(directory / GANG_FILE)
-    if not isinstance(record, dict) or not (directory / wrapper.GO).exists():
+    record = read_object(directory / GANG_FILE)
+    if not record or not (directory / wrapper.GO).exists():
         return None
+    try:
+        return _gang_of(directory, key, record)
+    except (AttributeError, KeyError, TypeError, ValueError):  # not what the service wrote
+        return None
+
+
+def _gang_of(directory: Path, key: GangKey, record: dict[str, Any]) -> LocalGang:
     slots = tuple(GpuSlot(**slot) for slot in record["slots"])
     gang = LocalGang(key, directory, slots, exclusive=record.get("exclusive", False))
     for number in range(record["ranks"]):
         rank = LocalRank(directory / f"rank-{number}")
         rank.refresh()
         gang.ranks.append(rank)
-        stop = read_json(rank.directory / wrapper.STOP)
-        gang.stop = gang.stop or (stop.get("how", "end") if isinstance(stop, dict) else "")
-        request = read_json(rank.directory / wrapper.PAUSE)
-        if isinstance(request, dict):
+        stop = read_object(rank.directory / wrapper.STOP)
+        gang.stop = gang.stop or (str(stop.get("how", "end")) if stop else "")
+        request = read_object(rank.directory / wrapper.PAUSE)
+        if request:
             gang.paused = bool(request.get("paused")) or bool(gang.paused)
             gang.pause_sequence = max(gang.pause_sequence, int(request.get("sequence", 0)))
     gang.control = channel.read_control(gang.ranks[0].directory) or gang.control
-    failure = read_json(directory / FAILURE_FILE)
-    if isinstance(failure, dict):
-        gang.failure, gang.failure_code = failure.get("reason", ""), failure.get("code")
+    failure = read_object(directory / FAILURE_FILE)
+    gang.failure, gang.failure_code = str(failure.get("reason", "")), _integer(failure, "code")
     return gang

@@ -75,9 +75,10 @@ class GangLauncher:
         self._cores.pop(key, None)
 
     def _make_directories(self, gang: LocalGang, launch: Launch, user: pwd.struct_passwd | None) -> None:
+        self.home.make_folders()
         mode = 0o711 if user else 0o700
         job, checkpoints = self.home.job(launch.job), self.home.checkpoints(launch.job)
-        job.mkdir(mode=mode, parents=True, exist_ok=True)
+        job.mkdir(mode=mode, exist_ok=True)
         job.chmod(mode)
         checkpoints.mkdir(mode=0o700, exist_ok=True)
         (self.home.running / f"{launch.job}-{launch.attempt}").touch(mode=0o600)

@@ -10,15 +10,17 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from carpool import channel
 from carpool.core.model import GpuId
 from carpool.errors import InputError
 from carpool.live import rank as wrapper
+from carpool.live.clock import since_boot
 from carpool.live.executors.base import (
     ExecutorListener,
     ExecutorOptions,
@@ -30,13 +32,14 @@ from carpool.live.executors.base import (
     NodeInventory,
     StopMode,
 )
-from carpool.live.executors.gang import LocalGang, LocalRank, open_gang
+from carpool.live.executors.gang import LocalGang, LocalRank, open_gang, read_object
 from carpool.live.executors.launching import GangLauncher, kill_workers, release_wrappers, write_exclusive
 from carpool.live.executors.logs import read_log_file
 from carpool.live.executors.mps_faults import MpsFaultWatch
 from carpool.live.executors.node import LocalNode, OwnProcesses, gang_of, open_node
+from carpool.live.executors.processes import kill_processes, worker_processes
 from carpool.live.executors.switching import GangSwitch, went_on
-from carpool.live.home import Home, read_json, write_private
+from carpool.live.home import Home, write_private
 
 log = logging.getLogger("carpool.live")
 
@@ -105,30 +108,73 @@ class LocalExecutor:
 
     # ---- recovery --------------------------------------------------------------------------------------------------
 
-    async def recover(self, known: Iterable[GangKey], listener: ExecutorListener) -> None:
+    async def recover(self, known: Iterable[GangKey], listener: ExecutorListener) -> Collection[GangKey]:
         self._faults = MpsFaultWatch(self.node, self._gangs, listener)
         wanted = set(known)
-        for key in sorted(wanted | _marked(self.home)):
+        processes = await asyncio.to_thread(_running, self.home)
+        found: list[LocalGang] = []
+        ended: list[tuple[LocalGang, GangEnded]] = []
+        for key in sorted(wanted | _marked(self.home) | processes.keys()):
             gang = open_gang(self.home.attempt(*key), key)
-            if key in wanted and gang is not None:
-                self._gangs[key] = gang
-                listener.gang_started(key)
-                self._spawn(self._attend(gang, partial(self._watch, gang)))
-            else:
-                await self._clear(key, known=key in wanted)
+            if key not in wanted or gang is None:
+                await self._clear(key, processes.get(key, set()), known=key in wanted)
+                continue
+            found.append(gang)
+            if await self._has_ended(gang):
+                ended.append((gang, await self._read_end(gang)))
+        self._report_found(found, ended)
         self._spawn(self._switch.prove_life())
         self._spawn(self.faults.run())
         self._spawn(self._watch_memory())
+        return {gang.key for gang in found}
 
-    async def _clear(self, key: GangKey, *, known: bool) -> None:
-        """Kill what runs of a gang that was never complete or that the journal does not know."""
+    async def _has_ended(self, gang: LocalGang) -> bool:
+        """Return whether all workers of a gang are gone and have left a record of it."""
+        for rank in gang.ranks:
+            if not rank.alive:
+                rank.refresh()  # it may have ended since its files were read
+                rank.gone = rank.exit is not None or rank.rebooted
+        return all(rank.gone for rank in gang.ranks)
+
+    def _report_found(self, found: Sequence[LocalGang], ended: Sequence[tuple[LocalGang, GangEnded]]) -> None:
+        """Report starts and ends in the order in which they happened, and watch what runs.
+
+        Nothing is awaited here: the service looks at `present` before any watch can report another end.
+        """
+        now = since_boot()
+        gone = {gang.key for gang, _ in ended}
+        for gang in found:
+            if gang.key not in gone:
+                self._gangs[gang.key] = gang
+        reports: list[tuple[float, Callable[[], None]]] = []
+        for gang in found:
+            at = gang.started_at
+            reports.append((now if at is None else at, partial(self._listener.gang_started, gang.key, at)))
+        for gang, end in ended:
+            self._unmark(gang.key)
+            reports.append((now if end.ended_at is None else end.ended_at, partial(self.faults.gang_ended, end, gang)))
+        for _, report in sorted(reports, key=lambda one: one[0]):
+            report()
+        for gang in self._gangs.values():
+            self._spawn(self._attend(gang, partial(self._watch, gang)))
+
+    async def _clear(self, key: GangKey, processes: Iterable[int], *, known: bool) -> None:
+        """Kill what runs of a gang that was never complete, that the journal does not know or whose directory is gone.
+
+        `processes`: those that say that they belong to it."""
+        directory = self.home.attempt(*key)
+        lost = not directory.exists()
         try:
-            killed = await asyncio.to_thread(kill_workers, self.home.attempt(*key))
+            killed = await asyncio.to_thread(kill_workers, directory) + await asyncio.to_thread(
+                kill_processes, processes
+            )
         except OSError as error:
             self._note(key, str(error))
             return
         self._unmark(key)
-        if killed and not known:
+        if killed and lost:
+            self._note(key, f"attempt {key[1]} ran without its directory; {killed} processes were killed")
+        elif killed and not known:
             self._note(key, f"attempt {key[1]} ran, but the journal does not know it; {killed} processes were killed")
 
     # ---- launching -------------------------------------------------------------------------------------------------
@@ -145,6 +191,9 @@ class LocalExecutor:
             await work()
         except Exception as error:
             log.exception("gang %s", gang.key)
+            release_wrappers(gang)
+            if not gang.launched:
+                gang.failure = gang.failure or f"it could not be prepared ({type(error).__name__}: {error})"
             self._note(gang.key, f"{type(error).__name__}: {error}; the executor looks at it again")
             await asyncio.sleep(FIRST_PAUSE_S)
             if self._gangs.get(gang.key) is gang:
@@ -265,8 +314,18 @@ class LocalExecutor:
             for descriptor in watched:
                 loop.remove_reader(descriptor)
                 os.close(descriptor)
-        self._forget(gang)
-        self.faults.gang_ended(await asyncio.to_thread(gang.ended), gang)
+        ended = await self._read_end(gang)
+        self._forget(gang)  # not before: a gang that is not present has ended, and its end is reported at once
+        self.faults.gang_ended(ended, gang)
+
+    async def _read_end(self, gang: LocalGang) -> GangEnded:
+        """Return how a gang ended. Whatever its workers left in their files, it has an end."""
+        try:
+            return await asyncio.to_thread(gang.ended)
+        except Exception as error:
+            log.exception("gang %s", gang.key)
+            reason = f"how it ended cannot be read ({type(error).__name__}: {error})"
+            return GangEnded(*gang.key, GangOutcome.FAILED, reason)
 
     async def _look(self, gang: LocalGang) -> None:
         self._reap()
@@ -341,11 +400,12 @@ class LocalExecutor:
         directory = self.home.attempt(*key)
         rows = []
         for path in sorted(directory.glob("rank-*"), key=lambda p: int(p.name.partition("-")[2])):
-            record, ended = read_json(path / wrapper.RECORD) or {}, read_json(path / wrapper.EXIT) or {}
+            record, ended = read_object(path / wrapper.RECORD), read_object(path / wrapper.EXIT)
+            worker = record.get("worker")
             rows.append(
                 {
                     "rank": int(path.name.partition("-")[2]),
-                    "pid": record.get("worker", {}).get("pid"),
+                    "pid": worker.get("pid") if isinstance(worker, dict) else None,
                     "started": record.get("began", ended.get("began")),
                     "exit_code": ended.get("code"),
                     "ended": ended.get("ended"),
@@ -378,5 +438,21 @@ def _open_pidfd(rank: LocalRank) -> int | None:
 
 def _marked(home: Home) -> set[GangKey]:
     """Return the gangs that may have processes."""
+    home.make_folders()
     names = (name.split("-") for name in os.listdir(home.running))
     return {(parts[0], int(parts[1])) for parts in names if len(parts) == 2 and all(p.isdigit() for p in parts)}
+
+
+def _running(home: Home) -> dict[GangKey, set[int]]:
+    """Return the processes of this home's gangs by what they say themselves, because their files may be gone. Blocks.
+
+    Directories are named as they were when the gangs started, so a home that is reached by another name counts too.
+    """
+    found: dict[GangKey, set[int]] = {}
+    for jobs in {str(home.jobs), os.path.realpath(home.jobs)}:
+        for directory, pids in worker_processes(jobs).items():
+            parts = Path(directory).relative_to(jobs).parts
+            attempt = parts[1].removeprefix("attempt-") if len(parts) == 3 else ""
+            if attempt.isdigit() and parts[0].isdigit():
+                found.setdefault((parts[0], int(attempt)), set()).update(pids)
+    return found

@@ -4,10 +4,11 @@ A log is in a directory that its job can write to. So the file is opened without
 regular file: a service that runs as root must not be tricked into reading another file.
 """
 
+import errno
 import os
-import stat
 from pathlib import Path
 
+from carpool.channel import open_regular
 from carpool.errors import InputError
 from carpool.live.executors.base import LogChunk
 
@@ -19,16 +20,13 @@ BLOCK_BYTES = 1 << 16
 def read_log_file(path: Path, offset: int, limit: int, tail: int | None = None) -> LogChunk:
     """Read at most `limit` bytes; with `tail`, only from the last `tail` lines. A file that does not exist is empty."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = open_regular(path)
     except FileNotFoundError:
         return LogChunk(b"", 0, True)
     except OSError as error:
-        raise InputError(f"the log cannot be read: {error.strerror}") from None
+        raise InputError(f"the log cannot be read: it {_refusal(error)}") from None
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise InputError("the log is no longer a regular file")
-        size = found.st_size
+        size = os.fstat(descriptor).st_size
         start = min(offset, size)  # a log that became shorter was replaced
         if tail is not None:
             start = max(start, _start_of_last(descriptor, size, tail))
@@ -36,6 +34,12 @@ def read_log_file(path: Path, offset: int, limit: int, tail: int | None = None) 
         return LogChunk(data, start + len(data), start + len(data) >= size)
     finally:
         os.close(descriptor)
+
+
+def _refusal(error: OSError) -> str:
+    """Return why a log is not read; a link shows as a loop of links."""
+    links = error.errno == errno.ELOOP
+    return "is not a regular file" if links or not error.errno else f"gives an error ({error.strerror})"
 
 
 def _start_of_last(descriptor: int, size: int, lines: int) -> int:

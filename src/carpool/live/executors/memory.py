@@ -8,7 +8,7 @@ calling `recover` again plays a restart of the service, because the gangs stay i
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -142,17 +142,20 @@ class MemoryExecutor:
             found.append(NodeInventory(name, slots, self.memory, "logical", can_swap=self.can_swap))
         return found
 
-    async def recover(self, known: Iterable[GangKey], listener: ExecutorListener) -> None:
+    async def recover(self, known: Iterable[GangKey], listener: ExecutorListener) -> Collection[GangKey]:
         self._listener = listener
-        wanted = set(known)
+        wanted, found = set(known), set()
         for key in sorted({*wanted, *self.gangs}):
             if key not in wanted:
                 self._past[key] = self.gangs.pop(key)
             elif key in self.gangs:
+                found.add(key)
                 if self.gangs[key].started:
                     listener.gang_started(key)
             elif key in self._past and (ended := self._past[key].ended) is not None:
+                found.add(key)
                 listener.gang_ended(ended)
+        return found
 
     def launch(self, launch: Launch) -> None:
         self.launched.append(launch)

@@ -9,14 +9,25 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from carpool.channel import ENV_DIRECTORY
+from carpool.live.rank import __file__ as rank_file
 from carpool.live.rank import boot_id, process_stat, start_ticks
 
-__all__ = ["ProcessIdentity", "boot_id", "kill_strays", "process_stat", "remove_cgroup", "start_ticks", "strays"]
+__all__ = [
+    "ProcessIdentity",
+    "boot_id",
+    "kill_processes",
+    "kill_strays",
+    "process_stat",
+    "remove_cgroup",
+    "start_ticks",
+    "strays",
+    "worker_processes",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +43,7 @@ class ProcessIdentity:
         """Read a wrapper's record; None where it is missing or cannot be read."""
         try:
             return cls(int(data["pid"]), int(data["start"]), str(data["boot"]))
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             return None
 
     def alive(self) -> bool:
@@ -42,7 +53,7 @@ class ProcessIdentity:
         """Send a signal to exactly this process; return False if it is gone."""
         try:
             descriptor = os.pidfd_open(self.pid)
-        except OSError:
+        except (OSError, OverflowError):
             return False
         try:
             if not self.alive():  # checked after opening: the descriptor now stands for the process that was checked
@@ -89,6 +100,62 @@ def kill_strays(directory: str, wrapper: ProcessIdentity | None = None, patience
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
+
+
+def worker_processes(jobs: str) -> dict[str, set[int]]:
+    """Return the processes of workers below a directory of jobs, by the worker's directory, whether it exists or not.
+
+    Workers carry their directory in their environment, wrappers in their command line. Descendants of both count, also
+    those that cleared their environment.
+    """
+    found: dict[str, set[int]] = {}
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        stat = process_stat(name) if name.isdigit() else None
+        if stat is None or stat[0] in "ZX" or int(name) == os.getpid():
+            continue
+        children.setdefault(int(stat[1]), []).append(int(name))
+        directory = _worker_directory(name)
+        if directory is not None and directory.startswith(f"{jobs}/"):
+            found.setdefault(directory, set()).add(int(name))
+    for pids in found.values():
+        todo = list(pids)
+        while todo:
+            below = [pid for pid in children.get(todo.pop(), ()) if pid not in pids]
+            pids.update(below)
+            todo += below
+    return found
+
+
+def _worker_directory(pid: str) -> str | None:
+    """Return the directory of the worker that a process belongs to, as the process itself says."""
+    mark = f"{ENV_DIRECTORY}=".encode()
+    with contextlib.suppress(OSError):
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            own = next((word[len(mark) :] for word in file.read().split(b"\0") if word.startswith(mark)), None)
+        if own is not None:
+            return os.fsdecode(own)
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read().split(b"\0")
+        wrapper = os.fsencode(rank_file)
+        if wrapper in words[:-2]:
+            return os.fsdecode(words[words.index(wrapper) + 1])
+    return None
+
+
+def kill_processes(pids: Iterable[int], patience_s: float = 30.0) -> int:
+    """Kill processes, wait until they are gone, and return their number. Raise OSError if some do not die."""
+    left = {pid: start for pid in pids if (start := start_ticks(pid)) is not None}
+    number, until = len(left), time.monotonic() + patience_s
+    while left:
+        for pid in left:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+        left = {pid: start for pid, start in left.items() if start_ticks(pid) == start}
+        if left and time.monotonic() > until:
+            raise OSError(f"processes {sorted(left)} do not die")
+    return number
 
 
 def remove_cgroup(path: str, patience_s: float = 2.0) -> None:

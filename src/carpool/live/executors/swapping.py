@@ -67,8 +67,8 @@ class GangSwap:
 def swapped_pids(gang: LocalGang) -> list[int]:
     """Return the processes of a gang whose memory was moved and that still live."""
     found = read_json(gang.directory / SWAP_FILE)
-    marks = found if isinstance(found, list) else []
-    return [pid for pid, start in marks if start_ticks(pid) == start]
+    marks = [mark for mark in found if isinstance(mark, list) and len(mark) == 2] if isinstance(found, list) else []
+    return [pid for pid, start in marks if type(pid) is int and start_ticks(pid) == start]
 
 
 def command(direction: str, pids: Sequence[int]) -> list[str]:

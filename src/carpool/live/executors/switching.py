@@ -16,9 +16,9 @@ from typing import Any
 
 from carpool.live import rank as wrapper
 from carpool.live.executors.base import ExecutorOptions
-from carpool.live.executors.gang import LocalGang, LocalRank
+from carpool.live.executors.gang import LocalGang, LocalRank, read_object
 from carpool.live.executors.swapping import GangSwap, command, swapped_pids
-from carpool.live.home import read_json, write_private
+from carpool.live.home import write_private
 
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.002, 0.05
 """Seconds between two looks at the wrappers' answers: few at first, more while nothing happens."""
@@ -133,9 +133,9 @@ def went_on(gang: LocalGang) -> bool:
 
 
 def _has_answered(rank: LocalRank, sequence: int) -> bool:
-    return rank.gone or _answer(rank).get("sequence", 0) >= sequence
+    answered = _answer(rank).get("sequence")
+    return rank.gone or (isinstance(answered, int) and answered >= sequence)
 
 
-def _answer(rank: LocalRank) -> dict[str, int]:
-    found = read_json(rank.directory / wrapper.PAUSED)
-    return found if isinstance(found, dict) else {}
+def _answer(rank: LocalRank) -> dict[str, Any]:
+    return read_object(rank.directory / wrapper.PAUSED)

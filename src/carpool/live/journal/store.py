@@ -45,6 +45,8 @@ class Commit:
     estimates: list[dict[str, Any]] = field(default_factory=list)
     users: dict[str, str] = field(default_factory=dict)
     meta: dict[str, str] = field(default_factory=dict)
+    now: float | None = None
+    """Time of the turn that writes it; None: that of its events."""
 
     def __bool__(self) -> bool:
         return any((self.events, self.notes, self.jobs, self.stories, self.estimates, self.users, self.meta))
@@ -133,7 +135,7 @@ class Store:
         assert self._connection is not None
         self._check_place()
         connection, uptime = self._connection, since_boot()
-        rows = [_event_row(happened, uptime) for happened in commit.events]
+        rows = [_event_row(happened, uptime, commit.now) for happened in commit.events]
         rows += [{"at": at, "uptime": uptime, "kind": NOTE, "data": json.dumps(text)} for at, text in commit.notes]
         with connection.begin():
             for number, row in enumerate(rows, self.seq + 1):
@@ -282,7 +284,9 @@ class Store:
             return [dict(row) for row in connection.execute(asked).mappings()]
 
 
-def _event_row(happened: ev.Event, uptime: float) -> dict[str, Any]:
+def _event_row(happened: ev.Event, uptime: float, now: float | None) -> dict[str, Any]:
+    """Return the row of an event. One that is learnt of late gets the time since boot of its own moment."""
+    uptime -= 0.0 if now is None else max(0.0, now - happened.at)
     data = json.dumps(codec.encode(happened), separators=(",", ":"))
     return {"at": happened.at, "uptime": uptime, "kind": type(happened).__name__, "data": data}
 

@@ -93,7 +93,7 @@ class Driver:
         plan, ended = self._plan, self.book.ended
 
         # 2. Prepare the commit: the plan first, because it was made before the inputs are applied.
-        commit = Commit(events=[plan] if plan is not None else [], notes=notes)
+        commit = Commit(events=[plan] if plan is not None else [], notes=notes, now=now)
         commit.stories = [self.book.story(job) for job in ended]
         events, answers = _prepare(now, inputs, commit)
         commit.events += events

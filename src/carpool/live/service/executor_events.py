@@ -7,7 +7,7 @@ from carpool.core import events as ev
 from carpool.core.model import GpuId, Status
 from carpool.core.record import JobRecord
 from carpool.core.state import State
-from carpool.live.clock import Clock
+from carpool.live.clock import Clock, since_boot
 from carpool.live.executors.base import Executor, GangEnded, GangKey, GangOutcome, NodeFault
 from carpool.live.journal.store import Commit
 from carpool.live.service.dispatcher import Dispatcher
@@ -32,13 +32,19 @@ class ExecutorEvents:
     inbox: Inbox
     clock: Clock
 
-    def gang_started(self, key: GangKey) -> None:
+    def _time(self, moment: float | None, now: float) -> float:
+        """Return a moment of the machine's clock on the service's; None is now. Time never goes back."""
+        if moment is None:
+            return now
+        return min(now, max(self.state.now, self.clock.now() - (since_boot() - moment)))
+
+    def gang_started(self, key: GangKey, started_at: float | None = None) -> None:
         def prepare(now: float, commit: Commit) -> Sequence[ev.Event]:
             record = self.dispatcher.current(*key)
             if record is None or record.status is not Status.STARTING:
                 return ()
             moved = record.checkpoint if record.leaving else None
-            return (ev.Started(now, *key, moved),)
+            return (ev.Started(self._time(started_at, now), *key, moved),)
 
         self.inbox.add(prepare)
 
@@ -66,10 +72,11 @@ class ExecutorEvents:
             record = self.state.jobs.get(ended.job)
             if record is None:
                 return ()
+            at = self._time(ended.ended_at, now)
             if record.attempt == ended.attempt:
                 self.book.exit_codes[ended.job] = ended.exit_code
-                return end_events(ended, record, now, self.dispatcher.had_mates(ended.key))
-            return self._moved(record, ended, now)
+                return end_events(ended, record, at, self.dispatcher.had_mates(ended.key))
+            return self._moved(record, ended, at)
 
         self.inbox.add(prepare)
 

@@ -7,6 +7,7 @@ tells its speed but neither it nor its owner tells how many iterations it does i
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from carpool.live.service.estimator import UNCOUNTED
 from carpool.live.service.inbox import Inbox
 from carpool.live.service.jobs import JobBook
 from carpool.live.service.report_trust import ReportTrust
+
+log = logging.getLogger("carpool.live")
 
 EVERY_S = 1.0
 """Seconds between two looks at the reports."""
@@ -65,11 +68,16 @@ class ProgressWatch:
     async def run(self) -> None:
         while True:
             await asyncio.sleep(EVERY_S)
-            self.look()
+            try:
+                self._take(await asyncio.to_thread(self._read, self._running()))
+            except Exception:  # the next look must happen
+                log.exception("reports could not be read")
 
     def look(self) -> None:
         """Read the reports and put what is new into the inbox."""
-        reports = self._read()
+        self._take(self._read(self._running()))
+
+    def _take(self, reports: Sequence[tuple[GangKey, Report]]) -> None:
         if reports:
 
             def prepare(now: float, commit: Commit) -> Sequence[ev.Event]:
@@ -97,10 +105,14 @@ class ProgressWatch:
             return 1.0
         return UNCOUNTED / report.total if report.total else None
 
-    def _read(self) -> list[tuple[GangKey, Report]]:
+    def _running(self) -> list[GangKey]:
+        """Return the gangs to read, and forget those that are gone."""
         for gone in self.gangs.keys() - {(record.job.id, record.attempt) for record in self.state.running}:
             del self.gangs[gone]
-        running = [(r.job.id, r.attempt) for r in self.state.running if r.status is Status.RUNNING]
+        return [(r.job.id, r.attempt) for r in self.state.running if r.status is Status.RUNNING]
+
+    def _read(self, running: Sequence[GangKey]) -> list[tuple[GangKey, Report]]:
+        """Read reports; not on the event loop, because the workers own these files."""
         return [(key, report) for key in running if (report := self.executor.report(key)) is not None]
 
     def _events(self, reports: Sequence[tuple[GangKey, Report]], now: float) -> list[ev.Event]:
@@ -176,6 +188,10 @@ class ProgressWatch:
             gang.accumulation = accumulation
             if known != accumulation:
                 yield ev.Retuned(now, job, attempt, accumulation)
-        elif report.out_of_memory and accumulation > record.accumulation and gang.accumulation != accumulation:
+        elif (
+            report.out_of_memory
+            and record.accumulation < accumulation <= record.job.batch
+            and gang.accumulation != accumulation
+        ):
             gang.accumulation = accumulation
             yield ev.Retuned(now, job, attempt, accumulation, unasked=True)

@@ -63,14 +63,14 @@ class Queries:
         living = list(self.state.jobs.values())
         if before is not None:
             living = [record for record in living if int(record.job.id) < int(before)]
-        rows = self._rows(living if limit is None else living[-limit:])
+        rows = self._rows(living if limit is None else living[-limit:], self.clock.now())
         if all:
             rows += [_without_receipt(views.read_story(row["story"])) for row in self.book.ended_rows(limit, before)]
             rows.sort(key=lambda row: int(row["job"]))
         return rows if limit is None else rows[-limit:]
 
-    def _rows(self, records: list[JobRecord]) -> list[Row]:
-        labels, now = self.inventory.labels(), self.clock.now()
+    def _rows(self, records: list[JobRecord], now: float) -> list[Row]:
+        labels = self.inventory.labels()
         rows = [
             views.job_row(
                 self.state,
@@ -96,7 +96,8 @@ class Queries:
         record = self.state.jobs.get(job)
         if record is not None:
             spec, source = self.book.specs[job], self.book.source(job)
-            row = {**self._rows([record])[0], "receipt": receipt(record, self.clock.now())}
+            now = max(self.clock.now(), self.state.now)
+            row = {**self._rows([record], now)[0], "receipt": receipt(record, now)}
             row["report_dropped"] = self.progress.dropped(record)
         else:
             known = self.book.ended_row(job)

@@ -8,7 +8,7 @@ killed. An event of an unknown kind is no damage: it stops the start.
 
 import json
 import os
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from carpool.errors import InputError
 from carpool.live.accounts import ADMIN
 from carpool.live.clock import Clock
 from carpool.live.executors.base import Executor, ExecutorListener, GangKey, StopMode
-from carpool.live.home import Home, read_json, read_own_json
+from carpool.live.home import OWN_JSON_BYTES, Home, read_json, read_own_json
 from carpool.live.journal.store import Commit, Store
 from carpool.live.service.dispatcher import Dispatcher
 from carpool.live.service.estimator import JobEstimator
@@ -179,7 +179,7 @@ class JobRecovery:
 
 def _story_on_disk(home: Home, job: str) -> dict[str, Any] | None:
     """Return a job's story as it was to be written to the journal; None: the job had not ended."""
-    data = read_json(home.job(job) / END_FILE)
+    data = read_json(home.job(job) / END_FILE, OWN_JSON_BYTES)
     return data if isinstance(data, dict) and {"id", "state", "ended", "story"} <= data.keys() else None
 
 
@@ -198,24 +198,27 @@ class GangRecovery:
 
     async def run(self, listener: ExecutorListener) -> None:
         alive = [record for record in self.state.jobs.values() if record.status in ALIVE]
-        await self.executor.recover(_gangs(alive), listener)
+        found = await self.executor.recover(_gangs(alive), listener)
         for record in alive:
-            self._continue(record)
+            self._continue(record, found)
 
-    def _continue(self, record: JobRecord) -> None:
+    def _continue(self, record: JobRecord, found: Collection[GangKey]) -> None:
+        """Continue with a job. A gang that was found and is not present has ended, and its end is reported."""
         key = (record.job.id, record.attempt)
         before = (record.job.id, record.attempt - 1)
         present = self.executor.present()
-        if record.status is Status.STOPPING:
-            self.dispatcher.stop_workers(record, StopMode.SAVE)
-        elif record.status is Status.CANCELLING:
-            self.dispatcher.stop_workers(record, StopMode.TERMINATE)
+        if record.status in (Status.STOPPING, Status.CANCELLING):
+            mode = StopMode.SAVE if record.status is Status.STOPPING else StopMode.TERMINATE
+            if key in present or before in present or not {key, before}.intersection(found):
+                self.dispatcher.stop_workers(record, mode)
         elif key in present:
             if record.status is Status.RUNNING:
                 self.executor.retune(key, record.accumulation)
                 self.executor.resume(key)
             elif record.status is Status.PAUSED:  # it may have gone on while no service ran
                 self.executor.pause(key, swap=record.swapped)
+        elif key in found:
+            return
         elif record.status is Status.STARTING:
             self.dispatcher.launch_later(record)
             if before in present:

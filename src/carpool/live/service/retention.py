@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from carpool.live.home import read_json, write_private
+from carpool.live.home import OWN_JSON_BYTES, read_json, write_private
 
 DAY_S = 86_400.0
 REMEMBERED = 10_000
@@ -50,7 +50,7 @@ class RetentionLedger:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        found = read_json(path)
+        found = read_json(path, OWN_JSON_BYTES)
         data: dict[str, Any] = found if isinstance(found, dict) else {}
         self._counted = _number(data.get("counted_s"))
         self._ended = {job: _number(at) for job, at in _table(data, "ended").items()}

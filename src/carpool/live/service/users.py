@@ -15,7 +15,7 @@ from typing import Any
 from carpool.core.model import Limits
 from carpool.errors import InputError
 from carpool.live.accounts import ADMIN
-from carpool.live.home import Home, read_json, sync_directory, write_private
+from carpool.live.home import OWN_JSON_BYTES, Home, read_json, sync_directory, write_private
 
 Row = dict[str, Any]
 VERSION = "version"
@@ -41,7 +41,7 @@ class Users:
     @classmethod
     def load(cls, home: Home, journalled: Mapping[str, Row]) -> "Users":
         """Return the later row of every user from the journal and the copy beside it, and write the copy again."""
-        copied = read_json(home.users)
+        copied = read_json(home.users, OWN_JSON_BYTES)
         damaged = home.users.exists() and not isinstance(copied, dict)
         rows = {name: row for name, row in journalled.items() if isinstance(row, dict)}
         for name, row in copied.items() if isinstance(copied, dict) else ():

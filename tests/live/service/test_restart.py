@@ -1,0 +1,142 @@
+"""What a restarted service makes of gangs that ended, run or were hidden while it was away, and when it says so."""
+
+import asyncio
+import json
+import os
+import shutil
+import time
+
+import pytest
+
+from carpool.live.executors import local
+from carpool.live.executors.processes import start_ticks
+from carpool.live.service.executor_events import ExecutorEvents
+from tests.support.services import journalled, notes, one, pid_of, serving, shell, started, status, until
+
+
+def exits(home, job: str, attempt: int = 1) -> dict | None:
+    """The exit record of a job's first worker; None while it runs."""
+    path = home.rank(job, attempt, 0) / "exit.json"
+    text = path.read_text().strip() if path.exists() else ""
+    return json.loads(text) if text else None
+
+
+async def test_a_gang_that_ended_meanwhile_is_not_run_again_while_others_are_recovered(home, tmp_path, monkeypatch):
+    async with serving(home) as service:
+        job = await one(service, shell(f"echo x >> {tmp_path}/ran; sleep 0.3"))
+        await started(service, job)
+    await until(lambda: exits(home, job))
+    (home.running / "999-1").touch()  # a gang that the journal does not know
+    monkeypatch.setattr(local, "kill_workers", lambda directory: time.sleep(0.8) or 0)
+    async with serving(home) as service:
+        assert await service.queries.wait(job) == "finished"
+        assert service.queries.show(job)["attempt"] == 1
+        assert not journalled(service, "Failed")
+    assert (tmp_path / "ran").read_text() == "x\n"
+
+
+@pytest.mark.parametrize("change", ["requeue", "cancel"])
+async def test_a_change_while_an_end_is_read_does_not_undo_it(home, tmp_path, monkeypatch, change):
+    """The end of a gang is read in a thread; a request that comes meanwhile must not find a job without a gang."""
+    read = local.LocalGang.ended
+
+    def slowly(gang):
+        time.sleep(0.6)
+        return read(gang)
+
+    monkeypatch.setattr(local.LocalGang, "ended", slowly)
+    async with serving(home) as service:
+        job = await one(service, shell(f"echo x >> {tmp_path}/ran; sleep 0.2"))
+        await until(lambda: exits(home, job))
+        await asyncio.sleep(0.2)
+        await getattr(service.requests, change)(job)
+        assert await service.queries.wait(job) == "finished"
+    assert (tmp_path / "ran").read_text() == "x\n"
+
+
+async def test_a_job_that_ended_while_no_service_ran_is_recorded_with_its_own_times(home, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(ExecutorEvents, "gang_started", lambda *_: None)  # as if it was killed before it wrote that
+        async with serving(home) as service:
+            job, mate = [await one(service, shell(f"sleep {n}", duration_s=100.0)) for n in (0.4, 0.7)]
+            await until(lambda: exits(home, mate) is None and pid_of(service, mate))
+    await until(lambda: exits(home, mate) and exits(home, job))
+    await asyncio.sleep(1.5)
+    async with serving(home) as service:
+        for name in (job, mate):
+            assert await service.queries.wait(name) == "finished"
+            row, seen = service.queries.show(name), exits(home, name)
+            assert row["started"] == pytest.approx(seen["began"], abs=0.2)
+            assert row["finished"] == pytest.approx(seen["ended"], abs=0.2)
+            assert row["ran_s"] < 1.2
+        (replayed,) = [row for row in service.queries.workload() if row["job"] == job]
+        assert replayed["finished"] == pytest.approx(exits(home, job)["ended"], abs=0.2)
+        now = service.clock.now()
+    async with serving(home) as service:
+        assert service.clock.now() >= now, "the clock follows the journal's last moment, not an end of long ago"
+
+
+async def test_the_seconds_from_cancel_to_death_are_no_waiting(home):
+    async with serving(home, gpus=1) as service:
+        job = await one(service, shell("trap '' TERM; sleep 9; sleep 9", grace_s=0.8))
+        await started(service, job)
+        await asyncio.sleep(0.3)
+        await service.requests.cancel(job)
+        await asyncio.sleep(0.4)
+        row, listed = service.queries.show(job), service.queries.jobs()[0]
+        assert row["waited_s"] == row["receipt"]["waited_s"] == listed["waited_s"] < 0.3
+        await service.queries.wait(job)
+        row, listed = service.queries.show(job), service.queries.jobs(all=True)[0]
+        assert row["waited_s"] == row["receipt"]["waited_s"] == listed["waited_s"] < 0.3
+
+
+async def test_a_waiting_job_has_waited_the_same_time_in_every_answer(home):
+    async with serving(home, gpus=1, jobs_per_gpu=1) as service:
+        await started(service, await one(service, shell("sleep 5", exclusive=True)))
+        job = await one(service, shell("true"))
+        await asyncio.sleep(0.1)
+        row = service.queries.show(job)
+        assert row["waited_s"] == row["receipt"]["waited_s"]
+
+
+@pytest.mark.parametrize("folder", ["running", "jobs"])
+async def test_jobs_start_after_a_folder_of_the_home_was_removed(home, folder):
+    async with serving(home) as service:
+        assert await service.queries.wait(await one(service, shell("true"))) == "finished"
+        shutil.rmtree(getattr(home, folder))
+        async with asyncio.timeout(20):
+            assert await service.queries.wait(await one(service, shell("true"))) == "finished"
+
+
+async def test_what_runs_is_ended_before_a_job_whose_directory_was_removed_runs_again(home, tmp_path):
+    script = f"setsid sleep 31 & echo $! >> {tmp_path}/children; sleep 30"
+    async with serving(home, gpus=2) as service:
+        jobs = [await one(service, shell(script)) for _ in range(2)]
+        for job in jobs:
+            await started(service, job)
+        before = [pid_of(service, job) for job in jobs]
+        await until(lambda: (tmp_path / "children").exists() and len((tmp_path / "children").read_text().split()) == 2)
+        children = [int(pid) for pid in (tmp_path / "children").read_text().split()]
+    shutil.rmtree(home.jobs)
+    shutil.rmtree(home.running)
+    assert all(start_ticks(pid) for pid in [*before, *children])
+    async with serving(home, gpus=2) as service:
+        assert not any(start_ticks(pid) for pid in [*before, *children]), "they are gone before anything is launched"
+        assert any("without its directory" in text for text in notes(service))
+        for job in jobs:
+            await until(lambda job=job: status(service, job) == "running" and pid_of(service, job))
+            assert service.queries.show(job)["attempt"] == 2
+            await service.requests.cancel(job)
+            await service.queries.wait(job)
+
+
+async def test_processes_of_other_homes_and_of_people_are_left_alone(home, tmp_path):
+    mark = {**os.environ, "CARPOOL_WORKER_DIR": f"{home.jobs}-of-another/1/attempt-1/rank-0"}
+    other = await asyncio.create_subprocess_exec("sleep", "20", env=mark)
+    try:
+        async with serving(home) as service:
+            assert await service.queries.wait(await one(service, shell("true"))) == "finished"
+            assert other.returncode is None
+    finally:
+        other.kill()
+        await other.wait()
