@@ -49,6 +49,7 @@ quick: lint types
 
 chaos: $(VENV)/.installed-dev
 	$(BIN)/python tests/live/service/chaos.py --rounds 500 --seed 1 --show
+	$(BIN)/python tests/live/chaos_outside.py --kills 100 --seed 1
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

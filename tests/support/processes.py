@@ -11,4 +11,7 @@ def is_paused(pid: int) -> bool:
     if stat is not None and stat[0] == "T":
         return True
     events = Path(cgroup or "/nowhere") / "cgroup.events"
-    return events.exists() and "frozen 1" in events.read_text()
+    try:
+        return "frozen 1" in events.read_text()
+    except OSError:  # there is none, or it was removed meanwhile
+        return False
