@@ -89,6 +89,8 @@ class PauseCandidates:
         idle = [gpu for gpu in self.draft.idle() if self.draft.fits(gpu, size.memory)]
         if len(idle) >= need:
             yield tuple(self.topology.most_consolidated(idle, need))
+        if most is not None and most <= 1.0:  # elsewhere, at least one job must wait
+            return
         yield from islice(self._single(self._hosts(guest, left, few_mates_first), need, size), PRICED)
         if need == 1:
             return
