@@ -217,6 +217,10 @@ def _ratio(a: int, b: int) -> float:
     return high / low
 
 
+MOST_GROUPS = 100_000
+"""Number of groups whose slow-downs a model keeps."""
+
+
 class FittedModel:
     """Eq. 3–7 over a set of tasks, on a cluster whose nodes have `node_gpus` GPUs each."""
 
@@ -237,6 +241,7 @@ class FittedModel:
         self._iterations: dict[tuple[str, int, int, int, int], float] = {}
         self._memory: dict[tuple[str, int, int], int] = {}
         self._pairs: dict[tuple[str, int, int, str, int, int], float] = {}
+        self._groups: dict[tuple[object, ...], float] = {}
         self._job_phases: dict[tuple[str, int, int], tuple[JobPhase, ...]] = {}
         self._demands: dict[tuple[str, int, int], float] = {}
 
@@ -280,8 +285,15 @@ class FittedModel:
     def slowdown(self, job: Job, accumulation: int, mates: Sequence[Mate]) -> float:
         if len(mates) == 1:
             return self._pair(job, accumulation, *mates[0])
-        pairs = [self._pair(job, accumulation, mate, mate_accumulation) for mate, mate_accumulation in mates]
-        return group_slowdown(pairs, [self._demand(*one) for one in ((job, accumulation), *mates)])
+        key = (job.model, job.batch, accumulation, *[(mate.model, mate.batch, split) for mate, split in mates])
+        xi = self._groups.get(key)
+        if xi is None:
+            if len(self._groups) >= MOST_GROUPS:
+                self._groups.clear()
+            pairs = [self._pair(job, accumulation, mate, mate_accumulation) for mate, mate_accumulation in mates]
+            demands = [self._demand(*one) for one in ((job, accumulation), *mates)]
+            xi = self._groups[key] = group_slowdown(pairs, demands)
+        return xi
 
     def _demand(self, job: Job, accumulation: int) -> float:
         key = (job.model, job.batch, accumulation)
@@ -291,8 +303,9 @@ class FittedModel:
         return demand
 
     def forget_pairs(self) -> None:
-        """Forget the cached ξ of pairs: the interference table changed."""
+        """Forget the cached ξ of pairs and groups: the interference table changed."""
         self._pairs.clear()
+        self._groups.clear()
 
     def _pair(self, job: Job, accumulation: int, mate: Job, mate_accumulation: int) -> float:
         key = (job.model, job.batch, accumulation, mate.model, mate.batch, mate_accumulation)
