@@ -9,6 +9,9 @@ from hypothesis import strategies as st
 from carpool.core import events as ev
 from carpool.core.availability import Availability, finish
 from carpool.core.model import Status
+from carpool.core.shapes import Size
+from carpool.core.shared_cells import kind_of
+from carpool.policies.joint.cell_speeds import CellSpeeds
 from carpool.policies.joint.policy import Carpool
 from carpool.policies.joint.queue_estimate import queue_sum
 from carpool.policies.joint.simulate_ends import Participant, simulate_ends
@@ -49,6 +52,18 @@ def test_several_cells_end_as_in_small_steps(seed):
     xi = random.choice([1.1, 1.5, 2.0])
     participants = [Participant(left, job(str(n)), 1) for n, left in enumerate(times)]
     assert simulate_ends(participants, cells, model(xi)) == pytest.approx(slowly(times, cells, xi), abs=0.1)
+
+
+@given(st.lists(lefts, min_size=3, max_size=4), xis)
+def test_a_cell_with_kept_slow_downs_ends_as_simulated(times, xi):
+    jobs, perf = [job(str(n)) for n in range(len(times))], model(xi)
+    kind = tuple(kind_of(one, 1) for one in jobs[1:])
+    speeds = CellSpeeds(jobs[0], Size(1, 0, 1.0), kind, jobs[1:], perf)
+    participants = [Participant(left, one, 1) for left, one in zip(times, jobs, strict=True)]
+    everyone = range(len(times))
+    assert speeds.ends(times, speeds.all) == pytest.approx(simulate_ends(participants, [everyone], perf))
+    alone = speeds.ends(times, speeds.hosts)
+    assert alone == pytest.approx([0.0, *simulate_ends(participants[1:], [everyone[:-1]], perf)])
 
 
 def test_a_slow_down_on_other_gpus_ends_in_time():
