@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -77,11 +78,16 @@ def four_times(trace: Path, folder: Path) -> Path:
     return longer
 
 
-class Watched:
-    """A policy that records how many jobs wait whenever it is asked."""
+class EnoughSteps(Exception):
+    """As many steps as wanted have been measured."""
 
-    def __init__(self, policy) -> None:
+
+class Watched:
+    """A policy that records how many jobs wait whenever it is asked, and stops a run after enough such steps."""
+
+    def __init__(self, policy, waiting: range = range(0), steps: int | None = None) -> None:
         self.policy = policy
+        self.wanted, self.steps_left = waiting, steps
         self.restart_s = policy.restart_s
         self.key = policy.key
         self.wake = policy.wake
@@ -89,23 +95,38 @@ class Watched:
         self.waiting: list[int] = []
 
     def decide(self, view):
+        if self.steps_left is not None and len(view.queue) in self.wanted:
+            if not self.steps_left:
+                raise EnoughSteps
+            self.steps_left -= 1
         self.waiting.append(len(view.queue))
         return self.policy.decide(view)
 
 
 def decisions(
-    name: str, cluster: str, jobs: int, load_factor: float, waiting: range, xi: float = 1.5, jobs_per_gpu: int = 2
+    name: str,
+    cluster: str,
+    jobs: int,
+    load_factor: float,
+    waiting: range,
+    xi: float = 1.5,
+    jobs_per_gpu: int = 2,
+    steps: int | None = None,
 ) -> list[float]:
-    """Return the CPU times of steps, from events to plan, that began with a number of waiting jobs in `waiting`."""
+    """Return the CPU times of steps, from events to plan, that began with a number of waiting jobs in `waiting`.
+
+    With `steps`, only of the first so many of them.
+    """
     setup = Setup(cluster=cluster)
     nodes = cluster_nodes(setup)
     tasks = load("t4").core_tasks()
     workload = philly_like(tasks, jobs=jobs, load=load_factor)
-    policy = Watched(policies.make(name))
+    policy = Watched(policies.make(name), waiting, steps)
     model = FittedModel(tasks, ConstantInterference(xi), len(nodes[0].gpus))
     engine = Engine(workload.jobs, nodes, policy, belief=model, jobs_per_gpu=jobs_per_gpu)
-    engine.run()
-    return sorted(s for s, n in zip(engine.decision_cpu_s, policy.waiting, strict=True) if n in waiting)
+    with suppress(EnoughSteps):
+        engine.run()
+    return sorted(s for s, n in zip(engine.decision_cpu_s, policy.waiting, strict=False) if n in waiting)
 
 
 def main() -> None:
@@ -132,6 +153,9 @@ def main() -> None:
         for policy, xi in (("sjf", 1.5), *bsbf, ("sjf-ffs", 1.5), ("carpool", 1.5), ("carpool", 2.0)):
             times = decisions(policy, "1250x8", 32_000, 4000.0, range(10_000, 14_000), xi)
             show(f"{policy}, 10,000 GPUs, 10,000–14,000 pending, ξ {xi}", times)
+        for xi in (1.5, 1.2):
+            times = decisions("carpool", "1250x8", 32_000, 4000.0, range(10_000, 14_000), xi, 4, steps=1000)
+            show(f"carpool, the same with up to four jobs per GPU, ξ {xi}, the first 1,000 steps", times)
 
 
 def report(what: str, figures: dict[str, float]) -> None:
