@@ -11,6 +11,11 @@ from tests.support.effort import cases
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+# pytest imports readline, which tells all child processes how wide it believes the terminal to be.
+for name in ("COLUMNS", "LINES"):
+    os.environ.pop(name, None)
+    os.unsetenv(name)
+
 pytest.register_assert_rewrite("tests.support.world", "carpool.live.executors.contract")
 
 # Derandomised, so that a failure in CI is a failure here; the machine may be slow, so no deadline.

@@ -43,7 +43,7 @@ def test_exact_times_equal_a_stepped_world(name, jobs_per_gpu):
             job(f"j{n}", random.choice([1, 1, 2, 4]), random.randint(1, 30), submitted=random.randint(0, 25))
             for n in range(random.randint(2, 7))
         ]
-        ended, _ = run(jobs, name, xi=2.0, jobs_per_gpu=jobs_per_gpu)
+        ended, _ = run(jobs, name, xi=2.0, jobs_per_gpu=jobs_per_gpu, costs=Costs(pause_s=0.0))
         stepped = step_through(jobs, nodes("1x4"), policies.make(name), model(2.0), jobs_per_gpu)
         assert {n: r.ended for n, r in ended.items()} == pytest.approx(stepped, abs=tolerance), f"seed {seed}"
 

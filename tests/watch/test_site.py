@@ -8,7 +8,7 @@ import textwrap
 import pytest
 
 from carpool import channel
-from carpool.watch import SITE
+from carpool.watch import INJECTED
 
 TRAIN = """
 import torch
@@ -34,7 +34,7 @@ class Script:
     def run(self, text, *flags, watched=True, path=(), **variables):
         file = self.folder / "script.py"
         file.write_text(textwrap.dedent(text))
-        places = [str(SITE)] * watched + [str(place) for place in path]
+        places = [str(INJECTED)] * watched + [str(place) for place in path]
         environment = {
             **{key: value for key, value in os.environ.items() if not key.startswith(("CARPOOL", "PYTHON"))},
             "CARPOOL_WORKER_DIR": str(self.worker),

@@ -1,8 +1,9 @@
 """Watching a PyTorch job without a line of its code: iterations, speed and peak memory of an unmodified script.
 
-The executor puts `site` in front of the job's `PYTHONPATH`. Python imports the `sitecustomize` there at its start. It
-runs the `sitecustomize` that it hides, and waits until the job imports `torch.optim.optimizer`. Then `steps` registers
-PyTorch's own hook for the steps of all optimizers, and reports through `carpool.channel` as the training library does.
+The executor puts `injected` in front of the job's `PYTHONPATH`. Python imports the `sitecustomize` there at its start.
+It runs the `sitecustomize` that it hides, and waits until the job imports `torch.optim.optimizer`. Then `steps`
+registers PyTorch's own hook for the steps of all optimizers, and reports through `carpool.channel` as the training
+library does.
 
 The job's interpreter need not have Carpool installed: both files are loaded by their path. Whatever goes wrong in them
 goes unnoticed by the job: it is not watched, and that is all. `carpool submit --no-watch` leaves the job alone.
@@ -10,5 +11,5 @@ goes unnoticed by the job: it is not watched, and that is all. `carpool submit -
 
 from pathlib import Path
 
-SITE = Path(__file__).parent / "site"
+INJECTED = Path(__file__).parent / "injected"
 """The folder for the job's `PYTHONPATH`."""

@@ -1,4 +1,4 @@
-"""Counts the steps of a job's optimizers and reports them. Loaded by `site/sitecustomize.py`, in the job's process.
+"""Counts the steps of a job's optimizers and reports them. Loaded by `injected/sitecustomize.py`, in the job's process.
 
 The first optimizer that steps counts: a step of it is an iteration, whatever other optimizers do. Frameworks that
 accumulate gradients step an optimizer once per full batch, so their iterations are full batches, too. One process of a

@@ -9,7 +9,7 @@ from pathlib import Path
 from carpool import channel
 from carpool.live.accounts import account
 from carpool.live.executors.base import GpuSlot, Launch
-from carpool.watch import SITE
+from carpool.watch import INJECTED
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 TORCHRUN = ("torch.distributed.run", "torch.distributed.launch")
@@ -48,7 +48,7 @@ def rank_environments(launch: Launch, gang_slots: Sequence[GpuSlot], port: int) 
 def watch_python(environment: dict[str, str]) -> None:
     """Let the job's Python processes be watched: see `carpool.watch`."""
     own = environment.get("PYTHONPATH")
-    environment["PYTHONPATH"] = f"{SITE}{os.pathsep}{own}" if own else str(SITE)
+    environment["PYTHONPATH"] = f"{INJECTED}{os.pathsep}{own}" if own else str(INJECTED)
 
 
 def base_environment(user: pwd.struct_passwd | None) -> dict[str, str]:
