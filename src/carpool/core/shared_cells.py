@@ -61,7 +61,7 @@ def describe_cell(residents: tuple[JobRecord, ...], gpus: list[int], memory_left
     kind = tuple([kind for kind, _, _ in in_order])
     seqs = tuple([seq for _, seq, _ in in_order])
     return kind, SharedCell(
-        end, seqs, tuple([record for _, _, record in in_order]), residents, tuple(gpus), memory_left
+        end, seqs, tuple([record for _, _, record in in_order]), residents, tuple(sorted(gpus)), memory_left
     )
 
 
