@@ -94,7 +94,9 @@ async def feed(service: Service, clock: FakeClock, steps, specs) -> None:
         for event in batch:
             if isinstance(event, ev.Submitted):
                 asked.append(asyncio.create_task(service.requests.submit([specs[event.job.id]], "admin")))
-                await asyncio.sleep(0)
+                async with asyncio.timeout(30.0):
+                    while sum(one.answer is not None for one in service.inbox._inputs) < len(asked):
+                        await asyncio.sleep(0)  # its directory is looked at first, in a thread
             elif not isinstance(event, ev.NodeJoined):
                 if isinstance(event, ev.Stopped | ev.Finished):
                     service.executor.gangs.pop((event.job, event.attempt), None)
