@@ -43,6 +43,8 @@ from tests.support.processes import is_paused
 GPUS, PER_GPU, RESIDENTS = 3, 2, 4
 RESTLESS = f"{Path(__file__).with_name('chaos_policy.py')}:Restless"
 POLICIES = ["sjf-bsbf", "sjf-ffs", "fifo", "tiresias:threshold_gpu_s=0.3", RESTLESS, RESTLESS, RESTLESS]
+PATIENCE_S = 5.0
+"""Seconds in which what ended jobs leave behind must be gone."""
 LOOKS = 3
 """Number of looks in a row at which a GPU must have too many jobs: a switch may happen during one."""
 WORKER = """
@@ -373,7 +375,10 @@ def judge(world: World, rows: list[dict]) -> list[str]:
     broken += judge_exits(world, states)
     left = [pid for path in world.home.jobs.glob("*/attempt-*/rank-*") for pid in strays(str(path))]
     records = (read_json(path) or {} for path in world.home.jobs.glob("*/attempt-*/rank-*/process.json"))
-    cgroups = [found for record in records if (found := record.get("cgroup")) and os.path.exists(found)]
+    cgroups = [found for record in records if (found := record.get("cgroup"))]
+    until = time.monotonic() + PATIENCE_S  # a wrapper removes its cgroup after it has recorded the exit
+    while (cgroups := [path for path in cgroups if os.path.exists(path)]) and time.monotonic() < until:
+        time.sleep(0.05)
     broken += [f"cgroups are left: {cgroups}"] * bool(cgroups)
     return broken + [f"processes are left: {left}"] * bool(left)
 
