@@ -10,17 +10,21 @@ from tests.support import ROOT
 sys.path.insert(0, str(ROOT / "bench"))
 import train_overhead as bench
 
+SHARE_OF_A_PLAIN_STEP = 0.2
+"""What a step may cost more, relative to the plain step measured beside it: a slow machine slows down both."""
+
 
 @pytest.mark.alone
 @pytest.mark.parametrize("can_shrink", [False, True])
 def test_a_step_costs_little_more(tmp_path, can_shrink):
-    """The bench holds the sharp bound of 50 µs; here it is CPU time, on a machine that may be busy."""
-    small = {"width": 32, "samples": 32, "steps": 20, "pairs": 60, "clock": time.process_time}
+    """The bench holds the sharp bound of 50 µs; here the machine may be busy or slow, which it shows by the ratio."""
+    small = {"width": 32, "samples": 32, "steps": 20, "pairs": 60, "clock": time.process_time, "can_shrink": can_shrink}
     found = []
     with bench.environment(str(tmp_path)):
-        while len(found) < 5 and not any(extra <= bench.BOUND_US for extra in found):
-            found.append(bench.measure(**small, can_shrink=can_shrink)["extra_us"])
-    assert min(found) <= 1.5 * bench.BOUND_US, found
+        while len(found) < 5 and not (found and found[-1]["extra_us"] <= bench.BOUND_US):
+            found.append(bench.measure(**small))
+    cheapest = min(found, key=lambda row: row["ratio"])
+    assert cheapest["extra_us"] <= bench.BOUND_US or cheapest["ratio"] <= SHARE_OF_A_PLAIN_STEP, found
 
 
 def test_a_report_costs_far_less(tmp_path):
