@@ -88,7 +88,7 @@ def retune(state: State, record: JobRecord, allocation: Allocation) -> None:
     record.batch = allocation.batch
     needed = memory_needed(state, record.job, allocation)
     if needed > record.memory:  # until the workers confirm, the larger of the two is reserved
-        state.cluster.reserve(record, needed)
+        state.reserve(record, needed)
     state.reindex(record)
 
 

@@ -21,6 +21,7 @@ class Draft:
         """`pauses`: the policy pauses and resumes jobs. For others a paused job counts as if it computed: it will."""
         self.view = view
         self.pauses = pauses
+        self._most_jobs = view.resident_per_gpu if pauses else view.jobs_per_gpu
         self.decisions: list[Decision] = []
         self.free_count = view.free.count
         """Number of GPUs that are free in the draft."""
@@ -47,7 +48,7 @@ class Draft:
         """Return the GPUs that hold jobs and have room for one more, one bit each."""
         if self._shareable is None:
             self._shareable = 0
-            for jobs in range(1, self.view.resident_per_gpu if self.pauses else self.view.jobs_per_gpu):
+            for jobs in range(1, self._most_jobs):
                 self._shareable |= self.view.gpus_holding(jobs)
             for gpu in self._changed:
                 self._note_room(gpu)
@@ -230,8 +231,7 @@ class Draft:
             self._changed.append(gpu)
             return
         bit = 1 << gpu
-        most = self.view.resident_per_gpu if self.pauses else self.view.jobs_per_gpu
-        room = 0 < len(self.jobs_on(gpu)) < most
+        room = 0 < len(self.jobs_on(gpu)) < self._most_jobs
         self._shareable = self._shareable | bit if room else self._shareable & ~bit
 
     def _take(self, gpus: Sequence[GpuId]) -> None:

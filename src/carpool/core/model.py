@@ -114,6 +114,18 @@ class Status(StrEnum):
     CANCELLED = "cancelled"
 
 
+PAUSE = (Status.PAUSING, Status.PAUSED, Status.RESUMING)
+"""The statuses from a pause to the end of it."""
+WORKING = (Status.STARTING, Status.RUNNING, *PAUSE)
+"""The statuses of a job that has GPUs and keeps them until something happens."""
+HOLDING = (*WORKING, Status.CANCELLING)
+"""The statuses in which a job may hold GPUs."""
+ALIVE = (*HOLDING, Status.STOPPING)
+"""The statuses in which a job may have workers."""
+SWAP_OUT_S, SWAP_IN_S = 0.54, 0.21
+"""Seconds to move 1 GiB of a paused job from its GPU to main memory, and back (docs/experiments/swap.md)."""
+
+
 def as_scaled(job: Job, allocation: Allocation) -> Job:
     """Return the job as it runs in this allocation: with the GPUs and the batch that the scheduler chose."""
     return job if allocation.batch is None else replace(job, gpus=len(allocation.gpus), batch=allocation.batch)

@@ -40,14 +40,14 @@ def swap_out(state: State, record: JobRecord) -> None:
     record.swapped = True
     record.status = Status.PAUSING
     state.switching[record.seq] = record
-    state.cluster.reserve(record, 0)
+    state.reserve(record, 0)
     state.capacity_changed()
 
 
 def swap_in(state: State, record: JobRecord) -> None:
     """Reserve the memory of a swapped job again."""
     record.swapped = False
-    state.cluster.reserve(record, state.perf.memory(record.job, record.accumulation))
+    state.reserve(record, state.perf.memory(record.job, record.accumulation))
 
 
 def resume(state: State, record: JobRecord) -> None:

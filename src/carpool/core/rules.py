@@ -7,19 +7,9 @@ so a policy cannot forget a rule, and one that breaks a rule learns which.
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from carpool.core.model import Allocation, Decision, GpuId, Job, Status, as_scaled, sub_batch
+from carpool.core.model import WORKING, Allocation, Decision, GpuId, Job, Status, as_scaled, sub_batch
 from carpool.core.perf import PerformanceModel
 from carpool.core.view import JobView, View
-
-CAN_CHANGE = (
-    Status.PENDING,
-    Status.STARTING,
-    Status.RUNNING,
-    Status.PAUSING,
-    Status.PAUSED,
-    Status.RESUMING,
-)
-"""The statuses of jobs that a plan may start, change or stop."""
 
 
 class IllegalPlan(ValueError):
@@ -94,7 +84,7 @@ def check(state: View, decisions: Sequence[Decision]) -> None:
 
 def _check_gang(state: View, record: JobView, decision: Decision) -> None:
     job, allocation = record.job, decision.allocation
-    if record.status not in CAN_CHANGE:
+    if record.status is not Status.PENDING and record.status not in WORKING:
         raise IllegalPlan(f"job {job.id} is {record.status} and can be neither started nor stopped")
     if allocation is None:
         if not record.gpus:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from carpool.core.events import Event, Planned
-from carpool.core.model import Allocation, Decision, Status
+from carpool.core.model import Allocation, Decision
 from carpool.core.perf import PerformanceModel
 from carpool.core.rules import IllegalPlan, check
 from carpool.core.state import RESIDENT_PER_GPU, State
@@ -100,14 +100,14 @@ class Scheduler:
         return planned
 
     def _resumes(self, decisions: tuple[Decision, ...]) -> tuple[Decision, ...]:
-        """Return the resumes of jobs that nobody wants paused and that have room beside a plan.
+        """Return the resumes that the rules allow beside a plan: of jobs that nobody wants paused, where there is room.
 
         Their owners paused them, or a policy that pauses jobs did before this one took over.
         """
         resumes: tuple[Decision, ...] = ()
         named = {decision.job for decision in decisions}
         for record in self.state.paused.values():
-            if record.status is not Status.PAUSED or record.paused_by_owner or record.job.id in named:
+            if record.job.id in named:
                 continue
             again = Allocation(record.gpus, record.accumulation, record.batch)
             decision = Decision(record.job.id, again, "nothing keeps it paused any more")

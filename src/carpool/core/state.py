@@ -13,7 +13,7 @@ from carpool.core.cluster import Cluster
 from carpool.core.end_times import EndTimes
 from carpool.core.hosts import Hosts
 from carpool.core.learning import LearningModel
-from carpool.core.model import GpuId, Job, JobId, Limits, Status, allowed_accumulations
+from carpool.core.model import GpuId, Job, JobId, Limits, allowed_accumulations
 from carpool.core.perf import PerformanceModel
 from carpool.core.queue import Queue
 from carpool.core.record import JobRecord
@@ -23,12 +23,6 @@ from carpool.core.view import SortKey
 UNLIMITED = Limits()
 RESIDENT_PER_GPU = 8
 """Number of jobs, active and paused ones, that may hold memory on one GPU."""
-PAUSE = (Status.PAUSING, Status.PAUSED, Status.RESUMING)
-"""The statuses from a pause to the end of it."""
-HOLDING = (Status.STARTING, Status.RUNNING, *PAUSE, Status.CANCELLING)
-"""The statuses in which a job may hold GPUs."""
-ALIVE = (*HOLDING, Status.STOPPING)
-"""The statuses in which a job may have workers."""
 
 E = TypeVar("E", bound=ev.Event)
 HANDLERS: dict[type[ev.Event], Callable[["State", Any], None]] = {}
@@ -247,6 +241,13 @@ class State:
         """Note that a place may have opened for a pending job."""
         self.needs_decision = True
         self.last_capacity_change = self.now
+
+    def reserve(self, record: JobRecord, memory: int) -> None:
+        """Let a job hold this many bytes on each of its GPUs; what its mates could offer to a guest changes with it."""
+        self.cluster.reserve(record, memory)
+        self.reindex(record)
+        for mate in self.cluster.mates(record):
+            self.reindex(mate)
 
     def reindex(self, record: JobRecord) -> None:
         """Note that a job or its mates changed, in the indexes that policies use."""

@@ -9,15 +9,12 @@ from typing import Any
 from carpool.core import events as ev
 from carpool.core import learning
 from carpool.core.claims import claim, count_for_user, leave, memory_needed, preempt, retune
-from carpool.core.model import Allocation, Status
+from carpool.core.model import ALIVE, PAUSE, WORKING, Allocation, Status
 from carpool.core.pace import learn, predict_alone, settle, update_pace
 from carpool.core.pausing import end_pause, pause, resume, swap_in, swap_out
 from carpool.core.queueing import dequeue, end, enqueue, has_finished, never_starts, requeue, reshape, resize_pending
 from carpool.core.record import JobRecord
-from carpool.core.state import ALIVE, PAUSE, State, handles
-
-WORKING = (Status.STARTING, Status.RUNNING, *PAUSE)
-"""The statuses of a job that has GPUs and keeps them until something happens."""
+from carpool.core.state import State, handles
 
 # ---- what users do -----------------------------------------------------------------------------------------------
 
@@ -241,7 +238,6 @@ def _resumed(state: State, event: ev.Resumed) -> None:
         return
     end_pause(state, record)
     record.status = Status.RUNNING
-    record.since = state.now
     update_pace(state, [record, *state.cluster.mates(record)])
     if record.paused_by_owner:
         pause(state, record)
@@ -290,7 +286,7 @@ def _retuned(state: State, event: ev.Retuned) -> None:
     elif (event.accumulation, event.batch) != (record.accumulation, record.batch):  # another re-tune is under way
         return
     allocation = Allocation(record.gpus, record.accumulation, record.batch)
-    state.cluster.reserve(record, memory_needed(state, record.job, allocation))
+    state.reserve(record, memory_needed(state, record.job, allocation))
     predict_alone(state, record)
     update_pace(state, [record, *state.cluster.mates(record)])
     state.capacity_changed()

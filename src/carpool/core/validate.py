@@ -6,9 +6,9 @@ service may call it to diagnose a problem.
 
 from carpool.core.end_times import EndTimes
 from carpool.core.hosts import Hosts
-from carpool.core.model import GpuId, Status
+from carpool.core.model import HOLDING, PAUSE, GpuId, Status
 from carpool.core.record import JobRecord
-from carpool.core.state import HOLDING, PAUSE, State
+from carpool.core.state import State
 from carpool.core.view import CellKind, HostKind, OtherHost, SharedCell
 
 CLOSE = 1e-12

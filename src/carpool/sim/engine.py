@@ -14,7 +14,7 @@ from random import Random
 from time import thread_time
 
 from carpool.core import events as ev
-from carpool.core.model import Decision, GpuId, Job, JobId, Node, Status
+from carpool.core.model import SWAP_IN_S, SWAP_OUT_S, Decision, GpuId, Job, JobId, Node, Status
 from carpool.core.perf import PerformanceModel
 from carpool.core.record import JobRecord
 from carpool.core.scheduler import Policy, Scheduler
@@ -32,9 +32,9 @@ class Costs:
     stop_s: float = 0.0
     pause_s: float = 0.05
     """Seconds that each pause and each resume takes, in which the job does not compute."""
-    swap_out_s: float = 0.54
-    """Seconds to move 1 GiB of a paused job to main memory (docs/experiments/swap.md)."""
-    swap_in_s: float = 0.21
+    swap_out_s: float = SWAP_OUT_S
+    """Seconds to move 1 GiB of a paused job to main memory."""
+    swap_in_s: float = SWAP_IN_S
     """Seconds to move it back."""
 
     def launch(self, job: Job) -> float:

@@ -18,6 +18,7 @@ from typing import Any
 
 import click
 
+from carpool.core.state import RESIDENT_PER_GPU
 from carpool.errors import InputError
 from carpool.field_types import ByteSize, Duration
 from carpool.job_schema import MAX_NUMBER
@@ -57,7 +58,7 @@ OPEN = "everyone who reaches {host} can talk to this service, and tokens travel 
 @click.option(
     "--resident-per-gpu",
     type=click.IntRange(1, 100),
-    default=8,
+    default=RESIDENT_PER_GPU,
     show_default=True,
     help="Maximum number of jobs on a GPU, paused ones included.",
 )

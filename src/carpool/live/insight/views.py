@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from carpool.channel import Report
-from carpool.core.model import GpuId, Status
+from carpool.core.model import PAUSE, GpuId, Status
 from carpool.core.record import JobRecord
-from carpool.core.state import PAUSE, State
+from carpool.core.state import State
 from carpool.job_schema import SUBMITTED_COLUMNS
 from carpool.live.executors.base import NodeInventory
 from carpool.live.insight.explain import PUBLIC, limit_reason

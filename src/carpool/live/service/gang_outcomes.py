@@ -1,9 +1,8 @@
 """What a gang's end means for its job, as events. Pure functions; `executor_events.py` calls them with the state."""
 
 from carpool.core import events as ev
-from carpool.core.model import Status, accumulations
+from carpool.core.model import ALIVE, Status, accumulations
 from carpool.core.record import JobRecord
-from carpool.core.state import ALIVE
 from carpool.live.executors.base import GangEnded, GangOutcome
 
 RESTARTED = (GangOutcome.LOST, GangOutcome.NEVER_STARTED, GangOutcome.STOPPED)

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 from carpool.core import events as ev
 from carpool.core import snapshot
-from carpool.core.model import Status
+from carpool.core.model import ALIVE, Status
 from carpool.core.record import JobRecord
 from carpool.core.scheduler import Scheduler
-from carpool.core.state import ALIVE, State
+from carpool.core.state import State
 from carpool.errors import InputError
 from carpool.live.accounts import ADMIN
 from carpool.live.clock import Clock

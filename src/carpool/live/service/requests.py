@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from carpool.core import events as ev
-from carpool.core.model import Limits, Status
-from carpool.core.state import PAUSE, State
+from carpool.core.model import WORKING, Limits
+from carpool.core.state import State
 from carpool.errors import InputError
 from carpool.live.accounts import account, check_directory
 from carpool.live.errors import Unavailable, WrongStatus
@@ -160,7 +160,7 @@ class Requests:
 
         def prepare(now: float, commit: Commit) -> Sequence[ev.Event]:
             record = self.book.record(job)
-            if record.status not in (Status.STARTING, Status.RUNNING, *PAUSE):
+            if record.status not in WORKING:
                 shown = views.shown_status(record.status)
                 raise WrongStatus(f"job {job} is {shown}; only a running job can be paused; see `carpool hold`")
             return () if record.paused_by_owner else (ev.PausedByOwner(now, job),)
@@ -184,7 +184,7 @@ class Requests:
 
         def prepare(now: float, commit: Commit) -> Sequence[ev.Event]:
             record = self.book.record(job)
-            if record.status not in (Status.STARTING, Status.RUNNING, *PAUSE):
+            if record.status not in WORKING:
                 shown = views.shown_status(record.status)
                 raise WrongStatus(f"job {job} is {shown}; only a running or paused job can be requeued")
             return (ev.Requeued(now, job, record.attempt),)

@@ -14,8 +14,9 @@ from functools import partial
 from carpool import policies
 from carpool.core import events as ev
 from carpool.core.codec import UnknownEvent
+from carpool.core.model import ALIVE
 from carpool.core.scheduler import Scheduler
-from carpool.core.state import ALIVE, State
+from carpool.core.state import State
 from carpool.errors import InputError
 from carpool.live.clock import Clock, RealClock
 from carpool.live.executors.base import Executor

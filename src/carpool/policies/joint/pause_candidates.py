@@ -9,7 +9,7 @@ from itertools import islice
 from math import ceil
 
 from carpool.core.draft import Draft
-from carpool.core.model import GpuId, Status
+from carpool.core.model import SWAP_IN_S, SWAP_OUT_S, GpuId, Status
 from carpool.core.rules import Resident, sharing_problem
 from carpool.core.shapes import Size
 from carpool.core.view import JobView
@@ -24,9 +24,6 @@ PRICED = 3
 """Number of single hosts that are considered for a pending guest."""
 PER_GROUP = 8
 """Number of hosts with as many GPUs and mates that are looked at: those that end last, because they lose least."""
-
-SWAP_OUT_S, SWAP_IN_S = 0.54, 0.21
-"""Seconds to move 1 GiB of a paused job to main memory and back (docs/experiments/swap.md)."""
 
 Group = tuple[int, int]
 """The number of GPUs and of mates of a host."""
