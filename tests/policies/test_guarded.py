@@ -2,6 +2,7 @@
 
 import pytest
 
+from carpool.core.model import Allocation, Decision
 from carpool.core.scheduler import Scheduler
 from carpool.live.home import Home
 from carpool.policies.base import BasePolicy
@@ -10,6 +11,16 @@ from tests.support.command_line import process
 from tests.support.services import notes, one, serving, shell, status, until
 from tests.support.world import cluster, given, pending, running
 
+ILLEGAL = '''
+from carpool.core.model import Allocation, Decision
+from carpool.policies.simple.fifo import Fifo
+
+class Illegal(Fifo):
+    """All its plans name a GPU that does not exist."""
+
+    def decide(self, view):
+        return [Decision(job.job.id, Allocation((99,)), "there") for job in view.queue]
+'''
 FAULTY = '''
 from dataclasses import dataclass
 from carpool.policies.base import BasePolicy
@@ -41,6 +52,10 @@ class Broken(BasePolicy):
         return []
 
 
+def put(name, gpu):
+    return Decision(name, Allocation((gpu,)), "because")
+
+
 def fail(*_):
     raise KeyError("a\nb")
 
@@ -51,6 +66,7 @@ def fail(*_):
         ("decide", fail),
         ("decide", lambda self, view: None),
         ("decide", lambda self, view: ["start everything"]),
+        ("decide", lambda self, view: [put("b", 99), put("none", 0)]),
         ("key", fail),
         ("key", lambda self, job, now: None),
         ("key", lambda self, job, now: (float("nan"),)),
@@ -75,6 +91,17 @@ def test_the_fallback_starts_jobs_where_the_policy_fails(monkeypatch, method, do
     assert "\n" not in policy.failure
 
 
+def test_a_plan_of_which_a_part_is_legal_is_no_failure(monkeypatch):
+    monkeypatch.setattr(Broken, "decide", lambda self, view: [put("a", 99), put("b", 0)])
+    policy = GuardedPolicy(Broken(), "broken")
+    state = given(cluster("1x2"), pending("a"), pending("b")).state(policy.key)
+    scheduler = Scheduler(policy, state.perf, strict=False)
+    scheduler.state = state
+    planned = scheduler.step(state.now, (), wake=True)
+    assert [decision.job for decision in planned.decisions] == ["b"]
+    assert (policy.failure, len(scheduler.refused)) == ("", 1)
+
+
 def test_a_policy_that_works_again_decides_again(monkeypatch):
     policy = GuardedPolicy(Broken(), "broken")
     monkeypatch.setattr(Broken, "decide", fail)
@@ -91,6 +118,18 @@ def test_the_simulator_says_it_in_one_line(tmp_path):
     said = process("simulate", "--policy", f"{tmp_path}/faulty.py:Faulty", "--jobs", "5")
     assert (said.code, said.err.count("\n")) == (2, 1)
     assert "has no attribute 'nothing_of_that_name' (faulty.py, line 14)" in said.err
+
+
+async def test_jobs_do_not_wait_for_a_policy_whose_plans_are_all_illegal(tmp_path):
+    (tmp_path / "illegal.py").write_text(ILLEGAL)
+    async with serving(Home(tmp_path / "home"), f"{tmp_path}/illegal.py:Illegal", gpus=1, jobs_per_gpu=1) as service:
+        jobs = [await one(service, shell("sleep 0.5")), await one(service, shell("true"))]
+        await until(lambda: status(service, jobs[0]) == "running")
+        assert "GPU 99" in service.queries.policy_failure()
+        assert any("fifo decides" in line for line in service.queries.explain(jobs[1])["sentences"])
+        assert await service.queries.wait(jobs[1]) == "finished"
+        said = [text for text in notes(service) if "nothing of the plan obeys the rules" in text]
+        assert 1 <= len(said) <= 3, "each sentence once"
 
 
 async def test_live_jobs_go_on_and_it_is_said_everywhere(tmp_path, caplog):

@@ -82,6 +82,20 @@ def check(state: View, decisions: Sequence[Decision]) -> None:
     _check_users(state, named, decisions)
 
 
+def legal_part(view: View, decisions: Sequence[Decision]) -> tuple[tuple[Decision, ...], list[IllegalPlan]]:
+    """Return a plan without the decisions that break a rule, so that one of them does not block the others, and why
+    each of these is left out."""
+    kept: tuple[Decision, ...] = ()
+    refused: list[IllegalPlan] = []
+    for decision in decisions:
+        try:
+            check(view, (*kept, decision))
+            kept = (*kept, decision)
+        except IllegalPlan as illegal:
+            refused.append(illegal)
+    return kept, refused
+
+
 def _check_gang(state: View, record: JobView, decision: Decision) -> None:
     job, allocation = record.job, decision.allocation
     if record.status is not Status.PENDING and record.status not in WORKING:

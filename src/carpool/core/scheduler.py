@@ -10,7 +10,7 @@ from typing import Protocol
 from carpool.core.events import Event, Planned
 from carpool.core.model import Allocation, Decision
 from carpool.core.perf import PerformanceModel
-from carpool.core.rules import IllegalPlan, check
+from carpool.core.rules import IllegalPlan, check, legal_part
 from carpool.core.state import RESIDENT_PER_GPU, State
 from carpool.core.view import JobView, View
 
@@ -91,7 +91,8 @@ class Scheduler:
         except IllegalPlan:
             if self.strict:
                 raise
-            decisions = self._legal_part(decisions)
+            decisions, refused = legal_part(state, decisions)
+            self.refused.extend(refused)
             if not decisions:
                 return None
         planned = Planned(now, decisions)
@@ -117,14 +118,3 @@ class Scheduler:
             except IllegalPlan:
                 continue
         return resumes
-
-    def _legal_part(self, decisions: Sequence[Decision]) -> tuple[Decision, ...]:
-        """Return the plan without the decisions that break a rule, so that one of them does not block the others."""
-        kept: tuple[Decision, ...] = ()
-        for decision in decisions:
-            try:
-                check(self.state, (*kept, decision))
-                kept = (*kept, decision)
-            except IllegalPlan as illegal:
-                self.refused.append(illegal)
-        return kept

@@ -13,13 +13,30 @@ from carpool.errors import InputError
 from carpool.field_types import ArrayIndexes, FieldError
 from carpool.job_schema import Edge, Spec, read
 
-__all__ = ["ARRAY_VARIABLE", "Spec", "expand", "from_json", "parse"]
+__all__ = ["ARRAY_VARIABLE", "Spec", "expand", "from_json", "parse", "stored", "unreadable"]
 ARRAY_VARIABLE = "CARPOOL_ARRAY_INDEX"
 
 
 def from_json(text: str) -> Spec:
-    """Return the spec that `Spec.to_json` wrote, in this release or an earlier one."""
-    return parse(json.loads(text))
+    """Return the spec that `Spec.to_json` wrote, in this release or an earlier one. Raise `InputError`."""
+    try:
+        data = json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        raise InputError("the spec is no JSON; submit the job again") from None
+    return parse(data)
+
+
+def unreadable() -> Spec:
+    """Return the spec of a job whose own one is damaged. It has no command, so the job cannot be launched."""
+    return Spec(command=(), directory="/")
+
+
+def stored(text: str) -> Spec:
+    """Return the spec of a job that has ended, from its row in the journal; `unreadable` if that is damaged."""
+    try:
+        return from_json(text)
+    except InputError:
+        return unreadable()
 
 
 def parse(data: Mapping[str, Any]) -> Spec:

@@ -1,20 +1,20 @@
 """A policy that may fail: its failures become one line, and a simple policy decides in its place.
 
-The live service wraps every policy in `GuardedPolicy`, so that a policy that raises, or returns something that is no
-plan, stops no job. The policy is asked again each time; its answers count again as soon as it has some. The simulator
-has no fallback, because its results would be those of another policy; it reports the failure with `failure_text`.
+The live service wraps every policy in `GuardedPolicy`, so that a policy that raises, returns something that is no plan,
+or returns a plan of which nothing obeys the rules, stops no job. The policy is asked again each time; its answers count
+again as soon as it has some. The simulator has no fallback, because its results would be those of another policy; it
+reports the failure with `failure_text`.
 """
 
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from inspect import getsourcefile
 from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
 from carpool.core.model import Decision
-from carpool.core.rules import IllegalPlan, check
+from carpool.core.rules import IllegalPlan, check, legal_part
 from carpool.core.scheduler import Policy
 from carpool.core.view import JobView, View
 from carpool.policies.base import Explanation
@@ -109,9 +109,13 @@ def _plan(view: View, found: Any) -> tuple[Decision, ...]:
     decisions = tuple(found)
     if not all(isinstance(one, Decision) for one in decisions):
         raise TypeError("decide() must return decisions")
-    with suppress(IllegalPlan):  # the scheduler refuses these one by one
+    try:
         check(view, decisions)
-    return decisions
+    except IllegalPlan:
+        kept, refused = legal_part(view, decisions)
+        if not kept:  # jobs would wait for ever
+            raise IllegalPlan(f"nothing of the plan obeys the rules: {refused[0]}") from None
+    return decisions  # the scheduler refuses single decisions that break a rule
 
 
 def _moment(found: Any) -> float | None:

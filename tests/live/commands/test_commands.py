@@ -235,7 +235,17 @@ def test_the_progress_of_a_silent_job_follows_its_stated_duration(service):
     service.until(job, "cancelled")
 
 
-def test_gpus_history_and_accuracy_are_shown(service):
+@pytest.fixture
+def history(service):
+    """A service with a history of some jobs, also where no other test ran before."""
+    finished = [row for row in service.json("history", "--limit", 20) if row["status"] == "finished"]
+    for job in [service.submit("true") for _ in range(6 - len(finished))]:
+        service.until(job, "finished")
+    return service
+
+
+def test_gpus_history_and_accuracy_are_shown(history):
+    service = history
     gpus = service.json("gpus")
     assert [gpu["gpu"] for gpu in gpus["nodes"][0]["gpus"]] == [f"node0:{n}" for n in range(4)]
     assert gpus["mechanism"] == "logical"
@@ -248,7 +258,8 @@ def test_gpus_history_and_accuracy_are_shown(service):
     assert "within range" in service.call("history", "--accuracy").out
 
 
-def test_replay_compares_policies_on_the_history(service):
+def test_replay_compares_policies_on_the_history(history):
+    service = history
     answer = service.json("replay", "--policy", "fifo", "--policy", "sjf")
     assert {mean["policy"] for mean in answer["means"]} == {"fifo", "sjf"}
     assert answer["achieved"]["jobs"] == answer["runs"][0]["jobs"] > 5

@@ -96,4 +96,4 @@ def test_a_row_of_release_0_1_waited_what_its_receipt_says(state):
     state.apply(ev.Finished(50.0, "2", 1))
     row = row_of(state, "2", 50.0)
     old = {key: value for key, value in row.items() if key not in ("waited_s", "status")}
-    assert read_story(json.dumps({**old, "state": "finished"}))["waited_s"] == 30.0
+    assert read_story({"id": 1, "story": json.dumps({**old, "state": "finished"})})["waited_s"] == 30.0

@@ -2,13 +2,16 @@
 
 import asyncio
 
+import pytest
+
 from carpool.channel import Report, Shrinking
 from carpool.core import events as ev
 from carpool.core.model import Allocation, Decision
 from carpool.live.executors.base import GangOutcome, StopMode
 from carpool.live.executors.memory import MemoryExecutor
+from carpool.live.service import gang_outcomes
 from tests.support.fakes import FakeClock
-from tests.support.services import journalled, one, serving, settle, shell, status
+from tests.support.services import journalled, notes, one, serving, settle, shell, status
 
 
 async def test_a_gang_is_launched_only_when_the_gang_before_it_has_left(quick_home):
@@ -45,6 +48,35 @@ async def test_a_job_that_is_cancelled_before_its_launch_never_runs(quick_home):
         await service.requests.cancel(job)
         assert await asyncio.wait_for(service.queries.wait(job), 5) == "cancelled"
         assert [launch.job for launch in executor.launched] == [first]
+
+
+async def test_an_input_that_cannot_be_understood_stops_nothing_else(quick_home):
+    def broken(now, commit):
+        commit.meta["half"] = "written"
+        raise ZeroDivisionError("of a report")
+
+    async with serving(quick_home, executor=MemoryExecutor(gpus=1), clock=FakeClock(1.0)) as service:
+        service.inbox.add(broken)
+        job = await one(service, shell("true"))
+        with pytest.raises(ZeroDivisionError):
+            await service.inbox.request(broken)
+        await settle(service)
+        assert status(service, job) == "starting"
+        assert "half" not in service.store.meta(), "what fails adds nothing"
+        assert [text for text in notes(service) if "ZeroDivisionError: of a report" in text]
+
+
+async def test_a_job_whose_end_cannot_be_understood_fails(quick_home, monkeypatch):
+    executor = MemoryExecutor(gpus=1)
+    async with serving(quick_home, executor=executor, clock=FakeClock(1.0)) as service:
+        job = await one(service, shell("true"))
+        await settle(service)
+        executor.start((job, 1))
+        await settle(service)
+        executor.end((job, 1), "no outcome", checkpoint="nowhere")
+        monkeypatch.setattr(gang_outcomes, "RESTARTED", None)
+        assert await service.queries.wait(job) == "failed"
+        assert "its end was not understood" in service.queries.show(job)["reason"]
 
 
 async def test_reports_become_few_events_that_say_what_changed(quick_home):

@@ -4,10 +4,12 @@ import asyncio
 import json
 import os
 import shutil
+import sqlite3
 import time
 
 import pytest
 
+from carpool.errors import InputError
 from carpool.live.executors import local
 from carpool.live.executors.processes import start_ticks
 from carpool.live.service.executor_events import ExecutorEvents
@@ -115,7 +117,7 @@ async def test_what_runs_is_ended_before_a_job_whose_directory_was_removed_runs_
         jobs = [await one(service, shell(script)) for _ in range(2)]
         for job in jobs:
             await started(service, job)
-        before = [pid_of(service, job) for job in jobs]
+        before = [await until(lambda job=job: pid_of(service, job)) for job in jobs]
         await until(lambda: (tmp_path / "children").exists() and len((tmp_path / "children").read_text().split()) == 2)
         children = [int(pid) for pid in (tmp_path / "children").read_text().split()]
     shutil.rmtree(home.jobs)
@@ -141,3 +143,38 @@ async def test_processes_of_other_homes_and_of_people_are_left_alone(home, tmp_p
     finally:
         other.kill()
         await other.wait()
+
+
+@pytest.mark.parametrize("copy", [True, False])
+async def test_damaged_rows_of_jobs_do_not_keep_the_service_from_starting(home, copy):
+    """A spec that is damaged comes from the copy in the job's directory; without one, the job is kept on hold."""
+    async with serving(home, gpus=1, jobs_per_gpu=1) as service:
+        done = await one(service, shell("true"))
+        assert await service.queries.wait(done) == "finished"
+        runs = await one(service, shell("sleep 30"))
+        await started(service, runs)
+        waits, other = await one(service, shell("true", name="kept")), await one(service, shell("true"))
+    if not copy:
+        (home.job(waits) / "job.json").unlink()
+    with sqlite3.connect(home.journal) as journal:
+        journal.execute("UPDATE jobs SET spec = '{\"command\": 7', source = '{' WHERE id = ?", (waits,))
+        journal.execute("UPDATE jobs SET spec = '[]', story = '[' WHERE id = ?", (done,))
+        journal.execute("UPDATE meta SET value = 'many' WHERE key = 'jobs_per_gpu'")
+        journal.execute("INSERT INTO users VALUES ('eve', '{')")
+    journal.close()
+    async with serving(home, gpus=1, jobs_per_gpu=1) as service:
+        assert any(f"job {waits}: its row in the journal is damaged" in text for text in notes(service))
+        assert {row["job"] for row in service.queries.jobs(all=True)} == {runs, waits, other}
+        with pytest.raises(InputError, match="damaged"):
+            service.queries.show(done)
+        await service.requests.cancel(runs)
+        assert await service.queries.wait(other) == "finished"
+        if copy:
+            assert await service.queries.wait(waits) == "finished"
+            assert service.queries.show(waits)["name"] == "kept"
+        else:
+            await until(lambda: service.state.jobs[waits].on_hold)
+            assert any(f"job {waits} does not start: what was submitted is lost" in text for text in notes(service))
+            await service.requests.cancel(waits)
+            assert await service.queries.wait(waits) == "cancelled"
+            assert not home.attempt(waits, 1).exists()

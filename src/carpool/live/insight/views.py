@@ -1,18 +1,20 @@
 """Jobs and GPUs as rows of plain data, as the API and the commands show them. Nothing is changed here."""
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from carpool.channel import Report
 from carpool.core.model import PAUSE, GpuId, Status
 from carpool.core.record import JobRecord
 from carpool.core.state import State
+from carpool.errors import InputError
 from carpool.job_schema import SUBMITTED_COLUMNS
 from carpool.live.executors.base import NodeInventory
 from carpool.live.insight.explain import PUBLIC, limit_reason
 from carpool.live.insight.receipt import ran, receipt, sentences
-from carpool.live.spec import Spec
+from carpool.live.spec import Spec, stored
 
 Row = dict[str, Any]
 MEASURED = ("duration_s", "can_shrink", "retries")
@@ -136,19 +138,40 @@ def gpu_rows(state: State, node: NodeInventory, specs: Mapping[str, Spec]) -> li
     return rows
 
 
-def read_story(text: str) -> Row:
-    """Return the row of an ended job from the journal, also where an earlier release wrote it."""
-    story: Row = json.loads(text)
-    if "status" not in story:  # release 0.1
-        story["status"] = story.pop("state")
-        story["waited_s"] = story["receipt"]["waited_s"]
-    story["receipt"]["sentences"] = sentences(story["receipt"])
+class DamagedStory(InputError):
+    """The journal's row of an ended job cannot be read."""
+
+
+def read_story(row: Mapping[str, Any]) -> Row:
+    """Return an ended job from its row in the journal, also where an earlier release wrote it. Raise `DamagedStory`."""
+    try:
+        story: Row = json.loads(row["story"])
+        if "status" not in story:  # release 0.1
+            story["status"] = story.pop("state")
+            story["waited_s"] = story["receipt"]["waited_s"]
+        story["receipt"]["sentences"] = sentences(story["receipt"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise DamagedStory(f"job {row['id']} has {row['state']}; the journal's row about it is damaged") from None
     return story
+
+
+def read_stories(rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
+    """Yield ended jobs from their rows in the journal, without those that are damaged."""
+    for row in rows:
+        with contextlib.suppress(DamagedStory):
+            yield read_story(row)
+
+
+def workload_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
+    """Yield finished jobs for the simulator from their rows in the journal, without those that are damaged."""
+    for row in rows:
+        with contextlib.suppress(DamagedStory, KeyError):
+            yield workload_row(row)
 
 
 def workload_row(row: Mapping[str, Any]) -> Row:
     """Return a finished job for the simulator, with what happened to it here, from its row in the journal."""
-    story, spec = read_story(row["story"]), json.loads(row["spec"])
+    story, spec = read_story(row), stored(row["spec"]).plain()
     receipt = story["receipt"]
     same = ("job", "name", "user", "gpus", "submitted", "started", "finished", "batch", "iterations", "model")
     stated = {

@@ -48,6 +48,13 @@ class Commit:
     now: float | None = None
     """Time of the turn that writes it; None: that of its events."""
 
+    def add(self, other: "Commit") -> None:
+        """Write what another commit holds with this one."""
+        for name in ("events", "notes", "jobs", "stories", "estimates"):
+            getattr(self, name).extend(getattr(other, name))
+        self.users.update(other.users)
+        self.meta.update(other.meta)
+
     def __bool__(self) -> bool:
         return any((self.events, self.notes, self.jobs, self.stories, self.estimates, self.users, self.meta))
 
@@ -239,8 +246,15 @@ class Store:
             return dict(tuple(row) for row in connection.execute(select(schema.meta)))
 
     def users(self) -> dict[str, dict[str, Any]]:
+        """Return the rows of users that can be read; `users.json` has a copy of the others."""
+        users: dict[str, dict[str, Any]] = {}
         with self._engine.connect() as connection:
-            return {name: json.loads(row) for name, row in connection.execute(select(schema.users))}
+            for name, row in connection.execute(select(schema.users)):
+                try:
+                    users[name] = json.loads(row)
+                except (ValueError, TypeError, RecursionError):
+                    self.notes.append(f"the journal's row of user {name} cannot be read")
+        return users
 
     def living_jobs(self) -> list[dict[str, Any]]:
         """Return the rows of jobs that have not ended."""

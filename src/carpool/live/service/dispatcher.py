@@ -89,7 +89,7 @@ class Dispatcher:
                 del self._to_launch[job]
             elif not self._is_blocked(record):
                 del self._to_launch[job]
-                if doubt := self.users.doubt(record.job.user):
+                if doubt := self._doubt(record):
                     self._hold(record, doubt)
                 else:
                     self.executor.launch(self._launch_of(record))
@@ -111,6 +111,12 @@ class Dispatcher:
         running = list(self.state.running)
         self._shared.update((r.job.id, r.attempt) for r in running if self.state.cluster.mates(r))
         self._shared.intersection_update((r.job.id, r.attempt) for r in running)
+
+    def _doubt(self, record: JobRecord) -> str:
+        """Return why a job must not be launched; empty: it may."""
+        if not self.book.specs[record.job.id].command:
+            return "what was submitted is lost or damaged; cancel it and submit it again"
+        return self.users.doubt(record.job.user)
 
     def _hold(self, record: JobRecord, doubt: str) -> None:
         """Put a job that must not start back on hold."""

@@ -95,7 +95,7 @@ class Driver:
         # 2. Prepare the commit: the plan first, because it was made before the inputs are applied.
         commit = Commit(events=[plan] if plan is not None else [], notes=notes, now=now)
         commit.stories = [self.book.story(job) for job in ended]
-        events, answers = _prepare(now, inputs, commit)
+        events, answers = self._prepare(now, inputs, commit)
         commit.events += events
 
         # 3. Write the journal. Nothing below happens unless this is durable.
@@ -128,6 +128,32 @@ class Driver:
         if not self.settled or not self.inbox.empty:
             self.inbox.woken.set()
         return True
+
+    def _prepare(self, now: float, inputs: list[TurnInput], commit: Commit) -> tuple[list[ev.Event], list[Answer]]:
+        """Ask every input what it means now. One that fails adds nothing to the commit and stops no other: a request is
+        answered with the error at once, anything else is dropped and noted."""
+        events: list[ev.Event] = []
+        answers: list[Answer] = []
+        for one in list(inputs):
+            if one.answer is not None and one.answer.done():  # the caller has gone
+                continue
+            part = Commit()
+            try:
+                meant = list(one.prepare(now, part))
+            except Exception as error:
+                if one.answer is not None:
+                    one.answer.set_exception(error)
+                else:
+                    inputs.remove(one)  # it would fail again if the journal cannot be written
+                    log.debug("an input failed", exc_info=error)
+                    what = f"{type(error).__name__}: {error}"
+                    self.inbox.note(f"something that happened could not be understood and was dropped ({what})")
+                continue
+            events += meant
+            commit.add(part)
+            if one.answer is not None:
+                answers.append(one.answer)
+        return events, answers
 
     async def _write(
         self, commit: Commit, inputs: Sequence[TurnInput], notes: Sequence[Note], answers: Sequence[Answer]
@@ -171,7 +197,7 @@ class Driver:
             self.wake_at = None
         self._note_failure(now)
         while scheduler.refused:
-            self.inbox.note(f"a decision of the policy was refused: {scheduler.refused.popleft()}")
+            self._note_once(f"a decision of the policy was refused: {scheduler.refused.popleft()}", now)
         scheduler.state.pace_changes.clear()
 
     def policy_failure(self) -> str:
@@ -179,14 +205,20 @@ class Driver:
         return str(getattr(self.scheduler.policy, "failure", ""))
 
     def _note_failure(self, now: float) -> None:
-        """Note a failure of the policy, the same one again only after some time, and that it works again."""
+        """Note that the policy fails, and that it works again."""
         failure = self.policy_failure()
-        if failure and now - self._failures_noted.get(failure, -inf) > FAILURE_AGAIN_S:
-            self._failures_noted[failure] = now
-            self.inbox.note(failure)
+        if failure:
+            self._note_once(failure, now)
         elif self._failed and not failure:
             self.inbox.note("the policy decides again", logging.INFO)
         self._failed = bool(failure)
+
+    def _note_once(self, text: str, now: float) -> None:
+        """Note a failure of the policy, which may be the same at every turn."""
+        if now - self._failures_noted.get(text, -inf) > FAILURE_AGAIN_S:
+            self._failures_noted = {said: at for said, at in self._failures_noted.items() if now - at < FAILURE_AGAIN_S}
+            self._failures_noted[text] = now
+            self.inbox.note(text)
 
     def _close_jobs(self, ended: Sequence[EndedJob], stories: Sequence[dict[str, Any]]) -> None:
         for job, story in zip(ended, stories, strict=True):
@@ -199,19 +231,3 @@ class Driver:
                     return ()
 
                 self.inbox.add(prepare)
-
-
-def _prepare(now: float, inputs: Sequence[TurnInput], commit: Commit) -> tuple[list[ev.Event], list[Answer]]:
-    """Ask every input what it means now. A request that fails is answered at once."""
-    events: list[ev.Event] = []
-    answers: list[Answer] = []
-    for one in inputs:
-        if one.answer is None:
-            events += one.prepare(now, commit)
-        elif not one.answer.done():  # else the caller has gone
-            try:
-                events += one.prepare(now, commit)
-                answers.append(one.answer)
-            except Exception as error:
-                one.answer.set_exception(error)
-    return events, answers

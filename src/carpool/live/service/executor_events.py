@@ -1,5 +1,6 @@
 """What executors report, as inputs for the driver. Stale reports of earlier attempts change nothing."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -15,6 +16,8 @@ from carpool.live.service.gang_outcomes import end_events
 from carpool.live.service.inbox import Inbox
 from carpool.live.service.inventory import Inventory
 from carpool.live.service.jobs import JobBook
+
+log = logging.getLogger("carpool.live")
 
 MAX_FAULTS = 3
 """Number of node faults after which a job restarts alone, where the next failure can only be its own."""
@@ -75,10 +78,19 @@ class ExecutorEvents:
             at = self._time(ended.ended_at, now)
             if record.attempt == ended.attempt:
                 self.book.exit_codes[ended.job] = ended.exit_code
-                return end_events(ended, record, at, self.dispatcher.had_mates(ended.key))
+                return self._end_events(ended, record, at)
             return self._moved(record, ended, at)
 
         self.inbox.add(prepare)
+
+    def _end_events(self, ended: GangEnded, record: JobRecord, at: float) -> Sequence[ev.Event]:
+        """Return the events of a gang's end. A job whose end cannot be understood has failed: it must not stay."""
+        try:
+            return end_events(ended, record, at, self.dispatcher.had_mates(ended.key))
+        except Exception as error:
+            log.debug("the end of job %s was not understood", ended.job, exc_info=error)
+            reason = f"its end was not understood ({type(error).__name__}: {error})"
+            return (ev.Failed(at, *ended.key, reason),)
 
     def _count_fault(self, ended: GangEnded) -> GangEnded:
         """Count a node fault, and isolate a job that faults hit too often."""

@@ -182,3 +182,11 @@ def new_row(name: str, user: str, submitted: float, spec: Spec, source: Mapping[
     """Return a job's row for the table of jobs."""
     row = {"id": int(name), "user": user, "name": spec.name, "spec": spec.to_json(), "submitted": submitted}
     return {**row, "source": json.dumps(dict(source))}
+
+
+def read_source(text: Any) -> dict[str, Any]:
+    """Return where an estimate came from, as a job's row says; nothing if that cannot be read."""
+    with contextlib.suppress(ValueError, TypeError, RecursionError):
+        found = json.loads(text)
+        return found if isinstance(found, dict) else {}
+    return {}

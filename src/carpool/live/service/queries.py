@@ -4,7 +4,6 @@ Jobs that have not ended come from the state, ended ones from the journal's tabl
 user may see what.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -20,12 +19,12 @@ from carpool.live.journal.store import Store
 from carpool.live.service.cancellations import REASON, UnwrittenCancels
 from carpool.live.service.estimator import JobEstimator
 from carpool.live.service.inventory import Inventory
-from carpool.live.service.jobs import JobBook, Row
+from carpool.live.service.jobs import JobBook, Row, read_source
 from carpool.live.service.progress import ProgressWatch
 from carpool.live.service.pruner import Pruner
 from carpool.live.service.requests import unmet_dependencies
 from carpool.live.service.users import Users
-from carpool.live.spec import Spec, from_json
+from carpool.live.spec import Spec, stored
 
 MAX_LOG_BYTES = 1 << 20
 """Largest part of a log that one query returns."""
@@ -65,7 +64,7 @@ class Queries:
             living = [record for record in living if int(record.job.id) < int(before)]
         rows = self._rows(living if limit is None else living[-limit:], self.clock.now())
         if all:
-            rows += [_without_receipt(views.read_story(row["story"])) for row in self.book.ended_rows(limit, before)]
+            rows += map(_without_receipt, views.read_stories(self.book.ended_rows(limit, before)))
             rows.sort(key=lambda row: int(row["job"]))
         return rows if limit is None else rows[-limit:]
 
@@ -101,9 +100,9 @@ class Queries:
             row["report_dropped"] = self.progress.dropped(record)
         else:
             known = self.book.ended_row(job)
-            spec, row = from_json(known["spec"]), views.read_story(known["story"])
+            spec, row = stored(known["spec"]), views.read_story(known)
             row["files"] = self.pruner.describe(job)
-            source = json.loads(known["source"]) if known["source"].startswith("{") else {}
+            source = read_source(known["source"])
         return {**row, "spec": spec.plain(), "attempts": self._attempts(job, row["attempt"]), "source": source}
 
     def _attempts(self, job: str, last: int) -> list[Row]:
@@ -171,7 +170,7 @@ class Queries:
             raise InputError(f"stream {stream!r}: must be stdout or stderr")
         record, last = self.state.jobs.get(job), self.last_attempt(job)
         number = attempt if attempt is not None else last
-        gpus = record.job.gpus if record is not None else from_json(self.book.ended_row(job)["spec"]).gpus
+        gpus = record.job.gpus if record is not None else stored(self.book.ended_row(job)["spec"]).gpus
         if not (1 <= number <= last or last == 0):
             numbers = "1" if last == 1 else f"1 to {last}"
             raise InputError(f"--attempt {number}: job {job} had {last} attempt{'s' * (last != 1)}; give {numbers}")
@@ -184,7 +183,7 @@ class Queries:
     def last_attempt(self, job: str) -> int:
         """Return the number of a job's latest attempt; 0: it never started."""
         record = self.state.jobs.get(job)
-        return record.attempt if record is not None else int(json.loads(self.book.ended_row(job)["story"])["attempt"])
+        return record.attempt if record is not None else int(views.read_story(self.book.ended_row(job))["attempt"])
 
     def is_over(self, job: str, attempt: int) -> bool:
         """Return whether the workers of an attempt will write nothing more."""
@@ -212,7 +211,7 @@ class Queries:
 
     def history(self, *, limit: int = 100, before: str | None = None, user: str | None = None) -> list[Row]:
         """Return ended jobs, the latest first, with their receipts."""
-        return [views.read_story(row["story"]) for row in self.book.ended_rows(limit, before, user)[:limit]]
+        return list(views.read_stories(self.book.ended_rows(limit, before, user)[:limit]))
 
     def retention(self, user: str | None) -> Row:
         """Return how long files of ended jobs are kept and what is removed next; `user` None: of all users."""
@@ -225,7 +224,7 @@ class Queries:
     def workload(self) -> list[Row]:
         """Return the finished jobs as the simulator reads them, for `carpool replay`."""
         rows = reversed(self.book.ended_rows(None))
-        return [views.workload_row(row) for row in rows if row["state"] == "finished"]
+        return list(views.workload_rows(row for row in rows if row["state"] == "finished"))
 
 
 def _without_receipt(story: Row) -> Row:

@@ -6,9 +6,10 @@ jobs in their table or in their directories, ends in the wrappers' records. Work
 killed. An event of an unknown kind is no damage: it stops the start.
 """
 
+import contextlib
 import json
 import os
-from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -27,9 +28,9 @@ from carpool.live.journal.store import Commit, Store
 from carpool.live.service.dispatcher import Dispatcher
 from carpool.live.service.estimator import JobEstimator
 from carpool.live.service.inbox import Inbox
-from carpool.live.service.jobs import END_FILE, SPEC_FILE, JobBook, new_row
+from carpool.live.service.jobs import END_FILE, SPEC_FILE, JobBook, new_row, read_source
 from carpool.live.service.users import Users
-from carpool.live.spec import from_json
+from carpool.live.spec import Spec, from_json, unreadable
 
 
 class JobsPerGpu(NamedTuple):
@@ -69,7 +70,7 @@ def _replay(store: Store, make: MakeScheduler, loaded: LoadedState) -> int | Non
     """Replay snapshot and events; return the number of the first event that cannot be applied, or None."""
     fresh, meta = loaded.scheduler.state, store.meta()
     wanted = JobsPerGpu(fresh.jobs_per_gpu, fresh.resident_per_gpu)
-    before = JobsPerGpu(*(int(meta.get(name) or value) for name, value in wanted._asdict().items()))
+    before = JobsPerGpu(*(_count(meta.get(name), value) for name, value in wanted._asdict().items()))
     widest = JobsPerGpu(*map(max, wanted, before))  # gangs of before may be more
     scheduler = loaded.scheduler = make(widest)
     for seq, data in store.snapshots():
@@ -95,6 +96,11 @@ def _replay(store: Store, make: MakeScheduler, loaded: LoadedState) -> int | Non
     return None
 
 
+def _count(text: str | None, default: int) -> int:
+    """Return a number from the journal's meta table; the default if it is missing or damaged."""
+    return int(text) if text and text.isdecimal() and len(text) < 10 else default
+
+
 # ---- jobs ------------------------------------------------------------------------------------------------------------
 
 
@@ -115,19 +121,49 @@ class JobRecovery:
         lost = list(self._forgotten(known))
         self.book.ids_start_after(max((*known, *(data["id"] for data in lost), *map(int, state.jobs)), default=0))
         for row in rows:
-            self.book.specs[str(row["id"])] = from_json(row["spec"])
-            self.book.sources[str(row["id"])] = json.loads(row["source"]) if row["source"].startswith("{") else {}
+            self.book.specs[str(row["id"])] = self._spec(row)
+            self.book.sources[str(row["id"])] = read_source(row["source"])
         for row in rows:
             if str(row["id"]) not in state.jobs and str(row["id"]) not in state.ended:
                 self._find(str(row["id"]), row["user"])
         for data in sorted(lost, key=lambda data: int(data["id"])):
             self.book.specs[str(data["id"])] = data["spec"]
             self._find(str(data["id"]), data["user"], new=True, doubt=self._owner_doubt(data["user"], data["uid"]))
+        for name in [name for name in state.jobs if name not in self.book.specs]:
+            self._keep_without_spec(name, is_known=int(name) in known)
         unwritten = {str(row["id"]) for row in rows}
         for name in [name for name in state.ended if name not in unwritten]:
             del state.ended[name]
         self.book.read_exit_codes(executor)
         self.book.collect_ended()
+
+    def _spec(self, row: Mapping[str, Any]) -> Spec:
+        """Return the spec in a job's row or, if that is damaged, its copy in the job's directory. A job with neither
+        is kept, and never launched."""
+        name = str(row["id"])
+        try:
+            return from_json(row["spec"])
+        except InputError as error:
+            copy = read_own_json(self.home.job(name) / SPEC_FILE)
+            with contextlib.suppress(InputError):
+                spec = from_json(json.dumps(copy["spec"] if isinstance(copy, dict) and "spec" in copy else None))
+                self.inbox.note(f"job {name}: its row in the journal is damaged ({error}); the copy beside it is used")
+                return spec
+            self.inbox.note(f"job {name}: its row in the journal is damaged ({error}); it does not start again")
+            return unreadable()
+
+    def _keep_without_spec(self, name: str, is_known: bool) -> None:
+        """Keep a job of which only events are left, so that its owner sees it and can cancel it."""
+        self.inbox.note(f"job {name}: the journal lost what was submitted; it does not start again")
+        self.book.specs[name] = spec = unreadable()
+        record = self.state.jobs[name]
+
+        def prepare(now: float, commit: Commit) -> Sequence[ev.Event]:
+            if not is_known:
+                commit.jobs.append(new_row(name, record.job.user, record.job.submitted, spec, {}))
+            return ()
+
+        self.inbox.add(prepare)
 
     def _owner_doubt(self, user: str, uid: int | None) -> str:
         """Return why the owner of a job that only its record knows is not certain; empty: it is. A user that the
