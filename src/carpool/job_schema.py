@@ -15,6 +15,7 @@ from typing import Any
 
 from carpool.errors import InputError, nearest
 from carpool.field_types import (
+    JOB_ID,
     AbsolutePath,
     ArrayIndexes,
     ByteSize,
@@ -230,6 +231,7 @@ class Spec:
         edges=LIVE ^ Edge.STORED,
     )
     array_index: int | None = job_field(WholeNumber(0, 10**9), "Index of the job in its array.", edges=Edge.STORED)
+    array_job: str | None = job_field(JOB_ID, "Id of the first job of the array.", edges=Edge.STORED)
 
     def plain(self) -> dict[str, Any]:
         """Return the spec as the service stores it; fields without a value are left out."""

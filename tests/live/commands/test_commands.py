@@ -407,7 +407,7 @@ def test_tables_fit_narrow_terminals(service):
         (["submit", "--name", "a\x1bb", "--", "true"], "control characters"),
         (["submit", "--array", "x", "--", "true"], "array"),
         (["submit", "--after", "999999", "--", "true"], "there is no job"),
-        (["submit", "--after", "abc", "--", "true"], "must be the id of a job"),
+        (["submit", "--after", "abc", "--", "true"], "no job of yours matches it"),
         (["submit", "nothing-here.yaml"], "there is no such job file"),
         (["submit", "nothing-here.yaml", "--gpus", "2"], "options before the job file"),
         (["show", "999999"], "there is no job"),

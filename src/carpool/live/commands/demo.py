@@ -181,7 +181,7 @@ def watch(client: Client, dozen: Sequence[DemoJob]) -> None:
             submit(client, one)
             break
         rows[:] = client.jobs(all=True)
-        return tables.jobs_table(rows, 50)
+        return tables.jobs_table(tables.order(rows), 50)
 
     def over() -> bool:
         ended = [row for row in rows if row["status"] in ("finished", "failed", "cancelled")]

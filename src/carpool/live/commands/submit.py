@@ -13,6 +13,7 @@ from carpool.field_types import AbsolutePath, JobIds, Variables, YesNo
 from carpool.job_schema import FIELDS, Edge, JobField, on
 from carpool.live.commands import job_file
 from carpool.live.commands.options import Command, OptionType, connect, home_option, json_option, print_json
+from carpool.live.commands.selection import select_dependencies, split_words
 from carpool.live.commands.tables import dry_run_lines
 from carpool.live.http.client import Client
 from carpool.live.http.code_snapshot import pack
@@ -38,7 +39,7 @@ def _option(one: JobField) -> Callable[[Command], Command]:
     if isinstance(one.type, YesNo):
         names = f"{one.option}/{one.negated}" if one.negated else one.option
         return click.option(names, one.name, is_flag=True, default=None, help=text)
-    if isinstance(one.type, Variables | AbsolutePath):  # needs the environment or the current directory; see `_request`
+    if isinstance(one.type, Variables | AbsolutePath | JobIds):  # read later, because it needs more than the text
         kind: Any = click.STRING
     else:
         kind = OptionType(one.type)
@@ -65,6 +66,8 @@ def submit(words: tuple[str, ...], home: Path | None, as_json: bool, dry_run: bo
     """
     request = _request(words, given)
     client = connect(home)
+    if "after" in request:
+        request["after"] = select_dependencies(client, request["after"])
     if dry_run:
         request.pop("snapshot", None)
         answer = client.post("/v1/jobs/dry-run", request)
@@ -103,7 +106,7 @@ def _request(words: tuple[str, ...], given: dict[str, Any]) -> dict[str, Any]:
         elif one.name == "env":
             value = {**request.get("env", {}), **_environment(value)}
         elif isinstance(one.type, JobIds):
-            value = [job for some in value for job in some]
+            value = [word for text in value for word in split_words(text, one.option)]
         request[one.name] = one.type.to_json(value)
     return request
 

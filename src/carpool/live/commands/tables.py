@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from carpool.errors import InputError, nearest
 from carpool.live.text import clock, printable, size, span
 from carpool.report.console import new_console
 
@@ -39,20 +40,67 @@ def _text(value: object, style: str = "") -> Any:
 # ---- the queue -------------------------------------------------------------------------------------------------------
 
 
-def jobs_table(rows: Sequence[Row], limit: int = 50, width: int | None = None) -> Any:
-    """Return a table of running, then waiting, then ended jobs. A narrow terminal gets fewer columns."""
-    now = time.time()
+TITLES = {"gpus": "GPUs", "waited_s": "waited", "ran_s": "ran", "progress": "done", "reason": "why"}
+"""Titles of columns that differ from the field's name."""
+CELLS: dict[str, Callable[[Row], Any]] = {
+    "status": lambda row: _text(row["status"], COLOURS.get(row["status"], "")),
+    "waited_s": lambda row: _text(span(row["waited_s"])),
+    "ran_s": lambda row: _text(span(_ran(row, time.time()))),
+    "progress": lambda row: _text(_share(row.get("progress"))),
+    "on": lambda row: _text(" ".join(map(str, row.get("on") or ()))),
+    "mates": lambda row: _text(" ".join(map(str, row.get("mates") or ()))),
+    "reason": lambda row: _text(why(row)),
+    "submitted": lambda row: _text(clock(row["submitted"], time.time())),
+    "started": lambda row: _text(clock(row["started"], time.time())),
+    "finished": lambda row: _text(clock(row["finished"], time.time())),
+}
+"""Cells of columns that are not shown as plain text."""
+USUAL = ("job", "name", "user", "status", "gpus", "waited_s", "ran_s", "progress", "on", "reason")
+NARROW = tuple(name for name in USUAL if name != "on")
+
+
+def columns_of(text: str | None) -> tuple[str, ...]:
+    """Return the columns that `--format` names; empty: the usual ones."""
+    return tuple(word.strip() for word in text.split(",")) if text else ()
+
+
+def check_columns(rows: Sequence[Row], columns: Sequence[str], sort: str | None) -> None:
+    """Refuse columns that no row has."""
+    known = {name for row in rows for name in row}
+    for option, names in (("--format", columns), ("--sort", [sort.removeprefix("-")] if sort else [])):
+        for name in names:
+            if rows and name not in known:
+                raise InputError(f"{option} {ascii(name)[:40]}: no such column; {nearest(name, known)}")
+
+
+def sort(rows: Sequence[Row], by: str | None) -> list[Row]:
+    """Return the rows sorted by a column, downwards with a minus before it; without one running jobs come first."""
+    if not by:
+        return order(rows)
+    name = by.removeprefix("-")
+
+    def key(row: Row) -> tuple[bool, Any, int]:
+        value = int(row[name]) if str(row[name]).isdigit() else row[name]  # ids are numbers, although they are texts
+        number = isinstance(value, int | float)
+        return not number, value if number else str(value), int(row["job"])
+
+    known = sorted((row for row in rows if row.get(name) is not None), key=key, reverse=by != name)
+    return known + [row for row in rows if row.get(name) is None]
+
+
+def jobs_table(rows: Sequence[Row], limit: int = 50, width: int | None = None, columns: Sequence[str] = ()) -> Any:
+    """Return a table of jobs in their order. Without `columns`, a narrow terminal gets one column less."""
     wide = (width or new_console().width) >= WIDE
-    columns = ["job", "name", "user", "status", "GPUs", "waited", "ran", "done"]
-    columns += ["on", "why"] if wide else ["why"]
-    table = new_table(*columns, right=("GPUs", "waited", "ran", "done"))
-    for row in order(rows)[:limit]:
-        cells = [_text(row["job"]), _text(row["name"]), _text(row["user"])]
-        cells += [_text(row["status"], COLOURS.get(row["status"], "")), _text(row["gpus"])]
-        cells += [_text(span(row["waited_s"])), _text(span(_ran(row, now))), _text(_share(row.get("progress")))]
-        cells += [_text(" ".join(map(str, row.get("on") or ())))] if wide else []
-        table.add_row(*cells, _text(why(row)))
+    chosen = columns or (USUAL if wide else NARROW)
+    table = new_table(*(TITLES.get(name, name) for name in chosen), right=("GPUs", "waited", "ran", "done"))
+    for row in rows[:limit]:
+        table.add_row(*(CELLS[name](row) if name in CELLS else _plain(row, name) for name in chosen))
     return table
+
+
+def _plain(row: Row, name: str) -> Any:
+    value = row.get(name)
+    return _text("" if value is None else value)
 
 
 def order(rows: Sequence[Row]) -> list[Row]:
@@ -87,10 +135,10 @@ def counts(rows: Sequence[Row]) -> str:
     return ", ".join(f"{number} {status}" for status, number in found.items()) or "no jobs"
 
 
-def print_jobs(rows: Sequence[Row], limit: int) -> None:
+def print_jobs(rows: Sequence[Row], limit: int, columns: Sequence[str] = ()) -> None:
     console = new_console()
     if rows:
-        console.print(jobs_table(rows, limit, console.width))
+        console.print(jobs_table(rows, limit, console.width, columns))
     console.print(counts(rows) + (f"; the first {limit} are shown (--limit)" if len(rows) > limit else ""))
 
 

@@ -63,6 +63,8 @@ def job_row(
         "priority": record.shape.priority,
         "held": record.on_hold,
         "model": spec.model,
+        "array_job": spec.array_job,
+        "array_index": spec.array_index,
         "attempt": record.attempt,
         "waited_s": record.waited(max(now, state.now)),
         "ran_s": max(0.0, ran(record, max(now, state.now))),

@@ -54,7 +54,8 @@ class Requests:
         for directory in {spec.directory for spec in specs if not spec.snapshot}:
             await asyncio.to_thread(check_directory, directory, self.users.uid_of(user))
         names = self.book.new_ids(len(specs))
-        kept = await self._copy_directories(dict(zip(names, specs, strict=True)), user)
+        numbered = [replace(spec, array_job=names[0]) if spec.array_index is not None else spec for spec in specs]
+        kept = await self._copy_directories(dict(zip(names, numbered, strict=True)), user)
 
         def prepare(now: float, commit: Commit) -> Sequence[ev.Event]:
             events, rows, sources = [], [], {}
