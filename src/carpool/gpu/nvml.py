@@ -41,12 +41,12 @@ _library: ModuleType | None = None
 
 def devices() -> list[Device]:
     """Return every GPU of this machine in the driver's order."""
-    return _ask(_devices, [])
+    return ask(_devices, [])
 
 
 def processes(uuid: str) -> list[Use]:
     """Return the processes on a GPU, MPS clients marked. The MPS server is listed as an ordinary process."""
-    return _ask(lambda nvml: _processes(nvml, uuid), [])
+    return ask(lambda nvml: _processes(nvml, uuid), [])
 
 
 def memory_of(uuid: str, pid: int) -> int | None:
@@ -56,7 +56,7 @@ def memory_of(uuid: str, pid: int) -> int | None:
 
 def free_memory(uuid: str) -> int | None:
     """Return the free bytes on a GPU, or None if NVML cannot tell."""
-    return _ask(lambda nvml: int(nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(uuid)).free), None)
+    return ask(lambda nvml: int(nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(uuid)).free), None)
 
 
 def utilisation(uuid: str) -> float | None:
@@ -65,7 +65,7 @@ def utilisation(uuid: str) -> float | None:
     def share(library: Any) -> float | None:
         return float(library.nvmlDeviceGetUtilizationRates(library.nvmlDeviceGetHandleByUUID(uuid)).gpu) / 100
 
-    return _ask(share, None)
+    return ask(share, None)
 
 
 def _devices(nvml: Any) -> list[Device]:
@@ -92,7 +92,8 @@ def _processes(nvml: Any, uuid: str) -> list[Use]:
     return sorted(found.values(), key=lambda use: use.pid)
 
 
-def _ask(question: Callable[[Any], Answer], otherwise: Answer) -> Answer:
+def ask(question: Callable[[Any], Answer], otherwise: Answer) -> Answer:
+    """Return what a question to the library gives, or `otherwise` where there is no library or it raises."""
     with _lock:
         nvml = _loaded()
         if nvml is None:

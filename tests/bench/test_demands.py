@@ -1,0 +1,23 @@
+"""`bench/demands.py` on the CPU: models alone and together, written after every measurement."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+BENCH = Path(__file__).parents[2] / "bench"
+
+
+def test_pairs_are_measured_and_the_limit_holds(tmp_path):
+    options = ["--cpu", "--single", "--seconds", "0.3", "--limit", "100", "--models", "mlp", "lstm"]
+    done = subprocess.run(
+        [sys.executable, BENCH / "demands.py", "--out", tmp_path, *options], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "demands-cpu.json").read_text())
+    assert set(found["models"]) == {"mlp", "lstm"}
+    assert found["models"]["mlp"]["batch"] == 256
+    measured = [tuple(run["models"]) for run in found["runs"]]
+    assert measured == [("mlp",), ("lstm",), ("mlp", "lstm"), ("mlp",), ("lstm",)]
+    assert all(job["iteration_s"] > 0 for run in found["runs"] for job in run["jobs"])
+    assert "mlp + mlp: no such processes" in (tmp_path / "log-cpu.txt").read_text()
