@@ -18,7 +18,8 @@ JOB = Job("j", 1.0, "bert", 2, 64, 1000, user="eve", after=("a", "b"), max_slowd
 EVERY_KIND = (
     ev.Submitted(1.0, JOB),
     ev.Planned(2.0, (Decision("j", Allocation((1, 2), 4), "why"), Decision("k", None, "why"))),
-    ev.Started(3.0, "j", 1, 20.0),
+    ev.Started(3.0, "j", 1, 20.0, computes=False),
+    ev.Computing(3.0, "j", 1),
     ev.Progressed(3.0, "j", 1, 5.5),
     ev.Observed(3.0, "j", 1, 5.5, 0.25),
     ev.Retuned(3.0, "j", 1, 4, 32, True),

@@ -78,13 +78,19 @@ class Life(RuleBasedStateMachine):
     @rule(data=st.data())
     def a_gang_comes_up(self, data):
         if record := self.some(data, Status.STARTING):
-            self.report(ev.Started(self.state.now, record.job.id, record.attempt))
+            computes = data.draw(st.booleans())
+            self.report(ev.Started(self.state.now, record.job.id, record.attempt, computes=computes))
+
+    @rule(data=st.data())
+    def a_gang_computes(self, data):
+        if record := self.some(data, *HOLDING):
+            self.report(ev.Computing(self.state.now, record.job.id, record.attempt))
 
     @rule(data=st.data())
     def a_stale_message_arrives(self, data):
         if record := self.some(data, *Status):
             before = facts(self.state)
-            kind = data.draw(st.sampled_from([ev.Started, ev.Paused, ev.Resumed, ev.Finished]))
+            kind = data.draw(st.sampled_from([ev.Started, ev.Computing, ev.Paused, ev.Resumed, ev.Finished]))
             self.report(kind(self.state.now, record.job.id, record.attempt + data.draw(st.sampled_from([-1, 1]))))
             after = facts(self.state)
             assert after["jobs"] == before["jobs"] or before["queue"], "only the policy may have acted"
@@ -103,7 +109,7 @@ class Life(RuleBasedStateMachine):
                 ]
             )
             event = data.draw(report)
-            self.observed = isinstance(event, ev.Observed) and record.status is Status.RUNNING
+            self.observed = isinstance(event, ev.Observed) and record.computing
             self.report(event)
             if self.observed:
                 # A measured iteration time is not the model's: end the job so that the recount can be exact.

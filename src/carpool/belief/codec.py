@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from carpool.belief.pairs import Cell, Evidence, JobClass, PairBelief
-from carpool.belief.speeds import LogTimes, SpeedKey, Speeds
+from carpool.belief.speeds import LogTimes, SpeedKey, Speeds, StartUps
 
 if TYPE_CHECKING:
     from carpool.belief.model import Belief, Episode
@@ -25,6 +25,7 @@ def dump(belief: "Belief") -> dict[str, Any]:
         ],
         "times": [[*place, *asdict(times).values()] for place, times in speeds.times.items()],
         "ratios": [[model, *asdict(times).values()] for model, times in speeds.ratios.items()],
+        "startups": [dict(belief.startups.mean_s), belief.startups.overall_s],
         "checked": [speeds.checked, speeds.squared_error],
         "episodes": [[job, _plain_episode(episode)] for job, episode in belief.episodes.items()],
     }
@@ -45,6 +46,7 @@ def restore(belief: "Belief", data: dict[str, Any]) -> None:
         {row[0]: LogTimes(*row[1:]) for row in data["ratios"]},
         *data["checked"],
     )
+    belief.startups = StartUps(*data.get("startups", ()))
     belief.episodes = {
         job: Episode(**{**episode, "key": _tuples(episode["key"]), "cells": tuple(map(_cell, episode["cells"]))})
         for job, episode in data["episodes"]

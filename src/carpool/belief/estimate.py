@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import exp, sqrt
 from typing import TYPE_CHECKING
 
-from carpool.belief.pairs import job_class
+from carpool.belief.pairs import FOUR_IN_FIVE, job_class
 from carpool.belief.speeds import SpeedKey
 from carpool.core.model import Job, sub_batch
 from carpool.core.perf import GENERIC, Placement
@@ -17,8 +17,6 @@ from carpool.core.perf import GENERIC, Placement
 if TYPE_CHECKING:
     from carpool.belief.model import Belief
 
-FOUR_IN_FIVE = 1.2816
-"""Number of standard deviations around the mean that contain four out of five normally distributed values."""
 GIVEN_SPREAD = 2.0
 """Factor, both ways, by which a duration that a user gave may be wrong."""
 DEFAULT_SPREAD = 10.0

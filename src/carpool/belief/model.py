@@ -7,14 +7,14 @@ Events are its only input, so replaying a journal gives the same belief and the 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import exp, log
+from math import exp, log, sqrt
 from typing import Any
 
 from carpool.belief import codec
-from carpool.belief.pairs import EPISODE_SD, MEASURED_SD, Cell, JobClass, PairBelief, job_class
-from carpool.belief.speeds import NOTICEABLE, SpeedKey, Speeds
+from carpool.belief.pairs import EPISODE_SD, FOUR_IN_FIVE, MEASURED_SD, Cell, JobClass, PairBelief, job_class
+from carpool.belief.speeds import NOTICEABLE, SpeedKey, Speeds, StartUps
 from carpool.core.elastic import Pace, Scaling
-from carpool.core.learning import ModelChange, Observation
+from carpool.core.learning import ModelChange, Observation, SlowdownRange, StartUp
 from carpool.core.model import Job, sub_batch
 from carpool.core.perf import GENERIC, FittedModel, Mate, PerformanceModel, Placement
 from carpool.profile.values import Busy
@@ -90,6 +90,7 @@ class Belief:
         self.version = 0
         self.pairs = PairBelief(self._prior)
         self.speeds = Speeds()
+        self.startups = StartUps()
         self.episodes: dict[str, Episode] = {}
         fitted.interference = self.interference = BelievedPairs(self.pairs, self.busy, demands or {})
         fitted.forget_pairs()
@@ -133,6 +134,21 @@ class Belief:
         cell = (_class_of(job, accumulation), _class_of(mate, mate_accumulation))
         return believed if self.pairs.has_seen(cell) else self.probe
 
+    def slowdown_range(self, job: Job, accumulation: int, mates: Sequence[Mate]) -> SlowdownRange:
+        """Return ξ beside these mates with its range. That of a group is as wide as that of its widest pair."""
+        mean = self.slowdown(job, accumulation, mates)
+        own = _class_of(job, accumulation)
+        widest = max(self.pairs.variance((own, _class_of(*mate))) for mate in mates)
+        factor = exp(FOUR_IN_FIVE * sqrt(max(0.0, widest)))
+        return SlowdownRange(max(1.0, mean / factor), mean, mean * factor)
+
+    def is_observed(self, job: Job, accumulation: int, mate: Job, mate_accumulation: int) -> bool:
+        """Return whether ξ of a job beside this mate was observed, in a profile or while they ran."""
+        return self.pairs.is_observed((_class_of(job, accumulation), _class_of(mate, mate_accumulation)))
+
+    def startup_s(self, job: Job) -> float:
+        return self.startups.seconds(job.model)
+
     def scaling(self, job: Job) -> Scaling | None:
         return self.times.scaling(job) if job.model in self.fitted.tasks else None
 
@@ -174,6 +190,9 @@ class Belief:
         lesson = self._learn_pair(seen, episode) if seen.cells else self._learn_speed(seen, episode)
         self.version += bool(lesson)
         return lesson
+
+    def learn_startup(self, seen: StartUp) -> ModelChange:
+        return ModelChange.STARTUPS if self.startups.add(seen.job.model, seen.seconds) else ModelChange.NOTHING
 
     def _learn_pair(self, seen: Observation, episode: Episode) -> ModelChange:
         first = episode.reports == 1

@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 from carpool.belief.speeds import NOTICEABLE
 
+FOUR_IN_FIVE = 1.2816
+"""Number of standard deviations around the mean that contain four out of five normally distributed values."""
 EPISODE_SD = 0.10
 """Standard deviation of log ξ from one episode of two jobs on a GPU."""
 MEASURED_SD = 0.06
@@ -149,6 +151,11 @@ class PairBelief:
     def has_seen(self, cell: Cell) -> bool:
         """Return whether both families were observed sharing."""
         return cell[0].family in self._families and cell[1].family in self._families
+
+    def is_observed(self, cell: Cell) -> bool:
+        """Return whether answers about this very cell are based on an observation of it."""
+        row = self.rows.get(cell)
+        return row is not None and row.used.precision > 0.0
 
     def mean(self, cell: Cell) -> float:
         mean = self._prior(cell)

@@ -16,6 +16,11 @@ CHECKS = 5
 NOTICEABLE = 0.01
 """Smallest change of a logarithm that takes effect at once: a smaller one is not worth recomputing all answers."""
 
+NOTICEABLE_STARTUP_S = 0.1
+"""Smallest change of a start-up that takes effect at once."""
+LATEST = 0.3
+"""Weight of the latest start in the mean of a family."""
+
 
 class SpeedKey(NamedTuple):
     """The configuration that an iteration time belongs to."""
@@ -64,6 +69,27 @@ class LogTimes:
     def sd(self) -> float:
         """Standard deviation of one more time. The prior keeps it from vanishing after two equal times."""
         return sqrt((CHECKS * ALONE_SD**2 + self.squares) / (CHECKS + max(0, self.count - 1)))
+
+
+@dataclass(slots=True)
+class StartUps:
+    """Seconds from a claim to the first iteration, by family and over all jobs. The latest ones count most."""
+
+    mean_s: dict[str, float] = field(default_factory=dict)
+    overall_s: float | None = None
+    """Mean over the jobs of all families; None: no job has started."""
+
+    def add(self, family: str, seconds: float) -> bool:
+        """Add what one start took. Return whether an answer changed noticeably."""
+        before, overall = self.mean_s.get(family), self.overall_s
+        self.mean_s[family] = seconds if before is None else before + LATEST * (seconds - before)
+        self.overall_s = seconds if overall is None else overall + LATEST * (seconds - overall)
+        moved = abs(self.mean_s[family] - (overall or 0.0 if before is None else before))
+        return moved > NOTICEABLE_STARTUP_S or abs(self.overall_s - (overall or 0.0)) > NOTICEABLE_STARTUP_S
+
+    def seconds(self, family: str) -> float:
+        """Return the start-up that is expected of a family."""
+        return self.mean_s.get(family, self.overall_s or 0.0)
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ def claim(state: State, record: JobRecord, allocation: Allocation) -> None:
     if record.queue_entry is not None:
         dequeue(state, record)
     record.status = Status.STARTING
+    record.warming_up = False
     record.attempt += 1
     record.gpus = allocation.gpus
     record.active = True
@@ -51,6 +52,7 @@ def leave(state: State, record: JobRecord) -> None:
     settle(state, record)
     end_pause(state, record)
     record.active = False
+    record.warming_up = False
     record.iteration_s = 0.0
     record.slowdown = 1.0
     record.pace_version += 1

@@ -142,8 +142,8 @@ class EndTimes:
         return counts
 
     def _end(self, record: JobRecord) -> float:
-        if record.status is not Status.RUNNING:  # as if it ran alone from the last event on
-            since = record.gpus_since if record.paused_since < 0.0 else record.since
+        if record.status is not Status.RUNNING or record.warming_up:  # as if it ran alone, once it computes
+            since = record.gpus_since + record.startup_s if record.paused_since < 0.0 else record.since
             return since + _alone_left(record)
         if record.slowdown == 1.0:
             return record.end()
@@ -157,7 +157,7 @@ class EndTimes:
         steps: list[Until] = []
         present = 1.0
         for cell in self.cluster.shared_cells(record):
-            mates = [mate for mate in cell if mate is not record and mate.status is Status.RUNNING]
+            mates = [mate for mate in cell if mate is not record and mate.computing]
             if len(mates) > 1:
                 mates.sort(key=_pace_end)
             for index, mate in enumerate(mates):
@@ -182,7 +182,7 @@ class RunningJobs:
         if place is not None:
             group = self.groups[place[0]]
             del group[bisect_left(group, place[1])]
-        if record.status is Status.RUNNING:
+        if record.computing:
             key = (len(record.gpus), len(cluster.mates(record)))
             entry = (ends[record.seq], record.seq, record)
             insort(self.groups.setdefault(key, []), entry)

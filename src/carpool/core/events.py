@@ -60,10 +60,17 @@ class JobEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class Started(JobEvent):
-    """The whole gang is up and iterates."""
+    """The whole gang is up."""
 
     done: float | None = None
     """Iterations done, where the gang had to fall back to a checkpoint; None: as many as the state knows."""
+    computes: bool = True
+    """Whether it iterates; False: it still warms up, and `Computing` follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Computing(JobEvent):
+    """A gang that was up but warmed up does its first iteration."""
 
 
 @dataclass(frozen=True, slots=True)

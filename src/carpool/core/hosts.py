@@ -52,7 +52,7 @@ class PartlyFreeHosts:
 
     def add(self, record: JobRecord, host: OtherHost) -> None:
         self.hosts[record.seq] = host
-        if record.status is Status.RUNNING:
+        if record.computing:
             left = record.job.iterations - record.done
             until = record.since + left * max(record.iteration_s, record.alone_iteration_s)
         else:
@@ -118,7 +118,7 @@ class Hosts:
         kind = HostKind(
             job.model, job.batch, record.accumulation, job.max_slowdown, self._memory_left(record, alone_on)
         )
-        if len(alone_on) == len(record.gpus) and record.status is Status.RUNNING:
+        if len(alone_on) == len(record.gpus) and record.computing:
             return kind
         return OtherHost(record, kind, alone_on)
 

@@ -5,6 +5,7 @@ of the state, so a replayed journal gives the same belief and the same decisions
 state computes again all that follows from them and increments `belief_version`.
 """
 
+from collections.abc import Sequence
 from enum import Flag, auto
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -31,12 +32,28 @@ class Observation(NamedTuple):
     """The mates in each cell in which the job has mates; empty: it ran alone."""
 
 
+class StartUp(NamedTuple):
+    """How long a job took from its claim to its first iteration."""
+
+    job: Job
+    seconds: float
+
+
+class SlowdownRange(NamedTuple):
+    """A believed slow-down and the range in which it lies four times out of five."""
+
+    low: float
+    mean: float
+    high: float
+
+
 class ModelChange(Flag):
     """The answers of the model that an observation may have changed."""
 
     NOTHING = 0
     SLOWDOWNS = auto()
     SPEEDS = auto()
+    STARTUPS = auto()
 
 
 @runtime_checkable
@@ -49,6 +66,15 @@ class LearningModel(PerformanceModel, Protocol):
     def learn(self, seen: Observation) -> ModelChange:
         """Learn from an observation and return which answers may have changed."""
 
+    def learn_startup(self, seen: StartUp) -> ModelChange:
+        """Learn how long a job took to start up, and return whether answers may have changed."""
+
+    def is_observed(self, job: Job, accumulation: int, mate: Job, mate_accumulation: int) -> bool:
+        """Return whether ξ of a job beside this mate was observed, in a profile or while they ran."""
+
+    def slowdown_range(self, job: Job, accumulation: int, mates: Sequence[Mate]) -> SlowdownRange:
+        """Return ξ beside these mates with the range in which it lies four times out of five."""
+
     def dump(self) -> dict[str, Any]:
         """Return all that was learned, as plain data."""
 
@@ -57,12 +83,15 @@ class LearningModel(PerformanceModel, Protocol):
 
 
 def observe_running(cluster: Cluster, record: JobRecord, iteration_s: float) -> Observation | None:
-    """Return the observation that a report of a running job gives; None while a mate starts, stops, pauses or resumes,
-    because its influence is unknown then. Mates that are paused have none."""
+    """Return the observation that a report of a running job gives.
+
+    It is None while a mate starts up, stops, pauses or resumes, because its influence is unknown then. Mates that are
+    paused have none.
+    """
     cells: list[tuple[Mate, ...]] = []
     for cell in sorted(cluster.shared_cells(record), key=lambda cell: [other.seq for other in cell]):
         computing = [other for other in cell if other.status is not Status.PAUSED]
-        if any(other.status is not Status.RUNNING for other in computing):
+        if not all(other.computing for other in computing):
             return None
         if len(computing) > 1:
             cells.append(tuple([(other.job, other.accumulation) for other in computing if other is not record]))

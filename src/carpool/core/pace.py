@@ -6,7 +6,7 @@ time since the last change into iterations first. Called by `transitions` and `c
 
 from collections.abc import Iterable
 
-from carpool.core.learning import ModelChange, Observation
+from carpool.core.learning import ModelChange, Observation, StartUp
 from carpool.core.model import Status
 from carpool.core.perf import Placement
 from carpool.core.queueing import reshape
@@ -28,7 +28,7 @@ def settle(state: State, record: JobRecord) -> None:
 def update_pace(state: State, records: Iterable[JobRecord]) -> None:
     """Compute the slow-down and the iteration time of jobs again: their mates or their placement changed."""
     for record in records:
-        if record.status is Status.RUNNING:
+        if record.status is Status.RUNNING and not record.warming_up:
             settle(state, record)
             record.slowdown = _slowdown(state, record)
             record.iteration_s = record.alone_iteration_s * record.slowdown
@@ -42,10 +42,14 @@ def update_pace(state: State, records: Iterable[JobRecord]) -> None:
 
 
 def _slowdown(state: State, record: JobRecord) -> float:
-    """Return the worst ξ over a job's GPUs: a gang waits for its slowest worker. Only running mates slow it down."""
+    """Return the worst ξ over a job's GPUs: a gang waits for its slowest worker. Only mates that compute count."""
     worst = 1.0
     for cell in state.cluster.shared_cells(record):
-        mates = [(mate.job, mate.accumulation) for mate in cell if mate is not record and mate.status is Status.RUNNING]
+        mates = [
+            (mate.job, mate.accumulation)
+            for mate in cell
+            if mate is not record and mate.status is Status.RUNNING and not mate.warming_up
+        ]
         if mates:
             worst = max(worst, state.perf.slowdown(record.job, record.accumulation, mates))
     return worst
@@ -78,9 +82,20 @@ def learn(state: State, observation: Observation) -> None:
         for record in state.jobs.values():
             _refresh_speed(state, record)
     # an iteration time that was measured beside the present mates does not depend on the belief
-    unseen = [r for r in state.holders.values() if not r.pace_seen and r.status is Status.RUNNING]
+    unseen = [record for record in state.holders.values() if not record.pace_seen and record.computing]
     update_pace(state, unseen)
     state.needs_decision = True
+
+
+def learn_startup(state: State, record: JobRecord) -> None:
+    """Pass the time that a job took from its claim to its first iteration to the model."""
+    if state.learner is None:
+        return
+    if state.learner.learn_startup(StartUp(record.job, state.now - record.gpus_since)):
+        for other in state.jobs.values():
+            other.startup_s = state.perf.startup_s(other.job)
+            if other.gpus:
+                state.reindex(other)
 
 
 def _refresh_speed(state: State, record: JobRecord) -> None:

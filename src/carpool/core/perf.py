@@ -6,7 +6,7 @@ from a profile's tasks and one interference table. One model describes one shari
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -42,6 +42,9 @@ class PerformanceModel(Protocol):
 
     def slowdown(self, job: Job, accumulation: int, mates: Sequence[Mate]) -> float:
         """Return ξ ≥ 1: the job's iteration time beside these mates on one GPU, divided by its iteration time alone."""
+
+    def startup_s(self, job: Job) -> float:
+        """Return the seconds from a job's claim to its first iteration; 0.0 where the model does not know."""
 
     def scaling(self, job: Job) -> Scaling | None:
         """Return the limits within which the job's GPUs and batch may be changed; None: not at all."""
@@ -217,6 +220,11 @@ def _ratio(a: int, b: int) -> float:
     return high / low
 
 
+def no_startup(job: Job) -> float:
+    """Return the start-up of a job that computes as soon as it has its GPUs."""
+    return 0.0
+
+
 MOST_GROUPS = 100_000
 """Number of groups whose slow-downs a model keeps."""
 
@@ -232,12 +240,14 @@ class FittedModel:
         *,
         ignore_placement: bool = False,
         ignore_memory: bool = False,
+        startup: Callable[[Job], float] = no_startup,
     ) -> None:
         self.tasks = {GENERIC: GENERIC_TASK, **tasks}
         self.interference = interference
         self.node_gpus = node_gpus
         self.ignore_placement = ignore_placement
         self.ignore_memory = ignore_memory
+        self.startup = startup
         self._iterations: dict[tuple[str, int, int, int, int], float] = {}
         self._memory: dict[tuple[str, int, int], int] = {}
         self._pairs: dict[tuple[str, int, int, str, int, int], float] = {}
@@ -314,6 +324,9 @@ class FittedModel:
             samples, mate_samples = sub_batch(job.batch, accumulation), sub_batch(mate.batch, mate_accumulation)
             xi = self._pairs[key] = self.interference.pair(job.model, samples, mate.model, mate_samples)
         return xi
+
+    def startup_s(self, job: Job) -> float:
+        return self.startup(job)
 
     def scaling(self, job: Job) -> Scaling | None:
         return self.tasks[job.model].scaling if job.elastic else None

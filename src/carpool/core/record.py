@@ -69,6 +69,10 @@ class JobRecord:
     """`alone_iteration_s` was measured in this attempt, not predicted."""
     pace_seen: bool = field(default=False, init=False)
     """`iteration_s` was measured beside the present mates, not predicted."""
+    warming_up: bool = field(default=False, init=False)
+    """It is up and does not compute: `Computing` is still to come. It makes no progress and slows no job down."""
+    startup_s: float = field(default=0.0, init=False)
+    """Expected seconds from a claim to its first iteration."""
     reported: bool = field(default=False, init=False)
     """It reported its speed at least once."""
 
@@ -138,6 +142,18 @@ class JobRecord:
         Multiply it by a `Size.relative_time` for a split batch.
         """
         return self.iterations_left(now) * self.whole_iteration_s
+
+    @property
+    def computing(self) -> bool:
+        """Whether it iterates now."""
+        return self.status is Status.RUNNING and not self.warming_up
+
+    def startup_left(self, now: float) -> float:
+        """Return the expected seconds until the job computes, if it gets its GPUs now or has just got them."""
+        if self.status is Status.STARTING or self.warming_up:
+            left = self.gpus_since + self.startup_s - now
+            return left if left > 0.0 else 0.0
+        return 0.0 if self.gpus else self.startup_s
 
     def waited(self, now: float) -> float:
         """Return the seconds that the job was pending (not held, not blocked), over all its attempts."""

@@ -9,7 +9,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable
 from math import inf
 
-from carpool.core.model import Job, Status
+from carpool.core.model import Job
 from carpool.core.record import JobRecord
 from carpool.core.view import CellKind, ResidentKind, SharedCell
 
@@ -56,7 +56,7 @@ class SharedCells:
 
 def describe_cell(residents: tuple[JobRecord, ...], gpus: list[int], memory_left: int) -> tuple[CellKind, SharedCell]:
     """Return a cell as it belongs into the index."""
-    end = min([record.end() if record.status is Status.RUNNING else inf for record in residents])
+    end = min([record.end() if record.computing else inf for record in residents])
     in_order = sorted([(kind_of(record.job, record.accumulation), record.seq, record) for record in residents])
     kind = tuple([kind for kind, _, _ in in_order])
     seqs = tuple([seq for _, seq, _ in in_order])

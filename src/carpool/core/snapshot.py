@@ -106,6 +106,7 @@ def _restore_job(state: State, data: dict[str, Any]) -> None:
     data = renamed(data, renames.RECORD_FIELDS)
     job = decode_job(data["job"])
     record = JobRecord(job, state.shape_of(job, data["priority"]), data["seq"], data["whole_iteration_s"])
+    record.startup_s = state.perf.startup_s(job)
     for name in _KEPT:
         if name in data:  # a snapshot of an older release has fewer fields
             setattr(record, name, data[name])

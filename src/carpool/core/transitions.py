@@ -10,7 +10,7 @@ from carpool.core import events as ev
 from carpool.core import learning
 from carpool.core.claims import claim, count_for_user, leave, memory_needed, preempt, retune
 from carpool.core.model import ALIVE, PAUSE, WORKING, Allocation, Status
-from carpool.core.pace import learn, predict_alone, settle, update_pace
+from carpool.core.pace import learn, learn_startup, predict_alone, settle, update_pace
 from carpool.core.pausing import end_pause, pause, resume, swap_in, swap_out
 from carpool.core.queueing import dequeue, end, enqueue, has_finished, never_starts, requeue, reshape, resize_pending
 from carpool.core.record import JobRecord
@@ -27,6 +27,7 @@ def _submitted(state: State, event: ev.Submitted) -> None:
     shape = state.shape_of(job, job.priority)
     record = JobRecord(job, shape, state.submissions, state.perf.iteration_time(job, 1, shape.placement))
     state.submissions += 1
+    record.startup_s = state.perf.startup_s(job)
     state.jobs[job.id] = record
     record.pending_since = state.now
     record.waits_for = tuple([name for name in dict.fromkeys(job.after) if not has_finished(state, name)])
@@ -52,6 +53,7 @@ def _cancelled(state: State, event: ev.Cancelled) -> None:
         end_pause(state, record)
         record.iteration_s = 0.0
         record.status = Status.CANCELLING
+        record.warming_up = False
         record.pace_version += 1
         update_pace(state, [record, *state.cluster.mates(record)])
     elif record.status is Status.STOPPING:
@@ -190,6 +192,7 @@ def _started(state: State, event: ev.Started) -> None:
     if record is None or record.status is not Status.STARTING:
         return
     record.status = Status.RUNNING
+    record.warming_up = not event.computes
     record.leaving = ()
     if event.done is not None:
         record.done = min(event.done, float(record.job.iterations))
@@ -197,9 +200,25 @@ def _started(state: State, event: ev.Started) -> None:
         record.first_start = state.now
     if len(record.gpus) > record.most_gpus:
         record.most_gpus = len(record.gpus)
+    if event.computes:
+        learn_startup(state, record)
     update_pace(state, [record, *state.cluster.mates(record)])
     if record.paused_by_owner:
         pause(state, record)
+
+
+@handles(ev.Computing)
+def _computing(state: State, event: ev.Computing) -> None:
+    record = state.current(event)
+    if record is None or not record.warming_up:
+        return
+    record.warming_up = False
+    if record.status is not Status.RUNNING:  # it is paused, or stops: what it did before counts
+        state.reindex(record)
+        return
+    learn_startup(state, record)
+    update_pace(state, [record, *state.cluster.mates(record)])
+    state.needs_decision = True
 
 
 @handles(ev.Paused)

@@ -124,7 +124,8 @@ def _validate_job(state: State, record: JobRecord) -> None:
     if record.status is Status.BLOCKED:
         waits = all(record.job.id in state.dependents.get(name, ()) for name in record.waits_for)
         _require(bool(record.waits_for) and waits, f"{record} waits for {record.waits_for}, which do not know it")
-    if record.status is not Status.RUNNING:
+    _require(record.status in (Status.RUNNING, *PAUSE) or not record.warming_up, f"{record} warms up")
+    if not record.computing:
         _require(not record.iteration_s, f"{record} iterates")
     elif not record.pace_seen:
         expected = _worst_slowdown(state, record)
@@ -152,7 +153,7 @@ def _validate_idle(state: State) -> None:
 def _worst_slowdown(state: State, record: JobRecord) -> float:
     worst = 1.0
     for gpu in record.gpus:
-        mates = [mate for mate in state.jobs_on(gpu) if mate is not record and mate.status is Status.RUNNING]
+        mates = [mate for mate in state.jobs_on(gpu) if mate is not record and mate.computing]
         if mates:
             beside = [(mate.job, mate.accumulation) for mate in mates]
             worst = max(worst, state.perf.slowdown(record.job, record.accumulation, beside))

@@ -119,6 +119,18 @@ class JobView(Protocol):
         """Iteration up to which its pace holds."""
 
     @property
+    def warming_up(self) -> bool:
+        """Whether it is up and does not compute so far."""
+
+    @property
+    def computing(self) -> bool:
+        """Whether it iterates now."""
+
+    @property
+    def startup_s(self) -> float:
+        """Expected seconds from a claim to its first iteration."""
+
+    @property
     def pending_since(self) -> float:
         """When it last began to wait."""
 
@@ -145,6 +157,9 @@ class JobView(Protocol):
 
     def service(self, now: float) -> float:
         """Return the GPU-seconds held so far."""
+
+    def startup_left(self, now: float) -> float:
+        """Return the expected seconds until the job computes, if it gets its GPUs now or has just got them."""
 
     def waited(self, now: float) -> float:
         """Return the seconds that the job was pending so far."""

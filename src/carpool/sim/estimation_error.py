@@ -33,6 +33,9 @@ class MisestimatedTimes:
     def slowdown(self, job: Job, accumulation: int, mates: Sequence[Mate]) -> float:
         return self.model.slowdown(job, accumulation, mates)
 
+    def startup_s(self, job: Job) -> float:
+        return self.model.startup_s(job)
+
     def scaling(self, job: Job) -> Scaling | None:
         return self.model.scaling(job)
 

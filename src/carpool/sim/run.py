@@ -204,6 +204,7 @@ def _models(setup: Setup, node_gpus: int, workload: Workload) -> tuple[Performan
             node_gpus,
             ignore_placement=setup.ignore_placement,
             ignore_memory=not setup.memory_limit,
+            startup=setup.costs.launch,
         )
 
     truth = model(setup.truth)

@@ -7,17 +7,20 @@ import pytest
 
 from carpool import policies
 from carpool.core import events as ev
-from carpool.core.model import Status
+from carpool.core.model import Allocation, Decision, Status
+from carpool.core.perf import ConstantInterference, FittedModel
 from carpool.core.state import State
 from carpool.live.executors.memory import MemoryExecutor
 from carpool.live.insight import forecast as module
 from carpool.live.insight.forecast import forecast
+from carpool.policies.simple.sjf import Sjf
 from carpool.profile.schema import load
 from carpool.sim import Setup, generate, simulate
 from carpool.sim.run import _models
 from carpool.sim.workload import Workload
 from tests.support.fakes import FakeClock
 from tests.support.services import one, serving, settle, shell
+from tests.support.world import job, model, nodes
 
 
 def story(policy, count=40, seed=3):
@@ -148,3 +151,19 @@ async def test_a_dry_run_says_what_explain_says_after_the_submission(quick_home,
                 assert before["where"] is None
                 assert (before["start"], before["end"]) == (after["start"], after["end"])
             assert before["run"] == after["run"]
+
+
+def test_a_job_that_warms_up_computes_when_its_start_up_is_believed_to_end():
+    perf = FittedModel(model(2.0, 1).tasks, ConstantInterference(2.0), 1, ignore_memory=True, startup=lambda job: 8.0)
+    state = State(perf, Sjf().key)
+    for event in (
+        ev.NodeJoined(0.0, nodes("1x1")[0]),
+        ev.Submitted(0.0, job("first", left=100.0)),
+        ev.Submitted(0.0, job("second", left=100.0, exclusive=True)),
+        ev.Planned(0.0, (Decision("first", Allocation((0,)), "why"),)),
+        ev.Started(2.0, "first", 1, computes=False),
+    ):
+        state.apply(event)
+    found = forecast(state, Sjf, now=5.0)
+    assert found["first"].believed.end == pytest.approx(108.0)
+    assert found["second"].believed.end == pytest.approx(108.0 + 8.0 + 100.0)

@@ -17,12 +17,12 @@ from carpool.core import events as ev
 from carpool.core import snapshot
 from carpool.core.elastic import Pace, Scaling
 from carpool.core.model import GpuId, Job, JobId, Status
-from carpool.core.perf import Mate, PerformanceModel, Placement
+from carpool.core.perf import Mate, PerformanceModel, Placement, no_startup
 from carpool.core.queue import Entry, Queue
 from carpool.core.record import JobRecord
 from carpool.core.scheduler import Policy, Scheduler
 from carpool.core.state import State
-from carpool.sim.engine import CannotFinish, Engine
+from carpool.sim.engine import CannotFinish, Costs, Engine
 
 MOST_QUIET_CALLS = 100
 """Number of calls of the policy in a row, while no job computes, after which a forecast ends."""
@@ -57,6 +57,7 @@ class FrozenModel:
         self.fewest_nodes: Callable[[int], int] = model.fewest_nodes
         self.memory: Callable[[Job, int], int] = model.memory
         self.slowdown: Callable[[Job, int, Sequence[Mate]], float] = model.slowdown
+        self.startup_s: Callable[[Job], float] = model.startup_s
         self.scaling: Callable[[Job], Scaling | None] = model.scaling
         self.noise: Callable[[Job, float], float] = model.noise
         self.scaled_pace: Callable[[Job, int, int, Placement, float], Pace] = model.scaled_pace
@@ -121,7 +122,7 @@ def _far(
 
 def _start_delay(policy: Policy, record: JobRecord) -> float:
     """Return the seconds that the simulator charges for the next start of a job that waits."""
-    return policy.restart_s if record.attempt else float(getattr(policy, "start_s", 0.0))
+    return record.startup_s + (policy.restart_s if record.attempt else float(getattr(policy, "start_s", 0.0)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +202,16 @@ def _encode(state: State) -> dict[str, Any]:
     return snapshot.encode(shallow)
 
 
+@dataclass(frozen=True, slots=True)
+class BelievedCosts(Costs):
+    """The delays of a simulated future: each job starts up for as long as is believed of it."""
+
+    startup: Callable[[Job], float] = no_startup
+
+    def launch(self, job: Job) -> float:
+        return self.startup(job)
+
+
 class FutureEngine(Engine):
     """The simulator's engine, started from a state in which jobs already wait and run."""
 
@@ -212,6 +223,7 @@ class FutureEngine(Engine):
             belief=state.perf,
             jobs_per_gpu=state.jobs_per_gpu,
             resident_per_gpu=state.resident_per_gpu,
+            costs=BelievedCosts(startup=state.perf.startup_s),
             log=self._remember,
         )
         self.scheduler.state = self.belief = self.world = state
@@ -242,7 +254,8 @@ class FutureEngine(Engine):
                 self._push(now, ev.Resumed(now, record.job.id, record.attempt), 0)
             elif record.status in (Status.STARTING, Status.RUNNING):
                 at = max(now, self._launch_time(record.gpus_since, record))
-                self._push(at, ev.Started(at, record.job.id, record.attempt), 0)
+                kind = ev.Computing if record.warming_up else ev.Started
+                self._push(at, kind(at, record.job.id, record.attempt), 0)
             elif record.status in (Status.STOPPING, Status.CANCELLING):
                 self._push(now, ev.Stopped(now, record.job.id, record.attempt, record.checkpoint), 0)
         batch: list[ev.Event] = []

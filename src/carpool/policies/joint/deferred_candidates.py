@@ -9,7 +9,7 @@ from heapq import heapify, heappop, nsmallest
 from itertools import islice, takewhile
 
 from carpool.core.draft import Draft
-from carpool.core.model import GpuId, Status
+from carpool.core.model import GpuId
 from carpool.core.shapes import Size
 from carpool.core.view import JobView
 from carpool.policies.joint.moves import ClaimGpus, Suspend
@@ -128,7 +128,7 @@ class DeferredCandidates:
         found: dict[int, list[JobView]] = {}
         for job in view.running:
             own_batch = job.batch is None
-            if job.status is Status.RUNNING and own_batch and all(len(view.jobs_on(gpu)) == 1 for gpu in job.gpus):
+            if job.computing and own_batch and all(len(view.jobs_on(gpu)) == 1 for gpu in job.gpus):
                 found.setdefault(len(job.gpus), []).append(job)
         for jobs in found.values():
             jobs.sort(key=lambda job: (objective.end(job), job.seq), reverse=True)

@@ -9,7 +9,7 @@ from itertools import islice
 from math import ceil
 
 from carpool.core.draft import Draft
-from carpool.core.model import SWAP_IN_S, SWAP_OUT_S, GpuId, Status
+from carpool.core.model import SWAP_IN_S, SWAP_OUT_S, GpuId
 from carpool.core.rules import Resident, sharing_problem
 from carpool.core.shapes import Size
 from carpool.core.view import JobView
@@ -276,7 +276,7 @@ class PauseCandidates:
         known = self._pausable.get(host.seq)
         if known is None:
             known = self._pausable[host.seq] = (
-                host.status is Status.RUNNING
+                host.computing
                 and host.job.can_pause
                 and host.batch is None
                 and not is_overdue(host, self.objective.now, self.patience, self.view.mean_jct_s)

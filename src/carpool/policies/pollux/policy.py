@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import log
 
 from carpool.core.elastic import Scaling
-from carpool.core.model import Allocation, Decision, GpuId, Job, Status
+from carpool.core.model import Allocation, Decision, GpuId, Job
 from carpool.core.perf import Placement
 from carpool.core.shapes import Size
 from carpool.core.view import JobView, View
@@ -88,7 +88,7 @@ class PolluxRound:
     def _may_move(self, job: JobView) -> bool:
         """Return whether a job may be moved: it runs, has no mates and can be suspended."""
         alone = all(len(self.view.jobs_on(gpu)) == 1 for gpu in job.gpus)
-        return job.status is Status.RUNNING and job.job.can_checkpoint and alone
+        return job.computing and job.job.can_checkpoint and alone
 
     # ---- what GPUs are worth to a job ------------------------------------------------------------------------------
 
