@@ -247,8 +247,9 @@ class ControlReader:
         self._descriptor = descriptor
         stat = os.fstat(descriptor)
         self._written = stat.st_mtime_ns
-        with contextlib.suppress(ValueError):
-            self._control = _parse(json.loads(os.pread(descriptor, stat.st_size, 0)))
+        data = os.pread(descriptor, JSON_BYTES + 1, 0)
+        with contextlib.suppress(ValueError, RecursionError):
+            self._control = _parse(json.loads(data) if len(data) <= JSON_BYTES else None)
 
     def close(self) -> None:
         if self._descriptor >= 0:

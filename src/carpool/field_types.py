@@ -7,13 +7,14 @@ caller adds the place. No third-party package is imported here.
 
 import json
 import re
+import reprlib
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from carpool.errors import InputError
+from carpool.errors import InputError, on_one_line
 from carpool.units import parse_bytes, parse_duration
 
 MAX_TEXT = 131_072
@@ -30,15 +31,31 @@ RESERVED_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "M
 UNBOUNDED = 10**300
 """Upper bound of a number that has none: every finite number of this size is wrong anyway."""
 _PLAIN_DIGITS = 10**7
+_BITS = 1000
+"""Largest number that is shown in a message."""
+_BOUNDED = reprlib.Repr()
+_BOUNDED.maxlevel, _BOUNDED.maxlist, _BOUNDED.maxdict, _BOUNDED.maxtuple = 3, 20, 20, 20
+_BOUNDED.maxset = _BOUNDED.maxstring = _BOUNDED.maxlong = _BOUNDED.maxother = 80
 
 
 class FieldError(ValueError):
     """A value that its field cannot have. The message says what is wrong and what to write instead."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(on_one_line(message))
+
 
 def shown(value: object, most: int = 60) -> str:
-    """Return the value for a message: short, on one line, and harmless in a terminal."""
-    text = json.dumps(value) if value is None or isinstance(value, bool) else ascii(value)
+    """Return the value for a message: short, on one line, and harmless in a terminal. Little of a large value is looked
+    at: a few lines of YAML can stand for a list that no memory holds."""
+    if value is None or isinstance(value, bool):
+        text = json.dumps(value)
+    elif isinstance(value, str):
+        text = ascii(value[: most + 1])
+    elif isinstance(value, int) and value.bit_length() > _BITS:
+        text = f"a number of {value.bit_length()} bits"
+    else:
+        text = _BOUNDED.repr(value).encode("ascii", "backslashreplace").decode()
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 

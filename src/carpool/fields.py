@@ -5,6 +5,8 @@ its name, the path of the field and a remedy, instead of failing later inside a 
 are those of `field_types`; `job_schema` reads jobs with the same types.
 """
 
+import json
+import tomllib
 from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn, Self, TypeVar
 
@@ -12,6 +14,46 @@ from carpool.errors import InputError, nearest
 from carpool.field_types import UNBOUNDED, AnyText, FieldError, FieldType, RealNumber, WholeNumber, YesNo, shown
 
 T = TypeVar("T")
+MAX_DOTS = 100
+"""Number of dots in a line of TOML. The reader's time grows with the square of a key's parts."""
+
+
+def read_json_text(text: str, unique: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None = None) -> Any:
+    """Return the value of a JSON text that another wrote. Raise `NotReadable`, also where the text is nested deeper or
+    holds longer numbers than can be read. `unique` makes an object of its pairs."""
+    try:
+        return json.loads(text, object_pairs_hook=unique)
+    except json.JSONDecodeError as error:
+        raise NotReadable(error.lineno, error.msg) from None
+    except RecursionError:
+        raise NotReadable(1, "nested too deep") from None
+    except InputError:
+        raise
+    except ValueError as error:  # a number of thousands of digits
+        raise NotReadable(1, str(error).partition(";")[0]) from None
+
+
+def read_toml_text(text: str) -> dict[str, Any]:
+    """Return the value of a TOML text that another wrote. Raise `NotReadable`."""
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.count(".") > MAX_DOTS:
+            raise NotReadable(number, f"more than {MAX_DOTS} dots in a line")
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise NotReadable(None, str(error)) from None
+    except RecursionError:
+        raise NotReadable(None, "nested too deep") from None
+    except ValueError as error:  # a date that does not exist, a number of thousands of digits
+        raise NotReadable(None, str(error).partition(";")[0]) from None
+
+
+class NotReadable(ValueError):
+    """A text is not JSON or not TOML, or more than can be read."""
+
+    def __init__(self, line: int | None, problem: str) -> None:
+        self.line, self.problem = line, problem
+        super().__init__(problem if line is None else f"line {line}: {problem}")
 
 
 class Fields:

@@ -116,10 +116,7 @@ class Home:
 
     def read_address(self) -> dict[str, Any] | None:
         """Return `url` and `pid` of the service; None if no service runs."""
-        try:
-            data = json.loads(self.address.read_text())
-        except (OSError, ValueError):
-            return None
+        data = read_json(self.address)
         return data if isinstance(data, dict) and isinstance(data.get("url"), str) else None
 
     def remove_address(self) -> None:

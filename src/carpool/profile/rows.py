@@ -7,13 +7,14 @@ and `group` rows. A matrix is CSV in which the row's task is slowed by the colum
 
 import csv
 import io
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from carpool.field_types import shown
+from carpool.fields import NotReadable, read_json_text
 from carpool.profile.fields import ProfileError, ProfileFields
 from carpool.profile.values import Group, GroupJob, Pair
 
@@ -214,7 +215,7 @@ def _slowdown(text: str, where: str) -> float:
     xi = number(text, where)
     if xi < 1:
         raise ProfileError(
-            f"{where}: {text.strip()} is below 1; give the slow-down (shared time / time alone), 1 for none"
+            f"{where}: {shown(text.strip())} is below 1; give the slow-down (shared time / time alone), 1 for none"
         )
     return xi
 
@@ -234,9 +235,9 @@ def _csv(path: str | Path) -> list[tuple[int, list[str]]]:
 def _measurement(path: str | Path) -> ProfileFields:
     text = _text(path)
     try:
-        value: Any = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ProfileError(f"{path}: line {error.lineno}: not JSON ({error.msg}); give a measurement file") from None
+        value: Any = read_json_text(text)
+    except NotReadable as error:
+        raise ProfileError(f"{path}: line {error.line}: not JSON ({error.problem}); give a measurement file") from None
     return ProfileFields(value, str(path))
 
 
@@ -255,21 +256,21 @@ def number(text: str, where: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise ProfileError(f"{where}: {text.strip()!r} is not a number; give one") from None
+        raise ProfileError(f"{where}: {shown(text.strip())} is not a number; give one") from None
     if not math.isfinite(value):
-        raise ProfileError(f"{where}: {text.strip()} is not finite; measure it again or leave the row out")
+        raise ProfileError(f"{where}: {shown(text.strip())} is not finite; measure it again or leave the row out")
     return value
 
 
 def positive(text: str, where: str) -> float:
     value = number(text, where)
     if value <= 0:
-        raise ProfileError(f"{where}: {text.strip()} is not above 0; measure it again")
+        raise ProfileError(f"{where}: {shown(text.strip())} is not above 0; measure it again")
     return value
 
 
 def whole(text: str, where: str) -> int:
     value = number(text, where)
     if value < 1 or value != int(value):
-        raise ProfileError(f"{where}: {text.strip()} is not a whole number of at least 1; fix it")
+        raise ProfileError(f"{where}: {shown(text.strip())} is not a whole number of at least 1; fix it")
     return int(value)

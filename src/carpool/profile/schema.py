@@ -16,6 +16,7 @@ from typing import Any
 from carpool.core.elastic import NoisePhase, Scaling
 from carpool.core.perf import AllReduce
 from carpool.errors import nearest
+from carpool.fields import NotReadable, read_json_text
 from carpool.files import whole_file
 from carpool.profile.fields import ProfileError, ProfileFields
 from carpool.profile.measure.raw import MECHANISMS, measurement, plain
@@ -67,9 +68,9 @@ def load(name_or_path: str | Path) -> Profile:
 def loads(text: str, file: str) -> Profile:
     """Parse a profile; `file` is its name in messages."""
     try:
-        value = json.loads(text, object_pairs_hook=lambda pairs: _unique(pairs, file))
-    except json.JSONDecodeError as error:
-        problem = f"line {error.lineno}: not JSON ({error.msg}); write it with carpool fit"
+        value = read_json_text(text, lambda pairs: _unique(pairs, file))
+    except NotReadable as error:
+        problem = f"line {error.line}: not JSON ({error.problem}); write it with carpool fit"
         raise ProfileError(f"{file}: {problem}") from None
     fields = ProfileFields(value, file)
     schema = fields.whole("schema", 1)

@@ -17,6 +17,7 @@ from typing import Any
 
 import carpool
 from carpool.errors import InputError
+from carpool.fields import read_json_text
 from carpool.sim import generate
 from carpool.sim.metrics import Summary
 from carpool.sim.run import Setup
@@ -127,7 +128,7 @@ class RunCache:
             text = path.read_text(encoding="utf-8")
             whole = text[: text.rfind("\n") + 1]  # an interruption may have cut off the last line
             for line in whole.splitlines():
-                entry = json.loads(line)
+                entry = read_json_text(line)
                 self._known[entry["key"]] = entry["run"]
             if whole != text:
                 path.write_text(whole, encoding="utf-8")

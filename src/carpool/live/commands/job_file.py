@@ -9,16 +9,17 @@ iterations: 20000
 ```
 """
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
 from carpool import job_schema
 from carpool.errors import InputError
+from carpool.fields import read_toml_text
 from carpool.job_schema import FIELDS, Edge, JobField
 
 SUFFIXES = (".yaml", ".yml", ".toml")
-MAX_BYTES = 1 << 20
+MAX_BYTES = 128 << 10
+"""Size of the largest job file. Reading YAML of this size takes a second or two."""
 
 
 def read(path: Path, among: tuple[JobField, ...] = FIELDS) -> dict[str, Any]:
@@ -34,7 +35,7 @@ def read(path: Path, among: tuple[JobField, ...] = FIELDS) -> dict[str, Any]:
 def _load(path: Path) -> Any:
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise InputError(f"{path}: is larger than {MAX_BYTES >> 20} MiB; a job file holds only a job's fields")
+            raise InputError(f"{path}: is larger than {MAX_BYTES >> 10} KiB; a job file holds only a job's fields")
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         remedy = "give a YAML or TOML file, or a command after `--`"
@@ -44,7 +45,7 @@ def _load(path: Path) -> Any:
         raise InputError(f"{path}: {why}") from None
     try:
         if path.suffix == ".toml":
-            return tomllib.loads(text)
+            return read_toml_text(text)
         return _load_yaml(text)
     except ModuleNotFoundError:
         raise InputError(f"{path}: YAML needs an extra: pip install 'carpool[live]'; TOML works without") from None

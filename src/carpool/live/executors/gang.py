@@ -5,7 +5,6 @@ Used by the local executor. Nothing here waits or starts anything.
 
 import contextlib
 import json
-import math
 import os
 import re
 import signal
@@ -26,6 +25,10 @@ from carpool.live.home import read_json, write_private
 OUT_OF_MEMORY = re.compile(rb"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED")
 """Pattern in the log's last lines that shows that GPU memory ran out, for scripts without the training library."""
 TAIL_BYTES = 16_384
+MAX_RANKS = 1 << 20
+"""Largest number of workers that a gang can have."""
+LATEST = 2.0**40
+"""Latest time in a record, in seconds; NaN is no time either."""
 KILLED = 137
 """Exit code of a worker whose wrapper was killed: the kernel killed the worker too."""
 GANG_FILE, FAILURE_FILE = "gang.json", "broken.json"
@@ -265,7 +268,7 @@ def _integer(record: dict[str, Any], name: str) -> int | None:
 def _moment(record: dict[str, Any], name: str, rebooted: bool) -> float | None:
     """Return a time of a wrapper's record on the clock `since_boot`; after a reboot, the wall clock tells it."""
     value = record.get(name) if rebooted else record.get(f"{name}_uptime")
-    if not isinstance(value, int | float) or not math.isfinite(value):
+    if not isinstance(value, int | float) or not abs(value) < LATEST:
         return None
     return since_boot() - (time.time() - value) if rebooted else float(value)
 
@@ -283,13 +286,15 @@ def open_gang(directory: Path, key: GangKey) -> LocalGang | None:
         return None
     try:
         return _gang_of(directory, key, record)
-    except (AttributeError, KeyError, TypeError, ValueError):  # not what the service wrote
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):  # not what the service wrote
         return None
 
 
 def _gang_of(directory: Path, key: GangKey, record: dict[str, Any]) -> LocalGang:
     slots = tuple(GpuSlot(**slot) for slot in record["slots"])
     gang = LocalGang(key, directory, slots, exclusive=record.get("exclusive", False))
+    if type(record["ranks"]) is not int or not 0 < record["ranks"] <= MAX_RANKS:
+        raise ValueError("no number of workers")
     for number in range(record["ranks"]):
         rank = LocalRank(directory / f"rank-{number}")
         rank.refresh()

@@ -102,12 +102,21 @@ UPGRADES: tuple[Callable[[Connection], None], ...] = (_to_1, _to_2, _to_3)
 VERSION = len(UPGRADES)
 
 
+def _number(connection: Connection, text: str) -> int:
+    """Return the version that a journal states; if that is damaged, the one that its tables show."""
+    if text.isdecimal() and len(text) < 10:
+        return int(text)
+    if connection.execute(select(meta.c.value).where(meta.c.key == RELEASES)).first() is not None:
+        return 3
+    return 2 if inspect(connection).has_table("estimates") else 1
+
+
 def bring_up_to_date(connection: Connection) -> int:
     """Make the tables, or upgrade those of an older release. Return the version that was found (0: none)."""
     found = 0
     if inspect(connection).has_table("meta"):
         row = connection.execute(select(meta.c.value).where(meta.c.key == "version")).first()
-        found = int(row[0]) if row else 0
+        found = _number(connection, str(row[0])) if row else 0
     if found > VERSION:
         raise InputError(
             f"this home was written by a newer release (journal {found}, known {VERSION}); upgrade Carpool"

@@ -26,6 +26,8 @@ from carpool.live.journal.salvage import is_sound, salvage
 
 BUSY_S = 5.0
 """Seconds that a write waits for another process, a backup for example, to release the database."""
+DAMAGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What reading a row raises that a fault of the disk or another program changed."""
 NOTE = "Note"
 """Kind of the rows that are notes for operators."""
 DAMAGED = "Damaged"
@@ -206,7 +208,7 @@ class Store:
             for seq, data in connection.execute(select(schema.snapshots).order_by(schema.snapshots.c.seq.desc())):
                 try:
                     yield seq, json.loads(data)
-                except ValueError:
+                except DAMAGE:
                     continue
 
     def events_after(self, seq: int) -> Iterator[tuple[int, ev.Event | None]]:
@@ -226,7 +228,7 @@ class Store:
             return codec.decode(json.loads(data))
         except codec.UnknownEvent as unknown:
             raise codec.UnknownEvent(unknown.kind, self.release_of(seq)) from None
-        except (ValueError, KeyError, TypeError):
+        except DAMAGE:
             return None
 
     def release_of(self, seq: int) -> str | None:
@@ -235,11 +237,11 @@ class Store:
         return next((release for first, release in reversed(releases) if first <= seq), None)
 
     def last_moment(self) -> tuple[float, float] | None:
-        """Return the time and the time since boot of the last event."""
+        """Return the time and the time since boot of the last event; None if there is none, or if they are damaged."""
         asked = select(schema.events.c.at, schema.events.c.uptime).order_by(schema.events.c.seq.desc()).limit(1)
         with self._engine.connect() as connection:
             row = connection.execute(asked).first()
-        return (row[0], row[1]) if row else None
+        return (row[0], row[1]) if row and all(isinstance(part, float | int) for part in row) else None
 
     def meta(self) -> dict[str, str]:
         with self._engine.connect() as connection:
@@ -252,7 +254,7 @@ class Store:
             for name, row in connection.execute(select(schema.users)):
                 try:
                     users[name] = json.loads(row)
-                except (ValueError, TypeError, RecursionError):
+                except DAMAGE:
                     self.notes.append(f"the journal's row of user {name} cannot be read")
         return users
 

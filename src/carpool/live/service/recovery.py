@@ -24,7 +24,7 @@ from carpool.live.accounts import ADMIN
 from carpool.live.clock import Clock
 from carpool.live.executors.base import Executor, ExecutorListener, GangKey, StopMode
 from carpool.live.home import OWN_JSON_BYTES, Home, read_json, read_own_json
-from carpool.live.journal.store import Commit, Store
+from carpool.live.journal.store import DAMAGE, Commit, Store
 from carpool.live.service.dispatcher import Dispatcher
 from carpool.live.service.estimator import JobEstimator
 from carpool.live.service.inbox import Inbox
@@ -79,7 +79,7 @@ def _replay(store: Store, make: MakeScheduler, loaded: LoadedState) -> int | Non
             scheduler.state = snapshot.restore(data, perf, policy.key, *widest)
             loaded.seq = seq
             break
-        except (KeyError, TypeError, ValueError) as error:
+        except DAMAGE as error:
             scheduler = loaded.scheduler = make(widest)  # the belief may be half restored
             loaded.notes.append(f"the snapshot after event {seq} cannot be read ({error!r}); an older one is used")
     state = scheduler.state
@@ -88,7 +88,7 @@ def _replay(store: Store, make: MakeScheduler, loaded: LoadedState) -> int | Non
             if event is None:
                 return seq
             state.apply(event)
-        except (KeyError, ValueError) as error:
+        except DAMAGE as error:
             loaded.notes.append(f"event {seq} of the journal contradicts the events before it: {error!r}")
             return seq
     state.jobs_per_gpu, state.resident_per_gpu = wanted
@@ -130,7 +130,7 @@ class JobRecovery:
             self.book.specs[str(data["id"])] = data["spec"]
             self._find(str(data["id"]), data["user"], new=True, doubt=self._owner_doubt(data["user"], data["uid"]))
         for name in [name for name in state.jobs if name not in self.book.specs]:
-            self._keep_without_spec(name, is_known=int(name) in known)
+            self._restore_spec(name, is_known=int(name) in known)
         unwritten = {str(row["id"]) for row in rows}
         for name in [name for name in state.ended if name not in unwritten]:
             del state.ended[name]
@@ -152,10 +152,11 @@ class JobRecovery:
             self.inbox.note(f"job {name}: its row in the journal is damaged ({error}); it does not start again")
             return unreadable()
 
-    def _keep_without_spec(self, name: str, is_known: bool) -> None:
-        """Keep a job of which only events are left, so that its owner sees it and can cancel it."""
-        self.inbox.note(f"job {name}: the journal lost what was submitted; it does not start again")
-        self.book.specs[name] = spec = unreadable()
+    def _restore_spec(self, name: str, is_known: bool) -> None:
+        """Find the spec of a job whose row is lost or says that it has ended. Without one the job is kept, too, so that
+        its owner sees it and can cancel it."""
+        row = self.store.job(int(name)) or {}
+        self.book.specs[name] = spec = self._spec({"id": name, "spec": row.get("spec")})
         record = self.state.jobs[name]
 
         def prepare(now: float, commit: Commit) -> Sequence[ev.Event]:

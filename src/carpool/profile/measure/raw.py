@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from carpool.fields import NotReadable, read_json_text
 from carpool.profile.fields import ProfileError, ProfileFields
 
 VERSION = 3
@@ -272,8 +273,8 @@ def _origin(f: ProfileFields) -> tuple[str, Origin]:
 
 def _json(line: str, path: str | Path, number: int) -> Any:
     try:
-        return json.loads(line)
-    except ValueError:
+        return read_json_text(line)
+    except NotReadable:
         raise ProfileError(f"{path}: line {number}: not a measurement; remove the line, or give another file") from None
 
 

@@ -4,7 +4,6 @@ Reading is strict: an unknown name, a policy that does not exist or a number out
 names its place.
 """
 
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from carpool import policies
 from carpool.errors import InputError
+from carpool.fields import NotReadable, read_toml_text
 from carpool.profile.interference import read_interference
 from carpool.report.paper.fields import TomlTable
 from carpool.sim import generate
@@ -154,14 +154,14 @@ def load(path: Path | None = None, quick: bool = False) -> PaperConfig:
     file = str(path) if path else SHIPPED
     try:
         text = path.read_text("utf-8") if path else (resources.files(__package__) / SHIPPED).read_text("utf-8")
-        values = tomllib.loads(text)
+        values = read_toml_text(text)
     except FileNotFoundError:
         raise InputError(f"{file}: no such file; start from a copy of the shipped {SHIPPED}") from None
     except OSError as error:
         raise InputError(f"{file}: cannot be read: {error.strerror}; give a TOML file") from None
     except UnicodeDecodeError:
         raise InputError(f"{file}: is not a text file in UTF-8; give a TOML file") from None
-    except tomllib.TOMLDecodeError as error:
+    except NotReadable as error:
         raise InputError(f"{file}: is not TOML: {error}; fix it") from None
     top = TomlTable(values, file)
     config = _config(top, text)
