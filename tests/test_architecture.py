@@ -17,7 +17,7 @@ import pytest
 import carpool
 
 SOURCE = Path(carpool.__file__).parent
-BOTTOM = {"errors", "units", "files", "interrupts", "field_types", "fields", "job_schema"}
+BOTTOM = {"errors", "units", "files", "interrupts", "field_types", "fields", "sweeps", "job_schema"}
 SCHEDULER = {"core", "policies", "belief", "profile"}
 DEPENDS_ON: dict[str, set[str]] = {
     # helpers that every package may use
@@ -26,7 +26,8 @@ DEPENDS_ON: dict[str, set[str]] = {
     "interrupts": set(),
     "field_types": {"errors", "units"},
     "fields": {"errors", "field_types"},
-    "job_schema": {"errors", "field_types"},
+    "sweeps": {"field_types"},
+    "job_schema": {"errors", "field_types", "sweeps"},
     "files": {"errors", "interrupts"},
     # what a training process imports; it knows the scheduler only through the channel
     "channel": set(),
@@ -58,6 +59,7 @@ PURE = (
     "units",
     "field_types",
     "fields",
+    "sweeps",
     "job_schema",
     "interrupts",
     "files",

@@ -98,8 +98,8 @@ def test_one_line_adds_a_row_to_the_documentation():
 
 
 def test_every_edge_has_the_fields_of_the_schema():
-    options = {parameter.name for parameter in submit.params} - {"words", "home", "as_json", "dry_run", "wait"}
-    assert options == {one.name for one in on(Edge.OPTION)}
+    own = {"words", "home", "as_json", "dry_run", "wait", "clean_env"}
+    assert {parameter.name for parameter in submit.params} - own == {one.name for one in on(Edge.OPTION)}
     request = {name for name, one in messages.JobRequest.model_fields.items() if not one.deprecated}
     assert request == {one.name for one in on(Edge.REQUEST)}
     stored = {one.name: None for one in on(Edge.STORED)}

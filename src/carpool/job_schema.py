@@ -31,6 +31,7 @@ from carpool.field_types import (
     YesNo,
     shown,
 )
+from carpool.sweeps import SweepValues
 
 MAX_NUMBER = 10**12
 """Largest number of a field: sums of larger times lose their milliseconds."""
@@ -228,6 +229,11 @@ class Spec:
     array: str | None = job_field(
         ArrayIndexes(),
         "Submit one job for each index of 0-9 or 1,4,7-8; CARPOOL_ARRAY_INDEX tells a job its own.",
+        edges=LIVE ^ Edge.STORED,
+    )
+    sweep: Mapping[str, tuple[str, ...]] | None = job_field(
+        SweepValues(),
+        "Submit one job for each combination of values; {NAME} in the command stands for the value.",
         edges=LIVE ^ Edge.STORED,
     )
     array_index: int | None = job_field(WholeNumber(0, 10**9), "Index of the job in its array.", edges=Edge.STORED)

@@ -92,6 +92,13 @@ class Served:
         request = {"command": list(command or ("sleep", "60")), "directory": "/", "grace_s": 1.0, **fields}
         return self.client(token).post("/v1/jobs", request)["job"]
 
+    def until_logged(self, job: str, text: bytes) -> None:
+        """Wait until a job has written a text to its standard output, which it does a moment after it started."""
+        until = time.monotonic() + 30.0
+        while text not in self.client().raw(f"/v1/jobs/{job}/logs")[0]:
+            assert time.monotonic() < until, f"job {job} did not print {text!r}"
+            time.sleep(0.05)
+
     def until(self, job: str, *states: str) -> dict:
         until = time.monotonic() + 30.0
         while time.monotonic() < until:

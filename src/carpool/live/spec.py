@@ -12,9 +12,11 @@ from typing import Any
 from carpool.errors import InputError
 from carpool.field_types import ArrayIndexes, FieldError
 from carpool.job_schema import Edge, Spec, read
+from carpool.sweeps import combinations, fill
 
-__all__ = ["ARRAY_VARIABLE", "Spec", "expand", "from_json", "parse", "stored", "unreadable"]
+__all__ = ["ARRAY_VARIABLE", "Spec", "expand", "expand_sweep", "from_json", "parse", "stored", "unreadable"]
 ARRAY_VARIABLE = "CARPOOL_ARRAY_INDEX"
+LONGEST_NAME = 200
 
 
 def from_json(text: str) -> Spec:
@@ -51,3 +53,18 @@ def expand(spec: Spec, array: str) -> list[Spec]:
     except FieldError as error:
         raise InputError(f"array: {error}") from None
     return [replace(spec, name=f"{spec.name}[{i}]" if spec.name else "", array_index=i) for i in indexes]
+
+
+def expand_sweep(spec: Spec, sweep: Mapping[str, tuple[str, ...]]) -> list[Spec]:
+    """Return one spec for each combination of a sweep's values, with the values in its command and its name."""
+    for name in sweep:
+        if not any(f"{{{name}}}" in word for word in spec.command):
+            raise InputError(f"sweep: the command does not say {{{name}}}; write it where the value belongs")
+    found = []
+    for index, values in enumerate(combinations(sweep)):
+        command = tuple(fill(word, values) for word in spec.command)
+        label = ",".join(f"{name}={value}" for name, value in values.items())
+        name = f"{spec.name}[{label}]" if spec.name else label
+        name = name if len(name) <= LONGEST_NAME else f"{spec.name[: LONGEST_NAME - 12]}[{index}]"
+        found.append(replace(spec, name=name, command=command, array_index=index))
+    return found

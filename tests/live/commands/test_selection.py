@@ -177,3 +177,17 @@ def test_after_takes_the_latest_job_of_that_name_if_all_have_ended(service):
     assert said.code == 0
     service.until(json.loads(said.out)["job"], "finished")
     assert service.call("submit", "--after", "no-such-name", "--", "true").code == 2
+
+
+def test_a_sweep_is_an_array_with_its_values_in_commands_and_names(service):
+    sweep = ("--sweep", "lr=0.1,0.01", "--sweep", "seed=1-2")
+    said = service.call("submit", "--json", "--name", "grid", *sweep, "--", "echo", "{lr}/{seed}")
+    jobs = json.loads(said.out)["jobs"]
+    for job in jobs:
+        service.until(job, "finished")
+    assert [service.call("logs", job).out.strip() for job in jobs] == ["0.1/1", "0.1/2", "0.01/1", "0.01/2"]
+    rows = service.json("jobs", "--all", "grid[*]", "--sort", "job")
+    assert [row["name"] for row in rows][:2] == ["grid[lr=0.1,seed=1]", "grid[lr=0.1,seed=2]"]
+    said = service.call("submit", "--sweep", "lr=1", "--", "echo", "lr")
+    assert said.code == 2
+    assert "{lr}" in said.err

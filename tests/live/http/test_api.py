@@ -65,7 +65,7 @@ def test_the_token_is_documented(service):
 def test_users_see_the_queue_and_change_only_their_own_jobs(service, alice, bob):
     job = service.submit("sh", "-c", "echo secret; sleep 60", token=alice, env={"KEY": "s3cret"}, name="hers")
     service.until(job, "running")
-    hers, his, admin = service.client(alice), service.client(bob), service.client()
+    hers, his = service.client(alice), service.client(bob)
     assert [row["user"] for row in his.jobs() if row["job"] == job] == ["alice"]
     for action in ("cancel", "hold", "release", "pause", "resume", "requeue"):
         assert refused(his.post, f"/v1/jobs/{job}/{action}") == 403
@@ -77,7 +77,7 @@ def test_users_see_the_queue_and_change_only_their_own_jobs(service, alice, bob)
     assert "s3cret" not in shown
     assert "echo secret" not in shown
     assert hers.get(f"/v1/jobs/{job}")["spec"]["env"] == {"KEY": "s3cret"}
-    assert b"secret" in admin.raw(f"/v1/jobs/{job}/logs")[0]
+    service.until_logged(job, b"secret")
     hers.put(f"/v1/jobs/{job}/priority", {"priority": 5})
     hers.post(f"/v1/jobs/{job}/cancel")
     service.until(job, "cancelled")

@@ -162,7 +162,7 @@ def _in_array(word: str, array: str, indexes: str) -> Callable[[Row], bool]:
         index = row.get("array_index")
         if index is None or (wanted is not None and index not in wanted):
             return False
-        return bool(row.get("array_job") == array or row["name"] == f"{array}[{index}]")
+        return bool(row.get("array_job") == array or row["name"].startswith(f"{array}["))
 
     return accept
 

@@ -14,10 +14,12 @@ from carpool.job_schema import FIELDS, Edge, JobField, on
 from carpool.live.commands import job_file
 from carpool.live.commands.options import Command, OptionType, connect, home_option, json_option, print_json
 from carpool.live.commands.selection import select_dependencies, split_words
+from carpool.live.commands.shell import find_program, travelling
 from carpool.live.commands.tables import dry_run_lines
 from carpool.live.http.client import Client
 from carpool.live.http.code_snapshot import pack
 from carpool.live.text import printable, size
+from carpool.sweeps import SweepValues
 
 EXIT_CODES = {"finished": 0, "failed": 1, "cancelled": 130}
 """Exit codes for jobs whose workers left none."""
@@ -54,6 +56,7 @@ def _option(one: JobField) -> Callable[[Command], Command]:
 )
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[JOBFILE | [--] COMMAND …]")
 @job_options()
+@click.option("--clean-env", is_flag=True, help="Send nothing of this shell's environment with the job.")
 @click.option("--dry-run", is_flag=True, help="Print what would happen, without submitting the job.")
 @click.option("--wait", is_flag=True, help="Wait for the end of the job and return its exit code.")
 @home_option
@@ -61,10 +64,14 @@ def _option(one: JobField) -> Callable[[Command], Command]:
 def submit(words: tuple[str, ...], home: Path | None, as_json: bool, dry_run: bool, wait: bool, **given: Any) -> None:
     """Submit a job: a command after `--`, or a YAML or TOML file with the same fields.
 
-    Options override the fields of the file. The command sees no variable of your environment except those that --env
-    names: `--env NAME` passes one on, `--env NAME=VALUE` sets one.
+    Options override the fields of the file. The command runs as it would in this shell: with the program that this
+    shell finds, in the active virtual environment or conda environment, and with the settings of Python, CUDA and the
+    usual libraries. Other variables do not travel: `--env NAME` passes one on, `--env NAME=VALUE` sets one.
     """
+    clean = given.pop("clean_env")
     request = _request(words, given)
+    if not clean:
+        _add_shell(request)
     client = connect(home)
     if "after" in request:
         request["after"] = select_dependencies(client, request["after"])
@@ -105,10 +112,22 @@ def _request(words: tuple[str, ...], given: dict[str, Any]) -> dict[str, Any]:
             value = str(Path(value).expanduser().absolute())
         elif one.name == "env":
             value = {**request.get("env", {}), **_environment(value)}
+        elif isinstance(one.type, SweepValues):
+            value = {name: values for some in value for name, values in some.items()}
         elif isinstance(one.type, JobIds):
             value = [word for text in value for word in split_words(text, one.option)]
         request[one.name] = one.type.to_json(value)
     return request
+
+
+def _add_shell(request: dict[str, Any]) -> None:
+    """Let the job run as in this shell. What the request says already stays."""
+    request["env"] = {**travelling(os.environ), **request.get("env", {})}
+    program, *arguments = request["command"]
+    found = find_program(program, request["env"])
+    if found is None:
+        click.echo(f"warning: {ascii(program)[:80]} is not in your PATH; the job looks for it there", err=True)
+    request["command"] = [found or program, *arguments]
 
 
 def _environment(variables: tuple[str, ...]) -> dict[str, str]:

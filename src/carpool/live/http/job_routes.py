@@ -47,8 +47,12 @@ def _check_priority(context: ApiContext, who: Principal, priority: int) -> None:
 def _specs(request: messages.JobRequest) -> tuple[list[spec.Spec], str | None]:
     """Return the jobs that a request asks for, and the name of their code snapshot."""
     given = request.model_dump(exclude_unset=True)
-    array, snapshot = given.pop("array", None), given.pop("snapshot", None)
+    array, sweep, snapshot = (given.pop(name, None) for name in ("array", "sweep", "snapshot"))
     one = spec.parse(given)
+    if array is not None and sweep is not None:
+        raise InputError("sweep: cannot be given with array; add the indexes as a parameter, as in index=0-9")
+    if sweep is not None:
+        return spec.expand_sweep(one, sweep), snapshot
     return ([one] if array is None else spec.expand(one, array)), snapshot
 
 

@@ -50,7 +50,7 @@ def job_request(among: Sequence[JobField] = FIELDS) -> type[Request]:
         for old in one.old_names:
             note = f"Old name of `{one.name}`, still accepted."
             declared[old] = (annotation(kind, True), Field(None, description=note, deprecated=True))
-    doc = "One job, or with `array` several that differ in their index."
+    doc = "One job, or several with `array` or `sweep`."
     return create_model("JobRequest", __base__=Request, __doc__=doc, **declared)
 
 
