@@ -146,8 +146,7 @@ class CgroupFreezer:
 
     def remove(self) -> None:
         """Remove the cgroup after its last process has ended."""
-        with contextlib.suppress(OSError):
-            os.rmdir(self.path)
+        remove_cgroup(self.path)
 
     def _frozen(self) -> bool:
         with open(f"{self.path}/cgroup.events") as file:
@@ -176,6 +175,18 @@ def make_cgroup(name: str) -> CgroupFreezer | None:
             os.rmdir(path)
         return None
     return CgroupFreezer(path)
+
+
+def remove_cgroup(path: str, patience_s: float = 2.0) -> None:
+    """Remove a cgroup whose processes have ended: they leave it a moment after they are gone from /proc."""
+    until = time.monotonic() + patience_s
+    while os.path.isdir(path):
+        try:
+            os.rmdir(path)
+        except OSError:
+            if time.monotonic() > until:
+                return
+            time.sleep(0.01)
 
 
 def cgroup_of(pid: int | str) -> str | None:

@@ -36,6 +36,7 @@ STOP = "stop.json"  # how to stop: {"how": "save" | "end" | "kill"}
 PAUSE = "pause.json"  # whether to pause: {"sequence": n, "paused": bool, "patience_s": seconds, "alive": path,
 # "swap_in": the command that moves the worker's memory back to its GPU, where it was moved away}
 PAUSED = "paused.json"  # the last request that is carried out: {"sequence": n, "paused": bool, "let_go": bool}
+CGROUP = "carpool-"  # how the names of the wrappers' cgroups begin
 GO = "go"  # in the directory above: the gang is complete
 EXIT_BYTES = 512
 """Size of the exit file, written at the start so that an exit can be recorded on a full disk."""
@@ -216,7 +217,7 @@ class Wrapper:
             "nonce": nonce,
             "pauses": True,
         }
-        self.cgroup = freezer.make_cgroup(f"carpool-{nonce}") if self.orders.get("cgroup") else None
+        self.cgroup = freezer.make_cgroup(f"{CGROUP}{nonce}") if self.orders.get("cgroup") else None
         if self.cgroup is not None:
             self.me["cgroup"] = self.cgroup.path
         self.pause = Pause(self.directory, f"{MARK}={self.orders['env'].get(MARK, '')}", self.cgroup)

@@ -12,6 +12,8 @@ import pytest
 from carpool.errors import InputError
 from carpool.live.executors import local
 from carpool.live.executors.processes import start_ticks
+from carpool.live.freezer import make_cgroup
+from carpool.live.rank import CGROUP
 from carpool.live.service.executor_events import ExecutorEvents
 from tests.support.services import journalled, notes, one, pid_of, serving, shell, started, status, until
 
@@ -143,6 +145,21 @@ async def test_processes_of_other_homes_and_of_people_are_left_alone(home, tmp_p
     finally:
         other.kill()
         await other.wait()
+
+
+async def test_a_cgroup_is_removed_whose_wrapper_was_killed_after_it_recorded_the_exit(home):
+    cgroup = make_cgroup(f"{CGROUP}test-{os.getpid()}")
+    if cgroup is None:
+        pytest.skip("no cgroups can be made here")
+    async with serving(home) as service:
+        job = await one(service, shell("sleep 0.3"))
+        await started(service, job)
+    await until(lambda: exits(home, job))
+    record = home.rank(job, 1, 0) / "process.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "cgroup": cgroup.path}))
+    async with serving(home) as service:
+        assert await service.queries.wait(job) == "finished"
+        assert not os.path.exists(cgroup.path)
 
 
 @pytest.mark.parametrize("copy", [True, False])

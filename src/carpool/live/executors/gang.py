@@ -19,7 +19,8 @@ from carpool.core.model import GpuId
 from carpool.live import rank as wrapper
 from carpool.live.clock import since_boot
 from carpool.live.executors.base import GangEnded, GangKey, GangOutcome, GpuSlot
-from carpool.live.executors.processes import ProcessIdentity, boot_id, kill_strays, remove_cgroup
+from carpool.live.executors.processes import ProcessIdentity, boot_id, kill_strays
+from carpool.live.freezer import remove_cgroup
 from carpool.live.home import read_json, write_private
 
 OUT_OF_MEMORY = re.compile(rb"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED")
@@ -59,10 +60,14 @@ class LocalRank:
     def kill_leftovers(self) -> int:
         """Kill what a killed wrapper left behind, remove its cgroup, and return the number of processes. Blocks."""
         killed = kill_strays(str(self.directory), self.identity)
-        cgroup = read_object(self.directory / wrapper.RECORD).get("cgroup")
-        if isinstance(cgroup, str):
-            remove_cgroup(cgroup)
+        self.remove_cgroup()
         return killed
+
+    def remove_cgroup(self) -> None:
+        """Remove the cgroup of a wrapper that was killed before it could, also after it recorded the exit. Blocks."""
+        cgroup = read_object(self.directory / wrapper.RECORD).get("cgroup")
+        if isinstance(cgroup, str) and os.path.basename(cgroup).startswith(wrapper.CGROUP):
+            remove_cgroup(cgroup)
 
     @property
     def alive(self) -> bool:

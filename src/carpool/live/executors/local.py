@@ -134,6 +134,8 @@ class LocalExecutor:
             if not rank.alive:
                 rank.refresh()  # it may have ended since its files were read
                 rank.gone = rank.exit is not None or rank.rebooted
+                if rank.gone:
+                    await asyncio.to_thread(rank.remove_cgroup)
         return all(rank.gone for rank in gang.ranks)
 
     def _report_found(self, found: Sequence[LocalGang], ended: Sequence[tuple[LocalGang, GangEnded]]) -> None:
@@ -339,6 +341,8 @@ class LocalExecutor:
                 except OSError as error:
                     self._note(gang.key, str(error))
                     continue
+            else:
+                await asyncio.to_thread(rank.remove_cgroup)
             rank.gone = True
         if gang.paused and gang.switched and not gang.stop and went_on(gang):
             self._note(gang.key, "went on because it saw no service for too long; it is paused again")

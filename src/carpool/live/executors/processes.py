@@ -31,7 +31,6 @@ __all__ = [
     "kill_processes",
     "kill_strays",
     "process_stat",
-    "remove_cgroup",
     "start_ticks",
     "strays",
     "worker_processes",
@@ -181,15 +180,3 @@ def kill_processes(pids: Iterable[int], patience_s: float = 30.0) -> int:
         if left and time.monotonic() > until:
             raise OSError(f"processes {sorted(left)} do not die")
     return number
-
-
-def remove_cgroup(path: str, patience_s: float = 2.0) -> None:
-    """Remove a cgroup whose processes were killed: they leave it a moment after they are gone from /proc."""
-    until = time.monotonic() + patience_s
-    while os.path.isdir(path):
-        try:
-            os.rmdir(path)
-        except OSError:
-            if time.monotonic() > until:
-                return
-            time.sleep(0.01)
