@@ -51,8 +51,16 @@ class JobClass(NamedTuple):
 Cell = tuple[JobClass, JobClass]
 
 
+SCRIPT = "script:"
+"""Beginning of the models of jobs that are known by what they run."""
+
+
 @lru_cache(maxsize=4096)
 def job_class(model: str, samples: int) -> JobClass:
+    """Return the class of a model at a sub-batch. The part of a script's model after a slash decides only how long a
+    job takes (`carpool.live.service.families`)."""
+    if model.startswith(SCRIPT):
+        model = model.partition("/")[0]
     return JobClass(model, round(log2(max(1, samples))))
 
 

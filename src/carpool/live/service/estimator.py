@@ -1,7 +1,8 @@
 """Estimates for submitted jobs: from a user's spec to the job that the scheduler knows, with its expected duration.
 
-The duration comes from the profile of the job's model, else from the history of jobs with the same name, else from
-`--time`, else from a fixed default. The belief (`carpool.belief`) keeps the first two and learns from every report.
+The duration comes from the profile of the job's model, else from the history of jobs of the same family, else from
+`--time`, else from a fixed default. The family is what a job runs (`families`), whatever it is called.
+The belief (`carpool.belief`) keeps the first two and learns from every report.
 """
 
 from collections.abc import Iterable
@@ -12,11 +13,12 @@ from carpool.belief.model import Belief
 from carpool.belief.prior import believe
 from carpool.core.model import Job
 from carpool.core.perf import GENERIC, ConstantInterference, FittedModel, PerformanceModel
+from carpool.live.service.families import family_of
 from carpool.live.spec import Spec
 from carpool.profile.schema import load
 
 UNCOUNTED = 1000
-"""Iterations of a job whose owner gave no number: thousandths of the whole, so that jobs of one name compare."""
+"""Iterations of a job whose owner gave no number: thousandths of the whole, so that jobs of one family compare."""
 UNKNOWN_SLOWDOWN = 1.5
 """Slow-down that is assumed for tasks without a profile."""
 
@@ -57,9 +59,16 @@ class JobEstimator:
         fitted = FittedModel(self._tasks, ConstantInterference(UNKNOWN_SLOWDOWN), self._gpus)
         return believe(self.profile, fitted, self._mechanism)
 
-    def job(self, perf: PerformanceModel, spec: Spec, name: str, user: str, now: float) -> tuple[Job, EstimateSource]:
-        """Return the job for a spec and the source of its estimate. `perf`: the present belief."""
-        model = model_name(spec.model, spec.name)
+    def model(self, spec: Spec) -> str:
+        """Return the model under which the belief keeps what it learns from a job: the one that the user gave, else its
+        family, else its name. Reads the script."""
+        family = None if spec.model else family_of(spec)
+        return family.model(spec.iterations is not None) if family else model_name(spec.model, spec.name)
+
+    def job(
+        self, perf: PerformanceModel, spec: Spec, model: str, name: str, user: str, now: float
+    ) -> tuple[Job, EstimateSource]:
+        """Return the job for a spec, whose `model` is known, and the source of its estimate. `perf`: the belief."""
         known = model in self._tasks
         if not known and not isinstance(perf, Belief):
             model = GENERIC
@@ -75,7 +84,7 @@ class JobEstimator:
         return job, self._source(perf, job, spec)
 
     def _default(self, model: str) -> float | None:
-        """Return the default duration for a job that has neither a profile nor a name with a history."""
+        """Return the default duration for a job that has neither a profile nor a family."""
         from carpool.belief.model import DEFAULT_RUN_S
 
         return DEFAULT_RUN_S if model == GENERIC or model in self._tasks else None

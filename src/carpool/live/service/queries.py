@@ -137,7 +137,7 @@ class Queries:
     def dry_run(self, spec: Spec, user: str) -> Row:
         """Return what would happen to a job: `where` (GPUs or None), `mates`, `start`, `end` with range and source."""
         wanted, now = replace(spec, after=unmet_dependencies(self.book, spec)), self.clock.now()
-        job, source = self.estimator.job(self.state.perf, wanted, "0", user, now)
+        job, source = self.estimator.job(self.state.perf, wanted, self.estimator.model(wanted), "0", user, now)
         refusal = self.state.refusal(job)
         if refusal:
             raise InputError(refusal.replace("job 0 ", "it "))

@@ -192,7 +192,8 @@ class JobRecovery:
             if story is not None:
                 commit.stories.append(story)
                 return ()
-            job, _ = self.estimator.job(self.state.perf, replace(spec, after=()), name, user, now)
+            model = self.estimator.model(spec)
+            job, _ = self.estimator.job(self.state.perf, replace(spec, after=()), model, name, user, now)
             held = (ev.Held(now, name),) if doubt else ()
             return () if name in self.state.jobs else (ev.Submitted(now, job), *held)
 

@@ -56,12 +56,13 @@ class Requests:
         names = self.book.new_ids(len(specs))
         numbered = [replace(spec, array_job=names[0]) if spec.array_index is not None else spec for spec in specs]
         kept = await self._copy_directories(dict(zip(names, numbered, strict=True)), user)
+        models = await asyncio.to_thread(lambda: {name: self.estimator.model(spec) for name, spec in kept.items()})
 
         def prepare(now: float, commit: Commit) -> Sequence[ev.Event]:
             events, rows, sources = [], [], {}
             for name, spec in kept.items():
                 wanted = replace(spec, after=unmet_dependencies(self.book, spec))
-                job, source = self.estimator.job(self.state.perf, wanted, name, user, now)
+                job, source = self.estimator.job(self.state.perf, wanted, models[name], name, user, now)
                 refusal = self.state.refusal(job)
                 if refusal:
                     raise InputError(refusal.replace(f"job {name} ", "it "))

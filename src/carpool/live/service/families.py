@@ -1,0 +1,148 @@
+"""Which jobs are alike: the family of a job, from what it runs instead of what it is called.
+
+A family is the content of the script and those of its arguments that change how it uses a GPU. The service asks for it
+when a job is submitted, and the belief keeps under it what it learns, so that `run-17` knows what `run-16` taught. The
+rules are in docs/explanation/belief.md. Nothing here raises: a script that cannot be read counts by its path.
+"""
+
+import hashlib
+import os
+import re
+import stat
+from dataclasses import dataclass
+
+from carpool.belief.pairs import SCRIPT
+from carpool.job_schema import Spec
+
+MOST_BYTES = 2**20
+"""Size up to which the content of a file counts; of a larger one, its name and size do."""
+PYTHON = re.compile(r"python[0-9.]*$")
+SCRIPTS = (".py", ".sh")
+CODE = (*SCRIPTS, ".yaml", ".yml", ".json", ".toml", ".cfg", ".ini", ".ipynb")
+"""Endings of files among the arguments whose content counts: scripts and configurations, not data."""
+_RUN = (
+    "seed|run|name|id|uuid|exp|experiment|project|group|entity|tag|tags|notes?|trial|fold|date|time|version|user|out|"
+    "output|outdir|save|saves?dir|dir|logs?|logdir|logger|logging|checkpoints?|ckpt|resume|results?|report|cache|tmp|"
+    "port|host|hostname|addr|address|rank|device|devices|gpu|gpus|cuda|wandb|tensorboard|verbose|quiet|debug|print"
+)
+_HYPER = (
+    "lr|lrs|rate|wd|decay|momentum|beta|betas|beta1|beta2|eps|epsilon|gamma|alpha|lambda|temperature|warmup|schedule|"
+    "scheduler|dropout|smoothing|clip|clipping|norm|margin|patience|reg"
+)
+_LENGTH = "epochs?|steps?|iterations?|iters?|updates|duration|limit|total|max|data|dataset|datadir|train|val|samples"
+RUN_WORD, HYPER_WORD, LENGTH_WORD = (re.compile(f"(?:{words})$") for words in (_RUN, _HYPER, _LENGTH))
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What a job is, as far as the belief is concerned."""
+
+    name: str
+    """Name of the family: jobs of one name slow others down, and are slowed down, alike."""
+    length: str
+    """What decides how long a job of the family takes but not how fast; jobs of one length take equally long."""
+
+    def model(self, counted: bool) -> str:
+        """Return the model under which the belief keeps speeds. Where the owner gave no number of iterations, a speed
+        is a duration, which the length decides as well."""
+        return self.name if counted or not self.length else f"{self.name}/{self.length}"
+
+
+def family_of(spec: Spec) -> Family | None:
+    """Return the family of a job; None: it has no command that says anything."""
+    if not spec.command:
+        return None
+    label, kept, length = _read_command(spec)
+    for key, value in sorted(spec.env.items()):
+        _sort_option(key, value, spec.directory, kept, length)
+    return Family(f"{SCRIPT}{label}:{_hash(kept)}", _hash(length)[:8] if length else "")
+
+
+def _read_command(spec: Spec) -> tuple[str, list[str], list[str]]:
+    """Return the name of what a command runs, the parts of it that count, and those that decide its length."""
+    program, *rest = spec.command
+    label, kept, length = os.path.basename(program), [], list[str]()
+    if PYTHON.match(label) or os.path.basename(program) in ("env", "bash", "sh"):
+        label = PYTHON.sub("python", label)
+        kept.append(label)
+    else:
+        kept.append(_content(program, spec.directory) if "/" in program else label)
+    scripted, left = False, rest[::-1]
+    while left:
+        argument = left.pop()
+        if argument in ("-m", "-c") and not scripted:  # a module, or code
+            text = left.pop() if left else ""
+            kept += [argument, text]
+            label, scripted = (text if argument == "-m" else f"{label} -c"), True
+        elif argument.endswith(CODE) and not scripted and not argument.startswith("-"):
+            label, scripted = os.path.basename(argument), True
+            kept.append(_content(argument, spec.directory))
+        elif _is_option(argument):
+            key, equals, value = argument.partition("=")
+            script_next = bool(left) and not scripted and left[-1].endswith(SCRIPTS)  # as in `python -u train.py`
+            if not equals and left and not script_next and not _is_option(left[-1]):
+                value = left.pop()
+            _sort_option(key, value, spec.directory, kept, length)
+        else:
+            _sort_option("", argument, spec.directory, kept, length)
+    return re.sub(r"[^\w.+-]", "_", label)[:60], kept, length
+
+
+def _is_option(argument: str) -> bool:
+    """Return whether an argument is an option, such as --width, --width=7 or model.width=7."""
+    return "=" in argument or (argument.startswith("-") and not _is_number(argument))
+
+
+def _sort_option(key: str, value: str, directory: str, kept: list[str], length: list[str]) -> None:
+    """Add an option to what counts or to what decides the length, or leave it out."""
+    words = [word for word in re.split(r"[^a-z0-9]+", re.sub(r"([a-z])([A-Z])", r"\1-\2", key).lower()) if word]
+    last = words[-1] if words else ""
+    numeric = _is_number(value) or value == ""
+    if any(RUN_WORD.match(word) for word in (*words[:1], last)):
+        return
+    if numeric and HYPER_WORD.match(last) and not any(word in ("batch", "layer") for word in words):
+        return
+    if (LENGTH_WORD.match(last) or (words and LENGTH_WORD.match(words[0]))) and not _sizes(words):
+        length.append(f"{key}={value}")
+    elif value.endswith(CODE):
+        kept.append(f"{key}={_content(value, directory)}")
+    elif "/" in value:
+        length.append(f"{key}={value}")  # data, most likely
+    else:
+        kept.append(f"{key}={value}")
+
+
+def _sizes(words: list[str]) -> bool:
+    """Return whether an option is about the size of a model or a batch, such as max-seq-length."""
+    return any(word in ("batch", "seq", "length", "len", "size", "width", "tokens", "accumulation") for word in words)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _content(path: str, directory: str) -> str:
+    """Return a file's content as a hash; of a large one its name and size, of one that cannot be read its path."""
+    try:
+        handle = os.open(os.path.join(directory, path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return f"path:{path}"
+    try:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            return f"path:{path}"
+        if found.st_size > MOST_BYTES:
+            return f"size:{os.path.basename(path)}:{found.st_size}"
+        return hashlib.sha256(os.read(handle, MOST_BYTES)).hexdigest()
+    except OSError:
+        return f"path:{path}"
+    finally:
+        os.close(handle)
+
+
+def _hash(parts: list[str]) -> str:
+    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:12]
