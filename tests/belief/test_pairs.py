@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.belief import pairs as module
-from carpool.belief.pairs import EPISODE_SD, TOTAL, JobClass, PairBelief, job_class
+from carpool.belief.pairs import EPISODE_SD, TOTAL, JobClass, PairBelief, UnknownPairs, job_class
 from carpool.policies.sharing.pair import apart, together
 from carpool.profile.interference import read_interference
 from tests.support.effort import cases
@@ -124,11 +124,22 @@ class TestNothingKnown:
     def test_two_unknown_families_get_the_default(self):
         assert 1.75 <= PairBelief(nothing).xi((JobClass("a", 3), JobClass("b", 3))) <= 2.0
 
-    def test_good_pairs_do_not_lower_the_default_below_its_limit(self):
-        """Only pairs that were believed to be good get seen, so their mean says too little about the others."""
-        observations = [((JobClass(f"a{n}", 3), JobClass(f"b{n}", 3)), 0.0) for n in range(40)]
-        belief = after(observations, nothing)
-        assert belief.xi((JobClass("x", 3), JobClass("y", 3))) >= 1.5
+    def test_the_mean_and_the_spread_of_what_was_observed_is_expected_of_other_pairs(self):
+        pairs = [(JobClass(f"a{n}", 3), JobClass(f"b{n}", 3)) for n in range(40)]
+        asked = (JobClass("x", 3), JobClass("y", 3))
+        alike = after([(pair, 0.2) for pair in pairs], nothing)
+        assert log(1.2) < alike.mean(asked) < log(1.3)
+        apart = after([(pair, 0.8 * (n % 2)) for n, pair in enumerate(pairs)], nothing)
+        assert alike.variance(asked) < 0.05 < apart.variance(asked) < PairBelief(nothing).variance(asked)
+
+    def test_a_mechanism_sets_what_is_expected(self):
+        belief = PairBelief(nothing, UnknownPairs(log(1.2), 0.19))
+        cell = (JobClass("a", 3), JobClass("b", 3))
+        assert belief.xi(cell) == pytest.approx(1.32)
+        assert belief.variance(cell) == pytest.approx(0.19**2)
+        belief.row(cell).known.add(log(1.8), EPISODE)
+        belief.take_up()
+        assert belief.mean(cell) == pytest.approx(log(1.2) + 0.19**2 / (0.19**2 + 0.01) * log(1.5), rel=0.1)
 
     def test_a_family_never_seen_counts_as_worse_until_it_is_seen(self):
         cell, other = (JobClass("a", 3), JobClass("b", 3)), (JobClass("a", 3), JobClass("new", 3))

@@ -10,7 +10,7 @@ import pytest
 
 from carpool.core import events as ev
 from carpool.core.codec import UnknownEvent, builder, decode, encode
-from carpool.core.model import Allocation, Decision, Job, Limits, Node
+from carpool.core.model import Allocation, Decision, GpuDemand, Job, Limits, Node
 from carpool.core.state import HANDLERS, State, UnhandledEvent, handles
 from tests.support.world import model
 
@@ -21,7 +21,8 @@ EVERY_KIND = (
     ev.Started(3.0, "j", 1, 20.0, computes=False),
     ev.Computing(3.0, "j", 1),
     ev.Progressed(3.0, "j", 1, 5.5),
-    ev.Observed(3.0, "j", 1, 5.5, 0.25),
+    ev.Observed(3.0, "j", 1, 5.5, 0.25, relative=True),
+    ev.DemandMeasured(3.0, "j", 1, GpuDemand(0.75, 0.5, 0.25, 2**30, 0.02)),
     ev.Retuned(3.0, "j", 1, 4, 32, True),
     ev.Checkpointed(3.0, "j", 1, 7.0),
     ev.Stopped(3.0, "j", 1, 7.0),

@@ -26,6 +26,7 @@ def dump(belief: "Belief") -> dict[str, Any]:
         "times": [[*place, *asdict(times).values()] for place, times in speeds.times.items()],
         "ratios": [[model, *asdict(times).values()] for model, times in speeds.ratios.items()],
         "startups": [dict(belief.startups.mean_s), belief.startups.overall_s],
+        "demands": belief.measured.dump(),
         "checked": [speeds.checked, speeds.squared_error],
         "episodes": [[job, _plain_episode(episode)] for job, episode in belief.episodes.items()],
     }
@@ -35,12 +36,13 @@ def restore(belief: "Belief", data: dict[str, Any]) -> None:
     from carpool.belief.model import Episode
 
     belief.version = data["version"]
+    belief.measured.restore(data.get("demands", []))
     rows = [(_cell(row[:4]), Evidence(row[4], row[5]), Evidence(row[6], row[7])) for row in data["pairs"]]
     stored = {cell for cell, _, _ in rows}
     # The profile may contain pairs now that it did not contain when the data was dumped.
     added = [row for row in belief.pairs.rows.values() if row.cell not in stored]
     rows += [(row.cell, row.known, row.used) for row in added]
-    belief.pairs = belief.interference.pairs = PairBelief.remembering(belief.pairs.prior, rows)
+    belief.pairs = belief.interference.pairs = PairBelief.remembering(belief.pairs, rows)
     belief.speeds = Speeds(
         {SpeedKey(*row[:5]): LogTimes(*row[5:]) for row in data["times"]},
         {row[0]: LogTimes(*row[1:]) for row in data["ratios"]},

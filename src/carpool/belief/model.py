@@ -11,11 +11,21 @@ from math import exp, log, sqrt
 from typing import Any
 
 from carpool.belief import codec
-from carpool.belief.pairs import EPISODE_SD, FOUR_IN_FIVE, MEASURED_SD, Cell, JobClass, PairBelief, job_class
+from carpool.belief.demand import DEMAND_SD, Demands
+from carpool.belief.pairs import (
+    EPISODE_SD,
+    FOUR_IN_FIVE,
+    MEASURED_SD,
+    Cell,
+    JobClass,
+    PairBelief,
+    UnknownPairs,
+    job_class,
+)
 from carpool.belief.speeds import NOTICEABLE, SpeedKey, Speeds, StartUps
 from carpool.core.elastic import Pace, Scaling
 from carpool.core.learning import ModelChange, Observation, SlowdownRange, StartUp
-from carpool.core.model import Job, sub_batch
+from carpool.core.model import GpuDemand, Job, sub_batch
 from carpool.core.perf import GENERIC, FittedModel, Mate, PerformanceModel, Placement
 from carpool.profile.values import Busy
 
@@ -75,12 +85,15 @@ class Belief:
         times: PerformanceModel | None = None,
         probe: float | None = None,
         demands: Mapping[str, tuple[int, float]] | None = None,
+        mechanism: str = "unknown",
+        unknown: UnknownPairs | None = None,
     ) -> None:
         """Start from the fitted model, whose interference table is replaced by the belief about pairs.
 
         `times` replaces the fitted speeds where an experiment wants wrong ones. `probe` caps the slow-down believed of
         families that were never observed sharing. `demands` holds, by model, a batch that saturates a GPU and the share
-        of the GPU that the model needs at that batch.
+        of the GPU that the model needs at that batch. `unknown` is expected of pairs of which nothing is known, under
+        the mechanism of the GPUs.
         """
         self.fitted = fitted
         self.times: PerformanceModel = times or fitted
@@ -88,7 +101,8 @@ class Belief:
         self.kappa = kappa
         self.probe = probe
         self.version = 0
-        self.pairs = PairBelief(self._prior)
+        self.measured = Demands(mechanism)
+        self.pairs = PairBelief(self._prior, unknown, self._prior_sd)
         self.speeds = Speeds()
         self.startups = StartUps()
         self.episodes: dict[str, Episode] = {}
@@ -96,9 +110,18 @@ class Belief:
         fitted.forget_pairs()
 
     def _prior(self, cell: Cell) -> float | None:
-        """Return log ξ from how busy both jobs keep the GPU, or None if that is unknown."""
+        """Return log ξ from how busy both jobs keep the GPU, or from what they ask of it; None if that is unknown."""
         own, mate = self._share(cell[0]), self._share(cell[1])
-        return None if own is None or mate is None else log(1.0 + self.kappa * own * mate)
+        if own is not None and mate is not None:
+            return log(1.0 + self.kappa * own * mate)
+        if own is None and mate is None:
+            return self.measured.log_xi(cell)
+        return self.measured.log_xi(cell, own, mate)
+
+    def _prior_sd(self, cell: Cell) -> float | None:
+        """Return the standard deviation of the prior where it follows from demands."""
+        profiled = cell[0].family in self.busy and cell[1].family in self.busy
+        return None if profiled else DEMAND_SD
 
     def _share(self, kind: JobClass) -> float | None:
         busy = self.busy.get(kind.family)
@@ -193,6 +216,19 @@ class Belief:
 
     def learn_startup(self, seen: StartUp) -> ModelChange:
         return ModelChange.STARTUPS if self.startups.add(seen.job.model, seen.seconds) else ModelChange.NOTHING
+
+    def learn_demand(self, job: Job, accumulation: int, demand: GpuDemand) -> ModelChange:
+        kind = _class_of(job, accumulation)
+        if job.model == GENERIC or kind.family in self.busy or not self.measured.add(kind, demand):
+            return ModelChange.NOTHING
+        self.version += 1
+        self.pairs.forget_priors()
+        self.fitted.forget_pairs()
+        return ModelChange.SLOWDOWNS
+
+    def demand_of(self, job: Job, accumulation: int) -> GpuDemand | None:
+        """Return what jobs like this one ask of a GPU; None: it was never measured."""
+        return self.measured.known.get(_class_of(job, accumulation))
 
     def _learn_pair(self, seen: Observation, episode: Episode) -> ModelChange:
         first = episode.reports == 1

@@ -26,18 +26,21 @@ TOTAL = 0.27
 """Variance of a cell's residual before scaling: the sum of its eight parts."""
 PRIOR_CELLS = 4
 """Weight, in cells, of `TOTAL` as the prior of the residuals' variance."""
-UNKNOWN_XI = 1.75
-"""Prior ξ of a pair about which nothing is known."""
-LEAST_UNKNOWN_XI = 1.5
-"""Lower limit of that ξ when it is re-estimated. Below 1.5 Theorem 1 always shares, which is costly when wrong."""
 UNKNOWN_WEIGHT = 2
-"""Weight, in cells, of `UNKNOWN_XI` when it is re-estimated."""
+"""Weight, in cells, of `UnknownPairs` when it is re-estimated."""
 NEW_FAMILY = 1.1
 """Factor on ξ of a family that was never observed sharing."""
 MOST_PRECISION = 4 / EPISODE_SD**2
 """Maximum precision of a cell, that of four episodes. Older episodes fade, so that a belief can follow a change."""
 MOST_CELLS = 256
 """Maximum number of cells that inform related cells. Later cells learn from their own episodes only."""
+
+
+class UnknownPairs(NamedTuple):
+    """Mean and standard deviation of log ξ over pairs about which nothing is known."""
+
+    mean: float = log(1.75)
+    sd: float = sqrt(TOTAL)
 
 
 class JobClass(NamedTuple):
@@ -108,6 +111,8 @@ class CellEvidence:
     traits: tuple[object, ...]
     known: Evidence
     used: Evidence
+    spread: float = 1.0
+    """Standard deviation of its residual, as a multiple of the usual one; see `PairBelief.spread`."""
 
     @property
     def is_news(self) -> bool:
@@ -119,26 +124,33 @@ class CellEvidence:
 class PairBelief:
     """The belief about log ξ of any cell. Answers change only in `take_up`."""
 
-    def __init__(self, prior: Callable[[Cell], float | None]) -> None:
+    def __init__(
+        self,
+        prior: Callable[[Cell], float | None],
+        unknown: UnknownPairs | None = None,
+        prior_sd: Callable[[Cell], float | None] = lambda cell: None,
+    ) -> None:
         self.prior = prior
         """log ξ from what is known of both jobs alone, or None."""
+        self.unknown = unknown or UnknownPairs()
+        """Mean and spread of pairs without a prior, before any observation."""
+        self.prior_sd = prior_sd
+        """Standard deviation of that log ξ; None: as observed residuals have it."""
         self._priors: dict[Cell, float | None] = {}
         self.rows: dict[Cell, CellEvidence] = {}
         self._families: set[str] = set()
         self._teachers: list[CellEvidence] = []
         self._late: set[Cell] = set()
-        self._unknown = log(UNKNOWN_XI)
+        self._unknown = self.unknown
         self._scale = 1.0
         self._factor: list[list[float]] = []  # Cholesky factor of the teachers' covariance, noise included, by rows
         self._weights: list[dict[object, float]] = [{} for _ in PARTS]
         """Contribution of each trait to log ξ, for each of the parts."""
 
     @classmethod
-    def remembering(
-        cls, prior: Callable[[Cell], float | None], rows: Iterable[tuple[Cell, Evidence, Evidence]]
-    ) -> "PairBelief":
-        """Make a belief with the given evidence: for each cell all of it, and the part in use."""
-        belief = cls(prior)
+    def remembering(cls, like: "PairBelief", rows: Iterable[tuple[Cell, Evidence, Evidence]]) -> "PairBelief":
+        """Make a belief with the prior of another and the given evidence: for each cell all of it, and what is used."""
+        belief = cls(like.prior, like.unknown, like.prior_sd)
         for cell, known, used in rows:
             belief.rows[cell] = CellEvidence(cell, traits(cell), known, used)
             belief._enlist(belief.rows[cell])
@@ -166,9 +178,9 @@ class PairBelief:
         return row is not None and row.used.precision > 0.0
 
     def mean(self, cell: Cell) -> float:
-        mean = self._prior(cell)
+        mean, spread = self._prior(cell), self.spread(cell)
         for weights, trait in zip(self._weights, traits(cell), strict=True):
-            mean += weights.get(trait, 0.0)
+            mean += spread * weights.get(trait, 0.0)
         own = self._own(cell)
         if own is None:
             return mean
@@ -181,16 +193,25 @@ class PairBelief:
         return variance if own is None else variance / (1.0 + variance * own.precision)
 
     def _taught_variance(self, cell: Cell) -> float:
-        solved = self._solve(traits(cell), len(self._teachers))
+        spread = self.spread(cell)
+        solved = self._solve(traits(cell), spread, len(self._teachers))
         explained: float = sum(map(mul, solved, solved))
-        return self._scale * TOTAL - explained
+        return spread**2 * self._scale * TOTAL - explained
 
-    def _solve(self, cell_traits: tuple[object, ...], teachers: int) -> list[float]:
+    def spread(self, cell: Cell) -> float:
+        """Return the standard deviation of a cell's residual before observations, as a multiple of the usual one.
+
+        Residuals of priors that err more, or less, are the same process on another scale.
+        """
+        sd = self._unknown.sd if self._known_prior(cell) is None else self.prior_sd(cell)
+        return 1.0 if sd is None else sd / sqrt(self._scale * TOTAL)
+
+    def _solve(self, cell_traits: tuple[object, ...], spread: float, teachers: int) -> list[float]:
         """Return the factor's inverse times a cell's covariance with the first `teachers` teachers."""
         solved: list[float] = []
         for number in range(teachers):
-            known = self._factor[number]
-            shared = self._scale * covariance(cell_traits, self._teachers[number].traits)
+            known, teacher = self._factor[number], self._teachers[number]
+            shared = spread * teacher.spread * self._scale * covariance(cell_traits, teacher.traits)
             solved.append((shared - sum(map(mul, known, solved))) / known[-1])
         return solved
 
@@ -199,10 +220,21 @@ class PairBelief:
         return self.rows[cell].used if cell in self._late else None
 
     def _prior(self, cell: Cell) -> float:
+        known = self._known_prior(cell)
+        return self._unknown.mean if known is None else known
+
+    def _known_prior(self, cell: Cell) -> float | None:
         if cell not in self._priors:
             self._priors[cell] = self.prior(cell)
-        known = self._priors[cell]
-        return self._unknown if known is None else known
+        return self._priors[cell]
+
+    def forget_priors(self) -> None:
+        """Ask for all priors again, because what is known of jobs alone changed."""
+        self._priors.clear()
+        if self._teachers:
+            self._calibrate()
+            self._factorise(0)
+            self._weigh()
 
     # ---- learning ----------------------------------------------------------------------------------------------------
 
@@ -234,17 +266,25 @@ class PairBelief:
             self._late.add(row.cell)
 
     def _calibrate(self) -> bool:
-        """Re-estimate the prior of unknown cells and the scale of residuals. Return whether the scale changed."""
+        """Re-estimate the prior of unknown cells and the scale of residuals. Return whether rows of the factor changed
+        that were computed before."""
+        before = self._unknown.sd
         rows = [row for row in self.rows.values() if row.used.precision > 0.0]
         weights = [TOTAL / (TOTAL + row.used.variance) for row in rows]  # uncertain cells count little
         means: float = sum(map(mul, weights, [row.used.mean for row in rows]))
-        mean = (UNKNOWN_WEIGHT * log(UNKNOWN_XI) + means) / (UNKNOWN_WEIGHT + sum(weights))
-        self._unknown = max(mean, log(LEAST_UNKNOWN_XI))
+        count = sum(weights)
+        mean = (UNKNOWN_WEIGHT * self.unknown.mean + means) / (UNKNOWN_WEIGHT + count)
+        apart: float = sum(map(mul, weights, [(row.used.mean - mean) ** 2 for row in rows]))
+        sd = sqrt((PRIOR_CELLS * self.unknown.sd**2 + apart) / (PRIOR_CELLS + count))
+        self._unknown = UnknownPairs(mean, exp2(round(4.0 * log2(sd)) / 4.0))  # in steps, as the scale below
+        usual = [self._known_prior(row.cell) is not None and self.prior_sd(row.cell) is None for row in rows]
+        weights = [weight for weight, one in zip(weights, usual, strict=True) if one]
+        rows = [row for row, one in zip(rows, usual, strict=True) if one]
         residuals = [(row.used.mean - self._prior(row.cell)) ** 2 - row.used.variance for row in rows]
         squares: float = sum(map(mul, weights, [max(0.0, square) for square in residuals]))
         variance = (PRIOR_CELLS * TOTAL + squares) / (PRIOR_CELLS + sum(weights))
         scale = exp2(round(2.0 * log2(variance / TOTAL)) / 2.0)  # in steps, because every change requires a new factor
-        changed = scale != self._scale
+        changed = scale != self._scale or self._unknown.sd != before
         self._scale = scale
         return changed
 
@@ -253,8 +293,9 @@ class PairBelief:
         del self._factor[first:]
         for number in range(first, len(self._teachers)):
             row = self._teachers[number]
-            solved = self._solve(row.traits, number)
-            own = self._scale * TOTAL + row.used.variance
+            row.spread = self.spread(row.cell)
+            solved = self._solve(row.traits, row.spread, number)
+            own = row.spread**2 * self._scale * TOTAL + row.used.variance
             self._factor.append([*solved, sqrt(own - sum(map(mul, solved, solved)))])
 
     def _weigh(self) -> None:
@@ -271,4 +312,4 @@ class PairBelief:
         self._weights = [{} for _ in PARTS]
         for row, weight in zip(self._teachers, solved, strict=True):
             for part, weights, trait in zip(PARTS, self._weights, row.traits, strict=True):
-                weights[trait] = weights.get(trait, 0.0) + self._scale * part * weight
+                weights[trait] = weights.get(trait, 0.0) + row.spread * self._scale * part * weight

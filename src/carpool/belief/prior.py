@@ -5,9 +5,19 @@ and κ belongs to the GPU model and the sharing mechanism. Both come from the pr
 service and the simulator call `believe` to make a belief from a profile.
 """
 
+from math import log
+from statistics import fmean, pstdev
+
 from carpool.belief.model import Belief
+from carpool.belief.pairs import UnknownPairs
 from carpool.core.perf import FittedModel, PerformanceModel
+from carpool.profile.schema import load
 from carpool.profile.values import Busy, Profile
+
+FALLBACK = "h200"
+"""Profile that says what to expect of pairs where the profile in use measured none."""
+LEAST_PAIRS = 8
+"""Smallest number of measured slow-downs from which a mean and a spread are taken."""
 
 KAPPA = {"time-slicing": 1.15, "mps": 0.46, "unknown": 1.0}
 """κ by mechanism for profiles without their own, fitted to pairs on one H200.
@@ -37,6 +47,8 @@ def believe(
         times=times,
         probe=probe,
         demands=demands_of(profile, mechanism) if with_pairs else None,
+        mechanism=mechanism,
+        unknown=unknown_pairs(profile, mechanism),
     )
     if with_pairs:
         for pair in profile.pairs:
@@ -45,6 +57,24 @@ def believe(
                 belief.note(pair.b, pair.batch_b, pair.a, pair.batch_a, pair.xi_b)
         belief.pairs.take_up()
     return belief
+
+
+def unknown_pairs(profile: Profile, mechanism: str) -> UnknownPairs:
+    """Return mean and spread of log ξ over the pairs of a profile under this mechanism.
+
+    A profile without such pairs is replaced by the one of the H200, which has pairs under MPS and time-slicing. An
+    unknown mechanism has a cautious default.
+    """
+    if mechanism not in KAPPA or mechanism == "unknown":
+        return UnknownPairs()
+    own = _logs(profile, mechanism)
+    logs = own if len(own) >= LEAST_PAIRS else _logs(load(FALLBACK), mechanism)
+    return UnknownPairs(fmean(logs), pstdev(logs))
+
+
+def _logs(profile: Profile, mechanism: str) -> list[float]:
+    found = [pair for pair in profile.pairs if pair.mechanism == mechanism]
+    return [log(max(1.0, xi)) for pair in found for xi in (pair.xi_a, pair.xi_b)]
 
 
 def busy_of(profile: Profile) -> dict[str, Busy]:

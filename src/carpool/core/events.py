@@ -11,7 +11,7 @@ one more thing, a function that applies it to the state: see `transitions`.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from carpool.core.model import Decision, GpuId, Job, JobId, Limits, Node, NodeId
+from carpool.core.model import Decision, GpuDemand, GpuId, Job, JobId, Limits, Node, NodeId
 
 EVENTS: dict[str, type["Event"]] = {}
 """All kinds of events by name, abstract ones left out. Filled by the subclasses of `Event`."""
@@ -86,6 +86,15 @@ class Observed(JobEvent):
 
     done: float
     iteration_s: float
+    relative: bool = False
+    """The number of iterations is a guess, so that only ratios of iteration times mean something."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemandMeasured(JobEvent):
+    """What the job asks of a GPU was measured, while it alone computed on its GPUs."""
+
+    demand: GpuDemand
 
 
 @dataclass(frozen=True, slots=True)

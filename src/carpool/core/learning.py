@@ -10,7 +10,7 @@ from enum import Flag, auto
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from carpool.core.cluster import Cluster
-from carpool.core.model import Job, Status
+from carpool.core.model import GpuDemand, Job, Status
 from carpool.core.perf import Mate, PerformanceModel, Placement
 from carpool.core.record import JobRecord
 
@@ -80,6 +80,14 @@ class LearningModel(PerformanceModel, Protocol):
 
     def restore(self, data: dict[str, Any]) -> None:
         """Replace all that was learned by what `dump` returned."""
+
+
+@runtime_checkable
+class DemandLearner(Protocol):
+    """A model that learns from demands."""
+
+    def learn_demand(self, job: Job, accumulation: int, demand: GpuDemand) -> ModelChange:
+        """Learn what a job asks of a GPU alone, and return which answers may have changed."""
 
 
 def observe_running(cluster: Cluster, record: JobRecord, iteration_s: float) -> Observation | None:

@@ -89,6 +89,24 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuDemand:
+    """What a job asks of a GPU alone. Shares are between 0 and 1, as means over some seconds."""
+
+    sm: float
+    """Share of the multiprocessors in use; without GPM counters, of the time in which a kernel ran."""
+    dram: float = 0.0
+    """Share of the memory bandwidth in use."""
+    tensor: float = 0.0
+    """Share of time in which tensor cores compute; 0 without GPM counters."""
+    memory: int = 0
+    """Peak bytes of device memory; 0: not known."""
+    iteration_s: float = 0.0
+    """Seconds per iteration as the workers count; 0: not known."""
+    gpm: bool = True
+    """Whether GPM counters gave the shares."""
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """The number of jobs and GPUs that one user may hold at the same time; None: no limit."""
 

@@ -73,7 +73,12 @@ def predict_alone(state: State, record: JobRecord) -> None:
 
 def learn(state: State, observation: Observation) -> None:
     """Pass an observation to the model. If its answers change, compute again all that follows from them."""
-    change = state.learner.learn(observation) if state.learner is not None else ModelChange.NOTHING
+    if state.learner is not None:
+        follow(state, state.learner.learn(observation))
+
+
+def follow(state: State, change: ModelChange) -> None:
+    """Compute again all that follows from answers of the model that changed."""
     if not change:
         return
     state.belief_version += 1

@@ -10,7 +10,7 @@ from carpool.core import events as ev
 from carpool.core import learning
 from carpool.core.claims import claim, count_for_user, leave, memory_needed, preempt, retune
 from carpool.core.model import ALIVE, PAUSE, WORKING, Allocation, Status
-from carpool.core.pace import learn, learn_startup, predict_alone, settle, update_pace
+from carpool.core.pace import follow, learn, learn_startup, predict_alone, settle, update_pace
 from carpool.core.pausing import end_pause, pause, resume, swap_in, swap_out
 from carpool.core.queueing import dequeue, end, enqueue, has_finished, never_starts, requeue, reshape, resize_pending
 from carpool.core.record import JobRecord
@@ -289,10 +289,18 @@ def _observed(state: State, event: ev.Observed) -> None:
         record.alone_iteration_s = event.iteration_s
         record.alone_seen = True
     record.iteration_s = event.iteration_s
-    record.pace_seen = record.reported = True
+    record.pace_seen = True
+    record.reported |= not event.relative  # else the end of the job teaches how long it takes
     state.reindex(record)
-    if seen is not None:
+    if seen is not None and (seen.cells or not event.relative):
         learn(state, seen)
+
+
+@handles(ev.DemandMeasured)
+def _demand_measured(state: State, event: ev.DemandMeasured) -> None:
+    record = state.current(event)
+    if record is not None and isinstance(state.perf, learning.DemandLearner):
+        follow(state, state.perf.learn_demand(record.job, record.accumulation, event.demand))
 
 
 @handles(ev.Retuned)

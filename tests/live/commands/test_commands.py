@@ -148,7 +148,7 @@ def test_a_job_runs_the_copy_of_its_directory(service, tmp_path):
 
 def test_a_dry_run_says_what_would_happen_and_queues_nothing(service):
     before = len(service.json("jobs", "--all"))
-    said = service.call("submit", "--dry-run", "--time", "10m", "--gpus", 4, "--json", "--", "true")
+    said = service.call("submit", "--dry-run", "--time", "10m", "--gpus", 4, "--json", "--", "true", "unseen")
     free = json.loads(said.out)
     assert len(free["where"]) == 4
     assert free["run"]["value"] == pytest.approx(600)
