@@ -31,7 +31,10 @@ def test_run_numbers_seeds_outputs_and_hyperparameters_do_not_split_a_family(fam
         ("python", "./train.py", "--lr", "3e-4", "--width", "512", "--weight-decay=0.1", "--master-port", "29501"),
     ):
         assert family(*more) == base
-    assert family("python", "train.py", "--width", "512", env={"WANDB_PROJECT": "x", "SEED": "3"}) == base
+    assert (
+        family("python", "train.py", "--width", "512", env={"WANDB_PROJECT": "x", "PATH": "/x/bin", "SEED": "3"})
+        == base
+    )
 
 
 def test_sizes_models_configurations_and_programs_split_a_family(family, tmp_path):

@@ -20,6 +20,10 @@ PYTHON = re.compile(r"python[0-9.]*$")
 SCRIPTS = (".py", ".sh")
 CODE = (*SCRIPTS, ".yaml", ".yml", ".json", ".toml", ".cfg", ".ini", ".ipynb")
 """Endings of files among the arguments whose content counts: scripts and configurations, not data."""
+NEUTRAL = re.compile(
+    "PATH$|LANG|LC_|LD_|HOME$|USER|LOGNAME|SHELL$|TERM|TZ$|TMP|TEMP|XDG_|CONDA|VIRTUAL_ENV|PYTHON|HF_|WANDB_|MLFLOW_"
+)
+"""Beginnings of variables that say where things are, not what the job does."""
 _RUN = (
     "seed|run|name|id|uuid|exp|experiment|project|group|entity|tag|tags|notes?|trial|fold|date|time|version|user|out|"
     "output|outdir|save|saves?dir|dir|logs?|logdir|logger|logging|checkpoints?|ckpt|resume|results?|report|cache|tmp|"
@@ -54,6 +58,8 @@ def family_of(spec: Spec) -> Family | None:
         return None
     label, kept, length = _read_command(spec)
     for key, value in sorted(spec.env.items()):
+        if NEUTRAL.match(key):
+            continue
         _sort_option(key, value, spec.directory, kept, length)
     return Family(f"{SCRIPT}{label}:{_hash(kept)}", _hash(length)[:8] if length else "")
 
