@@ -38,10 +38,15 @@ class Life(RuleBasedStateMachine):
     """All events that a driver may report, in any order, stale and repeated ones included."""
 
     def model(self):
-        return MODEL
+        return FittedModel(TASKS, ConstantInterference(1.4), 2, startup=lambda job: self.startup_s)
 
-    @initialize(name=st.sampled_from(sorted(policies.BUILT_IN)), jobs_per_gpu=st.sampled_from([1, 2, 3]))
-    def begin(self, name, jobs_per_gpu):
+    @initialize(
+        name=st.sampled_from(sorted(policies.BUILT_IN)),
+        jobs_per_gpu=st.sampled_from([1, 2, 3]),
+        startup_s=st.sampled_from([0.0, 20.0]),
+    )
+    def begin(self, name, jobs_per_gpu, startup_s):
+        self.startup_s = startup_s
         self.scheduler = Scheduler(policies.make(name), self.model(), jobs_per_gpu)
         self.state = self.scheduler.state
         _ = self.state.hosts  # kept from the start on, so that every event updates it
@@ -229,7 +234,9 @@ class Life(RuleBasedStateMachine):
             accumulation = data.draw(st.sampled_from(accumulations(record.job.batch)))
             switched = Allocation(record.gpus, record.accumulation, record.batch, active=not record.active)
             swapped = Allocation(record.gpus, record.accumulation, record.batch, active=False, swapped=True)
-            allocation = data.draw(st.sampled_from([None, Allocation(chosen, accumulation), switched, swapped]))
+            without_a_turn = Allocation(chosen, accumulation, active=False)
+            choices = [None, Allocation(chosen, accumulation), without_a_turn, switched, swapped]
+            allocation = data.draw(st.sampled_from(choices))
             plan = (Decision(record.job.id, allocation, "by hand"),)
             try:
                 check(self.state, plan)

@@ -15,7 +15,7 @@ from carpool.policies.joint.cell_speeds import CellSpeeds
 from carpool.policies.joint.policy import Carpool
 from carpool.policies.joint.queue_estimate import queue_sum
 from carpool.policies.joint.simulate_ends import Participant, simulate_ends
-from carpool.policies.sharing.pair import pair_ends
+from carpool.policies.sharing.pair import SharingOption, best, host_needs, pair_ends
 from tests.support.situations import situations
 from tests.support.world import job, model
 
@@ -29,11 +29,11 @@ def test_a_simulated_pair_ends_as_theorem_1_says(host, guest, xi):
     assert simulate_ends(participants, [(0, 1)], model(xi)) == pytest.approx(list(pair_ends(host, guest, xi, xi)))
 
 
-def slowly(lefts, cells, xi, step=0.01):
-    """Simulate in small steps, for a constant pair ξ that adds up over mates."""
+def slowly(lefts, cells, xi, step=0.01, startup=0.0):
+    """Simulate in small steps, for a constant pair ξ that adds up over mates; the first job computes after a while."""
     left, now, ends = list(lefts), 0.0, [0.0] * len(lefts)
     while any(value > 0 for value in left):
-        active = {index for index, value in enumerate(left) if value > 0}
+        active = {index for index, value in enumerate(left) if value > 0 and (index or now >= startup)}
         now += step
         for index in active:
             worst = max([1 + (xi - 1) * len(active & set(cell) - {index}) for cell in cells if index in cell] + [1.0])
@@ -41,6 +41,35 @@ def slowly(lefts, cells, xi, step=0.01):
             if left[index] <= 0:
                 ends[index] = now
     return ends
+
+
+@given(lefts, lefts, xis, xis, st.floats(0.0, 300.0))
+def test_a_host_is_slowed_down_only_once_the_guest_has_started_up(host, guest, xi, guest_xi, startup):
+    option = SharingOption(Size(1, 0, 1.0), xi, guest_xi, 1.0, host_needs(xi, guest_xi, 1.0))
+    ends = option.ends(host, guest, startup)
+    if host <= startup:
+        assert ends == (startup + guest, host), "they never compute at the same time"
+    else:
+        assert ends == pytest.approx(tuple(startup + end for end in pair_ends(host - startup, guest, xi, guest_xi)))
+    verdict = best([option], host, guest, startup)
+    worth = host <= startup or best([option], host - startup, guest) is not None
+    assert (verdict is not None) == (worth or (startup == 0.0 and best([option], host, guest) is not None))
+    if verdict is not None:
+        assert verdict.together == pytest.approx(sum(ends))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_guest_that_starts_up_ends_as_in_small_steps(seed):
+    random = Random(seed)
+    times, startup = [random.uniform(1.0, 20.0) for _ in range(3)], random.uniform(0.5, 25.0)
+    cells, xi = [(0, 1), (0, 2)] if seed % 2 else [(0, 1, 2)], random.choice([1.1, 1.5, 2.0])
+    jobs = [job(str(n)) for n in range(3)]
+    participants = [Participant(left, one, 1) for left, one in zip(times, jobs, strict=True)]
+    expected = pytest.approx(slowly(times, cells, xi, startup=startup), abs=0.1)
+    assert simulate_ends(participants, cells, model(xi), startup) == expected
+    if not seed % 2:
+        speeds = CellSpeeds(jobs[0], Size(1, 0, 1.0), tuple(kind_of(one, 1) for one in jobs[1:]), jobs[1:], model(xi))
+        assert speeds.ends_after(times, startup) == expected
 
 
 @pytest.mark.parametrize("seed", range(12))

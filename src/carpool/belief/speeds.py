@@ -17,7 +17,7 @@ NOTICEABLE = 0.01
 """Smallest change of a logarithm that takes effect at once: a smaller one is not worth recomputing all answers."""
 
 NOTICEABLE_STARTUP_S = 0.1
-"""Smallest change of a start-up that takes effect at once."""
+"""Shortest start-up that counts, and smallest change of one that takes effect at once."""
 LATEST = 0.3
 """Weight of the latest start in the mean of a family."""
 
@@ -80,7 +80,9 @@ class StartUps:
     """Mean over the jobs of all families; None: no job has started."""
 
     def add(self, family: str, seconds: float) -> bool:
-        """Add what one start took. Return whether an answer changed noticeably."""
+        """Add what one start took, unless it took no time. Return whether an answer changed noticeably."""
+        if seconds < NOTICEABLE_STARTUP_S:
+            return False
         before, overall = self.mean_s.get(family), self.overall_s
         self.mean_s[family] = seconds if before is None else before + LATEST * (seconds - before)
         self.overall_s = seconds if overall is None else overall + LATEST * (seconds - overall)
@@ -88,7 +90,7 @@ class StartUps:
         return moved > NOTICEABLE_STARTUP_S or abs(self.overall_s - (overall or 0.0)) > NOTICEABLE_STARTUP_S
 
     def seconds(self, family: str) -> float:
-        """Return the start-up that is expected of a family."""
+        """Return the start-up that is expected of a family; 0.0: no job took time to start."""
         return self.mean_s.get(family, self.overall_s or 0.0)
 
 

@@ -19,7 +19,8 @@ def claim(state: State, record: JobRecord, allocation: Allocation) -> None:
     record.warming_up = False
     record.attempt += 1
     record.gpus = allocation.gpus
-    record.active = True
+    record.active = allocation.active
+    record.standby = not allocation.active
     record.accumulation = allocation.accumulation
     if allocation.batch is None:
         record.memory = state.perf.memory(record.job, allocation.accumulation)
@@ -36,7 +37,9 @@ def claim(state: State, record: JobRecord, allocation: Allocation) -> None:
     state.most_residents = max(state.most_residents, *[len(residents[gpu]) for gpu in allocation.gpus])
     beside = state.cluster.mates(record)
     mates = [mate for mate in beside if mate.active]
-    if mates:
+    if record.standby:
+        state.cluster.note_idle(record.gpus)
+    elif mates:
         record.shares += 1
         record.saved_s += max([mate.alone_left(state.now) for mate in mates])
         state.shares += 1
@@ -51,7 +54,7 @@ def leave(state: State, record: JobRecord) -> None:
     """Take all GPUs away from a job; its mates speed up."""
     settle(state, record)
     end_pause(state, record)
-    record.active = False
+    record.active = record.standby = False
     record.warming_up = False
     record.iteration_s = 0.0
     record.slowdown = 1.0

@@ -175,6 +175,11 @@ class Draft:
         self._take([gpu for gpu in gpus if not self.jobs_on(gpu)])
         self._enter(record, Allocation(tuple(gpus), size.accumulation), size.memory, why)
 
+    def start_up(self, record: JobView, gpus: Sequence[GpuId], size: Size, why: str) -> None:
+        """Let a job start up beside the residents of these GPUs, without a turn to compute so far."""
+        self._take([gpu for gpu in gpus if not self.jobs_on(gpu)])
+        self._enter(record, Allocation(tuple(gpus), size.accumulation, active=False), size.memory, why)
+
     def hold(self, gpus: Sequence[GpuId]) -> None:
         """Keep free GPUs out of this draft: a pending job waits for more of them."""
         self._take(gpus)
@@ -217,12 +222,14 @@ class Draft:
         self.decisions.append(Decision(record.job.id, allocation, why))
 
     def _enter(self, record: JobView, allocation: Allocation, memory: int, why: str) -> None:
-        resident = Resident(record, allocation.accumulation, memory)
+        resident = Resident(record, allocation.accumulation, memory, active=allocation.active)
         self._touched.update(dict.fromkeys(allocation.gpus))
         for gpu in allocation.gpus:
             self._arrived.setdefault(gpu, []).append(resident)
             self._note_room(gpu)
         self._count_for_user(record, 1)
+        if not allocation.active:
+            self._inactive.add(record.seq)
         self._placed[record.job.id] = allocation.gpus
         self.decisions.append(Decision(record.job.id, allocation, why))
 

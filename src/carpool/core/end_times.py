@@ -112,7 +112,7 @@ class EndTimes:
                 continue
             mates = self.cluster.mates(record)
             before = [ends[mate.seq] for mate in mates if mate.active or _turn(mate) < (left, seq)]
-            end = max([record.since, *before]) + left
+            end = max([_ready(record), *before]) + left
             if end != ends.get(seq):
                 ends[seq] = end
                 moved[seq] = record
@@ -192,6 +192,11 @@ class RunningJobs:
 def _alone_left(record: JobRecord) -> float:
     """Return the time left alone at the last settlement."""
     return (record.job.iterations - record.done) * record.alone_iteration_s
+
+
+def _ready(record: JobRecord) -> float:
+    """Return the time from which a paused job, or one that starts without a turn, can compute."""
+    return record.gpus_since + record.startup_s if record.standby else record.since
 
 
 def _turn(record: JobRecord) -> tuple[float, int]:

@@ -68,7 +68,8 @@ class Allocation:
     batch: int | None = None
     """Samples per GPU per iteration that the scheduler chose for an elastic job; None: the user's own."""
     active: bool = True
-    """Whether the gang computes. A paused gang keeps its place and its memory, and makes no progress."""
+    """Whether the gang computes. A paused gang keeps its place and its memory, and makes no progress. A gang that
+    starts like that is paused once it is up, unless no job computes on its GPUs then."""
     swapped: bool = False
     """Whether the memory of a paused gang is in main memory, so that other jobs can use it."""
 

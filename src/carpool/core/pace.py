@@ -94,7 +94,7 @@ def follow(state: State, change: ModelChange) -> None:
 
 def learn_startup(state: State, record: JobRecord) -> None:
     """Pass the time that a job took from its claim to its first iteration to the model."""
-    if state.learner is None:
+    if state.learner is None or record.attempt > 1:  # a restart has to load a checkpoint as well
         return
     if state.learner.learn_startup(StartUp(record.job, state.now - record.gpus_since)):
         for other in state.jobs.values():

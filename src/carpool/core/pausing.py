@@ -23,7 +23,7 @@ def pause(state: State, record: JobRecord, *, swapped: bool = False) -> None:
     record.slowdown = 1.0
     record.pace_version += 1
     record.status = Status.PAUSING
-    record.active = False
+    record.active = record.standby = False
     record.paused_since = state.now
     record.pauses += 1
     state.pauses += 1

@@ -71,6 +71,8 @@ class JobRecord:
     """`iteration_s` was measured beside the present mates, not predicted."""
     warming_up: bool = field(default=False, init=False)
     """It is up and does not compute: `Computing` is still to come. It makes no progress and slows no job down."""
+    standby: bool = field(default=False, init=False)
+    """It starts up without a turn to compute: once it is up it is paused, unless no job computes on its GPUs."""
     startup_s: float = field(default=0.0, init=False)
     """Expected seconds from a claim to its first iteration."""
     reported: bool = field(default=False, init=False)

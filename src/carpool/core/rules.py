@@ -110,7 +110,7 @@ def _check_gang(state: View, record: JobView, decision: Decision) -> None:
     if gpus and gpus == record.gpus:
         _check_change(record, allocation)
     elif not allocation.active:
-        raise IllegalPlan(f"job {job.id} cannot be paused where it does not run")
+        _check_start_up(record, allocation)
     if allocation.batch is not None:
         _check_scale(state, record, allocation)
     elif len(gpus) != job.gpus:
@@ -121,6 +121,15 @@ def _check_gang(state: View, record: JobView, decision: Decision) -> None:
         if gpu not in state.topology.node_of:
             raise IllegalPlan(f"job {job.id} got GPU {gpu}, which does not exist")
     _check_split(job, allocation)
+
+
+def _check_start_up(record: JobView, allocation: Allocation) -> None:
+    """Check the start of a job that has no turn to compute so far."""
+    job = record.job
+    if record.gpus or allocation.batch is not None:
+        raise IllegalPlan(f"job {job.id} cannot be paused where it does not run")
+    if not job.can_pause:
+        raise IllegalPlan(f"job {job.id} asked not to be paused, and cannot start without a turn to compute")
 
 
 def _check_change(record: JobView, allocation: Allocation) -> None:

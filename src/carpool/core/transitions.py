@@ -53,7 +53,7 @@ def _cancelled(state: State, event: ev.Cancelled) -> None:
         end_pause(state, record)
         record.iteration_s = 0.0
         record.status = Status.CANCELLING
-        record.warming_up = False
+        record.warming_up = record.standby = False
         record.pace_version += 1
         update_pace(state, [record, *state.cluster.mates(record)])
     elif record.status is Status.STOPPING:
@@ -201,10 +201,23 @@ def _started(state: State, event: ev.Started) -> None:
     if len(record.gpus) > record.most_gpus:
         record.most_gpus = len(record.gpus)
     if event.computes:
-        learn_startup(state, record)
-    update_pace(state, [record, *state.cluster.mates(record)])
-    if record.paused_by_owner:
+        _computes(state, record)
+    elif record.paused_by_owner:
         pause(state, record)
+    else:
+        update_pace(state, [record, *state.cluster.mates(record)])
+
+
+def _computes(state: State, record: JobRecord) -> None:
+    """Let a job compute that has started up, or pause it where it is not its turn."""
+    learn_startup(state, record)
+    waits = record.standby and any(mate.active for mate in state.cluster.mates(record))
+    record.standby, record.active = False, True
+    update_pace(state, [record, *state.cluster.mates(record)])
+    if record.paused_by_owner or waits:
+        pause(state, record)
+    else:
+        state.cluster.note_idle(record.gpus)
 
 
 @handles(ev.Computing)
@@ -213,11 +226,10 @@ def _computing(state: State, event: ev.Computing) -> None:
     if record is None or not record.warming_up:
         return
     record.warming_up = False
-    if record.status is not Status.RUNNING:  # it is paused, or stops: what it did before counts
+    if record.status is not Status.RUNNING:  # it was paused at the same moment
         state.reindex(record)
         return
-    learn_startup(state, record)
-    update_pace(state, [record, *state.cluster.mates(record)])
+    _computes(state, record)
     state.needs_decision = True
 
 

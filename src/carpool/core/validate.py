@@ -125,6 +125,8 @@ def _validate_job(state: State, record: JobRecord) -> None:
         waits = all(record.job.id in state.dependents.get(name, ()) for name in record.waits_for)
         _require(bool(record.waits_for) and waits, f"{record} waits for {record.waits_for}, which do not know it")
     _require(record.status in (Status.RUNNING, *PAUSE) or not record.warming_up, f"{record} warms up")
+    starts = record.status is Status.STARTING or record.warming_up
+    _require(starts or not record.standby, f"{record} does not start up, and has no turn")
     if not record.computing:
         _require(not record.iteration_s, f"{record} iterates")
     elif not record.pace_seen:
@@ -135,7 +137,7 @@ def _validate_job(state: State, record: JobRecord) -> None:
 def _validate_pause(state: State, record: JobRecord) -> None:
     status, seq = record.status, record.seq
     if status is not Status.CANCELLING:
-        active = status in (Status.STARTING, Status.RUNNING, Status.RESUMING)
+        active = status in (Status.STARTING, Status.RUNNING, Status.RESUMING) and not record.standby
         _require(record.active == active, f"{record} counts as {'active' if record.active else 'not active'}")
     _require((record.paused_since >= 0.0) == (status in PAUSE), f"{record} is paused since {record.paused_since}")
     paused = status in (Status.PAUSING, Status.PAUSED)

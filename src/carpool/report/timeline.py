@@ -67,12 +67,19 @@ class _Occupancy:
         job = event.job
         if isinstance(event, ev.Finished | ev.Failed | ev.Stopped):
             self.move(event.at, {job: ()})
-        elif isinstance(event, ev.Started | ev.Resumed) and job in self.where:
+        elif isinstance(event, ev.Started | ev.Computing | ev.Resumed) and job in self.where:
             self._computing.add(job)
             if job in self.kept_by_owner:
                 self._change_pauses(event.at, pause=[job])
-            elif isinstance(event, ev.Resumed):
+            elif isinstance(event, ev.Resumed) or (job in self._paused and self._has_turn(event)):
                 self._change_pauses(event.at, resume=[job])
+
+    def _has_turn(self, event: ev.JobEvent) -> bool:
+        """Return whether a job that started without a turn to compute is up and has one: no mate computes."""
+        if isinstance(event, ev.Started) and not event.computes:
+            return False
+        mates = {other for gpu in self.where[event.job] for other in self._on[gpu] if other != event.job}
+        return mates <= self._paused
 
     def pause_for_owner(self, event: ev.PausedByOwner) -> None:
         if event.job in self.where:

@@ -148,6 +148,7 @@ class Engine:
         self._idle_calls = self._idle_calls + 1 if idle else 0
         while batch or wake:
             planned = self._deliver(now, batch, wake)
+            self._pause_those_without_a_turn(now, batch)
             batch, wake = self._act(now, planned.decisions) if planned is not None else [], False
             moved = [record for record in pace_changes if record.iteration_s]  # the same plan may have paused it since
             for record in moved:
@@ -165,6 +166,16 @@ class Engine:
             self._wake_at = again
             if again is not None:
                 self._push(again, None, 0)
+
+    def _pause_those_without_a_turn(self, now: float, batch: Sequence[ev.Event]) -> None:
+        """Pause jobs as executors would that have started up and may not compute so far."""
+        for event in batch:
+            if isinstance(event, ev.Started | ev.Computing):
+                record = self.world.jobs.get(event.job)
+                if record is not None and record.status is Status.PAUSING:
+                    at = self._paused_at(now, record)
+                    self._computes_until(record.gpus, at)
+                    self._push(at, ev.Paused(at, event.job, event.attempt), 0)
 
     def _report(self, now: float, pace_changes: list[JobRecord]) -> None:
         """Report to the belief how fast jobs really run, as live workers would."""

@@ -72,6 +72,8 @@ class Forecaster:
             record = jobs.get(decision.job)
             if decision.allocation is not None and not decision.allocation.active:
                 self._pause_why[decision.job] = decision.why
+                if record is not None and record.status is Status.STARTING:  # it starts up and waits for its turn
+                    self._why[decision.job] = decision.why
             elif record is None or record.status is not Status.RESUMING:
                 self._why[decision.job] = decision.why
 

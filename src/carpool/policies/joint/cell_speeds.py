@@ -72,6 +72,23 @@ class CellSpeeds:
                     jobs ^= 1 << n
         return ends
 
+    def ends_after(self, left: Sequence[float], startup: float) -> list[float]:
+        """Return the seconds until each job is done if the guest computes after `startup` seconds."""
+        if not startup:
+            return self.ends(left, self.all)
+        rest, ends, now, jobs = list(left), [0.0] * len(left), 0.0, self.hosts
+        while jobs and now < startup:
+            slowdowns = self.slowdowns(jobs)
+            step = min([startup - now, *(rest[n] * xi for n, xi in slowdowns)])
+            now += step
+            for n, xi in slowdowns:
+                rest[n] -= step / xi
+                if rest[n] <= DONE * left[n]:
+                    ends[n] = now
+                    jobs ^= 1 << n
+        joined = self.ends(rest, jobs | GUEST)
+        return [end or startup + later for end, later in zip(ends, joined, strict=True)]
+
     def join_later(self, left: Sequence[float], alone: Sequence[float]) -> float:
         """Return the sum of all ends if the guest joins once the first resident has left.
 

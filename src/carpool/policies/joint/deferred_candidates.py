@@ -41,7 +41,7 @@ class DeferredCandidates:
             )
         moves = []
         for host in nsmallest(PRICED, soonest, key=lambda host: (objective.end(host), host.seq)):
-            cost = objective.left(host) + guest.alone_left(objective.now)
+            cost = objective.left(host) + guest.alone_left(objective.now) + guest.startup_s
             if objective.budget(guest) - cost <= bar:
                 break
             gpus = tuple(self.topology.most_consolidated(host.gpus, need))
@@ -65,7 +65,7 @@ class DeferredCandidates:
             moment = max(moment, end)
         if len(gpus) < need:
             return None
-        cost = moment - objective.now + guest.alone_left(objective.now)
+        cost = moment - objective.now + guest.alone_left(objective.now) + guest.startup_s
         return ClaimGpus(guest, tuple(gpus), {guest.seq: objective.now + cost}, cost, tuple(hosts.values()))
 
     def _next_gpus(self, size: Size) -> Iterator[tuple[float, GpuId]]:
@@ -107,6 +107,7 @@ class DeferredCandidates:
                 short -= len(job.gpus)
         if short <= 0 and len(several) > 1:
             sets.append(several)
+        left += guest.startup_s
         ends = {guest.seq: objective.now + left}
         gpus = (0,) * guest.shape.gpus  # only their number counts: the draft picks them once the victims are gone
         return [Suspend(guest, gpus, ends, left, size, tuple(chosen)) for chosen in sets]

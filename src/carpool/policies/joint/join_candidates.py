@@ -67,7 +67,7 @@ class JoinCandidates:
         """Return sets of cells, to be filled up with free GPUs: by Theorem 1's rank, and by the cost of one GPU."""
         if sum([len(cell.gpus) for cell in cells]) + self.draft.free_count < guest.shape.gpus:
             return []
-        guest_left = guest.alone_left(self.objective.now)
+        guest_left = guest.alone_left(self.objective.now) + guest.startup_s
         budget = self.objective.budget(guest)
 
         def price(cell: Candidate) -> tuple[float, int, tuple[GpuId, ...]]:
@@ -135,7 +135,7 @@ class JoinCandidates:
         first = cells[0]
         host = first.residents[0]
         if len(cells) == first.number == 1 and len(self.draft.gpus_of(host.record)) == len(first.gpus):
-            ends = first.option.ends(self.candidates.left(host), guest_left)
+            ends = first.option.ends(self.candidates.left(host), guest_left, guest.startup_s)
             return self._move(guest, gpus, size, [host], ends, lone=self.draft.only_resident(host.record))
         hosts = list({resident.record.seq: resident for cell in cells for resident in cell.residents}.values())
         number = {resident.record.seq: index for index, resident in enumerate(hosts, start=1)}
@@ -145,7 +145,8 @@ class JoinCandidates:
             *(self._participant(resident, simulated) for resident in hosts),
         ]
         shared = [[0, *(number[resident.record.seq] for resident in residents)] for residents in simulated]
-        return self._move(guest, gpus, size, hosts, simulate_ends(participants, shared, self.perf))
+        simulated_ends = simulate_ends(participants, shared, self.perf, guest.startup_s)
+        return self._move(guest, gpus, size, hosts, simulated_ends)
 
     def _left_on(self, guest: JobView, size: Size, gpus: Sequence[GpuId]) -> float:
         """Return the guest's time left alone on these GPUs."""
@@ -172,7 +173,7 @@ class JoinCandidates:
         `ends` are those of the guest and of its hosts, in seconds from now.
         """
         objective = self.objective
-        if ends[0] > MAX_STRETCH * max(guest.alone_left(objective.now), SHORT_S):
+        if ends[0] - guest.startup_s > MAX_STRETCH * max(guest.alone_left(objective.now), SHORT_S):
             return None
         cost = ends[0]
         new_ends = {guest.seq: objective.now + ends[0]}

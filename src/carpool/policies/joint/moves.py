@@ -72,6 +72,9 @@ class Displace(Move):
     """The residents whose ends move."""
     victims: tuple[JobView, ...]
     """The hosts that are paused."""
+    starts_up: bool = False
+    """Whether the guest only starts up so far, beside residents that go on. Those that will be paused for it then are
+    among the hosts."""
     swapped: JobView | None = None
     """The victim that gives up its memory, because the guest does not fit beside it."""
 

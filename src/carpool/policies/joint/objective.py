@@ -91,7 +91,7 @@ class Objective:
         view, draft = self.draft.view, self.draft
         total = len(view.topology.node_of)
         line = [
-            (shape.gpus, (job.job.iterations - job.done) * job.alone_iteration_s, seq, shape.priority)  # as _entry
+            (shape.gpus, (job.job.iterations - job.done) * job.alone_iteration_s + job.startup_s, seq, shape.priority)
             for _, _, seq, job in view.queue.in_order[: self._look_ahead]
             if (shape := job.shape).gpus <= total and (shape.user is None or draft.may_start(job))
         ]
@@ -107,10 +107,10 @@ class Objective:
         return line
 
     def _entry(self, job: JobView) -> WaitingJob:
-        return job.shape.gpus, job.alone_left(self.now), job.seq, job.shape.priority
+        return job.shape.gpus, job.alone_left(self.now) + job.startup_s, job.seq, job.shape.priority
 
     def _suspended(self, victim: JobView) -> WaitingJob:
-        left = victim.alone_left(self.now) + self.restart_s
+        left = victim.alone_left(self.now) + self.restart_s + victim.startup_s
         return victim.shape.gpus, left, victim.seq, victim.shape.priority
 
     def delay_paused(self, move: Join | Displace) -> bool:

@@ -4,15 +4,16 @@ A guest runs while other residents of its GPUs are paused. A pending guest start
 goes on where it is. Beside the guest, some residents may stay active; the others go on after it.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from math import ceil
+from math import ceil, inf
 
 from carpool.core.draft import Draft
 from carpool.core.model import SWAP_IN_S, SWAP_OUT_S, GpuId
 from carpool.core.rules import Resident, sharing_problem
 from carpool.core.shapes import Size
-from carpool.core.view import JobView
+from carpool.core.view import JobView, View
 from carpool.policies.joint.moves import Displace, Relocate
 from carpool.policies.joint.objective import Objective
 from carpool.policies.joint.simulate_ends import Participant, simulate_ends
@@ -24,6 +25,11 @@ PRICED = 3
 """Number of single hosts that are considered for a pending guest."""
 PER_GROUP = 8
 """Number of hosts with as many GPUs and mates that are looked at: those that end last, because they lose least."""
+
+LEAST_WAIT_S = 0.1
+"""Smallest number of seconds between two looks at what should start up."""
+SOON = 3.0
+"""Number of start-ups within which the turn of a job must come for it to start up."""
 
 Group = tuple[int, int]
 """The number of GPUs and of mates of a host."""
@@ -60,7 +66,12 @@ class PauseCandidates:
     # ---- for a pending job -----------------------------------------------------------------------------------------
 
     def displacing(self, guest: JobView, bar: float | None) -> list[Displace]:
-        """Return ways to start a pending job in place of running ones, where that may gain more than the bar."""
+        """Return ways to start a pending job in place of running ones, where that may gain more than the bar.
+
+        If it takes time to start up, the others go on until it is up.
+        """
+        if guest.startup_s and guest.job.can_pause:
+            return self.starting_up(guest, bar)
         left = guest.whole_left(self.objective.now)
         most = None if bar is None else (self.objective.budget(guest) - bar) / max(left, 1.0) - 1.0
         if most is not None and most <= 0.0:
@@ -76,6 +87,68 @@ class PauseCandidates:
                 if most is None or len(active) - len(kept) < most:  # each of the others loses what the guest takes
                     moves.append(self._displace(guest, gpus, size, left, active, kept))
         return [move for move in moves if move is not None]
+
+    def starting_up(self, guest: JobView, bar: float | None) -> list[Displace]:
+        """Return ways to let a pending job start up beside residents, where that may gain more than the bar.
+
+        Once it is up, its turn comes when all residents have ended or are paused for it.
+        """
+        size = next((size for size in guest.shape.sizes if size.memory <= self.topology.largest_memory), None)
+        if size is None or not guest.job.can_pause:
+            return []
+        left = guest.whole_left(self.objective.now) * size.relative_time
+        budget = None if bar is None else self.objective.budget(guest) - bar
+        if budget is not None and left + guest.startup_s >= budget:
+            return []
+        most = None if budget is None else budget / max(left, 1.0)  # no paused job: one start-up is worth it
+        places = [*self._ending_soon(guest, size), *self._places(guest, size, left + guest.startup_s, most)]
+        moves = [self._start_up(guest, gpus, size, left) for gpus in dict.fromkeys(places)]
+        return [move for move in moves if move is not None]
+
+    def _ending_soon(self, guest: JobView, size: Size) -> Iterator[tuple[GpuId, ...]]:
+        """Yield the GPUs of jobs that end while the guest starts up: those of one job, and the first of all."""
+        need, until = guest.shape.gpus, self.objective.now + SOON * guest.startup_s
+        ending = sorted(
+            [
+                entry
+                for group in self.view.end_times.running.values()
+                for entry in islice(group, PER_GROUP)
+                if entry[0] <= until
+            ]
+        )
+        free = [*self.draft.some_free(need, size)] if need > 1 else []
+        for _, _, host in ending:
+            fitting = [gpu for gpu in host.gpus if self.draft.fits(gpu, size.memory)]
+            if len(fitting) >= need:
+                yield tuple(self.topology.most_consolidated(fitting, need))
+        union = self._union(free, iter([host for _, _, host in ending]), need, size)
+        if need > 1 and len(union) == need:
+            yield union
+
+    def _start_up(self, guest: JobView, gpus: Sequence[GpuId], size: Size, left: float) -> Displace | None:
+        """Return the move that lets a guest start up beside the residents of these GPUs; None: its turn is far off.
+
+        Residents that have less left than the guest, or that may not be paused, go first. The others are delayed by it.
+        """
+        objective = self.objective
+        now, startup = objective.now, guest.startup_s
+        turn, delayed = startup, []
+        for resident in {r.record.seq: r for gpu in gpus for r in self.draft.residents(gpu)}.values():
+            record = resident.record
+            if not resident.active:
+                first = not record.paused_by_owner and record.alone_left(now) <= left
+            else:
+                first = record.alone_left(now) - startup <= left or not self._may_pause(record, guest)
+            if first:
+                turn = max(turn, objective.left(record))
+            elif resident.active:
+                delayed.append(record)
+        if turn > SOON * startup:
+            return None
+        cost = turn + left + sum([left + SWITCH_S for _ in delayed])
+        ends = {guest.seq: now + turn + left, **{host.seq: objective.end(host) + left for host in delayed}}
+        move = Displace(guest, tuple(gpus), ends, cost, size, tuple(delayed), (), starts_up=True)
+        return move if objective.delay_paused(move) else None
 
     def _places(self, guest: JobView, size: Size, left: float, most: float | None) -> Iterator[tuple[GpuId, ...]]:
         """Yield sets of GPUs: those that hold only paused jobs, those of one host, and those of several.
@@ -248,7 +321,7 @@ class PauseCandidates:
             cost += took + SWITCH_S
         cost += gib * SWAP_IN_S
         hosts = (*(resident.record for resident in kept), *victims)
-        move = Displace(guest, tuple(gpus), ends, cost, size, hosts, tuple(victims), swapped)
+        move = Displace(guest, tuple(gpus), ends, cost, size, hosts, tuple(victims), swapped=swapped)
         return move if objective.delay_paused(move) else None
 
     def _simulate(
@@ -293,6 +366,16 @@ class PauseCandidates:
         return all(
             sharing_problem([new, *(r._replace(memory=0) for r in cell)], self.view, 0) is None for cell in cells
         )
+
+
+def next_start_up(view: View, startup: float) -> list[float]:
+    """Return when a job should start up that is to be up when a running job ends; empty: none ends later than that."""
+    soonest = view.now + startup
+    ends = []
+    for group in view.end_times.running.values():
+        place = bisect_right(group, (soonest, inf))
+        ends += [group[place][0]] if place < len(group) else []
+    return [max(min(ends) - startup, view.now + LEAST_WAIT_S)] if ends else []
 
 
 def is_overdue(job: JobView, now: float, patience: float, mean_jct_s: float) -> bool:

@@ -20,7 +20,7 @@ from carpool.policies.joint.deferred_candidates import DeferredCandidates
 from carpool.policies.joint.join_candidates import JoinCandidates
 from carpool.policies.joint.moves import ClaimGpus, Displace, Join, Move, Relocate, StartAlone, Suspend, names
 from carpool.policies.joint.objective import CLOSE, Objective
-from carpool.policies.joint.pause_candidates import PauseCandidates, is_overdue
+from carpool.policies.joint.pause_candidates import PauseCandidates, is_overdue, next_start_up
 from carpool.policies.joint.shared_candidates import SharedCandidates
 from carpool.policies.sharing.candidates import Candidates, OptionCache
 from carpool.policies.sharing.explain import ASKED_NOT_TO_SHARE, FITS_BESIDE_NO_JOB, compare_hosts
@@ -60,11 +60,18 @@ class Carpool(BasePolicy):
         return JointPass(self, draft, resumable).run()
 
     def wake(self, view: View) -> float | None:
-        """Return when the job that has been paused for longest may have lost its patience."""
-        if not (self.pause and self.patience and view.paused):
+        """Return when the job that has been paused for longest may have lost its patience, or when the next job should
+        start up so that it is up when another one ends."""
+        if not self.pause:
             return None
-        first = next(iter(view.paused.values()))
-        return max(first.paused_since + self.patience * view.mean_jct_s, view.now + LOOK_AGAIN_S)
+        moments = []
+        if self.patience and view.paused:
+            first = next(iter(view.paused.values()))
+            moments.append(max(first.paused_since + self.patience * view.mean_jct_s, view.now + LOOK_AGAIN_S))
+        startup = view.queue.in_order[0][3].startup_s if len(view.queue) else 0.0
+        if startup:
+            moments += next_start_up(view, startup)
+        return min(moments, default=None)
 
     @property
     def pauses(self) -> bool:
@@ -124,6 +131,8 @@ class JointPass:
                 break
         while self.resumable:
             self._resume(self.resumable.popleft())
+        if self.policy.pause:
+            self._start_up_next(blocked)
         if self.policy.pause and self.policy.suspend and not one_waits:
             self._spread()
         return draft.decisions
@@ -231,6 +240,18 @@ class JointPass:
                 return
             self._make(move)
 
+    def _start_up_next(self, blocked: int) -> None:
+        """Let the first jobs of the queue start up that this pass has not tried, if their turn comes soon."""
+        if blocked or not len(self.view.queue):
+            return
+        for *_, job in self.view.queue.in_order[: self.policy.tries]:
+            if not job.startup_s:
+                return
+            if job.seq not in self.objective.moved and self.draft.may_start(job):
+                move = self._best(self.pausing.starting_up(job, CLOSE))
+                if move is not None:
+                    self._make(move)
+
     def _least_bad(self, moves: Iterable[Move]) -> Move | None:
         """Return the move with the largest gain, even if that is a loss."""
         priced = [move for move in moves if self.objective.price(move) is not None]
@@ -255,7 +276,7 @@ class JointPass:
             return None
         gpus, size = place
         now = self.view.now
-        left = job.whole_left(now) * size.relative_time
+        left = job.whole_left(now) * size.relative_time + job.startup_s
         return StartAlone(job, gpus, {job.seq: now + left}, left, size)
 
     def _make(self, move: Move) -> None:
@@ -282,6 +303,11 @@ class JointPass:
 
     def _displace(self, move: Displace, saves: str) -> None:
         draft, guest = self.draft, move.guest
+        if move.starts_up:
+            beside = names([resident.record for gpu in move.gpus[:1] for resident in draft.residents(gpu)])
+            why = f"it starts up beside {beside}, so that it is up when its turn comes, which {saves}"
+            draft.start_up(guest, move.gpus, move.size, why)
+            return
         for victim in move.victims:
             how = "swapped out" if victim is move.swapped else "paused"
             draft.pause(

@@ -86,8 +86,9 @@ class SharedCandidates:
         guest_left = guest.whole_left(now) * size.relative_time
         left = [guest_left, *(self.candidates.left(resident) for resident in residents)]
         alone = speeds.ends(left, speeds.hosts)
-        together = sum(speeds.ends(left, speeds.all))
-        if together >= speeds.join_later(left, alone):
+        startup = guest.startup_s
+        together = sum(speeds.ends_after(left, startup))
+        if min(alone[1:]) > startup and together >= speeds.join_later(left, alone):
             return None
         own = guest.alone_left(now)
         relative_time = guest_left / own if own else 1.0  # a job that was stopped at its very end has none left

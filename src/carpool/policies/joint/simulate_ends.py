@@ -27,9 +27,12 @@ class Participant(NamedTuple):
 
 
 def simulate_ends(
-    participants: Sequence[Participant], cells: Sequence[Sequence[int]], perf: PerformanceModel
+    participants: Sequence[Participant], cells: Sequence[Sequence[int]], perf: PerformanceModel, startup: float = 0.0
 ) -> list[float]:
-    """Return the seconds until each participant is done; a cell lists the participants on the same GPUs."""
+    """Return the seconds until each participant is done; a cell lists the participants on the same GPUs.
+
+    The first participant, the guest, computes after `startup` seconds.
+    """
     own: list[list[Sequence[int]]] = [[] for _ in participants]
     for cell in cells:
         for index in cell:
@@ -39,6 +42,9 @@ def simulate_ends(
     ends = [0.0] * len(participants)
     slow = [1.0] * len(participants)
     active = set(range(len(participants)))
+    if startup:
+        breaks = sorted({*breaks, startup}, reverse=True)
+        active.discard(0)
     changed = set(active)
     now = 0.0
     while active:
@@ -57,6 +63,10 @@ def simulate_ends(
                 for cell in own[index]:
                     changed.update(cell)
         now = moment
+        if startup and (now == startup or not active):  # from now on the guest computes
+            now, startup = startup, 0.0
+            active.add(0)
+            changed.update([0, *(index for cell in own[0] for index in cell)])
     return ends
 
 

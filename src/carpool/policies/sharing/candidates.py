@@ -39,6 +39,8 @@ class Candidate(NamedTuple):
     residents: tuple[Resident, ...]
     host_left: float
     """Time left alone of the host; of the first, where there are several."""
+    startup: float = 0.0
+    """Seconds until the guest computes."""
 
     @property
     def cost(self) -> float:
@@ -48,7 +50,11 @@ class Candidate(NamedTuple):
     @property
     def delay(self) -> float:
         """Part of the cost that a lone host loses; 0 where there are several."""
-        return 0.0 if self.number > 1 else host_delay(self.cost, self.host_left, self.option.host_xi)
+        return 0.0 if self.number > 1 else self._host_delay()
+
+    def _host_delay(self) -> float:
+        both = self.host_left - self.startup
+        return host_delay(self.cost - self.startup, both, self.option.host_xi) if both > 0.0 else 0.0
 
 
 class HostEntry(NamedTuple):
@@ -115,7 +121,7 @@ class Candidates:
         self._look_again()
         view = self.draft.view
         now = view.now
-        guest_left = guest.alone_left(now)
+        guest_left, startup = guest.alone_left(now), guest.startup_s
         known = self._cache.beside(view, guest, at_least)
         streams = []
         for kind, sample, latest in self._kinds():
@@ -123,13 +129,16 @@ class Candidates:
             least = needs * guest_left * SLACK
             if latest - now >= least or least <= 0.0:
                 hosts = self._hosts_of(kind)
-                if hosts and hosts[-1].left >= least:
-                    streams.append(_judge(hosts[bisect_right(hosts, (least,)) :], fitting, guest_left))
+                if hosts and hosts[-1].left >= least + startup:
+                    following = hosts[bisect_right(hosts, (least + startup,)) :]
+                    streams.append(_judge(following, fitting, guest_left, startup))
         for kind, group in self.draft.hosts.lone.items():
             fitting, needs = known.get(kind) or self._learn(known, guest, kind, group.sample, at_least)
             least = needs * guest_left * SLACK
-            if group.entries[-1][0] - now >= least:
-                streams.append(self._judge_lone(group.ending_after(now + least), fitting, guest_left))
+            if group.entries[-1][0] - now >= least + startup:
+                streams.append(
+                    self._judge_lone(group.ending_after(now + (least + startup)), fitting, guest_left, startup)
+                )
         return streams
 
     def _kinds(self) -> Iterator[tuple[HostKind, Job, float]]:
@@ -148,7 +157,7 @@ class Candidates:
             now, changed = self.draft.view.now, self._changed
             group = self.draft.hosts.partly_free.get(kind)
             hosts = [
-                HostEntry(host.record.alone_left(now), seq, host.alone_on, host.record)
+                HostEntry(host.record.alone_left(now) + host.record.startup_left(now), seq, host.alone_on, host.record)
                 for seq, host in (group.hosts.items() if group is not None else ())
                 if seq not in changed
             ]
@@ -185,16 +194,16 @@ class Candidates:
         return choices
 
     def _judge_lone(
-        self, records: Iterable[JobView], choices: list[SharingOption], guest_left: float
+        self, records: Iterable[JobView], choices: list[SharingOption], guest_left: float, startup: float
     ) -> Iterator[Candidate]:
         now, changed = self.draft.view.now, self._changed
         for record in records:
             if record.seq not in changed:
                 left = record.alone_left(now)
-                verdict = best(choices, left, guest_left)
+                verdict = best(choices, left, guest_left, startup)
                 if verdict is not None:
                     resident = Resident(record, record.accumulation, record.memory)
-                    yield _candidate(verdict, left, record.gpus, resident)
+                    yield _candidate(verdict, left, record.gpus, resident, startup)
 
     # ---- hosts that are not alone, and hosts that this draft changed -----------------------------------------------
 
@@ -242,9 +251,10 @@ class Candidates:
         """Return the time left alone of a job that runs or was placed in this draft."""
         record, now = host.record, self.draft.view.now
         if record.gpus:
-            return record.alone_left(now)
+            return record.alone_left(now) + record.startup_left(now)
         sizes, accumulation = record.shape.sizes, host.accumulation
-        return record.whole_left(now) * next(s.relative_time for s in sizes if s.accumulation == accumulation)
+        left = record.whole_left(now) * next(s.relative_time for s in sizes if s.accumulation == accumulation)
+        return left + record.startup_s
 
     def _shared_candidates(self, guest: JobView, guest_left: float, at_least: int) -> Iterator[Candidate]:
         """Yield the cells of several jobs: Theorem 1 must hold against each of them, and the worst pair ranks them."""
@@ -276,19 +286,23 @@ class Candidates:
         verdicts = []
         for resident in residents:
             option = option_at(perf, guest, size, resident.record.job, resident.accumulation)
-            verdicts.append(best([option], self.left(resident), guest_left))
+            verdicts.append(best([option], self.left(resident), guest_left, guest.startup_s))
         paying = [verdict for verdict in verdicts if verdict is not None]
         return max(paying) if len(paying) == len(verdicts) else None
 
 
-def _judge(hosts: Iterable[HostEntry], choices: list[SharingOption], guest_left: float) -> Iterator[Candidate]:
+def _judge(
+    hosts: Iterable[HostEntry], choices: list[SharingOption], guest_left: float, startup: float
+) -> Iterator[Candidate]:
     for left, _, gpus, record, resident in hosts:
-        verdict = best(choices, left, guest_left)
+        verdict = best(choices, left, guest_left, startup)
         if verdict is not None:
             resident = resident or Resident(record, record.accumulation, record.memory)
-            yield _candidate(verdict, left, gpus, resident)
+            yield _candidate(verdict, left, gpus, resident, startup)
 
 
-def _candidate(verdict: SharingVerdict, left: float, gpus: tuple[GpuId, ...], host: Resident) -> Candidate:
+def _candidate(
+    verdict: SharingVerdict, left: float, gpus: tuple[GpuId, ...], host: Resident, startup: float
+) -> Candidate:
     record = host.record
-    return Candidate(verdict.together, 1, record.seq, gpus, (record.job.id,), verdict.option, (host,), left)
+    return Candidate(verdict.together, 1, record.seq, gpus, (record.job.id,), verdict.option, (host,), left, startup)

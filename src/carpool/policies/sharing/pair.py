@@ -105,9 +105,17 @@ class SharingOption(NamedTuple):
         """Speed of both jobs while they share, relative to one job alone."""
         return total_speed(self.guest_xi, self.host_xi)
 
-    def ends(self, host_left: float, guest_left: float) -> tuple[float, float]:
-        """Return the seconds until the guest and until its host end; `guest_left` is at this sub-batch."""
-        return pair_ends(host_left, guest_left, self.host_xi, self.guest_xi)
+    def ends(self, host_left: float, guest_left: float, startup: float = 0.0) -> tuple[float, float]:
+        """Return the seconds until the guest and until its host end; `guest_left` is at this sub-batch.
+
+        The host is slowed down only once the guest has started up.
+        """
+        if not startup:
+            return pair_ends(host_left, guest_left, self.host_xi, self.guest_xi)
+        if host_left <= startup:
+            return startup + guest_left, host_left
+        guest, host = pair_ends(host_left - startup, guest_left, self.host_xi, self.guest_xi)
+        return startup + guest, startup + host
 
 
 class SharingVerdict(NamedTuple):
@@ -162,7 +170,24 @@ def least_together(choices: Iterable[SharingOption], host_left: float, guest_lef
     return None if winner is None else SharingVerdict(least, winner)
 
 
-def best(choices: Iterable[SharingOption], host_left: float, guest_left: float) -> SharingVerdict | None:
-    """Algorithm 2: return the option with the smallest `together`, provided that it beats waiting."""
-    verdict = least_together(choices, host_left, guest_left)
-    return verdict if verdict is not None and pays(verdict.together, host_left, guest_left) else None
+def best(
+    choices: Iterable[SharingOption], host_left: float, guest_left: float, startup: float = 0.0
+) -> SharingVerdict | None:
+    """Algorithm 2: return the option with the smallest `together`, provided that it beats waiting.
+
+    While the guest starts up the host runs as if it were alone, so Theorem 1 holds for what the host has left then. The
+    start-up itself counts on neither side: a guest that waits could start up meanwhile. A host that ends first is
+    not slowed down at all. In `together`, both completion times are counted from now.
+    """
+    if not startup:
+        verdict = least_together(choices, host_left, guest_left)
+        return verdict if verdict is not None and pays(verdict.together, host_left, guest_left) else None
+    both = host_left - startup
+    verdict = least_together(choices, max(0.0, both), guest_left)
+    if verdict is None:
+        return None
+    if both <= 0.0:
+        return verdict._replace(together=host_left + startup + guest_left * verdict.option.relative_time)
+    if not pays(verdict.together, both, guest_left):
+        return None
+    return verdict._replace(together=verdict.together + 2.0 * startup)
