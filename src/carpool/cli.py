@@ -101,7 +101,7 @@ def main() -> None:
         code = cli.main(standalone_mode=False)
         sys.stdout.flush()
     except InputError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"error: {input_message(error)}", file=sys.stderr)
         code = 2
     except click.ClickException as error:
         code = error.exit_code
@@ -119,6 +119,11 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes the rest at exit
         code = 141
     sys.exit(code)
+
+
+def input_message(error: InputError) -> str:
+    """Return an error in the input as one line."""
+    return " ".join(str(error).split())
 
 
 def usage_message(error: click.ClickException) -> str:

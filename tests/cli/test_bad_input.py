@@ -5,11 +5,13 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.support.command_line import COMMAND, HEADER, call, csv_file, environment, everything_in, process
+from tests.support.effort import thorough_only
 
 DURATION = HEADER + ",duration_s"
 
@@ -25,10 +27,26 @@ def refused(said, *parts: str) -> None:
         assert part in said.err, said.err
 
 
-# ---- through the real command, one of each kind --------------------------------------------------------------------
+# ---- through the real command --------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+def test_the_real_command_refuses_as_it_does_in_this_process(tmp_path):
+    """One of each kind: a file, a name, and an option that Click refuses."""
+    path = csv_file(tmp_path, "a,-1,bert,1,8,9")
+    for arguments in (
+        ("simulate", "--workload", path, "--out", tmp_path / "deep" / "out", "--json"),
+        ("simulate", "--policy", "sjf-bsfb"),
+        ("simulate", "--jobs", "0"),
+    ):
+        said = process(*arguments, cwd=tmp_path)
+        refused(said)
+        assert replace(said, err=said.err.replace("python -m carpool.cli", "carpool")) == call(*arguments)
+        assert everything_in(tmp_path) == {"jobs.csv"}
+
+
+# ---- the rest in this process, which is quicker --------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
@@ -51,18 +69,17 @@ def refused(said, *parts: str) -> None:
 def test_a_wrong_workload_is_refused(tmp_path, text, parts):
     path = tmp_path / "jobs.csv"
     path.write_text(text)
-    said = process("simulate", "--workload", path, "--out", tmp_path / "deep" / "out", "--json")
+    said = call("simulate", "--workload", path, "--out", tmp_path / "deep" / "out", "--json")
     refused(said, *(f"{path}{part}" if part.startswith(":") else part for part in parts))
     assert everything_in(tmp_path) == {"jobs.csv"}, "nothing is left behind"
 
 
-@pytest.mark.slow
 def test_a_job_that_fits_no_gpu_even_at_sub_batch_1(tmp_path):
     path = csv_file(tmp_path, "a,0,ncf,1,8,9", "b,0,bert,1,8,9")
-    said = process("simulate", "--workload", path, "--gpu-memory", "900MiB")
+    said = call("simulate", "--workload", path, "--gpu-memory", "900MiB")
     refused(said, f"{path}:", "GiB per GPU even at sub-batch 1; the largest GPUs have 0.9 GiB")
     path = csv_file(tmp_path, "a,0,bert,1,9000,9,false", header=HEADER + ",can_shrink")
-    refused(process("simulate", "--workload", path), f"{path}:2: ", "at batch 9000, which may not be split")
+    refused(call("simulate", "--workload", path), f"{path}:2: ", "at batch 9000, which may not be split")
 
 
 @pytest.mark.parametrize(
@@ -85,18 +102,16 @@ def test_a_job_that_fits_no_gpu_even_at_sub_batch_1(tmp_path):
         (("profiles", "merge", "h200", "h200", "--out", "x.json"), ("h200: contains the same measurements as h200",)),
     ],
 )
-def test_a_wrong_name_is_refused_with_the_nearest_one(tmp_path, arguments, parts):
-    refused(process(*arguments, cwd=tmp_path), *parts)
+def test_a_wrong_name_is_refused_with_the_nearest_one(tmp_path, monkeypatch, arguments, parts):
+    monkeypatch.chdir(tmp_path)
+    refused(call(*arguments), *parts)
     assert everything_in(tmp_path) == set()
 
 
 def test_a_binary_file_is_refused(tmp_path):
     path = tmp_path / "w.csv"
     path.write_bytes(os.urandom(5000) + b"\xff\xfe")
-    refused(process("simulate", "--workload", path), "w.csv: is not a text file in UTF-8")
-
-
-# ---- the rest in this process, which is quicker --------------------------------------------------------------------
+    refused(call("simulate", "--workload", path), "w.csv: is not a text file in UTF-8")
 
 
 @pytest.mark.parametrize(
@@ -207,7 +222,7 @@ def test_usage_errors_name_the_place_and_the_remedy():
     refused(call("serve", "--gpus", "-2"), "error: --gpus: -2 must be from 1 to 4096; see `carpool serve --help`")
     refused(call("check", "--steps", "0", "x"), "error: --steps: 0 must be at least 1;")
     refused(call("simulate", "--jobs", "many"), "error: --jobs: 'many' is not a whole number;")
-    refused(process("simulate", "--jobs", "0"), "error: --jobs: 0 must be from 1 to ")
+    refused(call("simulate", "--jobs", "0"), "error: --jobs: 0 must be from 1 to ")
     refused(call("workload", "shw"), "error: shw: there is no such command of `carpool workload`; did you mean show?")
     refused(call("compar"), "error: compar: there is no such command of `carpool`; did you mean compare?")
 
@@ -267,7 +282,19 @@ LONG = {
 }
 
 
-LONG_WAITS = [("compare", 0.0), ("compare", 1.0), ("compare few", 1.5), ("simulate", 1.0)]
+INTERRUPTS = [
+    ("compare", 0.0, "process"),
+    ("compare", 0.0, "group"),
+    ("compare", 1.0, "group"),
+    ("compare few", 1.5, "process"),
+    ("simulate", 1.0, "process"),
+    pytest.param("compare", 1.0, "process", marks=thorough_only),
+    pytest.param("compare few", 1.5, "group", marks=thorough_only),
+    pytest.param("simulate", 1.0, "group", marks=thorough_only),
+]
+"""A command, the seconds after which it is interrupted, and what gets the signal."""
+PATIENCE_S = 30.0
+"""Seconds in which a command must have ended, much less than a run takes."""
 
 
 def processes_of(marker: str) -> list[int]:
@@ -305,7 +332,7 @@ def start():
 
 
 def gone(marker: str) -> bool:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while processes_of(marker) and time.monotonic() < deadline:
         time.sleep(0.05)
     return not processes_of(marker)
@@ -313,8 +340,7 @@ def gone(marker: str) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="there is no /proc to look for workers in")
-@pytest.mark.parametrize("whom", ["process", "group"])
-@pytest.mark.parametrize(("command", "wait_s"), LONG_WAITS)
+@pytest.mark.parametrize(("command", "wait_s", "whom"), INTERRUPTS)
 def test_an_interrupt_leaves_nothing(tmp_path, start, command, wait_s, whom):
     """The signal goes to the command or to its whole group, as from a terminal, while workers start or later."""
     marker = f"CARPOOL_TEST_MARKER={tmp_path}"
@@ -329,7 +355,7 @@ def test_an_interrupt_leaves_nothing(tmp_path, start, command, wait_s, whom):
     time.sleep(wait_s)
     assert running.poll() is None, "it must still run"
     (os.kill if whom == "process" else os.killpg)(running.pid, signal.SIGINT)
-    out, err = running.communicate(timeout=6)  # much less than a run takes
+    out, err = running.communicate(timeout=PATIENCE_S)
     assert running.returncode == 130, err
     assert "Traceback" not in err
     assert err.strip().splitlines()[-1] == "interrupted; nothing was written"
@@ -350,7 +376,7 @@ def test_the_end_of_a_command_ends_its_workers(tmp_path, start, number, code):
         time.sleep(0.02)
     time.sleep(0.5)
     running.send_signal(number)
-    _, err = running.communicate(timeout=20)
+    _, err = running.communicate(timeout=PATIENCE_S)
     assert running.returncode == code, err
     assert "Traceback" not in err
     assert gone(marker), "a worker lives on"

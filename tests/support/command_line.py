@@ -11,7 +11,7 @@ import click
 from click.testing import CliRunner
 
 import carpool
-from carpool.cli import NO_ARGUMENTS, cli, usage_message
+from carpool.cli import NO_ARGUMENTS, cli, input_message, usage_message
 from carpool.errors import InputError
 
 HEADER = "job,submitted_s,model,gpus,batch,iterations"
@@ -32,7 +32,7 @@ def call(*arguments: object, env: Mapping[str, str | None] | None = None) -> Sai
     result = CliRunner().invoke(cli, words, prog_name="carpool", env=env, standalone_mode=False)
     error = result.exception
     if isinstance(error, InputError):
-        return Said(2, result.stdout, f"error: {error}\n")
+        return Said(2, result.stdout, f"error: {input_message(error)}\n")
     if isinstance(error, click.ClickException) and not isinstance(error, NO_ARGUMENTS):
         return Said(error.exit_code, result.stdout, f"{result.stderr}error: {usage_message(error)}\n")
     if error is not None and not isinstance(error, SystemExit):

@@ -57,86 +57,85 @@ def number(least: float = 0.0, most: float = 1e9) -> Callable[[str], float]:
     return convert
 
 
+WORLD_OPTIONS = (
+    click.option("--cluster", default="16x4", show_default=True, help="Nodes x GPUs per node."),
+    click.option(
+        "--profile",
+        default="t4",
+        show_default=True,
+        help="Profile with iteration times and memory: a shipped name or a file.",
+    ),
+    click.option(
+        "--interference",
+        default="1.5",
+        show_default=True,
+        help="Slow-down of sharing: a number, a CSV matrix (row slowed down by column), or a shipped table.",
+    ),
+    click.option("--truth", help="True slow-down, if it differs from --interference."),
+    click.option(
+        "--belief",
+        help="Slow-down that the policy believes in, if it differs from --interference; `learned` starts from the "
+        "profile and learns from what jobs report.",
+    ),
+    click.option(
+        "--duration-error",
+        type=number(0.0, 10.0),
+        default=0.0,
+        help="Sigma of the lognormal error of believed iteration times.",
+    ),
+    click.option(
+        "--interference-error",
+        type=number(0.0, 10.0),
+        default=0.0,
+        help="Sigma of the lognormal error of believed slow-downs.",
+    ),
+    click.option(
+        "--report-error",
+        type=number(0.0, 10.0),
+        default=0.0,
+        help="Sigma of the lognormal error of the iteration times that jobs report.",
+    ),
+    click.option(
+        "--jobs-per-gpu",
+        type=click.IntRange(1, 100),
+        default=2,
+        show_default=True,
+        help="Maximum number of jobs that compute on a GPU at the same time.",
+    ),
+    click.option(
+        "--resident-per-gpu",
+        type=click.IntRange(1, 1000),
+        default=RESIDENT_PER_GPU,
+        show_default=True,
+        help="Maximum number of jobs that hold memory on a GPU, active and paused ones.",
+    ),
+    click.option("--ignore-placement", is_flag=True, help="Make every placement as fast as the most consolidated one."),
+    click.option("--no-memory-limit", is_flag=True, help="Ignore GPU memory: all jobs fit beside each other."),
+    click.option("--gpu-memory", help="Memory of a GPU, such as 24GiB.  [default: that of the profile's GPU]"),
+    click.option("--launch-s", type=number(), default=0.0, help="Seconds from the decision to the first iteration."),
+    click.option("--stop-s", type=number(), default=0.0, help="Seconds to checkpoint and stop a preempted job."),
+    click.option("--swap", is_flag=True, help="Nodes can move the memory of a paused one-GPU job to main memory."),
+    click.option(
+        "--pause-s",
+        type=number(),
+        default=0.05,
+        show_default=True,
+        help="Seconds that each pause and each resume of a job takes.",
+    ),
+    click.option(
+        "--large-above",
+        type=click.IntRange(0),
+        default=4,
+        show_default=True,
+        help="Number of GPUs above which a job counts as large.",
+    ),
+)
+"""Options that describe the simulated world, in the order of the help."""
+
+
 def world_options(command: Command) -> Command:
     """Add the options that describe the simulated world."""
-    options = [
-        click.option("--cluster", default="16x4", show_default=True, help="Nodes x GPUs per node."),
-        click.option(
-            "--profile",
-            default="t4",
-            show_default=True,
-            help="Profile with iteration times and memory: a shipped name or a file.",
-        ),
-        click.option(
-            "--interference",
-            default="1.5",
-            show_default=True,
-            help="Slow-down of sharing: a number, a CSV matrix (row slowed down by column), or a shipped table.",
-        ),
-        click.option("--truth", help="True slow-down, if it differs from --interference."),
-        click.option(
-            "--belief",
-            help="Slow-down that the policy believes in, if it differs from --interference; `learned` starts from the "
-            "profile and learns from what jobs report.",
-        ),
-        click.option(
-            "--duration-error",
-            type=number(0.0, 10.0),
-            default=0.0,
-            help="Sigma of the lognormal error of believed iteration times.",
-        ),
-        click.option(
-            "--interference-error",
-            type=number(0.0, 10.0),
-            default=0.0,
-            help="Sigma of the lognormal error of believed slow-downs.",
-        ),
-        click.option(
-            "--report-error",
-            type=number(0.0, 10.0),
-            default=0.0,
-            help="Sigma of the lognormal error of the iteration times that jobs report.",
-        ),
-        click.option(
-            "--jobs-per-gpu",
-            type=click.IntRange(1, 100),
-            default=2,
-            show_default=True,
-            help="Maximum number of jobs that compute on a GPU at the same time.",
-        ),
-        click.option(
-            "--resident-per-gpu",
-            type=click.IntRange(1, 1000),
-            default=RESIDENT_PER_GPU,
-            show_default=True,
-            help="Maximum number of jobs that hold memory on a GPU, active and paused ones.",
-        ),
-        click.option(
-            "--ignore-placement", is_flag=True, help="Make every placement as fast as the most consolidated one."
-        ),
-        click.option("--no-memory-limit", is_flag=True, help="Ignore GPU memory: all jobs fit beside each other."),
-        click.option("--gpu-memory", help="Memory of a GPU, such as 24GiB.  [default: that of the profile's GPU]"),
-        click.option(
-            "--launch-s", type=number(), default=0.0, help="Seconds from the decision to the first iteration."
-        ),
-        click.option("--stop-s", type=number(), default=0.0, help="Seconds to checkpoint and stop a preempted job."),
-        click.option("--swap", is_flag=True, help="Nodes can move the memory of a paused one-GPU job to main memory."),
-        click.option(
-            "--pause-s",
-            type=number(),
-            default=0.05,
-            show_default=True,
-            help="Seconds that each pause and each resume of a job takes.",
-        ),
-        click.option(
-            "--large-above",
-            type=click.IntRange(0),
-            default=4,
-            show_default=True,
-            help="Number of GPUs above which a job counts as large.",
-        ),
-    ]
-    for option in reversed(options):
+    for option in reversed(WORLD_OPTIONS):
         command = option(command)
     return command
 

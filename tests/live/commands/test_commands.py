@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from tests.support.command_line import COMMAND, environment, process
+from tests.support.command_line import COMMAND, Said, call, environment, process
 from tests.support.served import Served
 
 ROW = {"job", "name", "user", "status", "gpus", "submitted", "started", "finished", "exit_code"}
@@ -432,24 +432,27 @@ def test_wrong_input_gets_one_line_and_exit_code_2(service, arguments, words, tm
 
 @pytest.mark.parametrize("command", ["jobs", "gpus", "history", "replay"])
 def test_without_a_service_a_command_prints_one_line(tmp_path, command):
-    said = process(command, CARPOOL_HOME=str(tmp_path / "none"))
+    said = call(command, env={"CARPOOL_HOME": str(tmp_path / "none")})
     assert said.code == 2
     assert "`carpool serve`" in said.err
     assert len(said.err.splitlines()) == 1
 
 
-@pytest.mark.slow
 def test_a_client_finds_the_service_by_address_and_token(service, tmp_path):
     elsewhere = str(tmp_path / "none")
     said = process("jobs", "--json", CARPOOL_HOME=elsewhere, CARPOOL_URL=service.url, CARPOOL_TOKEN=service.token)
     assert said.code == 0
-    assert process("jobs", CARPOOL_HOME=elsewhere, CARPOOL_URL=service.url, CARPOOL_TOKEN="wrong").code == 2
-    said = process("jobs", CARPOOL_HOME=elsewhere, CARPOOL_URL="http://gpu.example:1")
+
+    def jobs(**env: str) -> Said:
+        return call("jobs", env={"CARPOOL_HOME": elsewhere, **env})
+
+    assert jobs(CARPOOL_URL=service.url, CARPOOL_TOKEN="wrong").code == 2
+    said = jobs(CARPOOL_URL="http://gpu.example:1")
     assert "CARPOOL_TOKEN" in said.err  # the home's token is not sent to other hosts
-    assert process("jobs", CARPOOL_URL="ftp://x", CARPOOL_TOKEN="x" * 43).code == 2
+    assert jobs(CARPOOL_URL="ftp://x", CARPOOL_TOKEN="x" * 43).code == 2
     with socket.create_server(("127.0.0.1", 0)) as other:
         url = f"http://127.0.0.1:{other.getsockname()[1]}"
-    said = process("jobs", CARPOOL_URL=url, CARPOOL_TOKEN="x" * 43)
+    said = jobs(CARPOOL_URL=url, CARPOOL_TOKEN="x" * 43)
     assert "no service answers" in said.err
 
 
@@ -466,7 +469,7 @@ def test_a_busy_port_and_a_home_in_use_are_one_line_each(service, tmp_path):
     assert (said.code, len(said.err.splitlines())) == (2, 1)
     assert "another service" in said.err
     for option in ("--policy", "--profile"):
-        said = process("serve", "--home", tmp_path / "other", option, "nonsense")
+        said = call("serve", "--home", tmp_path / "other", option, "nonsense")
         assert (said.code, len(said.err.splitlines())) == (2, 1)
         assert "nonsense" in said.err
     assert service.json("jobs") is not None  # the first service is not disturbed
@@ -521,7 +524,7 @@ def test_sigterm_ends_the_service_and_not_the_jobs(tmp_path):
         while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().strip():
             time.sleep(0.05)
         os.kill(int((tmp_path / "pid").read_text()), 0)  # it still runs
-        assert process("jobs", CARPOOL_HOME=str(served.home)).code == 2
+        assert served.call("jobs").code == 2
         served.start()
         (tmp_path / "go").touch()
         assert served.until(job, "finished", "failed")["exit_code"] == 0

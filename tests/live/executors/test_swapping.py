@@ -2,19 +2,15 @@
 
 import asyncio
 import sys
-from contextlib import asynccontextmanager
 
 import pytest
 
 from carpool.live.executors import swapping, switching
-from carpool.live.executors.base import ExecutorOptions, Launch, StopMode
-from carpool.live.executors.contract import RecordingListener
-from carpool.live.executors.local import LocalExecutor
+from carpool.live.executors.base import StopMode
 from carpool.live.executors.processes import process_stat
 from carpool.live.home import read_json
+from tests.support.executing import KEY, executing
 
-KEY = ("1", 1)
-WORKER = ("sh", "-c", "while true; do echo x; sleep 0.02; done")
 DRIVER = """
 import sys
 log, fails, direction, pid = sys.argv[1:]
@@ -52,22 +48,6 @@ def driver(tmp_path, monkeypatch):
     monkeypatch.setattr(switching, "command", driver.command)
     monkeypatch.setattr(swapping, "RETRY_S", 0.05)
     return driver
-
-
-@asynccontextmanager
-async def executing(home, **options):
-    home.create()
-    executor = LocalExecutor(ExecutorOptions(home, gpus=1, **options))
-    listener = RecordingListener(executor=executor)
-    await executor.open()
-    await executor.recover([KEY], listener)
-    if KEY not in executor.present():
-        executor.launch(Launch(*KEY, (0,), WORKER, "/", {}, grace_s=5.0))
-    await listener.wait_for_start(KEY)
-    try:
-        yield executor, listener
-    finally:
-        await executor.close()
 
 
 async def end(executor, listener):

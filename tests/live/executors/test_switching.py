@@ -5,18 +5,17 @@ import os
 import signal
 import sys
 import time
-from contextlib import asynccontextmanager
 
 import pytest
 
-from carpool.live.executors.base import ExecutorOptions, GangOutcome, Launch
-from carpool.live.executors.contract import RecordingListener, eventually
+from carpool.live.executors.base import GangOutcome
+from carpool.live.executors.contract import eventually
 from carpool.live.executors.launching import GangLauncher
 from carpool.live.executors.local import LocalExecutor
 from carpool.live.executors.processes import process_stat, strays
 from carpool.live.home import read_json
+from tests.support.executing import KEY, executing
 
-KEY = ("1", 1)
 SPREADING = """
 import os, subprocess, sys, threading, time
 def spin():
@@ -46,7 +45,6 @@ for _ in range(2):
 print("ready", flush=True)
 spin()
 """
-WRITING = ("sh", "-c", "while true; do echo x; sleep 0.02; done")
 
 
 def cpu_ticks(pids) -> dict[int, int]:
@@ -69,22 +67,6 @@ def tree(executor: LocalExecutor) -> set[int]:
         if not more:
             return found - {root}
         found |= more
-
-
-@asynccontextmanager
-async def executing(home, command, **options):
-    home.create()
-    executor = LocalExecutor(ExecutorOptions(home, gpus=1, **options))
-    listener = RecordingListener(executor=executor)
-    await executor.open()
-    await executor.recover([KEY], listener)
-    if KEY not in executor.present():
-        executor.launch(Launch(*KEY, (0,), command, "/", {}, grace_s=5.0))
-    await listener.wait_for_start(KEY)
-    try:
-        yield executor, listener
-    finally:
-        await executor.close()
 
 
 async def end(executor, listener) -> None:
@@ -128,7 +110,7 @@ async def test_no_cpu_time_grows_while_a_spreading_job_is_paused(home, monkeypat
 @pytest.mark.parametrize("cgroups", [True, False], ids=["freezer", "signals"])
 async def test_a_paused_job_whose_service_stays_away_goes_on_and_is_paused_again(home, monkeypatch, cgroups):
     monkeypatch.setattr(GangLauncher, "cgroups", cgroups)
-    async with executing(home, WRITING, pause_patience_s=0.5) as (executor, listener):
+    async with executing(home, pause_patience_s=0.5) as (executor, listener):
         executor.pause(KEY)
         await listener.wait_for_switch(KEY, paused=True)
         before = await written(executor)
@@ -137,7 +119,7 @@ async def test_a_paused_job_whose_service_stays_away_goes_on_and_is_paused_again
     async with asyncio.timeout(30):
         while await written(executor) == before:
             await asyncio.sleep(0.05)
-    async with executing(home, WRITING, pause_patience_s=0.5) as (executor, listener):
+    async with executing(home, pause_patience_s=0.5) as (executor, listener):
         executor.pause(KEY)
         await listener.wait_for_switch(KEY, paused=True)
         before = await written(executor)
@@ -147,7 +129,7 @@ async def test_a_paused_job_whose_service_stays_away_goes_on_and_is_paused_again
 
 
 async def test_a_service_that_stood_still_pauses_the_job_again(home):
-    async with executing(home, WRITING, pause_patience_s=0.4) as (executor, listener):
+    async with executing(home, pause_patience_s=0.4) as (executor, listener):
         executor.pause(KEY)
         await listener.wait_for_switch(KEY, paused=True)
         before = await written(executor)
@@ -173,7 +155,7 @@ async def test_a_killed_wrapper_takes_its_paused_job_with_it(home, monkeypatch, 
 
 async def test_a_job_that_something_else_continues_is_stopped_again(home, monkeypatch):
     monkeypatch.setattr(GangLauncher, "cgroups", False)
-    async with executing(home, WRITING, pause_patience_s=1.0) as (executor, listener):
+    async with executing(home, pause_patience_s=1.0) as (executor, listener):
         executor.pause(KEY)
         await listener.wait_for_switch(KEY, paused=True)
         worker = read_json(home.rank(*KEY, 0) / "process.json")["worker"]["pid"]
@@ -186,7 +168,7 @@ async def test_a_job_that_something_else_continues_is_stopped_again(home, monkey
 
 
 async def test_a_worker_that_is_killed_while_it_is_paused_ends_its_gang(home):
-    async with executing(home, WRITING) as (executor, listener):
+    async with executing(home) as (executor, listener):
         executor.pause(KEY)
         await listener.wait_for_switch(KEY, paused=True)
         os.kill(read_json(home.rank(*KEY, 0) / "process.json")["worker"]["pid"], signal.SIGKILL)

@@ -28,7 +28,7 @@ STYLE: dict[Any, Any] = {
 def picture(
     folder: Path, name: str, width: float, height: float, rows: int = 1, columns: int = 1
 ) -> Iterator[tuple[Any, Any]]:
-    """Yield a figure and its axes (an array if there are several), and write both files at the end."""
+    """Yield a figure and its axes, an array of rows and columns, and write both files at the end."""
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
@@ -36,7 +36,7 @@ def picture(
         raise InputError("pictures need matplotlib: pip install 'carpool[plots]'") from None
     with rc_context(STYLE):
         figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
-        yield figure, figure.subplots(rows, columns)
+        yield figure, figure.subplots(rows, columns, squeeze=False)
         figure.savefig(folder / f"{name}.png")
         figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
 

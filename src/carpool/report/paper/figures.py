@@ -27,7 +27,7 @@ def completion_and_queue(
 ) -> None:
     """Draw Figure 4 or 5: the share of jobs done within a time, and the mean queuing time of each model."""
     shown = [policy for policy in policies if results.of(setting, policy)]
-    with picture(folder, name, 10.0, 4.2, columns=2) as (figure, (left, right)):
+    with picture(folder, name, 10.0, 4.2, columns=2) as (figure, ((left, right),)):
         _cdf(left, results, setting, shown)
         models = sorted({m for o in results.of(setting, shown[-1]).values() for m in o.summary.models})
         heights = {policy: [_queue(results, setting, policy, model) for model in models] for policy in shown}
@@ -70,7 +70,7 @@ def load(folder: Path, results: Results) -> None:
     """Draw Figure 6a: one panel per workload, one line per policy, the paper's own numbers as hollow diamonds."""
     config = results.config
     palette, dashed = policy_colours(config), second_of_family(config)
-    with picture(folder, "figure6a", 10.0, 4.4, columns=len(config.workloads)) as (figure, panels):
+    with picture(folder, "figure6a", 10.0, 4.4, columns=len(config.workloads)) as (figure, (panels,)):
         for axes, workload in zip(panels, config.workloads, strict=True):
             for row in config.policies:
                 means = [
@@ -114,10 +114,8 @@ def _printed(axes: Any, results: Results, palette: dict[str, str]) -> None:
 def interference(folder: Path, results: Results) -> None:
     """Draw Figure 6b: completion times under a constant slow-down of all jobs that share."""
     config = results.config
-    with picture(folder, "figure6b", 10.0, 4.0, columns=len(config.figure6b.jobs)) as (figure, panels):
-        for axes, jobs in zip(
-            [panels] if len(config.figure6b.jobs) == 1 else panels, config.figure6b.jobs, strict=True
-        ):
+    with picture(folder, "figure6b", 10.0, 4.0, columns=len(config.figure6b.jobs)) as (figure, (panels,)):
+        for axes, jobs in zip(panels, config.figure6b.jobs, strict=True):
             names = list(config.figure6b.policies)
             settings = [plan.injected(config, jobs, text) for text in plan.constants(config)]
             means = {name: [results.mean(setting, name, jct_h()) for setting in settings] for name in names}
@@ -149,7 +147,7 @@ def overhead(folder: Path, results: Results) -> None:
     gpus = [gpus_of(setting) for setting in settings]
     colour = policy_colours(config)[config.overhead.policy]
     limit = 1e3 * config.paper.claims["overhead_s"]
-    with picture(folder, "overhead", 6.8, 4.0) as (figure, axes):
+    with picture(folder, "overhead", 6.8, 4.0) as (figure, ((axes,),)):
         for label, marker, style, name in (
             ("mean", "o", "-", "decision_mean_cpu_s"),
             ("p99", "s", "--", "decision_p99_cpu_s"),

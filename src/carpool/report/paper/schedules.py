@@ -85,7 +85,7 @@ def draw(folder: Path, config: PaperConfig, found: list[Schedule]) -> None:
     colour = {FIRST: BLUE, SECOND: ORANGE}
     longest = max(segment.end for schedule in found for segment in schedule.segments) / 60
     with picture(folder, "figure1", 7.6, 4.2, rows=3) as (_, panels):
-        for axes, schedule in zip(panels, found, strict=True):
+        for axes, schedule in zip(panels.flat, found, strict=True):
             for segment in schedule.segments:
                 for job in segment.jobs:
                     row = 1 if job == FIRST else 0
@@ -110,4 +110,4 @@ def draw(folder: Path, config: PaperConfig, found: list[Schedule]) -> None:
                 f"{schedule.title}: mean JCT {schedule.mean_s / 60:.1f} min ({times})", loc="left", fontsize=9
             )
         hatched = f"hatched: both share the GPU, each takes {config.figure1.xi:g}× as long"
-        panels[-1].set_xlabel(f"time (minutes); {hatched}")
+        panels[-1, 0].set_xlabel(f"time (minutes); {hatched}")
