@@ -8,6 +8,7 @@ import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import combinations_with_replacement
 
 from carpool.core.model import Job
@@ -16,7 +17,7 @@ from carpool.gpu import mps
 from carpool.profile.measure.examples import SCRIPTS
 from carpool.profile.measure.noise import Noise
 from carpool.profile.measure.plan import MPS, TIME_SLICING
-from carpool.profile.measure.raw import Setting
+from carpool.profile.measure.raw import Measurement, Setting
 from carpool.profile.schema import Profile
 from carpool.sim.engine import Costs
 
@@ -102,12 +103,18 @@ class MachineCosts(Costs):
         return self.chance.choice(self.effects.overheads_s.get(Setting(job.model, job.batch), [GUESSED_LAUNCH_S]))
 
 
+@lru_cache(maxsize=8)
+def noise_of(raw: tuple[Measurement, ...]) -> Noise:
+    """Return the noise of measurements. Every draw of a run asks for that of the same profile."""
+    return Noise(raw)
+
+
 class MeasuredModel(FittedModel):
     """A model with the profile's slow-downs and fits, and with the measured time at a measured batch."""
 
     def __init__(self, profile: Profile, mechanism: str) -> None:
         super().__init__(profile.core_tasks(), profile.interference(mechanism), 1)
-        self._noise, self._mechanism = Noise(profile.raw), mechanism
+        self._noise, self._mechanism = noise_of(profile.raw), mechanism
 
     def iteration_time(self, job: Job, accumulation: int, placement: Placement) -> float:
         known = self._noise.alone(self._mechanism, Setting(job.model, job.batch, accumulation))

@@ -44,12 +44,12 @@ def scripts():
     sys.path.remove(str(SCRIPT.parent))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def work():
     return importlib.import_module("physical_work")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def sim():
     return importlib.import_module("physical_sim")
 
@@ -445,13 +445,24 @@ def test_the_shipped_rows_and_the_page_agree_with_the_kept_runs(work):
         (["--out", str(KEPT), "--rows", "r.csv", "--truth", "mps.json"], "no pairs for 'time-slicing'; it has mps"),
     ],
 )
-def test_wrong_options_are_refused_in_a_line(arguments, problem, tmp_path):
+def test_wrong_options_are_refused_in_a_line(arguments, problem, tmp_path, monkeypatch, capsys):
     pairs = tuple(pair for pair in load("h200").pairs if pair.mechanism == "mps")
     save(replace(load("h200"), pairs=pairs), tmp_path / "mps.json")
-    command = [sys.executable, str(SCRIPT), "--out", str(tmp_path / "out"), *arguments]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--out", str(tmp_path / "out"), *arguments])
+    physical = importlib.import_module("physical")
+    with pytest.raises(SystemExit) as ended:
+        physical.in_one_line(physical.main)
+    said = capsys.readouterr().err if ended.value.code == 2 else str(ended.value.code)  # argparse prints its own
+    assert problem in said
+    assert len(said.splitlines()) == 1 or "usage:" in said
+
+
+def test_the_script_itself_refuses_wrong_options_in_a_line(tmp_path):
+    command = [sys.executable, str(SCRIPT), "--out", str(tmp_path / "out"), "--gpus", "1", "--profile", "nosuch"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode
-    assert problem in done.stderr
+    assert "nosuch" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -25,6 +25,7 @@ class Noise:
         self._window: dict[tuple[int, str, Setting], float] = {}
         self._spread: dict[tuple[int, str, str], list[float]] = {}
         self._between: dict[str, list[float]] = {}
+        self._sigma: dict[tuple[str, str, int], float] = {}
         same: dict[tuple[str, tuple[Setting, ...]], dict[int, list[list[Sample]]]] = {}
         for done in measurements:
             mechanism, series = done.request.mechanism, done.series
@@ -60,6 +61,12 @@ class Noise:
 
         A series without repetitions is assumed to be as noisy as the others.
         """
+        found = self._sigma.get((mechanism, task, series))
+        if found is None:
+            found = self._sigma[mechanism, task, series] = self._pulled_sigma(mechanism, task, series)
+        return found
+
+    def _pulled_sigma(self, mechanism: str, task: str, series: int) -> float:
         near = {key: values for key, values in self._spread.items() if key[:2] == (series, mechanism)}
         near = near or {key: values for key, values in self._spread.items() if key[1] == mechanism}
         everything = [v for values in near.values() for v in values]
