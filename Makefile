@@ -33,10 +33,10 @@ demo-sim: $(VENV)/.installed
 	$(BIN)/carpool simulate --policy sjf-bsbf --cluster 4x4 --jobs 60 --load 0.3 --seed 2 --out out/demo-run
 	@echo "Pictures: out/demo/mean_jct.png, out/demo/jct_cdf.png, out/demo-run/gantt.png"
 
-# Two processes, each of which takes whole files, so that a module's fixtures are set up once. Tests that measure times
-# run afterwards, by themselves.
+# Two processes, each of which takes whole files, so that a module's fixtures are set up once; the longest files come
+# first (tests/conftest.py). Tests that measure times run afterwards, by themselves.
 test: lint types
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not alone'
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not alone'
 	$(BIN)/python -m pytest -m alone
 
 # The same with the full number of random cases and with the longest comparisons: before a release.
@@ -45,7 +45,7 @@ thorough:
 
 # The checks to run before every commit: about two minutes on two cores.
 quick: lint types
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not alone'
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not slow and not alone'
 
 chaos: $(VENV)/.installed-dev
 	$(BIN)/python tests/live/service/chaos.py --rounds 500 --seed 1 --show

@@ -25,6 +25,35 @@ settings.register_profile(
 settings.load_profile("carpool")
 
 
+LONGEST_FIRST = (
+    "bench/test_physical.py",
+    "packaging/test_wheel.py",
+    "train/test_gang.py",
+    "live/commands/test_commands.py",
+    "report/paper/test_paper.py",
+    "live/service/test_chaos.py",
+    "profile/measure/test_conclude.py",
+    "watch/test_site.py",
+    "commands/test_profiles.py",
+    "sim/test_bound.py",
+    "cli/test_bad_input.py",
+    "policies/test_pollux.py",
+    "live/http/test_api.py",
+    "docs/test_site.py",
+    "cli/test_commands.py",
+    "live/executors/test_gangs.py",
+    "profile/measure/test_measure.py",
+)
+"""Files that take longest. They start first: a process that gets one of them last keeps the other one waiting."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort by file; the tests of a file keep their order."""
+    ranks = {Path(__file__).parent / name: rank for rank, name in enumerate(LONGEST_FIRST)}
+    assert all(path.exists() for path in ranks), "LONGEST_FIRST names a file that is not there"
+    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
+
+
 @pytest.fixture
 def data() -> Path:
     """The folder of reference data named by CARPOOL_DATA."""

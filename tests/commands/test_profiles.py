@@ -304,6 +304,8 @@ def test_the_documented_commands_are_those_that_measured_h200(monkeypatch, which
 @pytest.mark.slow
 def test_the_documented_merge_makes_h200(tmp_path, monkeypatch):
     """Of what each series concludes for itself, the documented command makes the shipped file."""
+    # most of the fits are for the held-out errors, which may differ below; test_conclude.py compares them
+    monkeypatch.setattr("carpool.profile.measure.conclude.hold_out", lambda runs: (None, 0))
     shipped = load("h200")
     machine = MeasuredMachine(
         shipped.gpu.name, shipped.gpu.memory_bytes, shipped.gpu.driver, *shipped.measured.split(", ", 1)

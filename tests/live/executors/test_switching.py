@@ -89,7 +89,7 @@ async def test_no_cpu_time_grows_while_a_spreading_job_is_paused(home, monkeypat
             executor.pause(KEY)
             began = time.monotonic()
             await listener.wait_for_switch(KEY, paused=True)
-            assert time.monotonic() - began < 5.0
+            assert time.monotonic() - began < 20.0
             before = cpu_ticks(tree(executor))
             assert len(before) >= 5
             await asyncio.sleep(0.2)
@@ -107,19 +107,20 @@ async def test_no_cpu_time_grows_while_a_spreading_job_is_paused(home, monkeypat
         assert not cpu_ticks(found)
 
 
+@pytest.mark.slow  # it waits for the patience to pass
 @pytest.mark.parametrize("cgroups", [True, False], ids=["freezer", "signals"])
 async def test_a_paused_job_whose_service_stays_away_goes_on_and_is_paused_again(home, monkeypatch, cgroups):
     monkeypatch.setattr(GangLauncher, "cgroups", cgroups)
-    async with executing(home, pause_patience_s=0.5) as (executor, listener):
+    async with executing(home, pause_patience_s=1.0) as (executor, listener):
         executor.pause(KEY)
         await listener.wait_for_switch(KEY, paused=True)
         before = await written(executor)
-        await asyncio.sleep(1.2)  # more than its patience, but the service lives
+        await asyncio.sleep(1.6)  # more than its patience, but the service lives
         assert await written(executor) == before
     async with asyncio.timeout(30):
         while await written(executor) == before:
             await asyncio.sleep(0.05)
-    async with executing(home, pause_patience_s=0.5) as (executor, listener):
+    async with executing(home, pause_patience_s=1.0) as (executor, listener):
         executor.pause(KEY)
         await listener.wait_for_switch(KEY, paused=True)
         before = await written(executor)
@@ -133,8 +134,10 @@ async def test_a_service_that_stood_still_pauses_the_job_again(home):
         executor.pause(KEY)
         await listener.wait_for_switch(KEY, paused=True)
         before = await written(executor)
-        time.sleep(1.0)  # the service shows no sign of life
-        assert await written(executor) > before
+        output, give_up = home.rank(*KEY, 0) / "stdout.log", time.monotonic() + 30
+        while output.stat().st_size == before:  # this blocks the service, which shows no sign of life
+            assert time.monotonic() < give_up
+            time.sleep(0.05)
         await eventually(lambda: any("paused again" in note for note in listener.notes))
         await listener.wait_for_switch(KEY, paused=True)
         await end(executor, listener)

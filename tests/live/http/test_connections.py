@@ -64,7 +64,7 @@ async def test_a_request_whose_head_does_not_come_is_cut_off(sent):
         began = time.monotonic()
         with contextlib.suppress(ConnectionResetError):
             assert await reader.read() == b""
-        assert 0.1 < time.monotonic() - began < 5.0
+        assert 0.1 < time.monotonic() - began < 10.0
         writer.close()
         await asyncio.sleep(0.05)
         assert len(rooms.strangers) + len(rooms.known) == 0

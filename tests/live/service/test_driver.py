@@ -46,7 +46,7 @@ async def test_a_job_that_is_cancelled_before_its_launch_never_runs(quick_home):
         await settle(service)
         assert status(service, job) == "starting"
         await service.requests.cancel(job)
-        assert await asyncio.wait_for(service.queries.wait(job), 5) == "cancelled"
+        assert await asyncio.wait_for(service.queries.wait(job), 20) == "cancelled"
         assert [launch.job for launch in executor.launched] == [first]
 
 

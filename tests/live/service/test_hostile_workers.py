@@ -50,7 +50,7 @@ async def test_a_worker_that_replaces_its_files_harms_only_itself(home, how):
             service.queries.show(job)
             service.progress.look()
         assert len(service.queries.jobs()) == 2
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < 10.0, "a look does not wait for a FIFO that nothing writes"
         assert await service.queries.wait(await one(service, shell("true"))) == "finished"
         assert await service.queries.wait(ends) in ("failed", "finished")
         await service.requests.cancel(stays)

@@ -72,7 +72,7 @@ async def test_a_job_that_ended_while_no_service_ran_is_recorded_with_its_own_ti
             row, seen = service.queries.show(name), exits(home, name)
             assert row["started"] == pytest.approx(seen["began"], abs=0.2)
             assert row["finished"] == pytest.approx(seen["ended"], abs=0.2)
-            assert row["ran_s"] < 1.2
+            assert row["ran_s"] < seen["ended"] - seen["began"] + 0.5
         (replayed,) = [row for row in service.queries.workload() if row["job"] == job]
         assert replayed["finished"] == pytest.approx(exits(home, job)["ended"], abs=0.2)
         now = service.clock.now()
@@ -84,14 +84,14 @@ async def test_the_seconds_from_cancel_to_death_are_no_waiting(home):
     async with serving(home, gpus=1) as service:
         job = await one(service, shell("trap '' TERM; sleep 9; sleep 9", grace_s=0.8))
         await started(service, job)
-        await asyncio.sleep(0.3)
+        waited_s = service.queries.show(job)["waited_s"]
         await service.requests.cancel(job)
         await asyncio.sleep(0.4)
         row, listed = service.queries.show(job), service.queries.jobs()[0]
-        assert row["waited_s"] == row["receipt"]["waited_s"] == listed["waited_s"] < 0.3
+        assert row["waited_s"] == row["receipt"]["waited_s"] == listed["waited_s"] == waited_s
         await service.queries.wait(job)
         row, listed = service.queries.show(job), service.queries.jobs(all=True)[0]
-        assert row["waited_s"] == row["receipt"]["waited_s"] == listed["waited_s"] < 0.3
+        assert row["waited_s"] == row["receipt"]["waited_s"] == listed["waited_s"] == waited_s
 
 
 async def test_a_waiting_job_has_waited_the_same_time_in_every_answer(home):

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from statistics import median
 
@@ -310,8 +311,19 @@ def test_the_noise_says_how_much_series_differ():
 # ---- the shipped profile --------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def fits_made_once():
+    """The same rows of `h200` are fitted once for all tests, because a fit takes a tenth of a second."""
+    kept = cache(fit_task)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "carpool.profile.measure.conclude.fit_task", lambda runs, bend=False: kept(tuple(runs), bend=bend)
+        )
+        yield
+
+
 @pytest.mark.slow
-def test_every_number_of_h200_follows_from_its_raw_points():
+def test_every_number_of_h200_follows_from_its_raw_points(fits_made_once):
     shipped = load("h200")
     machine = MeasuredMachine(shipped.gpu.name, shipped.gpu.memory_bytes, shipped.gpu.driver, "", "")
     again = conclude(machine, shipped.raw, Naming("h200", batch_norm=("cifar10", "deepspeech2", "imagenet", "yolov3")))
@@ -372,7 +384,7 @@ def test_h200_predicts_a_series_within_the_intervals_of_the_others():
 
 
 @pytest.mark.slow
-def test_h200_predicts_times_it_has_not_seen_to_five_percent():
+def test_h200_predicts_times_it_has_not_seen_to_five_percent(fits_made_once):
     """Noise of its points, not the form of the curve, stood in the way: a series by itself misses the bar."""
     raw = load("h200").raw
 

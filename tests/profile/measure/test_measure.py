@@ -197,12 +197,13 @@ def test_more_batches_alone_need_a_way_to_ask_for_them():
 
 
 @pytest.mark.parametrize("told", [("--batch", "8", "--batch-option", "--batch-size"), ()])
-def test_a_script_without_the_library_is_named_when_the_budget_ends(told):
+def test_a_script_without_the_library_is_named_when_the_budget_ends(told, monkeypatch):
+    monkeypatch.setattr(pool, "STOP_S", 180.0)  # as long as START_S, so that a slow machine shows neither
     began = time.monotonic()
     said = profile("--minutes", "0.02", "--solo", *told, *training("--fail", "mute"))
     assert said.code == 2
     assert re.search(r"no report within \d s; does the script use carpool.train\? If so, give more --minutes", said.err)
-    assert time.monotonic() - began < 8, "neither the usual start-up nor the grace of a script that listens"
+    assert time.monotonic() - began < 60, "neither the usual start-up nor the grace of a script that listens"
 
 
 def test_one_refused_accumulation_costs_itself_alone():
