@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from carpool import channel
 from carpool.train import Checkpoints, OutOfMemoryError, Training, TrainingStopped
+from tests.support.effort import THOROUGH
 from tests.support.training_models import (
     OPTIMIZERS,
     mlp,
@@ -28,16 +29,18 @@ from tests.support.training_models import (
     weights,
 )
 
-STEPS = 20
+STEPS = 20 if THOROUGH else 8
 
 
 def launch(world, scenario, directory):
     """Run a scenario in `world` processes; returns what each of them wrote."""
-    processes.spawn(_enter, (world, scenario.__name__, str(directory)), nprocs=world)
+    processes.spawn(_enter, (world, scenario.__name__, str(directory), STEPS), nprocs=world)
     return [json.loads((Path(directory) / f"result-{rank}.json").read_text()) for rank in range(world)]
 
 
-def _enter(rank, world, scenario, directory):
+def _enter(rank, world, scenario, directory, steps):
+    global STEPS  # the environment of this process does not say how hard the tests try
+    STEPS = steps
     torch.set_num_threads(1)
     warnings.simplefilter("error")
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
