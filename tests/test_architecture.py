@@ -49,6 +49,8 @@ DEPENDS_ON: dict[str, set[str]] = {
     "live.insight": {"live", "live.executors", "channel", "sim"} | SCHEDULER | BOTTOM,
     "live.service": {"live", "live.executors", "live.journal", "live.insight", "channel"} | SCHEDULER | BOTTOM,
     "live.http": {"live", "live.service", "core"} | BOTTOM,
+    # the Python client of a running service
+    "client": {"live", "live.http"} | BOTTOM,
     # the command line
     "commands": SCHEDULER | BOTTOM | {"channel", "gpu", "sim", "report", "train"},
     "live.commands": {"live", "live.service", "live.http", "gpu", "sim", "report", "train"} | SCHEDULER | BOTTOM,

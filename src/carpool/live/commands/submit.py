@@ -14,10 +14,10 @@ from carpool.job_schema import FIELDS, Edge, JobField, on
 from carpool.live.commands import job_file
 from carpool.live.commands.options import Command, OptionType, connect, home_option, json_option, print_json
 from carpool.live.commands.selection import select_dependencies, split_words
-from carpool.live.commands.shell import find_program, travelling
 from carpool.live.commands.tables import dry_run_lines
 from carpool.live.http.client import Client
 from carpool.live.http.code_snapshot import pack
+from carpool.live.shell import run_as_here
 from carpool.live.text import printable, size
 from carpool.sweeps import SweepValues
 
@@ -70,8 +70,9 @@ def submit(words: tuple[str, ...], home: Path | None, as_json: bool, dry_run: bo
     """
     clean = given.pop("clean_env")
     request = _request(words, given)
-    if not clean:
-        _add_shell(request)
+    warning = "" if clean else run_as_here(request)
+    if warning:
+        click.echo(f"warning: {warning}", err=True)
     client = connect(home)
     if "after" in request:
         request["after"] = select_dependencies(client, request["after"])
@@ -118,16 +119,6 @@ def _request(words: tuple[str, ...], given: dict[str, Any]) -> dict[str, Any]:
             value = [word for text in value for word in split_words(text, one.option)]
         request[one.name] = one.type.to_json(value)
     return request
-
-
-def _add_shell(request: dict[str, Any]) -> None:
-    """Let the job run as in this shell. What the request says already stays."""
-    request["env"] = {**travelling(os.environ), **request.get("env", {})}
-    program, *arguments = request["command"]
-    found = find_program(program, request["env"])
-    if found is None:
-        click.echo(f"warning: {ascii(program)[:80]} is not in your PATH; the job looks for it there", err=True)
-    request["command"] = [found or program, *arguments]
 
 
 def _environment(variables: tuple[str, ...]) -> dict[str, str]:

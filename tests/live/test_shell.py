@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from carpool.field_types import Variables
-from carpool.live.commands.shell import find_program, travelling
+from carpool.live.shell import find_program, travelling
 
 
 def test_the_active_environment_and_settings_travel_and_secrets_stay():

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
+from typing import Any
 
 from carpool.field_types import MAX_TEXT, RESERVED_PREFIX, RESERVED_VARIABLES
 
@@ -87,3 +88,15 @@ def find_program(word: str, environ: Mapping[str, str]) -> str | None:
     if "/" in word:
         return word
     return shutil.which(word, path=_absolute(environ.get("PATH", os.defpath)))
+
+
+def run_as_here(request: dict[str, Any]) -> str:
+    """Let the job of a request run as it would here. What the request says already stays.
+
+    Return a warning if its program is not found here; empty: it is.
+    """
+    request["env"] = {**travelling(os.environ), **request.get("env", {})}
+    program, *arguments = request["command"]
+    found = find_program(program, request["env"])
+    request["command"] = [found or program, *arguments]
+    return "" if found else f"{ascii(program)[:80]} is not in your PATH; the job looks for it there"
