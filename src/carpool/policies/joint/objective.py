@@ -189,17 +189,25 @@ class Objective:
         while number and waiting[number - 1][PRIORITY] < priority:
             number -= 1
         if guest.gpus:  # it is paused: it waits for its own GPUs, not in the queue
-            queue = self._estimate_of_first(number).sum
+            queue = self._present_sum(number, priority)
             return Prospect(waiting[:number], self.left(guest) + queue, queue)
         place = next((index for index in range(number) if waiting[index][SEQ] == guest.seq), number)
         front = self._estimate_of_first(place)
         if place == number:  # it is too far down the queue to be in the line: all of them are before it
             return Prospect(waiting[:number], front.copy().add([self._entry(guest)]).sum, front.sum)
-        present = self._present.get(priority)
-        if present is None:
-            present = self._present[priority] = front.copy().add(waiting[place:number]).sum
+        present = self._present_sum(number, priority)
         behind = waiting[place + 1 : number]
         return Prospect(waiting[:place] + behind, present, front.copy().add(behind).sum)
+
+    def _present_sum(self, number: int, priority: int) -> float:
+        """Return the sum for the first `number` jobs of the line, which are those with at least this priority."""
+        present = self._present.get(priority)
+        if present is None:
+            front = self._front
+            if front is None or len(front) > number:
+                front = QueueEstimate(self.available.moments, self.now)
+            present = self._present[priority] = front.copy().add(self._waiting[len(front) : number]).sum
+        return present
 
     def _estimate_of_first(self, number: int) -> QueueEstimate:
         """Return the estimate for the first jobs of the line. Guests come in its order, so it mostly grows."""

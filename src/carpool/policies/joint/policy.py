@@ -346,15 +346,19 @@ def _starved(view: View, patience: float) -> list[JobView]:
 def _resumable(view: View, patience: float) -> list[JobView]:
     """Return the paused jobs that may go on now, in queue order.
 
-    Their mates changed at this moment, or their GPUs are idle, or they have been paused for too long.
+    Their mates changed at this moment, or all of their GPUs are idle, or they have been paused for too long.
     """
     found = dict(view.awakened)
-    for gpu in view.idle():
-        found.update((job.seq, job) for job in view.jobs_on(gpu))
+    idle = view.idle()
+    for gpu in idle:
+        for job in view.jobs_on(gpu):
+            if job.seq not in found and all([other in idle for other in job.gpus]):
+                found[job.seq] = job
     now, least = view.now, patience * view.mean_jct_s
     for job in view.paused.values():  # the one that was paused first comes first
         if not patience or now - job.paused_since < least:
             break
-        found[job.seq] = job
+        if is_overdue(job, now, patience, view.mean_jct_s):
+            found[job.seq] = job
     paused = [job for job in found.values() if job.status is Status.PAUSED and not job.paused_by_owner]
     return sorted(paused, key=lambda job: (-job.shape.priority, job.alone_left(now), job.seq))
