@@ -5,7 +5,7 @@ would be with these decisions, picks consolidated GPUs and collects the decision
 keeps the differences, and copies the index of free GPUs where it changes it.
 """
 
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Collection, Iterable, Sequence, Set
 
 from carpool.core.free import FreeGpus
 from carpool.core.model import Allocation, Decision, GpuId, JobId
@@ -37,6 +37,8 @@ class Draft:
         self._shareable: int | None = None
         self._changed: list[GpuId] = []  # GPUs that changed before `shareable` was first asked
         self._held: dict[str, list[int]] = {}
+        self._residents: dict[GpuId, list[Resident]] = {}  # as last asked; forgotten where the draft changes a GPU
+        self._active: dict[GpuId, list[Resident]] = {}
 
     # ---- what policies read -----------------------------------------------------------------------------------
 
@@ -54,8 +56,14 @@ class Draft:
                 self._note_room(gpu)
         return self._shareable
 
-    def residents(self, gpu: GpuId) -> list[Resident]:
+    def residents(self, gpu: GpuId) -> Sequence[Resident]:
         """Return the residents of a GPU in the draft."""
+        known = self._residents.get(gpu)
+        if known is None:
+            known = self._residents[gpu] = self._list_residents(gpu)
+        return known
+
+    def _list_residents(self, gpu: GpuId) -> list[Resident]:
         staying = [resident_of(record) for record in self.view.jobs_on(gpu) if record.seq not in self._stopped]
         if self.view.paused and not self.pauses:
             staying = [resident._replace(active=True) for resident in staying]
@@ -69,9 +77,18 @@ class Draft:
             return resident
         return resident._replace(active=self._switched[seq], memory=self._memory.get(seq, resident.memory))
 
-    def active_on(self, gpu: GpuId) -> list[Resident]:
+    def active_on(self, gpu: GpuId) -> Sequence[Resident]:
         """Return the residents of a GPU that compute in the draft."""
-        return [resident for resident in self.residents(gpu) if resident.active]
+        known = self._active.get(gpu)
+        if known is None:
+            known = self._active[gpu] = [resident for resident in self.residents(gpu) if resident.active]
+        return known
+
+    def _forget(self, gpus: Iterable[GpuId]) -> None:
+        """Forget the residents of GPUs that the draft is about to change."""
+        for gpu in gpus:
+            self._residents.pop(gpu, None)
+            self._active.pop(gpu, None)
 
     def jobs_on(self, gpu: GpuId) -> Sequence[JobView]:
         """Return the jobs on a GPU in the draft."""
@@ -186,6 +203,7 @@ class Draft:
 
     def stop(self, record: JobView, why: str) -> None:
         """Preempt a running job; the draft can give its GPUs to other jobs."""
+        self._forget(record.gpus)
         self._stopped.add(record.seq)
         self._inactive.add(record.seq)
         for gpu in record.gpus:
@@ -215,6 +233,7 @@ class Draft:
         self.assign(record, gpus, size, why)
 
     def _switch(self, record: JobView, allocation: Allocation, why: str) -> None:
+        self._forget(record.gpus)
         self._switched[record.seq] = allocation.active
         self._touched.update(dict.fromkeys(record.gpus))
         if not allocation.active:
@@ -224,6 +243,7 @@ class Draft:
     def _enter(self, record: JobView, allocation: Allocation, memory: int, why: str) -> None:
         resident = Resident(record, allocation.accumulation, memory, active=allocation.active)
         self._touched.update(dict.fromkeys(allocation.gpus))
+        self._forget(allocation.gpus)
         for gpu in allocation.gpus:
             self._arrived.setdefault(gpu, []).append(resident)
             self._note_room(gpu)

@@ -11,7 +11,6 @@ do, only active residents count: a host is alone where its mates are paused.
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from math import inf
 from typing import NamedTuple
 
 from carpool.core.cluster import Cluster
@@ -41,23 +40,40 @@ class LoneHosts:
 class PartlyFreeHosts:
     """The hosts of one kind that are not lone and have some GPUs to themselves."""
 
-    __slots__ = ("hosts", "latest", "sample")
+    __slots__ = ("_places", "running", "sample", "starting")
 
     def __init__(self, sample: Job) -> None:
         self.sample = sample
-        self.hosts: dict[int, OtherHost] = {}
-        """The hosts by `seq`."""
-        self.latest = 0.0
-        """Time after which none of them has work left, even alone from now on; infinite where one still starts."""
+        self.running: dict[float, list[tuple[float, int, OtherHost]]] = {}
+        """The running hosts by slow-down, with the time at which they end at their present pace and their `seq`; the
+        soonest come first. At one slow-down that is the order of their time left alone, too, whatever the time."""
+        self.starting: dict[int, OtherHost] = {}
+        """The hosts that do not run yet, by `seq`."""
+        self._places: dict[int, tuple[float, tuple[float, int, OtherHost]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._places) + len(self.starting)
 
     def add(self, record: JobRecord, host: OtherHost) -> None:
-        self.hosts[record.seq] = host
-        if record.computing:
-            left = record.job.iterations - record.done
-            until = record.since + left * max(record.iteration_s, record.alone_iteration_s)
+        if not record.computing:
+            self.starting[record.seq] = host
+            return
+        entry = (record.end(), record.seq, host)
+        self._places[record.seq] = record.slowdown, entry
+        entries = self.running.get(record.slowdown)
+        if entries is None:
+            self.running[record.slowdown] = [entry]
         else:
-            until = inf
-        self.latest = max(self.latest, until)
+            insort(entries, entry)
+
+    def discard(self, seq: int) -> None:
+        if self.starting.pop(seq, None) is not None:
+            return
+        slowdown, entry = self._places.pop(seq)
+        entries = self.running[slowdown]
+        del entries[bisect_left(entries, entry)]
+        if not entries:
+            del self.running[slowdown]
 
 
 class LoneEntry(NamedTuple):
@@ -182,6 +198,6 @@ class Hosts:
         if other is None:
             return
         group = self.partly_free[other.kind]
-        del group.hosts[record.seq]
-        if not group.hosts:
+        group.discard(record.seq)
+        if not group:
             del self.partly_free[other.kind]

@@ -4,8 +4,10 @@ Costs time in proportion to the number of jobs and GPUs and changes nothing. Tes
 service may call it to diagnose a problem.
 """
 
+from collections.abc import Iterator
+
 from carpool.core.end_times import EndTimes
-from carpool.core.hosts import Hosts
+from carpool.core.hosts import Hosts, PartlyFreeHosts
 from carpool.core.model import HOLDING, PAUSE, GpuId, Status
 from carpool.core.record import JobRecord
 from carpool.core.state import State
@@ -196,12 +198,28 @@ def _validate_hosts(state: State, kept: Hosts) -> None:
     _require(kept.others == others, f"the index of other {which} is wrong")
     in_order = {kind: sorted(group) for kind, group in cells.items()}
     _require(kept.cells == in_order, f"the cells of several {which} are {kept.cells}, not {in_order}")
-    partly = {(kind, seq) for kind, group in kept.partly_free.items() for seq in group.hosts}
-    _require(partly == {(host.kind, seq) for seq, host in others.items()}, f"the partly free {which} are wrong")
+    partly = {
+        (kind, slowdown, host) for kind, group in kept.partly_free.items() for slowdown, host in _partly_free(group)
+    }
+    expected_partly = {
+        (host.kind, host.record.slowdown if host.record.computing else None, host) for host in others.values()
+    }
+    _require(partly == expected_partly, f"the partly free {which} are wrong")
     for group in kept.partly_free.values():
-        left = max(host.record.alone_left(state.now) for host in group.hosts.values())
-        most = max(0.0, group.latest - state.now)
-        _require(left <= most + CLOSE * group.latest, f"a host has {left} s left, at most {most} s are expected")
+        for entries in group.running.values():
+            ends = [end for end, _, _ in entries]
+            exact = [host.record.end() for _, _, host in entries]
+            near = all(abs(one - other) <= CLOSE * max(1.0, other) for one, other in zip(ends, exact, strict=True))
+            _require(ends == sorted(ends) and near, f"the partly free {which} end at {exact}, not at {ends}")
+
+
+def _partly_free(group: PartlyFreeHosts) -> Iterator[tuple[float | None, OtherHost]]:
+    """Yield the hosts of a kind and the slow-downs under which they are listed; None: they do not run yet."""
+    for slowdown, entries in group.running.items():
+        for _, _, host in entries:
+            yield slowdown, host
+    for host in group.starting.values():
+        yield None, host
 
 
 def _validate_end_times(state: State, kept: EndTimes) -> None:

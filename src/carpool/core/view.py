@@ -346,12 +346,13 @@ class PartlyFreeHostsView(Protocol):
         """A job of that kind."""
 
     @property
-    def hosts(self) -> Mapping[int, OtherHost]:
-        """The hosts by `seq`."""
+    def running(self) -> Mapping[float, Sequence[tuple[float, int, OtherHost]]]:
+        """The running hosts by slow-down, with the time at which they end at their present pace and their `seq`; the
+        soonest come first. At one slow-down that is the order of their time left alone, too."""
 
     @property
-    def latest(self) -> float:
-        """Time after which none of them has work left, even alone from now on; infinite where one still starts."""
+    def starting(self) -> Mapping[int, OtherHost]:
+        """The hosts that do not run yet, by `seq`."""
 
 
 class HostsView(Protocol):

@@ -352,7 +352,7 @@ def _resumable(view: View, patience: float) -> list[JobView]:
     idle = view.idle()
     for gpu in idle:
         for job in view.jobs_on(gpu):
-            if job.seq not in found and all([other in idle for other in job.gpus]):
+            if job.seq not in found and all(other in idle for other in job.gpus):
                 found[job.seq] = job
     now, least = view.now, patience * view.mean_jct_s
     for job in view.paused.values():  # the one that was paused first comes first

@@ -5,7 +5,7 @@ it: sharing pays from some time left on, and costs more the more is left. So the
 are cut at one point and then come in the right order. A guest looks at few of them, however many run.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence, Set
 from heapq import merge
 from math import inf
@@ -16,13 +16,13 @@ from carpool.core.model import GpuId, Job
 from carpool.core.perf import PerformanceModel
 from carpool.core.rules import Resident
 from carpool.core.shapes import Shape, Size
-from carpool.core.view import HostKind, JobView, View
+from carpool.core.view import HostKind, JobView, OtherHost, PartlyFreeHostsView, View
 from carpool.policies.sharing.pair import SharingOption, SharingVerdict, best, host_delay, option_at, options
 
 SLACK = 1.0 - 1e-9
 """Factor that cuts the hosts of a kind a little early: the exact test on each host decides."""
 
-Cell = tuple[list[Resident], tuple[GpuId, ...]]
+Cell = tuple[Sequence[Resident], tuple[GpuId, ...]]
 """GPUs that hold one and the same set of jobs, and these jobs."""
 
 
@@ -57,15 +57,9 @@ class Candidate(NamedTuple):
         return host_delay(self.cost - self.startup, both, self.option.host_xi) if both > 0.0 else 0.0
 
 
-class HostEntry(NamedTuple):
-    """A job with room beside it; sorts by its time left alone."""
-
-    left: float
-    seq: int
-    gpus: tuple[GpuId, ...]
-    record: JobView
-    resident: Resident | None = None
-    """The job as the draft has it; None: as it runs."""
+HostEntry = tuple[float, int, tuple[GpuId, ...], Resident]
+"""A host that this draft changed: its time left alone, its `seq`, its GPUs that have room, and itself. A plain tuple,
+because many are made."""
 
 
 class SharingOptions(NamedTuple):
@@ -106,7 +100,6 @@ class Candidates:
         self._as_of = -1
         self._changed: Set[int] = set()  # jobs that the draft placed, stopped or gave a mate
         self._added: dict[HostKind, list[HostEntry]] = {}  # hosts that the draft placed or gave a mate
-        self._single: dict[HostKind, list[HostEntry]] = {}  # all hosts that are not lone, kind by kind when needed
         self._changed_cells: list[Cell] = []  # cells of several such hosts
 
     def for_guest(self, guest: JobView, at_least: int) -> Iterator[Candidate]:
@@ -124,15 +117,22 @@ class Candidates:
         guest_left, startup = guest.alone_left(now), guest.startup_s
         known = self._cache.beside(view, guest, at_least)
         streams = []
-        for kind, sample, latest in self._kinds():
-            fitting, needs = known.get(kind) or self._learn(known, guest, kind, sample, at_least)
-            least = needs * guest_left * SLACK
-            if latest - now >= least or least <= 0.0:
-                hosts = self._hosts_of(kind)
-                if hosts and hosts[-1].left >= least + startup:
-                    following = hosts[bisect_right(hosts, (least + startup,)) :]
-                    streams.append(_judge(following, fitting, guest_left, startup))
-        for kind, group in self.draft.hosts.lone.items():
+        index = self.draft.hosts
+        for kind, partly in index.partly_free.items():
+            fitting, needs = known.get(kind) or self._learn(known, guest, kind, partly.sample, at_least)
+            if fitting:
+                least = needs * guest_left * SLACK + startup
+                found = self._partly_free(partly, least, fitting, guest_left, startup)
+                if kind in self._added:
+                    found.append(_judge(self._added[kind], least, fitting, guest_left, startup))
+                if found:
+                    streams.append(merge(*found) if len(found) > 1 else found[0])
+        for kind, entries in self._added.items():
+            if kind not in index.partly_free:
+                fitting, needs = known.get(kind) or self._learn(known, guest, kind, entries[0][3].record.job, at_least)
+                if fitting:
+                    streams.append(_judge(entries, needs * guest_left * SLACK + startup, fitting, guest_left, startup))
+        for kind, group in index.lone.items():
             fitting, needs = known.get(kind) or self._learn(known, guest, kind, group.sample, at_least)
             least = needs * guest_left * SLACK
             if group.entries[-1][0] - now >= least + startup:
@@ -141,30 +141,39 @@ class Candidates:
                 )
         return streams
 
-    def _kinds(self) -> Iterator[tuple[HostKind, Job, float]]:
-        """Yield the kinds of hosts that are not lone, with a job of each and a time after which none has work left."""
-        index, added = self.draft.hosts.partly_free, self._added
-        for kind, group in index.items():
-            yield kind, group.sample, inf if kind in added else group.latest
-        for kind, entries in added.items():
-            if kind not in index:
-                yield kind, entries[0].record.job, inf
-
-    def _hosts_of(self, kind: HostKind) -> list[HostEntry]:
-        """Return the hosts of a kind that are not lone, by the time they have left."""
-        hosts = self._single.get(kind)
-        if hosts is None:
-            now, changed = self.draft.view.now, self._changed
-            group = self.draft.hosts.partly_free.get(kind)
-            hosts = [
-                HostEntry(host.record.alone_left(now) + host.record.startup_left(now), seq, host.alone_on, host.record)
-                for seq, host in (group.hosts.items() if group is not None else ())
+    def _partly_free(
+        self,
+        group: PartlyFreeHostsView,
+        least: float,
+        choices: list[SharingOption],
+        guest_left: float,
+        startup: float,
+    ) -> list[Iterator[Candidate]]:
+        """Return the hosts of a kind that are not lone and have at least so much left: a stream for each slow-down."""
+        now = self.draft.view.now
+        streams = []
+        for slowdown, entries in group.running.items():
+            first = now + least * slowdown
+            if least <= 0.0:
+                streams.append(self._judge_partly_free(entries, 0, choices, guest_left, startup))
+            elif entries[-1][0] >= first:
+                place = bisect_left(entries, (first,))
+                streams.append(self._judge_partly_free(entries, place, choices, guest_left, startup))
+        if group.starting:
+            changed = self._changed
+            starting: list[HostEntry] = [
+                (
+                    record.alone_left(now) + record.startup_left(now),
+                    seq,
+                    alone_on,
+                    Resident(record, record.accumulation, record.memory),
+                )
+                for seq, (record, _, alone_on) in group.starting.items()
                 if seq not in changed
             ]
-            hosts += self._added.get(kind, ())
-            hosts.sort()
-            self._single[kind] = hosts
-        return hosts
+            starting.sort()
+            streams.append(_judge(starting, least, choices, guest_left, startup))
+        return streams
 
     @property
     def changed(self) -> Set[int]:
@@ -193,6 +202,24 @@ class Candidates:
         choices = known[kind] = SharingOptions(found, min((option.needs for option in found), default=inf))
         return choices
 
+    def _judge_partly_free(
+        self,
+        entries: Sequence[tuple[float, int, OtherHost]],
+        first: int,
+        choices: list[SharingOption],
+        guest_left: float,
+        startup: float,
+    ) -> Iterator[Candidate]:
+        now, changed = self.draft.view.now, self._changed
+        for index in range(first, len(entries)):
+            _, seq, (record, _, alone_on) = entries[index]
+            if seq not in changed:
+                left = record.alone_left(now)
+                verdict = best(choices, left, guest_left, startup)
+                if verdict is not None:
+                    resident = Resident(record, record.accumulation, record.memory)
+                    yield _candidate(verdict, left, alone_on, resident, startup)
+
     def _judge_lone(
         self, records: Iterable[JobView], choices: list[SharingOption], guest_left: float, startup: float
     ) -> Iterator[Candidate]:
@@ -214,7 +241,6 @@ class Candidates:
             return
         self._as_of = len(draft.decisions)
         self._added = {}
-        self._single = {}
         self._changed_cells = []
         changed: dict[int, JobView] = {}
         for gpu in draft.touched:
@@ -226,7 +252,7 @@ class Candidates:
     def _add_changed(self, changed: dict[int, JobView]) -> None:
         """Add the cells of the jobs that this draft placed or gave a mate."""
         draft = self.draft
-        cells: dict[tuple[int, ...], tuple[list[Resident], list[GpuId]]] = {}
+        cells: dict[tuple[int, ...], tuple[Sequence[Resident], list[GpuId]]] = {}
         for gpu in sorted({gpu for record in changed.values() for gpu in draft.gpus_of(record)}):
             if len(draft.jobs_on(gpu)) >= draft.view.resident_per_gpu:
                 continue
@@ -238,6 +264,8 @@ class Candidates:
                 self._added.setdefault(self._kind(there[0], gpus), []).append(self._entry(there[0], gpus))
             else:
                 self._changed_cells.append((there, tuple(gpus)))
+        for entries in self._added.values():
+            entries.sort()
 
     def _kind(self, host: Resident, gpus: list[GpuId]) -> HostKind:
         topology, job = self.draft.view.topology, host.record.job
@@ -245,7 +273,7 @@ class Candidates:
         return HostKind(job.model, job.batch, host.accumulation, job.max_slowdown, memory)
 
     def _entry(self, host: Resident, gpus: list[GpuId]) -> HostEntry:
-        return HostEntry(self.left(host), host.record.seq, tuple(gpus), host.record, host)
+        return self.left(host), host.record.seq, tuple(gpus), host
 
     def left(self, host: Resident) -> float:
         """Return the time left alone of a job that runs or was placed in this draft."""
@@ -292,13 +320,14 @@ class Candidates:
 
 
 def _judge(
-    hosts: Iterable[HostEntry], choices: list[SharingOption], guest_left: float, startup: float
+    hosts: Sequence[HostEntry], least: float, choices: list[SharingOption], guest_left: float, startup: float
 ) -> Iterator[Candidate]:
-    for left, _, gpus, record, resident in hosts:
-        verdict = best(choices, left, guest_left, startup)
-        if verdict is not None:
-            resident = resident or Resident(record, record.accumulation, record.memory)
-            yield _candidate(verdict, left, gpus, resident, startup)
+    """Yield the hosts that have at least so much left, of a list sorted by it."""
+    for left, _, gpus, resident in hosts:
+        if left >= least:
+            verdict = best(choices, left, guest_left, startup)
+            if verdict is not None:
+                yield _candidate(verdict, left, gpus, resident, startup)
 
 
 def _candidate(
