@@ -5,6 +5,7 @@ pick takes a few operations on a cluster of any size, and a draft can copy the i
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from carpool.core.model import GpuId, Node
 
@@ -30,6 +31,8 @@ class Topology:
         """Bytes of the largest GPU."""
         self.taken: dict[GpuId, int] = {}
         """Bytes that processes other than jobs hold on a GPU; GPUs without such processes are left out."""
+        self.can_swap: set[int] = set()
+        """The numbers of the nodes that can move the memory of a paused job to main memory."""
         self._eligible: dict[int, int] = {}
 
     def memory_of(self, gpu: GpuId) -> int:
@@ -45,6 +48,8 @@ class Topology:
         """Add a node and return its number."""
         number = self.present[node.id] = len(self.nodes)
         self.nodes.append(node)
+        if node.can_swap:
+            self.can_swap.add(number)
         for index, gpu in enumerate(node.gpus):
             self.node_of[gpu] = number
             self.bit_of[gpu] = 1 << index
@@ -55,12 +60,21 @@ class Topology:
     def remove(self, node_id: str) -> int:
         """Remove a node and return its number."""
         number = self.present.pop(node_id)
+        self.can_swap.discard(number)
         for gpu in self.nodes[number].gpus:
             del self.node_of[gpu], self.bit_of[gpu]
             self.taken.pop(gpu, None)
         self._eligible.clear()
         self.largest_memory = max((self.nodes[number].memory for number in self.present.values()), default=0)
         return number
+
+    def set_swap(self, number: int, can_swap: bool) -> None:
+        """Note whether a node can move the memory of a paused job to main memory."""
+        self.nodes[number] = replace(self.nodes[number], can_swap=can_swap)
+        if can_swap:
+            self.can_swap.add(number)
+        else:
+            self.can_swap.discard(number)
 
     def with_memory(self, needed: int) -> int:
         """Return the nodes whose GPUs have at least this many bytes."""

@@ -428,8 +428,7 @@ def _node_lost(state: State, event: ev.NodeLost) -> None:
 def _swap_changed(state: State, event: ev.SwapChanged) -> None:
     number = state.topology.present.get(event.node)
     if number is not None:
-        nodes = state.topology.nodes
-        nodes[number] = replace(nodes[number], can_swap=event.can_swap)
+        state.topology.set_swap(number, event.can_swap)
         state.capacity_changed()
 
 

@@ -5,7 +5,7 @@ protocol has a setter, a mutable container or a method that changes anything: `m
 writes to what it sees. A policy changes the cluster only by the decisions that it returns.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple, Protocol
 
 from carpool.core.availability import Availability, Until
@@ -222,6 +222,10 @@ class TopologyView(Protocol):
     @property
     def node_of(self) -> Mapping[GpuId, int]:
         """The number of each GPU's node."""
+
+    @property
+    def can_swap(self) -> Set[int]:
+        """The numbers of the nodes that can move the memory of a paused job to main memory."""
 
     @property
     def largest_memory(self) -> int:

@@ -5,7 +5,7 @@ guests out of the second place, which short ones pass through quickly. `shared_c
 jobs. A guest takes one cell, or a union of cells and free GPUs.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import islice
 from operator import attrgetter
 
@@ -139,12 +139,12 @@ class JoinCandidates:
             return self._move(guest, gpus, size, [host], ends, lone=self.draft.only_resident(host.record))
         hosts = list({resident.record.seq: resident for cell in cells for resident in cell.residents}.values())
         number = {resident.record.seq: index for index, resident in enumerate(hosts, start=1)}
-        simulated = [cell.residents for cell in cells]
+        simulated = {tuple([resident.record for resident in cell.residents]) for cell in cells}
         participants = [
             Participant(guest_left, guest.job, size.accumulation),
             *(self._participant(resident, simulated) for resident in hosts),
         ]
-        shared = [[0, *(number[resident.record.seq] for resident in residents)] for residents in simulated]
+        shared = [[0, *(number[resident.record.seq] for resident in cell.residents)] for cell in cells]
         simulated_ends = simulate_ends(participants, shared, self.perf, guest.startup_s)
         return self._move(guest, gpus, size, hosts, simulated_ends)
 
@@ -185,19 +185,18 @@ class JoinCandidates:
         move = Join(guest, tuple(gpus), new_ends, cost, size, tuple([host.record for host in hosts]), lone=lone)
         return move if objective.delay_paused(move) else None
 
-    def _participant(self, host: Resident, simulated: Sequence[Sequence[Resident]]) -> Participant:
-        """Return a host as it takes part in a simulation of these cells."""
+    def _participant(self, host: Resident, simulated: Set[Sequence[JobView]]) -> Participant:
+        """Return a host as it takes part in a simulation of these cells, each given by its residents."""
         left, elsewhere = self.candidates.left(host), self._elsewhere(host, simulated)
         return Participant(left, host.record.job, host.accumulation, elsewhere)
 
-    def _elsewhere(self, host: Resident, simulated: Sequence[Sequence[Resident]]) -> list[Until]:
+    def _elsewhere(self, host: Resident, simulated: Set[Sequence[JobView]]) -> list[Until]:
         """Return what slows a host down on GPUs whose cells are not part of the simulation."""
         record, objective, draft = host.record, self.objective, self.draft
         gpus = draft.gpus_of(record)
         if len(gpus) == 1:
             return []
-        inside = {tuple([resident.record for resident in residents]) for residents in simulated}
-        cells = {there: gpu for gpu in gpus if len(there := draft.jobs_on(gpu)) > 1 and there not in inside}
+        cells = {there: gpu for gpu in gpus if len(there := draft.jobs_on(gpu)) > 1 and there not in simulated}
         steps: list[Until] = []
         for gpu in cells.values():
             mates = [mate for mate in draft.residents(gpu) if mate.record is not record]

@@ -59,7 +59,6 @@ class PauseCandidates:
         self.view = draft.view
         self.topology = draft.view.topology
         self.patience = patience
-        self._can_swap = any(node.can_swap for node in self.topology.nodes)
         self._orders: dict[tuple[Callable[[int, Group], tuple[int, ...]], int], list[Group]] = {}
         self._pausable: dict[int, bool] = {}  # by `seq`
 
@@ -211,7 +210,7 @@ class PauseCandidates:
     def swapping(self, guest: JobView) -> list[Displace]:
         """Return ways to start a pending job of one GPU in place of one beside which it does not fit: that one's memory
         is moved to main memory."""
-        if not self._can_swap or guest.shape.gpus > 1:
+        if not self.topology.can_swap or guest.shape.gpus > 1:
             return []
         size = next((size for size in guest.shape.sizes if size.memory <= self.topology.largest_memory), None)
         if size is None:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from math import inf
 
 from carpool.core.draft import Draft
 from carpool.core.model import Decision, Status
@@ -60,14 +61,13 @@ class Carpool(BasePolicy):
         return JointPass(self, draft, resumable).run()
 
     def wake(self, view: View) -> float | None:
-        """Return when the job that has been paused for longest may have lost its patience, or when the next job should
-        start up so that it is up when another one ends."""
+        """Return when the first paused job loses its patience, or when the next job should start up so that it is up when
+        another one ends."""
         if not self.pause:
             return None
         moments = []
         if self.patience and view.paused:
-            first = next(iter(view.paused.values()))
-            moments.append(max(first.paused_since + self.patience * view.mean_jct_s, view.now + LOOK_AGAIN_S))
+            moments.append(max(_first_overdue(view, self.patience), view.now + LOOK_AGAIN_S))
         startup = view.queue.in_order[0][3].startup_s if len(view.queue) else 0.0
         if startup:
             moments += next_start_up(view, startup)
@@ -334,13 +334,29 @@ def _starved(view: View, patience: float) -> list[JobView]:
     found = []
     young = now - least
     for _, record in view.queue.by_age:
-        if record.job.submitted >= young:
+        job = record.job
+        if job.submitted >= young:
             break
+        if patience * (job.iterations - record.done) * record.alone_iteration_s >= now - job.submitted:
+            continue  # mostly: it is too long to have starved since it came, and a call for each job would cost more
         waited = record.waited(now)
         if waited > least and waited > patience * record.alone_left(now):
             found.append(record)
     found.sort(key=lambda record: (-record.shape.priority, record.seq))
     return found
+
+
+def _first_overdue(view: View, patience: float) -> float:
+    """Return when the first of the paused jobs will have lost its patience."""
+    now, least = view.now, patience * view.mean_jct_s
+    soonest = inf
+    for job in view.paused.values():  # the one that was paused first comes first
+        stretch = job.paused_since + least
+        if stretch >= soonest:
+            break
+        lost = job.waited(now) + job.paused(now)
+        soonest = min(soonest, max(stretch, now + max(least, patience * job.alone_left(now)) - lost))
+    return soonest
 
 
 def _resumable(view: View, patience: float) -> list[JobView]:

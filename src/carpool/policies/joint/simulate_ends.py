@@ -33,63 +33,86 @@ def simulate_ends(
 
     The first participant, the guest, computes after `startup` seconds.
     """
-    own: list[list[Sequence[int]]] = [[] for _ in participants]
-    for cell in cells:
-        for index in cell:
+    simulated = [_Cell(cell) for cell in cells]
+    own: list[list[_Cell]] = [[] for _ in participants]
+    for cell in simulated:
+        for index in cell.there:
             own[index].append(cell)
     breaks = sorted({until for one in participants for until, _ in one.elsewhere if until > 0.0}, reverse=True)
     left = [one.left for one in participants]
+    done = [DONE * one.left for one in participants]
     ends = [0.0] * len(participants)
     slow = [1.0] * len(participants)
-    active = set(range(len(participants)))
+    active = list(range(len(participants)))
     if startup:
         breaks = sorted({*breaks, startup}, reverse=True)
-        active.discard(0)
+        active = active[1:]
+        for cell in own[0]:
+            cell.there = [index for index in cell.there if index != 0]
     changed = set(active)
+    for cell in simulated:
+        cell.update(participants, perf)
     now = 0.0
     while active:
-        for index in changed & active:
-            slow[index] = _slowdown(participants, own[index], index, active, now, perf)
+        for index in changed:
+            slow[index] = _slowdown(participants[index], own[index], index, now)
         moment = now + min([left[index] * slow[index] for index in active])
         changed = set()
         if breaks and breaks[-1] <= moment:
             moment = breaks.pop()
             changed.update([index for index in active if participants[index].elsewhere])
-        for index in list(active):
-            left[index] -= (moment - now) / slow[index]
-            if left[index] <= DONE * participants[index].left:
+        passed = moment - now
+        ended = []
+        for index in active:
+            left[index] -= passed / slow[index]
+            if left[index] <= done[index]:
                 ends[index] = moment
-                active.discard(index)
-                for cell in own[index]:
-                    changed.update(cell)
+                ended.append(index)
+        if ended:
+            active = [index for index in active if index not in ended]
+            touched = {id(cell): cell for index in ended for cell in own[index]}
+            for cell in touched.values():
+                cell.there = [index for index in cell.there if index not in ended]
+                cell.update(participants, perf)
+                changed.update(cell.there)
+            changed.difference_update(ended)
         now = moment
         if startup and (now == startup or not active):  # from now on the guest computes
             now, startup = startup, 0.0
-            active.add(0)
-            changed.update([0, *(index for cell in own[0] for index in cell)])
+            active.append(0)
+            changed.add(0)
+            for cell in own[0]:
+                cell.there = [0, *cell.there]
+                cell.update(participants, perf)
+                changed.update(cell.there)
     return ends
 
 
-def _slowdown(
-    participants: Sequence[Participant],
-    cells: Sequence[Sequence[int]],
-    index: int,
-    active: set[int],
-    now: float,
-    perf: PerformanceModel,
-) -> float:
+class _Cell:
+    """The participants that are still there on some GPUs, and how much they slow each other down."""
+
+    __slots__ = ("slowdowns", "there")
+
+    def __init__(self, there: Sequence[int]) -> None:
+        self.there = there
+        self.slowdowns: dict[int, float] = {}
+
+    def update(self, participants: Sequence[Participant], perf: PerformanceModel) -> None:
+        """Compute the slow-downs again: participants were added or are done."""
+        there = self.there
+        if len(there) == 1:
+            self.slowdowns[there[0]] = 1.0
+            return
+        jobs = [(participants[index].job, participants[index].accumulation) for index in there]
+        for place, index in enumerate(there):
+            job, accumulation = jobs[place]
+            self.slowdowns[index] = perf.slowdown(job, accumulation, jobs[:place] + jobs[place + 1 :])
+
+
+def _slowdown(one: Participant, cells: Sequence[_Cell], index: int, now: float) -> float:
     """Return the worst slow-down over its cells and its other GPUs: a gang waits for its slowest worker."""
-    one = participants[index]
-    worst = 1.0
+    worst = max([cell.slowdowns[index] for cell in cells], default=1.0)
     for until, xi in one.elsewhere:
         if until > now and xi > worst:
             worst = xi
-    for cell in cells:
-        mates = [
-            (participants[mate].job, participants[mate].accumulation)
-            for mate in cell
-            if mate != index and mate in active
-        ]
-        if mates:
-            worst = max(worst, perf.slowdown(one.job, one.accumulation, mates))
-    return worst
+    return worst if worst > 1.0 else 1.0
