@@ -61,8 +61,8 @@ class Carpool(BasePolicy):
         return JointPass(self, draft, resumable).run()
 
     def wake(self, view: View) -> float | None:
-        """Return when the first paused job loses its patience, or when the next job should start up so that it is up when
-        another one ends."""
+        """Return when the first paused job loses its patience, or when the next job should start up so that it is up
+        when another one ends."""
         if not self.pause:
             return None
         moments = []

@@ -4,7 +4,7 @@ This is Theorem 1's case, `pair_ends` in `sharing.pair`, for any number of jobs:
 host may have other mates, which share no GPU with the guest; they slow it down until their own predicted ends.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from carpool.core.availability import Until
@@ -34,10 +34,7 @@ def simulate_ends(
     The first participant, the guest, computes after `startup` seconds.
     """
     simulated = [_Cell(cell) for cell in cells]
-    own: list[list[_Cell]] = [[] for _ in participants]
-    for cell in simulated:
-        for index in cell.there:
-            own[index].append(cell)
+    own = _cells_of_each(simulated, len(participants))
     breaks = sorted({until for one in participants for until, _ in one.elsewhere if until > 0.0}, reverse=True)
     left = [one.left for one in participants]
     done = [DONE * one.left for one in participants]
@@ -47,10 +44,9 @@ def simulate_ends(
     if startup:
         breaks = sorted({*breaks, startup}, reverse=True)
         active = active[1:]
-        for cell in own[0]:
-            cell.there = [index for index in cell.there if index != 0]
     changed = set(active)
     for cell in simulated:
+        cell.keep(changed)
         cell.update(participants, perf)
     now = 0.0
     while active:
@@ -62,20 +58,17 @@ def simulate_ends(
             moment = breaks.pop()
             changed.update([index for index in active if participants[index].elsewhere])
         passed = moment - now
-        ended = []
         for index in active:
             left[index] -= passed / slow[index]
-            if left[index] <= done[index]:
-                ends[index] = moment
-                ended.append(index)
+        ended = [index for index in active if left[index] <= done[index]]
         if ended:
+            for index in ended:
+                ends[index] = moment
             active = [index for index in active if index not in ended]
-            touched = {id(cell): cell for index in ended for cell in own[index]}
-            for cell in touched.values():
-                cell.there = [index for index in cell.there if index not in ended]
-                cell.update(participants, perf)
-                changed.update(cell.there)
-            changed.difference_update(ended)
+            changed.intersection_update(active)
+            for cell in {cell for index in ended for cell in own[index]}:
+                cell.keep(active)
+                changed.update(cell.update(participants, perf))
         now = moment
         if startup and (now == startup or not active):  # from now on the guest computes
             now, startup = startup, 0.0
@@ -83,8 +76,7 @@ def simulate_ends(
             changed.add(0)
             for cell in own[0]:
                 cell.there = [0, *cell.there]
-                cell.update(participants, perf)
-                changed.update(cell.there)
+                changed.update(cell.update(participants, perf))
     return ends
 
 
@@ -97,16 +89,29 @@ class _Cell:
         self.there = there
         self.slowdowns: dict[int, float] = {}
 
-    def update(self, participants: Sequence[Participant], perf: PerformanceModel) -> None:
-        """Compute the slow-downs again: participants were added or are done."""
+    def keep(self, active: Collection[int]) -> None:
+        """Remove the participants that do not compute."""
+        self.there = [index for index in self.there if index in active]
+
+    def update(self, participants: Sequence[Participant], perf: PerformanceModel) -> Sequence[int]:
+        """Compute the slow-downs again: participants were added or are done. Return those that are there."""
         there = self.there
         if len(there) == 1:
             self.slowdowns[there[0]] = 1.0
-            return
+            return there
         jobs = [(participants[index].job, participants[index].accumulation) for index in there]
         for place, index in enumerate(there):
             job, accumulation = jobs[place]
             self.slowdowns[index] = perf.slowdown(job, accumulation, jobs[:place] + jobs[place + 1 :])
+        return there
+
+
+def _cells_of_each(cells: Sequence[_Cell], participants: int) -> list[list[_Cell]]:
+    own: list[list[_Cell]] = [[] for _ in range(participants)]
+    for cell in cells:
+        for index in cell.there:
+            own[index].append(cell)
+    return own
 
 
 def _slowdown(one: Participant, cells: Sequence[_Cell], index: int, now: float) -> float:
