@@ -2,6 +2,7 @@
 
 import threading
 
+import pandas
 import pytest
 
 import carpool
@@ -32,7 +33,6 @@ def test_rows_are_filtered_and_become_a_frame(connection):
     connection.wait(jobs, timeout=30)
     rows = connection.jobs(all=True, mine=True, status="finished", name="grid*")
     assert [row["job"] for row in rows] == [job.id for job in jobs]
-    pandas = pytest.importorskip("pandas")
     frame = rows.frame()
     assert list(frame.index) == [job.id for job in jobs]
     assert isinstance(frame["finished"].iloc[0], pandas.Timestamp)
