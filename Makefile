@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pip
 NEXT := printf '\n%s\n' 'carpool is installed in $(VENV). To use it in this shell: . $(BIN)/activate'
 
-.PHONY: install demo demo-sim quick test thorough chaos lint types bench study docs dist clean
+.PHONY: install demo demo-sim quick test thorough chaos attack lint types bench study docs dist clean
 
 install: $(VENV)/.installed
 	@$(NEXT)
@@ -50,6 +50,12 @@ quick: lint types
 chaos: $(VENV)/.installed-dev
 	$(BIN)/python tests/live/service/chaos.py --rounds 500 --seed 1 --show
 	$(BIN)/python tests/live/chaos_outside.py --kills 100 --seed 1
+
+# Attacks from outside on a real service (as root also with users of their own), and damaged inputs for every parser:
+# about five minutes. `make test` runs a short form of both.
+attack: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.attack.outside
+	$(BIN)/python -m tests.attack.fuzz --seconds 60
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -11,7 +11,8 @@ import pytest
 
 from carpool.errors import InputError
 from carpool.live.executors import local
-from carpool.live.executors.processes import start_ticks
+from carpool.live.executors.launching import kill_workers
+from carpool.live.executors.processes import boot_id, start_ticks
 from carpool.live.freezer import make_cgroup
 from carpool.live.rank import CGROUP
 from carpool.live.service.executor_events import ExecutorEvents
@@ -160,6 +161,19 @@ async def test_a_cgroup_is_removed_whose_wrapper_was_killed_after_it_recorded_th
     async with serving(home) as service:
         assert await service.queries.wait(job) == "finished"
         assert not os.path.exists(cgroup.path)
+
+
+def test_the_cgroup_of_a_wrapper_that_never_ran_its_worker_is_removed(tmp_path):
+    """The service was killed during the launch; the next one kills the wrapper while that removes its cgroup."""
+    cgroup = make_cgroup(f"{CGROUP}never-{os.getpid()}")
+    if cgroup is None:
+        pytest.skip("no cgroups can be made here")
+    (tmp_path / "rank-0").mkdir()
+    gone = {"pid": 2**22 + 1, "start": 1, "boot": boot_id(), "cgroup": cgroup.path}
+    (tmp_path / "rank-0" / "process.json").write_text(json.dumps(gone))
+    (tmp_path / "rank-0" / "exit.json").write_text('{"never": true}')
+    kill_workers(tmp_path)
+    assert not os.path.exists(cgroup.path)
 
 
 @pytest.mark.parametrize("copy", [True, False])

@@ -179,6 +179,8 @@ def kill_workers(directory: Path) -> int:
             killed += 1
         if not rank.rebooted and not (rank.exit and not rank.alive):
             killed += rank.kill_leftovers()
+        elif not rank.rebooted:  # the wrapper may have been killed between its record and the removal
+            rank.remove_cgroup()
     return killed
 
 

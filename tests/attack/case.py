@@ -1,0 +1,37 @@
+"""What a case of the outside suite is, and the table of all of them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.attack.world import World
+
+BOTH, ROOT_ONLY, PLAIN_ONLY = "both", "root", "plain"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One attack."""
+
+    name: str
+    run: Callable[[World], None]
+    tried: str
+    holds: str
+    where: str = BOTH
+    """Which services it attacks: those of root, of a plain user, or both."""
+    short: bool = False
+    """Whether `make test` runs it, too."""
+    own: tuple[str, ...] | None = None
+    """Options of a service of its own; None: it attacks the one that all cases share."""
+
+
+CASES: list[Case] = []
+
+
+def case(tried: str, holds: str, **more: object) -> Callable[[Callable[[World], None]], Callable[[World], None]]:
+    """Add a function to the table: what it tries, and what has to hold then."""
+
+    def add(run: Callable[[World], None]) -> Callable[[World], None]:
+        CASES.append(Case(run.__name__, run, tried, holds, **more))  # type: ignore[arg-type]
+        return run
+
+    return add

@@ -1,0 +1,273 @@
+"""Faults: kills, a lost or damaged journal, removed folders, a full disk, signals, and a policy that fails."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+
+from tests.attack.case import PLAIN_ONLY, ROOT_ONLY, case
+from tests.attack.world import ENDED, UIDS, World, hold
+
+RUN = ("--jobs-per-gpu", "1")
+BAD_POLICIES = '''
+from carpool.core.model import Allocation, Decision
+from carpool.policies.simple.fifo import Fifo
+class Raises(Fifo):
+    """It raises."""
+    def decide(self, view):
+        raise RuntimeError("oops")
+class Illegal(Fifo):
+    """All its plans break a rule."""
+    def decide(self, view):
+        return [Decision(job.job.id, Allocation((99,)), "there") for job in view.queue]
+'''
+
+
+def lose_journal(world: World) -> None:
+    for path in world.home.glob("journal.db*"):
+        path.unlink()
+
+
+def flip_bit(world: World) -> None:
+    """Damage the middle of the write-ahead log, or of the journal where there is none."""
+    path = next(
+        path
+        for path in (world.home / "journal.db-wal", world.home / "journal.db")
+        if path.exists() and path.stat().st_size
+    )
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+
+
+def run_as_owners(world: World, damage: Callable[[World], None]) -> None:
+    """Kill a service with jobs of two users, damage its home, and see under which uids the jobs run."""
+    jobs = {user: world.submit(f"id -u >> {world.out}/{user}; sleep 3", user, gpus=2) for user in UIDS}
+    waiting = world.submit(f"id -u >> {world.out}/ann", "ann", gpus=4)
+    for job in jobs.values():
+        world.reach(job, "running")
+    world.kill()
+    damage(world)
+    world.serve()
+    for job in (*jobs.values(), waiting):
+        row = world.reach(job, *ENDED)
+        hold(row["status"] == "finished", f"job {job} finishes, not {row['status']} ({row['reason']})")
+    for user, uid in UIDS.items():
+        ran = (world.out / user).read_text().split()
+        hold(set(ran) == {str(uid)}, f"the jobs of {user} ran as {uid}, not as {ran}")
+
+
+@case(
+    "a root service with jobs of two users is killed and its journal deleted",
+    "the jobs run as their owners",
+    where=ROOT_ONLY,
+    short=True,
+    own=RUN,
+)
+def lost_journal(world: World) -> None:
+    run_as_owners(world, lose_journal)
+    hold(world.ask("GET", "/v1/jobs", user="ann").status == 200, "users and tokens survive the journal")
+
+
+@case("the same with one bit of the log flipped", "the jobs run as their owners", where=ROOT_ONLY, own=RUN)
+def flipped_bit(world: World) -> None:
+    run_as_owners(world, flip_bit)
+
+
+@case(
+    "the same with the journal and the list of users deleted",
+    "the jobs run as their owners, and lost tokens open nothing",
+    where=ROOT_ONLY,
+    own=RUN,
+)
+def lost_users(world: World) -> None:
+    def damage(world: World) -> None:
+        lose_journal(world)
+        (world.home / "users.json").unlink()
+
+    run_as_owners(world, damage)
+    hold(world.ask("GET", "/v1/jobs", user="ann").status == 401, "a token that was lost opens nothing")
+
+
+@case(
+    "the service is killed, and jobs end while it is away",
+    "they do not run again, and their own times are kept",
+    short=True,
+    own=RUN,
+)
+def ended_meanwhile(world: World) -> None:
+    job = world.submit(f"echo x >> {world.out}/once; sleep 0.7")
+    world.reach(job, "running")
+    world.kill()
+    time.sleep(4.0)
+    world.serve()
+    row = world.reach(job, *ENDED)
+    hold(
+        row["status"] == "finished" and row["attempt"] == 1,
+        f"it finished once: {row['status']}, attempt {row['attempt']}",
+    )
+    hold((world.out / "once").read_text() == "x\n", "it ran once")
+    hold(
+        row["finished"] - row["started"] < 3.0,
+        f"it ran for its own 0.7 s, not {row['finished'] - row['started']:.1f} s",
+    )
+
+
+@case(
+    "the service is killed six times while short jobs come and end",
+    "each accepted job runs to its end exactly once",
+    own=RUN,
+)
+def kills(world: World) -> None:
+    jobs = []
+    for _ in range(6):
+        jobs += [world.submit(f"echo $CARPOOL_JOB >> {world.out}/ledger; sleep 0.3") for _ in range(4)]
+        time.sleep(0.4)
+        world.kill()
+        world.serve()
+    for job in jobs:
+        hold(world.reach(job, *ENDED)["status"] == "finished", f"job {job} finishes")
+    hold(sorted((world.out / "ledger").read_text().split()) == sorted(jobs), "each ran once")
+
+
+@case(
+    "rm -rf running/ with the service up, and jobs/ with it down",
+    "nothing runs twice at once, and later jobs start",
+    own=RUN,
+)
+def removed_folders(world: World) -> None:
+    script = f"echo start $$ >> {world.out}/l.$CARPOOL_JOB; sleep 4; echo end $$ >> {world.out}/l.$CARPOOL_JOB"
+    shutil.rmtree(world.home / "running")
+    first = world.submit("true")
+    hold(world.reach(first, *ENDED)["status"] == "finished", "a job starts without running/")
+    jobs = [world.submit(script) for _ in range(3)]
+    for job in jobs:
+        world.reach(job, "running")
+    world.kill()
+    shutil.rmtree(world.home / "jobs", ignore_errors=True)
+    world.serve()
+    for job in jobs:
+        world.reach(job, *ENDED)
+        lines = (world.out / f"l.{job}").read_text().split("\n")
+        pids = [line.split()[1] for line in lines if line.startswith("start")]
+        ends = [line.split()[1] for line in lines if line.startswith("end")]
+        hold(not set(pids[:-1]) & set(ends), f"job {job}: the first run was ended before the second began: {lines}")
+
+
+@case(
+    "a job fills the disk",
+    "submitting is refused in one line, cancelling works, and a restart goes on",
+    where=ROOT_ONLY,
+)
+def full_disk(world: World) -> None:
+    place = world.folder / "small"
+    place.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m,mode=755", "tmpfs", str(place)], capture_output=True)
+    if made.returncode:
+        return  # no file system can be mounted here
+    other = World(True, *RUN)
+    shutil.rmtree(other.folder)
+    other.folder, other.home, other.log = place, place / "home", world.folder / "small.log"
+    other.out = place
+    try:
+        other.serve()
+        job = other.submit("cat /dev/zero > $CARPOOL_CHECKPOINT_DIR/big; sleep 60", retries=3)
+        other.until(lambda: shutil.disk_usage(place).free == 0, "the disk is full")
+        said = [
+            other.ask("POST", "/v1/jobs", {"command": ["true"], "directory": "/", "name": "x" * 200}, "ann")
+            for _ in range(40)
+        ]
+        hold(any(one.status == 503 for one in said), "a full disk is said")
+        hold(all(one.status in (201, 503) for one in said), f"nothing else goes wrong: {[one.status for one in said]}")
+        hold(other.ask("POST", f"/v1/jobs/{job}/cancel", user="ann").status == 200, "cancel works")
+        other.until(lambda: other.show(job)["status"] in ("stopping", "cancelled"), "the job stops")
+        (other.home / "jobs" / job / "checkpoints/big").unlink()
+        other.reach(job, "cancelled")
+        hold(other.reach(other.submit("true"), *ENDED)["status"] == "finished", "jobs run again")
+    finally:
+        folder, other.folder = other.folder, world.folder / "nothing"
+        other.close()
+        subprocess.run(["umount", "-l", str(folder)], capture_output=True)
+
+
+@case("the home is deleted under a running service", "a job is refused, not acknowledged and forgotten", own=RUN)
+def deleted_home(world: World) -> None:
+    port, token = world.port, world.tokens["ann"]
+    aside = world.folder / "aside"
+    world.home.rename(aside)
+    try:
+        body = b'{"command": ["true"], "directory": "/"}'
+        head = f"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer {token}\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", port), 30) as connection:
+            connection.sendall(head.encode() + body)
+            answer = connection.recv(65536)
+        hold(answer.split(b" ")[1] == b"503", f"it is refused for now, not {answer[:80]!r}")
+    finally:
+        aside.rename(world.home)
+
+
+@case("a home that nothing may be written into", "one line, no traceback", where=PLAIN_ONLY, own=RUN)
+def read_only_home(world: World) -> None:
+    world.kill(signal.SIGTERM)
+    subprocess.run(["chmod", "-R", "a-w", str(world.home)], check=True)
+    try:
+        said = world.carpool("serve", "--gpus", "1", "--port", "0")
+        hold(
+            said.returncode == 2 and len(said.stderr.strip().splitlines()) == 1, f"one line, not {said.stderr[-300:]!r}"
+        )
+        doctor = world.carpool("doctor")
+        hold(doctor.returncode == 1, "`carpool doctor` finds it")
+    finally:
+        subprocess.run(["chmod", "-R", "u+w", str(world.home)], check=True)
+
+
+@case(
+    "signals to the service: HUP, USR1, STOP and CONT, PIPE, then INT",
+    "it goes on, or ends in order and comes back",
+    short=True,
+    own=RUN,
+)
+def signals(world: World) -> None:
+    job = world.submit("sleep 3; echo through")
+    assert world.service is not None
+    for number in (signal.SIGPIPE, signal.SIGSTOP, signal.SIGCONT, signal.SIGWINCH, signal.SIGURG):
+        world.service.send_signal(number)
+    hold(world.answers(), "it answers")
+    world.kill(signal.SIGINT)
+    hold("Traceback" not in world.log.read_text(), "it ends without a traceback")
+    world.serve()
+    hold(world.reach(job, *ENDED)["status"] == "finished", "the job ran through")
+    hold(world.show(job)["attempt"] == 1, "once")
+
+
+@case("policies that raise, and whose plans are all illegal", "jobs run, and doctor, jobs and explain say it", own=RUN)
+def bad_policies(world: World) -> None:
+    file = world.folder / "bad.py"
+    file.write_text(BAD_POLICIES)
+    for name in ("Raises", "Illegal"):
+        world.kill(signal.SIGTERM)
+        world.serve("--policy", f"{file}:{name}")
+        job = world.submit("true")
+        hold(world.reach(job, *ENDED)["status"] == "finished", f"{name}: the job runs")
+        doctor = world.carpool("doctor")
+        hold("fifo decides" in " ".join(doctor.stdout.split()), f"{name}: doctor says it: {doctor.stdout[-500:]}")
+        hold("Traceback" not in world.log.read_text(), f"{name}: no traceback in the log")
+
+
+@case("two services on one home, and a home of another user", "refused in one line", short=True)
+def two_services(world: World) -> None:
+    said = world.carpool("serve", "--gpus", "1", "--port", "0")
+    hold(said.returncode == 2 and len(said.stderr.strip().splitlines()) == 1, f"one line, not {said.stderr[-300:]!r}")
+    if world.root:
+        foreign = world.folder / "foreign"
+        foreign.mkdir()
+        os.chown(foreign, UIDS["ann"], UIDS["ann"])
+        command = [*world.command("serve")[:-1], str(foreign), "--gpus", "1", "--port", "0"]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            done = subprocess.run(command, capture_output=True, text=True, env=world.env(), timeout=30)
+            hold(done.returncode == 2 and "belongs to uid" in done.stderr, f"refused, not {done.stderr[-300:]!r}")
