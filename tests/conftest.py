@@ -38,6 +38,8 @@ LONGEST_FIRST = (
     "sim/test_bound.py",
     "cli/test_bad_input.py",
     "policies/test_pollux.py",
+    "attack/test_outside.py",
+    "attack/test_fuzz.py",
     "live/http/test_api.py",
     "docs/test_site.py",
     "cli/test_commands.py",
