@@ -182,7 +182,8 @@ def killed_wrappers(world: World) -> None:
     os.kill(found["pid"], signal.SIGKILL)
     world.reach(job, "finished")
     hold(world.show(job)["attempt"] == 2, "it used its retry")
-    hold(not Path(f"/proc/{found['worker']['pid']}").exists(), "the worker of a killed wrapper is gone")
+    state = Path(f"/proc/{found['worker']['pid']}/stat")  # it may still wait to be reaped
+    hold(not state.exists() or ") Z " in state.read_text(), "the worker of a killed wrapper is gone")
 
 
 @case(
