@@ -32,7 +32,7 @@ HERE = Path(__file__).resolve()
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1] / "src")]  # runs from a checkout that is not installed
 
 from carpool.gpu import mps, nvml  # noqa: E402
-from carpool.gpu.counters import Counters, Meter  # noqa: E402
+from carpool.gpu.counters import GpuUse, Meter  # noqa: E402
 
 NAMES = ("gpt", "vit", "unet", "resnet", "bert", "lstm", "mlp", "convnet")
 RING = 1 << 16
@@ -234,7 +234,7 @@ class Measurement:
     def _counters(self) -> dict[str, float | bool | None] | None:
         if self.meter is None:
             return None
-        read: Counters | None = self.meter.read()
+        read: GpuUse | None = self.meter.read()
         plain = nvml.utilisation(self.meter.uuid)
         return {**(asdict(read) if read is not None else {}), "utilisation": plain}
 

@@ -47,7 +47,7 @@ DEPENDS_ON: dict[str, set[str]] = {
     "live.executors": {"live", "core", "channel", "gpu", "watch"} | BOTTOM,
     "live.journal": {"live", "core"} | BOTTOM,
     "live.insight": {"live", "live.executors", "channel", "sim"} | SCHEDULER | BOTTOM,
-    "live.service": {"live", "live.executors", "live.journal", "live.insight", "channel"} | SCHEDULER | BOTTOM,
+    "live.service": {"live", "live.executors", "live.journal", "live.insight", "channel", "gpu"} | SCHEDULER | BOTTOM,
     "live.http": {"live", "live.service", "core"} | BOTTOM,
     # the Python client of a running service
     "client": {"live", "live.http"} | BOTTOM,

@@ -366,6 +366,11 @@ def read_report(directory: str | os.PathLike[str]) -> Report | None:
     return _read(Path(directory) / REPORT) or _read(Path(directory) / WATCH)
 
 
+def is_watched(directory: str | os.PathLike[str]) -> bool:
+    """Return whether a process of the worker has imported PyTorch and is watched, whether or not it made a step."""
+    return (Path(directory) / WATCH).exists()
+
+
 def _read(path: Path) -> Report | None:
     for _ in range(3):  # both slots torn at once needs two writes during one read; try again
         try:

@@ -150,6 +150,11 @@ class JobRecord:
         """Whether it iterates now."""
         return self.status is Status.RUNNING and not self.warming_up
 
+    @property
+    def starts_up(self) -> bool:
+        """Whether it has GPUs and does not compute so far, so that it slows no job down."""
+        return self.status is Status.STARTING or self.warming_up
+
     def startup_left(self, now: float) -> float:
         """Return the expected seconds until the job computes, if it gets its GPUs now or has just got them."""
         if self.status is Status.STARTING or self.warming_up:

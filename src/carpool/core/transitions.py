@@ -295,7 +295,7 @@ def _observed(state: State, event: ev.Observed) -> None:
     settle(state, record)
     record.done = min(event.done, record.job.iterations)
     seen = None if state.learner is None else learning.observe_running(state.cluster, record, event.iteration_s)
-    if any(mate.status is not Status.PAUSED for mate in state.cluster.mates(record)):
+    if any(mate.status is not Status.PAUSED and not mate.starts_up for mate in state.cluster.mates(record)):
         record.slowdown = max(1.0, event.iteration_s / record.alone_iteration_s)
     else:
         record.alone_iteration_s = event.iteration_s
@@ -356,6 +356,8 @@ def _finished(state: State, event: ev.Finished) -> None:
     if record.gpus:
         if state.learner is not None:
             settle(state, record)
+            if record.warming_up and not record.alone_s:  # it never told that it computes
+                record.alone_s = state.now - record.first_start
             seen = learning.observe_finished(state.cluster, record)
         leave(state, record)
     record.done = float(record.job.iterations)

@@ -1,8 +1,8 @@
 """How much of a GPU is in use: GPM counters on Hopper and later, the plain utilisation elsewhere.
 
 A `Meter` belongs to one GPU and gives the means between two readings. The counters are those of the whole GPU; they
-are one job's own only while it alone is active there. The service's `Demands` and `bench/demands.py` read them. As in
-`carpool.gpu.nvml`, no function raises: without a driver a reading is None.
+are one job's own only while it alone is active there. The service's `DemandWatch` and `bench/demands.py` read them.
+As in `carpool.gpu.nvml`, no function raises: without a driver a reading is None.
 """
 
 import math
@@ -16,7 +16,7 @@ SM_UTILISATION, SM_OCCUPANCY, ANY_TENSOR, DRAM_BANDWIDTH = 2, 3, 5, 10
 
 
 @dataclass(frozen=True, slots=True)
-class Counters:
+class GpuUse:
     """Shares of a GPU in use, from 0 to 1, as means over a stretch of time; None: not told."""
 
     sm: float
@@ -43,7 +43,7 @@ class Meter:
         """Begin the stretch that the next reading covers."""
         self._begun = nvml.ask(self._take_first, False)
 
-    def read(self) -> Counters | None:
+    def read(self) -> GpuUse | None:
         """Return the counters since the last call, or None if the driver does not tell. Begins a new stretch."""
         if not self.gpm:
             return nvml.ask(self._utilisation, None)
@@ -76,7 +76,7 @@ class Meter:
         library.nvmlGpmSampleGet(self._handle, self._samples[0])
         return True
 
-    def _metrics(self, library: Any) -> Counters | None:
+    def _metrics(self, library: Any) -> GpuUse | None:
         assert self._samples is not None
         before, after = self._samples
         library.nvmlGpmSampleGet(self._handle, after)
@@ -89,13 +89,13 @@ class Meter:
         answer = library.nvmlGpmMetricsGet(question)
         self._samples = after, before
         sm, occupancy, tensor, dram = (_share(answer.metrics[number]) for number in range(len(wanted)))
-        return None if sm is None else Counters(sm, dram, tensor, occupancy, True)
+        return None if sm is None else GpuUse(sm, dram, tensor, occupancy, True)
 
-    def _utilisation(self, library: Any) -> Counters | None:
+    def _utilisation(self, library: Any) -> GpuUse | None:
         if self._handle is None:
             self._handle = library.nvmlDeviceGetHandleByUUID(self.uuid)
         rates = library.nvmlDeviceGetUtilizationRates(self._handle)
-        return Counters(float(rates.gpu) / 100, float(rates.memory) / 100, None, None, False)
+        return GpuUse(float(rates.gpu) / 100, float(rates.memory) / 100, None, None, False)
 
     def _free(self, library: Any) -> None:
         for sample in self._samples or ():

@@ -1,7 +1,9 @@
 """Durations, times and sizes in words, and text of users made harmless for a terminal."""
 
 import re
+from collections.abc import Mapping
 from datetime import datetime
+from typing import Any
 
 _COLOUR = re.compile(rb"\x1b\[[0-9;]{0,32}m")
 _CONTROL = re.compile(
@@ -20,6 +22,14 @@ def printable(text: object) -> str:
     if shown.isprintable():
         return shown
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in shown)
+
+
+def demand_text(demand: Mapping[str, Any]) -> str:
+    """Return what a job asks of a GPU, in words."""
+    if not demand["gpm"]:
+        return f"a GPU {demand['sm']:.0%} of the time"
+    rest = f", {demand['dram']:.0%} of its memory bandwidth and its tensor cores {demand['tensor']:.0%} of the time"
+    return f"{demand['sm']:.0%} of a GPU's multiprocessors{rest}"
 
 
 def harmless(data: bytes) -> bytes:

@@ -21,6 +21,8 @@ from types import ModuleType
 from typing import Any
 from weakref import ref
 
+SIGN = "watch"
+"""Name of the file of reports, `channel.WATCH`: importing PyTorch should not have to load the channel."""
 REPORT_EVERY_S = 0.05
 """Minimum seconds between reports: the scheduler reads about once a second."""
 MEMORY_EVERY_S = 1.0
@@ -46,6 +48,7 @@ def attach(module: ModuleType) -> None:
     stepped._torchdynamo_disable = True  # type: ignore[attr-defined]  # a compiled step calls it as it is
     module.register_optimizer_step_post_hook(stepped)
     atexit.register(watch.end)
+    watch.sign()
 
 
 def load_channel() -> Any:
@@ -84,6 +87,11 @@ class StepWatch:
         self._due = self._memory_due = 0.0
         self._looks = 0
         self._memory = (0, 0)
+
+    def sign(self) -> None:
+        """Leave an empty report, by which the scheduler knows that a training is about to begin. Never fails."""
+        with contextlib.suppress(Exception):
+            os.close(os.open(os.path.join(self.directory, SIGN), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
     def stepped(self, optimizer: Any) -> None:
         """Count a step of an optimizer; report it if the last report is some time ago. Never fails."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from carpool.errors import InputError, nearest
-from carpool.live.text import clock, printable, size, span
+from carpool.live.text import clock, demand_text, printable, size, span
 from carpool.report.console import new_console
 
 Row = Mapping[str, Any]
@@ -196,6 +196,7 @@ def _facts(row: Row, now: float) -> list[tuple[str, Any]]:
         ("exit code", row["exit_code"]),
         ("done", _share(row.get("progress"))),
         ("speed", _speed(row)),
+        ("demand alone", demand_text(row["demand"]) if row.get("demand") else None),
         ("peak memory", size(row.get("peak_memory") or None)),
         ("paused", f"{span(row['paused_s'])} in {row['pauses']} pauses" if row.get("pauses") else None),
         ("report dropped", row.get("report_dropped")),

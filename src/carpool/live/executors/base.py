@@ -21,10 +21,11 @@ service runs, but not for ever: after a while (`ExecutorOptions.pause_patience_s
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from carpool.channel import Report
 from carpool.core.model import GpuId, Node
+from carpool.gpu.counters import GpuUse
 from carpool.live.home import Home
 
 GangKey = tuple[str, int]
@@ -241,6 +242,14 @@ class LogChunk:
     """Offset of what follows."""
     last: bool
     """Nothing followed at the time of reading."""
+
+
+@runtime_checkable
+class MeasuresUse(Protocol):
+    """An executor that can read the counters of its GPUs. Without it, demands are not measured."""
+
+    def gpu_use(self, gpu: GpuId) -> GpuUse | None:
+        """Return how much of a GPU was in use since the last call for it; None: not known. Blocks for some ms."""
 
 
 class Executor(Protocol):

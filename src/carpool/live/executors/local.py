@@ -19,6 +19,7 @@ from typing import Any
 from carpool import channel
 from carpool.core.model import GpuId
 from carpool.errors import InputError
+from carpool.gpu.counters import GpuUse
 from carpool.live import rank as wrapper
 from carpool.live.clock import since_boot
 from carpool.live.executors.base import (
@@ -398,7 +399,12 @@ class LocalExecutor:
     def report(self, key: GangKey) -> channel.Report | None:
         gang = self._gangs.get(key)
         found = gang.ranks[0].report() if gang and gang.ranks else None
+        if found is None and gang and gang.ranks and channel.is_watched(gang.ranks[0].directory):
+            return channel.Report(attempt=key[1], watched=True)
         return found if found is not None and found.attempt == key[1] else None
+
+    def gpu_use(self, gpu: GpuId) -> GpuUse | None:
+        return self.node.use_of(gpu)
 
     def ranks(self, key: GangKey) -> list[dict[str, Any]]:
         directory = self.home.attempt(*key)

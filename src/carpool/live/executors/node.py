@@ -13,6 +13,7 @@ from typing import Any
 from carpool.channel import ENV_ATTEMPT, ENV_DIRECTORY
 from carpool.core.model import GpuId
 from carpool.errors import InputError
+from carpool.gpu.counters import GpuUse, Meter
 from carpool.live.executors.base import ExecutorOptions, GangKey, GpuSlot, NodeInventory
 from carpool.live.home import Home
 
@@ -57,6 +58,7 @@ class LocalNode:
     """Gang of each client process, looked up while the process lives."""
     _restarts: int = 0
     _foreign: dict[GpuId, int] = field(default_factory=dict)
+    _meters: dict[GpuId, Meter] = field(default_factory=dict)
     _outside: dict[int, int] = field(default_factory=dict)
     """Number of consecutive looks at which each process was outside MPS."""
 
@@ -122,6 +124,16 @@ class LocalNode:
         pids = {use.pid for slot in self.slots for use in nvml.processes(slot.uuid) if own.should_share(use.pid)}
         self._outside = {pid: self._outside.get(pid, 0) + 1 for pid in mps.fell_back(sorted(pids))}
         return [pid for pid, looks in self._outside.items() if looks == 2]
+
+    def use_of(self, gpu: GpuId) -> GpuUse | None:
+        """Return how much of a GPU was in use since the last call; None: not known. Blocks."""
+        uuid = next((slot.uuid for slot in self.slots if slot.id == gpu), "")
+        if not uuid or self.mechanism == "logical":
+            return None
+        meter = self._meters.get(gpu)
+        if meter is None:
+            meter = self._meters[gpu] = Meter(uuid)
+        return meter.read()
 
     def foreign_memory(self, own: "OwnProcesses") -> list[tuple[GpuId, int]]:
         """Return the GPUs on which other processes hold noticeably more or less memory than before. Blocks."""

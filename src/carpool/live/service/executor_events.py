@@ -16,6 +16,7 @@ from carpool.live.service.gang_outcomes import end_events
 from carpool.live.service.inbox import Inbox
 from carpool.live.service.inventory import Inventory
 from carpool.live.service.jobs import JobBook
+from carpool.live.service.warm_up import may_train
 
 log = logging.getLogger("carpool.live")
 
@@ -47,7 +48,9 @@ class ExecutorEvents:
             if record is None or record.status is not Status.STARTING:
                 return ()
             moved = record.checkpoint if record.leaving else None
-            return (ev.Started(self._time(started_at, now), *key, moved),)
+            spec = self.book.specs.get(key[0])
+            warms_up = spec is not None and may_train(spec)
+            return (ev.Started(self._time(started_at, now), *key, moved, computes=not warms_up),)
 
         self.inbox.add(prepare)
 

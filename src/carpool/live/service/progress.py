@@ -7,12 +7,15 @@ tells its speed but neither it nor its owner tells how many iterations it does i
 """
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+from carpool.belief.estimate import run_time
+from carpool.belief.model import Belief
 from carpool.channel import Report, Shrinking
 from carpool.core import events as ev
 from carpool.core.model import Status
@@ -21,6 +24,7 @@ from carpool.core.state import State
 from carpool.live.executors.base import Executor, GangKey
 from carpool.live.journal.store import Commit
 from carpool.live.service.estimator import UNCOUNTED
+from carpool.live.service.guesses import expected_left
 from carpool.live.service.inbox import Inbox
 from carpool.live.service.jobs import JobBook
 from carpool.live.service.report_trust import ReportTrust
@@ -33,8 +37,12 @@ JOURNAL_S = 10.0
 """Seconds between two journalled measurements of a job whose mates stay the same."""
 DROPS_SAID = 3
 """Number of dropped reports in a row after which it is said."""
-SETTLING_ITERATIONS = 3
-"""Iterations beside the same mates after which a measurement counts: the average needs some time."""
+SETTLING_ITERATIONS, SETTLING_S = 3, 0.4
+"""Iterations and seconds beside the same mates after which a measurement counts."""
+QUICK_LOOKS = 4
+"""Looks for each one at all gangs, at which only gangs are read whose mates changed: measurements of them are news."""
+GUESS_S, GUESS_SHARE = 3.0, 0.02
+"""Least seconds between two measurements of a job whose duration is a guess, and as a share of what it has run."""
 
 
 @dataclass(slots=True)
@@ -45,6 +53,10 @@ class GangProgress:
     mates: tuple[object, ...] = ()
     since_iteration: int = 0
     """Iteration at which its mates last changed."""
+    base: tuple[int, float] | None = None
+    """Iteration and time of the first report after that; None: there is none."""
+    scale: float | None = None
+    """Iterations of the state for one of the worker's, from the duration that was guessed; None: not known."""
     accumulation: int = 0
     """Accumulation that the journal knows to be in force; 0: not known."""
     latest: Report | None = None
@@ -66,10 +78,14 @@ class ProgressWatch:
     gangs: dict[GangKey, GangProgress] = field(default_factory=dict)
 
     async def run(self) -> None:
-        while True:
-            await asyncio.sleep(EVERY_S)
+        for number in itertools.count():
+            await asyncio.sleep(EVERY_S / QUICK_LOOKS)
             try:
-                self._take(await asyncio.to_thread(self._read, self._running()))
+                running = self._running()
+                if number % QUICK_LOOKS:
+                    running = [key for key in running if key in self.gangs and self.gangs[key].journalled_at == -inf]
+                if running:
+                    self._take(await asyncio.to_thread(self._read, running))
             except Exception:  # the next look must happen
                 log.exception("reports could not be read")
 
@@ -113,7 +129,9 @@ class ProgressWatch:
 
     def _read(self, running: Sequence[GangKey]) -> list[tuple[GangKey, Report]]:
         """Read reports; not on the event loop, because the workers own these files."""
-        return [(key, report) for key in running if (report := self.executor.report(key)) is not None]
+        found = [(key, self.executor.report(key)) for key in running]
+        # an empty one says that PyTorch is imported; the checkpoint from which a job goes on is no iteration 0
+        return [(key, one) for key, one in found if one is not None and (one.iteration or not one.watched)]
 
     def _events(self, reports: Sequence[tuple[GangKey, Report]], now: float) -> list[ev.Event]:
         found: list[ev.Event] = []
@@ -161,20 +179,58 @@ class ProgressWatch:
         if report.can_stand and not record.job.can_pause and self.book.specs[job].can_pause:
             yield ev.ConstraintsChanged(now, job, can_pause=True)
         # a measurement that began before a pause contains it, so a pause counts as a change of mates
-        computing = (mate.job.id for mate in self.state.cluster.mates(record) if mate.active)
-        mates = (record.pauses, record.accumulation, *sorted(computing))
+        mates = (record.pauses, record.accumulation, *sorted(mate.job.id for mate in self._computing_mates(record)))
         if mates != gang.mates:
-            gang.mates, gang.since_iteration, gang.journalled_at = mates, report.iteration, -inf
-        recent = now - gang.journalled_at < JOURNAL_S
+            gang.mates, gang.since_iteration, gang.journalled_at, gang.base = mates, report.iteration, -inf, None
+        elif gang.base is None and report.iteration > gang.since_iteration:
+            gang.base = report.iteration, report.time
         unchanged = gang.latest is not None and report.iteration == gang.latest.iteration
-        if scale is None or recent or unchanged:
+        if unchanged or record.warming_up:
             return
-        settled = report.iteration - gang.since_iteration >= SETTLING_ITERATIONS
-        if settled and report.seconds > 0.0 and report.accumulation == record.accumulation:
+        seconds = _measured(gang, report) if report.accumulation == record.accumulation else None
+        if scale is None:
+            yield from self._guessed_events(record, gang, report, seconds, now)
+        elif seconds is not None and now - gang.journalled_at >= JOURNAL_S:
             gang.journalled_at = now
-            yield ev.Observed(now, job, attempt, report.iteration * scale, report.seconds / scale)
-        elif gang.latest is None:
+            yield ev.Observed(now, job, attempt, report.iteration * scale, seconds / scale)
+        elif gang.latest is None and now - gang.journalled_at >= JOURNAL_S:
             yield ev.Progressed(now, job, attempt, report.iteration * scale)
+
+    def _computing_mates(self, record: JobRecord) -> list[JobRecord]:
+        """Return the mates that may slow a job down now: not those that are paused or start up."""
+        return [mate for mate in self.state.cluster.mates(record) if mate.active and not mate.starts_up]
+
+    def _guessed_events(
+        self, record: JobRecord, gang: GangProgress, report: Report, seconds: float | None, now: float
+    ) -> Iterator[ev.Event]:
+        """Tell the speed of a job that does not tell how many iterations it makes, as a ratio to its speed alone.
+
+        One of its iterations alone takes as many of the state's as its guessed duration makes of it. What is left of it
+        follows from the guess and from how long it has run.
+        """
+        if seconds is None:
+            return
+        if gang.scale is None:
+            gang.scale = self._guessed_scale(record, seconds)
+        elapsed = report.iteration * seconds
+        if gang.scale is None or now - gang.journalled_at < max(GUESS_S, GUESS_SHARE * elapsed):
+            return
+        gang.journalled_at = now
+        job, alone_s = record.job, record.alone_iteration_s
+        estimate = run_time(self.state.perf, job) if isinstance(self.state.perf, Belief) else None
+        spread = estimate.high / estimate.value if estimate is not None and estimate.value > 0.0 else 1.0
+        worked_s = report.iteration * gang.scale * alone_s
+        left_s = expected_left(worked_s, job.iterations * alone_s, spread)
+        done = max(0.0, job.iterations - left_s / alone_s)
+        yield ev.Observed(now, job.id, record.attempt, done, seconds * gang.scale, relative=True)
+
+    def _guessed_scale(self, record: JobRecord, seconds: float) -> float | None:
+        """Return the state's iterations for one of the worker's; None while its time alone is not known."""
+        if not self._computing_mates(record):
+            return record.alone_iteration_s / seconds
+        perf = self.state.perf
+        known = perf.demand_of(record.job, record.accumulation) if isinstance(perf, Belief) else None
+        return record.alone_iteration_s / known.iteration_s if known is not None and known.iteration_s > 0.0 else None
 
     def _accumulation_events(
         self, record: JobRecord, gang: GangProgress, report: Report, now: float
@@ -195,3 +251,20 @@ class ProgressWatch:
         ):
             gang.accumulation = accumulation
             yield ev.Retuned(now, job, attempt, accumulation, unasked=True)
+
+
+def _measured(gang: GangProgress, report: Report) -> float | None:
+    """Return the seconds per iteration beside the present mates; None: too few iterations are done beside them.
+
+    Soon after a change this is a mean over the iterations since, because the worker's moving average lags behind.
+    """
+    if report.iteration - gang.since_iteration < SETTLING_ITERATIONS or report.seconds <= 0.0:
+        return None
+    if not report.time:
+        return report.seconds
+    if gang.base is None:
+        return None
+    steps, span = report.iteration - gang.base[0], report.time - gang.base[1]
+    if steps < SETTLING_ITERATIONS or span < SETTLING_S:
+        return None
+    return span / steps if span < JOURNAL_S else report.seconds

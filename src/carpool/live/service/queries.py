@@ -5,8 +5,9 @@ user may see what.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
+from carpool.belief.model import Belief
 from carpool.core.record import JobRecord
 from carpool.core.state import State
 from carpool.errors import InputError
@@ -25,6 +26,7 @@ from carpool.live.service.pruner import Pruner
 from carpool.live.service.requests import unmet_dependencies
 from carpool.live.service.users import Users
 from carpool.live.spec import Spec, stored
+from carpool.live.text import demand_text
 
 MAX_LOG_BYTES = 1 << 20
 """Largest part of a log that one query returns."""
@@ -98,12 +100,19 @@ class Queries:
             now = max(self.clock.now(), self.state.now)
             row = {**self._rows([record], now)[0], "receipt": receipt(record, now)}
             row["report_dropped"] = self.progress.dropped(record)
+            row["demand"] = self._demand(record)
         else:
             known = self.book.ended_row(job)
             spec, row = stored(known["spec"]), views.read_story(known)
             row["files"] = self.pruner.describe(job)
             source = read_source(known["source"])
         return {**row, "spec": spec.plain(), "attempts": self._attempts(job, row["attempt"]), "source": source}
+
+    def _demand(self, record: JobRecord) -> Row | None:
+        """Return what jobs of a job's family ask of a GPU; None: it was never measured."""
+        perf = self.state.perf
+        demand = perf.demand_of(record.job, record.accumulation) if isinstance(perf, Belief) else None
+        return None if demand is None else asdict(demand)
 
     def _attempts(self, job: str, last: int) -> list[Row]:
         numbers = range(max(1, last - SHOWN_ATTEMPTS + 1), last + 1)
@@ -127,6 +136,11 @@ class Queries:
             report = self.progress.latest(self.state.jobs[job])
             if report is not None and report.watched and report.seconds > 0.0:
                 more.append(f"It is watched: an iteration takes {report.seconds:.3g} s now.")
+            demand = self._demand(self.state.jobs[job])
+            if demand is not None:
+                more.append(f"Jobs like it use {demand_text(demand)} when they run alone.")
+            if self.state.jobs[job].warming_up:
+                more.append("It starts up: it has made no step, and slows no other job down so far.")
             more += [f"It cannot start: {doubt}."] if doubt else []
             more += [f"{failure[0].upper()}{failure[1:]}."] if failure else []
             return {**answer, "sentences": [*answer["sentences"], *more]}

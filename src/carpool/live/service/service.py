@@ -28,6 +28,7 @@ from carpool.live.rank import boot_id
 from carpool.live.service import recovery
 from carpool.live.service.cancellations import CancelFile, UnwrittenCancels
 from carpool.live.service.config import ServiceConfig
+from carpool.live.service.demands import DemandWatch
 from carpool.live.service.dispatcher import Dispatcher
 from carpool.live.service.driver import Driver
 from carpool.live.service.estimator import JobEstimator
@@ -43,6 +44,7 @@ from carpool.live.service.requests import Requests
 from carpool.live.service.retention import RetentionLedger
 from carpool.live.service.snapshots import SnapshotKeeper
 from carpool.live.service.users import Users
+from carpool.live.service.warm_up import WarmUpWatch
 from carpool.policies.guarded import GuardedPolicy
 
 log = logging.getLogger("carpool.live")
@@ -65,6 +67,8 @@ class Service:
     users: Users
     driver: Driver
     progress: ProgressWatch
+    warm_up: WarmUpWatch
+    demands: DemandWatch
     pause_limit: PauseLimit
     forecaster: Forecaster
     pruner: Pruner
@@ -76,7 +80,14 @@ class Service:
 
     async def run(self) -> None:
         """Schedule until `close` is called."""
-        background = (self.progress.run, self.pause_limit.run, self._look_ahead, self.pruner.run)
+        background = (
+            self.progress.run,
+            self.warm_up.run,
+            self.demands.run,
+            self.pause_limit.run,
+            self._look_ahead,
+            self.pruner.run,
+        )
         tasks = [asyncio.create_task(task()) for task in background]
         try:
             await self.driver.run()
@@ -195,6 +206,8 @@ async def _assemble(
         users=users,
         driver=driver,
         progress=progress,
+        warm_up=WarmUpWatch(state, executor, inbox, clock),
+        demands=DemandWatch(state, executor, progress, inbox),
         pause_limit=PauseLimit(state, executor, inbox, clock, config.gang_pause_s),
         forecaster=forecaster,
         pruner=pruner,

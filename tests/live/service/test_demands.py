@@ -1,0 +1,171 @@
+"""Demands, start-ups and speeds of jobs of which nobody gave the number of iterations, as the service notices them."""
+
+import time
+from dataclasses import dataclass, field
+
+import pytest
+
+from carpool.channel import Report
+from carpool.core.model import Status
+from carpool.gpu.counters import GpuUse
+from carpool.live.executors.memory import MemoryExecutor
+from carpool.live.service.guesses import expected_left
+from carpool.live.service.warm_up import may_train
+from tests.support.fakes import FakeClock
+from tests.support.services import journalled, one, python, serving, settle, shell
+
+
+@dataclass
+class MeasuringExecutor(MemoryExecutor):
+    """An executor whose GPUs have counters."""
+
+    use: dict[int, GpuUse] = field(default_factory=dict)
+
+    def gpu_use(self, gpu):
+        return self.use.get(gpu)
+
+
+def report(executor, key, iteration, at, seconds=0.1, **more):
+    executor.gangs[key].report = Report(attempt=key[1], iteration=iteration, seconds=seconds, time=at, **more)
+
+
+async def looks(service, number=1):
+    for _ in range(number):
+        service.demands.look()
+        await settle(service)
+
+
+async def start(service, executor, *jobs):
+    await settle(service)
+    for job in jobs:
+        executor.start((job, service.state.jobs[job].attempt))
+    await settle(service)
+
+
+async def join(service, executor):
+    """Let another job join, as `sjf-ffs` wants at once."""
+    job = await one(service, shell("echo guest", duration_s=100.0))
+    await start(service, executor, job)
+    return job
+
+
+async def test_a_demand_is_measured_while_a_job_alone_computes(quick_home):
+    executor, clock = MeasuringExecutor(gpus=1), FakeClock(1.0)
+    async with serving(quick_home, "sjf-ffs", executor=executor, clock=clock) as service:
+        host = await one(service, shell("echo host", duration_s=100.0))
+        await start(service, executor, host)
+        report(executor, (host, 1), 50, 1.0, 0.2, peak_memory=2**30, watched=True)
+        service.progress.look()
+        executor.use[0] = GpuUse(sm=0.9, dram=0.5, tensor=None, occupancy=None, gpm=True)
+        await looks(service, 2)
+        assert service.queries.show(host)["demand"] is None, "one reading is not a demand"
+        executor.use[0] = GpuUse(sm=0.7, dram=0.5, tensor=0.2, occupancy=None, gpm=True)
+        await looks(service)
+        shown = service.queries.show(host)["demand"]
+        assert (shown["sm"], shown["tensor"]) == (pytest.approx(0.8), pytest.approx(0.2))
+        assert (shown["dram"], shown["memory"], shown["iteration_s"], shown["gpm"]) == (0.5, 2**30, 0.2, True)
+        assert any("80% of a GPU's multiprocessors" in line for line in service.queries.explain(host)["sentences"])
+        await looks(service, 5)
+        assert len(journalled(service, "DemandMeasured")) == 1, "it has not changed"
+        executor.use[0] = GpuUse(sm=0.1, dram=0.0, tensor=0.0, occupancy=None, gpm=True)
+        guest = await join(service, executor)
+        await looks(service, 20)
+        assert len(journalled(service, "DemandMeasured")) == 1, "the counters are those of both"
+        executor.end((guest, 1))
+        await settle(service)
+        await looks(service, 2)
+        assert len(journalled(service, "DemandMeasured")) == 1
+        await looks(service, 8)
+        assert journalled(service, "DemandMeasured")[-1]["demand"]["sm"] < 0.3, "it uses the GPU less now"
+
+
+async def test_an_executor_without_counters_measures_nothing(quick_home):
+    async with serving(quick_home, executor=MemoryExecutor(gpus=1), clock=FakeClock(1.0)) as service:
+        await start(service, service.executor, await one(service, shell("true")))
+        await looks(service, 4)
+        assert journalled(service, "DemandMeasured") == []
+
+
+async def test_a_training_warms_up_until_its_first_step(quick_home):
+    executor, clock = MemoryExecutor(gpus=4), FakeClock(1.0)
+    async with serving(quick_home, executor=executor, clock=clock) as service:
+        jobs = [await one(service, python("pass", str(n), iterations=100, duration_s=50)) for n in range(3)]
+        plain = await one(service, shell("sleep 3"))
+        await start(service, executor, *jobs, plain)
+        steps, imports, silent = jobs
+        warming = lambda: {job for job in (*jobs, plain) if service.state.jobs[job].warming_up}  # noqa: E731
+        assert warming() == {steps, imports, silent}, "a program that is no training computes at once"
+        assert "starts up" in " ".join(service.queries.explain(steps)["sentences"])
+        for at, job, iteration in ((3.0, imports, 0), (4.0, steps, 1)):
+            clock.time = at
+            report(executor, (job, 1), iteration, at, watched=True)
+            service.warm_up.look()
+            service.progress.look()
+            await settle(service)
+        assert warming() == {imports, silent}
+        assert service.state.jobs[steps].startup_s == pytest.approx(3.0)
+        clock.time = 14.0
+        service.warm_up.look()
+        await settle(service)
+        assert warming() == {imports}, "no sign of a training"
+        clock.time = 130.0
+        service.warm_up.look()
+        await settle(service)
+        assert warming() == set()
+        assert service.state.jobs[imports].status is Status.RUNNING
+
+
+def test_commands_that_may_be_trainings():
+    assert may_train(python("pass"))
+    assert not may_train(python("pass", watch=False))
+    assert may_train(shell("cd x && python3 train.py"))
+    assert may_train(shell("exec torchrun --standalone t"))
+    assert not may_train(shell("sleep 3; echo pythonic"))
+
+
+async def test_slowdowns_are_learned_from_a_job_whose_iterations_nobody_gave(quick_home):
+    executor, clock = MemoryExecutor(gpus=1), FakeClock(1.0)
+    wall = time.time() - 1000.0
+    async with serving(quick_home, "sjf-ffs", executor=executor, clock=clock) as service:
+        host = await one(service, shell("echo host", duration_s=100.0))
+        await start(service, executor, host)
+        record, iteration = service.state.jobs[host], 0
+
+        async def runs(seconds, number, step_s):
+            nonlocal iteration
+            for _ in range(number):
+                clock.time += seconds
+                iteration += round(seconds / step_s)
+                report(executor, (host, 1), iteration, wall + clock.time, 0.12, watched=True)
+                service.progress.look()
+                await settle(service)
+
+        await runs(1.0, 6, 0.1)
+        assert record.alone_seen
+        assert record.alone_iteration_s == pytest.approx(0.1), "the guess of 100 s stays, in thousandths"
+        assert not record.reported
+        assert record.alone_left(clock.time) == pytest.approx(108.2 - 6.0, rel=0.05), "a guess may be too short"
+        guest = await join(service, executor)
+        await runs(1.0, 4, 0.2)
+        assert record.slowdown == pytest.approx(2.0, rel=0.05), "not what the moving average says, which lags behind"
+        assert service.state.perf.is_observed(record.job, 1, service.state.jobs[guest].job, 1)
+        seen = journalled(service, "Observed")
+        assert all(event["relative"] for event in seen)
+        executor.end((guest, 1))
+        await settle(service)
+        await runs(5.0, 30, 0.1)
+        assert 0.0 < record.alone_left(clock.time) < 70.0, "it has outlived the guess, and is not about to end at once"
+        executor.end((host, 1))
+        assert await service.queries.wait(host) == "finished"
+        again = await one(service, shell("echo host", duration_s=100.0))
+        assert service.queries.show(again)["source"]["alone_s"] == pytest.approx(158.0, rel=0.05), "its end taught it"
+
+
+def test_what_is_left_of_a_guess():
+    assert expected_left(0.0, 100.0, 2.0) == pytest.approx(108.2, abs=0.1)
+    left = [expected_left(t, 100.0, 2.0) for t in range(0, 400, 5)]
+    assert all(one > 0.0 for one in left[1:])
+    assert left[20] == pytest.approx(44.3, abs=0.1)
+    assert left[:35] == sorted(left[:35], reverse=True)
+    assert expected_left(300.0, 100.0, 2.0) == pytest.approx(15.0), "beyond every guess, a little more"
+    assert expected_left(90.0, 100.0, 1.0) < 20.0
