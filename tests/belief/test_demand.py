@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from carpool.belief.demand import COEFFICIENTS, slowdown
+from carpool.belief.demand import DEMAND_SD, slowdown
 from carpool.belief.prior import believe
 from carpool.core import events as ev
 from carpool.core.model import Allocation, Decision, GpuDemand, Job, Node
@@ -12,7 +12,7 @@ from carpool.core.perf import ConstantInterference, FittedModel
 from carpool.core.state import State
 from carpool.profile.schema import load
 
-HEAVY, LIGHT = GpuDemand(0.8, 0.4, 0.4, 2**34, 0.05), GpuDemand(0.08, 0.02, 0.0, 2**31, 0.002)
+HEAVY, LIGHT = GpuDemand(0.85, 1.0, 0.4, 0.4, 2**34, 0.05), GpuDemand(0.06, 0.16, 0.02, 0.0, 2**31, 0.002)
 
 
 def belief(mechanism="mps"):
@@ -23,7 +23,7 @@ def script(name, family, **more):
     return Job(name, 0.0, f"script:00:{family}", 1, 1, 1000, duration_s=100.0, **more)
 
 
-@pytest.mark.parametrize("mechanism", COEFFICIENTS)
+@pytest.mark.parametrize("mechanism", DEMAND_SD)
 def test_light_jobs_slow_each_other_less_than_heavy_ones(mechanism):
     both_light, both_heavy = slowdown(LIGHT, LIGHT, mechanism), slowdown(HEAVY, HEAVY, mechanism)
     assert 1.0 <= both_light < both_heavy

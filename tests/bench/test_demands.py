@@ -5,6 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from carpool.belief.demand import DEMAND_SD, slowdown
+
 BENCH = Path(__file__).parents[2] / "bench"
 
 
@@ -21,3 +25,19 @@ def test_pairs_are_measured_and_the_limit_holds(tmp_path):
     assert measured == [("mlp",), ("lstm",), ("mlp", "lstm"), ("mlp",), ("lstm",)]
     assert all(job["iteration_s"] > 0 for run in found["runs"] for job in run["jobs"])
     assert "mlp + mlp: no such processes" in (tmp_path / "log-cpu.txt").read_text()
+
+
+@pytest.mark.parametrize(("mechanism", "limit"), [("mps", 0.12), ("time-slicing", 0.15)])
+def test_demands_alone_predict_pairs_never_seen(mechanism, limit, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCH))
+    import demand_fit
+
+    found = demand_fit.judge(demand_fit.FOLDER, mechanism)
+    assert found.left_out <= limit
+    assert found.shipped <= limit
+    assert found.shipped_sd <= DEMAND_SD[mechanism] * 1.1
+    demands, _ = demand_fit.read(demand_fit.FOLDER, mechanism)
+    form, _ = demand_fit.FORMS[mechanism]
+    for own in demands.values():
+        for mate in demands.values():
+            assert slowdown(own, mate, mechanism) == pytest.approx(form(found.coefficients, own, mate), rel=0.02)

@@ -22,7 +22,7 @@ EVERY_KIND = (
     ev.Computing(3.0, "j", 1),
     ev.Progressed(3.0, "j", 1, 5.5),
     ev.Observed(3.0, "j", 1, 5.5, 0.25, relative=True),
-    ev.DemandMeasured(3.0, "j", 1, GpuDemand(0.75, 0.5, 0.25, 2**30, 0.02)),
+    ev.DemandMeasured(3.0, "j", 1, GpuDemand(0.75, 0.9, 0.5, 0.25, 2**30, 0.02)),
     ev.Retuned(3.0, "j", 1, 4, 32, True),
     ev.Checkpointed(3.0, "j", 1, 7.0),
     ev.Stopped(3.0, "j", 1, 7.0),

@@ -11,7 +11,7 @@ import pytest
 from carpool.gpu import nvml
 from carpool.gpu.counters import GpuUse, Meter
 
-METRICS = {2: 80.0, 3: 30.0, 5: 25.0, 10: 40.0}
+METRICS = {1: 90.0, 2: 80.0, 3: 30.0, 5: 25.0, 10: 40.0}
 
 
 class Library(ModuleType):
@@ -82,7 +82,7 @@ def test_a_reading_covers_the_time_since_the_last_one(library):
     meter = Meter("GPU-1")
     assert meter.gpm
     assert meter.read() is None, "there is nothing to compare with"
-    assert meter.read() == GpuUse(sm=0.8, dram=0.4, tensor=0.25, occupancy=0.3, gpm=True)
+    assert meter.read() == GpuUse(sm=0.8, busy=0.9, dram=0.4, tensor=0.25, occupancy=0.3, gpm=True)
     meter.read()
     meter.restart()
     meter.read()
@@ -110,7 +110,7 @@ def test_without_gpm_the_plain_utilisation_counts(library, monkeypatch, lacks):
         monkeypatch.delattr(Library, "nvmlGpmQueryDeviceSupport")
     meter = Meter("GPU-1")
     assert not meter.gpm
-    assert meter.read() == GpuUse(sm=0.95, dram=0.35, tensor=None, occupancy=None, gpm=False)
+    assert meter.read() == GpuUse(sm=0.95, busy=0.95, dram=0.35, tensor=None, occupancy=None, gpm=False)
 
 
 @pytest.mark.parametrize("broken", ["handle", "sample", "metrics", "rates"])

@@ -7,45 +7,38 @@ other way round. The coefficients belong to the mechanism and are fitted by `ben
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from carpool.belief.pairs import Cell, JobClass
 from carpool.core.model import GpuDemand
 
-DEMAND_SD = 0.15
-"""Standard deviation of log ξ around its prediction from demands."""
+DEMAND_SD = {"mps": 0.13, "time-slicing": 0.10, "unknown": 0.25}
+"""Standard deviation of log ξ around its prediction from demands, by mechanism."""
 NEWEST = 0.5
 """Weight of the newest measurement in the demand of a family."""
 NOTICEABLE_SHARE = 0.02
 """Smallest change of a share that takes effect: a smaller one is not worth recomputing all answers."""
-FULL = 0.8
+FULL = 0.85
 """Share of the multiprocessors that a saturating training uses, as GPM counts."""
-
-
-class Coefficients(NamedTuple):
-    """ξ of a job = 1 + weight · own^own_power · mate^mate_power, where both are shares of a full GPU."""
-
-    weight: float
-    own_power: float
-    mate_power: float
-
-
-COEFFICIENTS = {
-    "mps": Coefficients(0.46, 1.0, 1.0),
-    "time-slicing": Coefficients(1.15, 1.0, 1.0),
-    "unknown": Coefficients(1.0, 1.0, 1.0),
-}
+SLICE, TURN = 1.23, 0.45
+"""Time-slicing: the mate's turn as a multiple of the job's own, and the busy share from which it takes all of it."""
+CROWDING, OWN_POWER, MATE_POWER = 1.5, 0.41, 2.75
+"""MPS: the slow-down of two jobs that saturate a GPU, less 1, and how fast it falls with either demand."""
+PLAIN_CROWDING = 0.56
+"""MPS, where only the plain utilisation is known."""
 
 
 def slowdown(own: GpuDemand, mate: GpuDemand, mechanism: str) -> float:
     """Return ξ of a job beside a mate, from what both ask of a GPU alone."""
-    weight, own_power, mate_power = COEFFICIENTS.get(mechanism, COEFFICIENTS["unknown"])
-    return 1.0 + weight * math.pow(_load(own), own_power) * math.pow(_load(mate), mate_power)
-
-
-def _load(demand: GpuDemand) -> float:
-    """Return the share of a full GPU that a job uses."""
-    return min(1.0, max(0.01, demand.sm / (FULL if demand.gpm else 1.0)))
+    if mechanism == "time-slicing":
+        # The GPU takes turns: a job that needs it for a part of its time only may find its turn before it has to wait.
+        return max(1.0, own.busy * (1.0 + SLICE * min(1.0, mate.busy / TURN)))
+    if mechanism == "mps":
+        # Kernels run side by side: a job waits for multiprocessors that its mate holds, the more so the fuller it is.
+        if own.gpm and mate.gpm:
+            return 1.0 + CROWDING * math.pow(own.busy, OWN_POWER) * math.pow(mate.sm, MATE_POWER)
+        return 1.0 + PLAIN_CROWDING * own.busy * mate.busy
+    return 1.0 + own.busy * mate.busy
 
 
 @dataclass
@@ -63,6 +56,7 @@ class Demands:
             return True
         mixed = GpuDemand(
             sm=_mix(before.sm, demand.sm),
+            busy=_mix(before.busy, demand.busy),
             dram=_mix(before.dram, demand.dram),
             tensor=_mix(before.tensor, demand.tensor),
             memory=max(before.memory, demand.memory),
@@ -70,8 +64,12 @@ class Demands:
             gpm=demand.gpm,
         )
         self.known[kind] = mixed
-        changes = (abs(mixed.sm - before.sm), abs(mixed.dram - before.dram), abs(mixed.tensor - before.tensor))
-        return max(changes) > NOTICEABLE_SHARE
+        return max(abs(mixed.sm - before.sm), abs(mixed.busy - before.busy)) > NOTICEABLE_SHARE
+
+    @property
+    def sd(self) -> float:
+        """Standard deviation of log ξ around its prediction."""
+        return DEMAND_SD.get(self.mechanism, DEMAND_SD["unknown"])
 
     def log_xi(self, cell: Cell, own_busy: float | None = None, mate_busy: float | None = None) -> float | None:
         """Return log ξ of a pair, or None if a demand is not known. A busy share from a profile replaces a demand."""
@@ -79,7 +77,7 @@ class Demands:
         return None if own is None or mate is None else math.log(slowdown(own, mate, self.mechanism))
 
     def _of(self, kind: JobClass, busy: float | None) -> GpuDemand | None:
-        return self.known.get(kind) if busy is None else GpuDemand(sm=FULL * busy)
+        return self.known.get(kind) if busy is None else GpuDemand(sm=FULL * busy, busy=busy)
 
     def dump(self) -> list[list[Any]]:
         return [[*kind, *_plain(demand)] for kind, demand in self.known.items()]
@@ -89,7 +87,7 @@ class Demands:
 
 
 def _plain(demand: GpuDemand) -> tuple[Any, ...]:
-    return demand.sm, demand.dram, demand.tensor, demand.memory, demand.iteration_s, demand.gpm
+    return demand.sm, demand.busy, demand.dram, demand.tensor, demand.memory, demand.iteration_s, demand.gpm
 
 
 def _mix(before: float, newest: float) -> float:

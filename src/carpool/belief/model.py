@@ -11,7 +11,7 @@ from math import exp, log, sqrt
 from typing import Any
 
 from carpool.belief import codec
-from carpool.belief.demand import DEMAND_SD, Demands
+from carpool.belief.demand import Demands
 from carpool.belief.pairs import (
     EPISODE_SD,
     FOUR_IN_FIVE,
@@ -121,7 +121,7 @@ class Belief:
     def _prior_sd(self, cell: Cell) -> float | None:
         """Return the standard deviation of the prior where it follows from demands."""
         profiled = cell[0].family in self.busy and cell[1].family in self.busy
-        return None if profiled else DEMAND_SD
+        return None if profiled else self.measured.sd
 
     def _share(self, kind: JobClass) -> float | None:
         busy = self.busy.get(kind.family)

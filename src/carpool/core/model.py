@@ -94,7 +94,9 @@ class GpuDemand:
     """What a job asks of a GPU alone. Shares are between 0 and 1, as means over some seconds."""
 
     sm: float
-    """Share of the multiprocessors in use; without GPM counters, of the time in which a kernel ran."""
+    """Share of the multiprocessors in use; without GPM counters, that of the time in which a kernel ran."""
+    busy: float
+    """Share of the time in which a kernel ran."""
     dram: float = 0.0
     """Share of the memory bandwidth in use."""
     tensor: float = 0.0

@@ -11,7 +11,7 @@ from typing import Any
 
 from carpool.gpu import nvml
 
-SM_UTILISATION, SM_OCCUPANCY, ANY_TENSOR, DRAM_BANDWIDTH = 2, 3, 5, 10
+GRAPHICS, SM_UTILISATION, SM_OCCUPANCY, ANY_TENSOR, DRAM_BANDWIDTH = 1, 2, 3, 5, 10
 """Numbers of the GPM metrics, as NVML defines them."""
 
 
@@ -21,6 +21,8 @@ class GpuUse:
 
     sm: float
     """Multiprocessors in use. Without GPM, the share of time in which a kernel ran, which is larger."""
+    busy: float
+    """Time in which a kernel ran."""
     dram: float | None
     """Memory bandwidth. Without GPM, the share of time in which memory was read or written."""
     tensor: float | None
@@ -81,21 +83,22 @@ class Meter:
         before, after = self._samples
         library.nvmlGpmSampleGet(self._handle, after)
         question = library.c_nvmlGpmMetricsGet_t()
-        wanted = (SM_UTILISATION, SM_OCCUPANCY, ANY_TENSOR, DRAM_BANDWIDTH)
+        wanted = (GRAPHICS, SM_UTILISATION, SM_OCCUPANCY, ANY_TENSOR, DRAM_BANDWIDTH)
         question.version, question.numMetrics = library.NVML_GPM_METRICS_GET_VERSION, len(wanted)
         question.sample1, question.sample2 = before, after
         for number, metric in enumerate(wanted):
             question.metrics[number].metricId = metric
         answer = library.nvmlGpmMetricsGet(question)
         self._samples = after, before
-        sm, occupancy, tensor, dram = (_share(answer.metrics[number]) for number in range(len(wanted)))
-        return None if sm is None else GpuUse(sm, dram, tensor, occupancy, True)
+        busy, sm, occupancy, tensor, dram = (_share(answer.metrics[number]) for number in range(len(wanted)))
+        return None if sm is None else GpuUse(sm, sm if busy is None else busy, dram, tensor, occupancy, True)
 
     def _utilisation(self, library: Any) -> GpuUse | None:
         if self._handle is None:
             self._handle = library.nvmlDeviceGetHandleByUUID(self.uuid)
         rates = library.nvmlDeviceGetUtilizationRates(self._handle)
-        return GpuUse(float(rates.gpu) / 100, float(rates.memory) / 100, None, None, False)
+        busy = float(rates.gpu) / 100
+        return GpuUse(busy, busy, float(rates.memory) / 100, None, None, False)
 
     def _free(self, library: Any) -> None:
         for sample in self._samples or ():

@@ -56,10 +56,10 @@ async def test_a_demand_is_measured_while_a_job_alone_computes(quick_home):
         await start(service, executor, host)
         report(executor, (host, 1), 50, 1.0, 0.2, peak_memory=2**30, watched=True)
         service.progress.look()
-        executor.use[0] = GpuUse(sm=0.9, dram=0.5, tensor=None, occupancy=None, gpm=True)
+        executor.use[0] = GpuUse(sm=0.9, busy=0.9, dram=0.5, tensor=None, occupancy=None, gpm=True)
         await looks(service, 2)
         assert service.queries.show(host)["demand"] is None, "one reading is not a demand"
-        executor.use[0] = GpuUse(sm=0.7, dram=0.5, tensor=0.2, occupancy=None, gpm=True)
+        executor.use[0] = GpuUse(sm=0.7, busy=0.7, dram=0.5, tensor=0.2, occupancy=None, gpm=True)
         await looks(service)
         shown = service.queries.show(host)["demand"]
         assert (shown["sm"], shown["tensor"]) == (pytest.approx(0.8), pytest.approx(0.2))
@@ -67,7 +67,7 @@ async def test_a_demand_is_measured_while_a_job_alone_computes(quick_home):
         assert any("80% of a GPU's multiprocessors" in line for line in service.queries.explain(host)["sentences"])
         await looks(service, 5)
         assert len(journalled(service, "DemandMeasured")) == 1, "it has not changed"
-        executor.use[0] = GpuUse(sm=0.1, dram=0.0, tensor=0.0, occupancy=None, gpm=True)
+        executor.use[0] = GpuUse(sm=0.1, busy=0.1, dram=0.0, tensor=0.0, occupancy=None, gpm=True)
         guest = await join(service, executor)
         await looks(service, 20)
         assert len(journalled(service, "DemandMeasured")) == 1, "the counters are those of both"

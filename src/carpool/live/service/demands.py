@@ -109,6 +109,7 @@ class DemandWatch:
         use, report = _mean(gang.samples), self.progress.latest(record)
         demand = GpuDemand(
             sm=use.sm,
+            busy=use.busy,
             dram=use.dram or 0.0,
             tensor=use.tensor or 0.0,
             memory=max(report.peak_memory, report.reserved_memory) if report is not None else 0,
@@ -134,6 +135,7 @@ def _mean(uses: Sequence[GpuUse]) -> GpuUse:
 
     return GpuUse(
         sm=fmean(use.sm for use in uses),
+        busy=fmean(use.busy for use in uses),
         dram=mean([use.dram for use in uses]),
         tensor=mean([use.tensor for use in uses]),
         occupancy=mean([use.occupancy for use in uses]),
@@ -142,6 +144,6 @@ def _mean(uses: Sequence[GpuUse]) -> GpuUse:
 
 
 def _differs(told: GpuDemand, now: GpuDemand) -> bool:
-    shares = ((told.sm, now.sm), (told.dram, now.dram), (told.tensor, now.tensor))
+    shares = ((told.sm, now.sm), (told.busy, now.busy), (told.dram, now.dram), (told.tensor, now.tensor))
     slower = now.iteration_s > 0.0 and not 0.8 <= told.iteration_s / now.iteration_s <= 1.25
     return slower or any(abs(a - b) > CHANGED for a, b in shares)
