@@ -5,7 +5,7 @@ PyTorch is played by a module with the hook that the real one has; tests/watch h
 
 import pytest
 
-from tests.support.services import one, python, serving, until
+from tests.support.services import journalled, one, python, serving, until
 
 TORCH = """
 hooks = []
@@ -44,6 +44,9 @@ async def test_the_iterations_of_an_unmodified_script_are_counted(home, path):
         job = await one(service, python(TRAIN, iterations=400, env={"PYTHONPATH": path}))
         row = await until(lambda: (row := service.queries.show(job))["watched"] and row["progress"] > 0.02 and row)
         assert row["measured"]
+        (started,), (computing,) = journalled(service, "Started"), journalled(service, "Computing")
+        assert started["computes"] is False
+        assert started["at"] <= computing["at"]
         assert row["reported_iteration_s"] == pytest.approx(SECONDS, rel=0.5)
         assert any(
             "It is watched: an iteration takes 0.0" in line for line in service.queries.explain(job)["sentences"]
@@ -58,6 +61,19 @@ async def test_without_a_number_of_iterations_the_speed_is_known_and_the_progres
         row = await until(lambda: (row := service.queries.show(job))["reported_iteration_s"] and row)
         assert (row["watched"], row["measured"]) == (True, False)
         assert row["progress"] < 0.02, "as its stated duration says, not 1 of 1,000 for each iteration"
+        (seen, *_) = await until(lambda: journalled(service, "Observed"))
+        assert (seen["relative"], seen["iteration_s"]) == (True, pytest.approx(1.0, rel=0.01)), "a thousandth alone"
+        await service.requests.cancel(job)
+        await service.queries.wait(job)
+
+
+async def test_the_import_of_pytorch_is_a_sign_of_a_training(home, path):
+    code = "import time, torch.optim.optimizer; time.sleep(60)"
+    async with serving(home) as service:
+        job = await one(service, python(code, env={"PYTHONPATH": path}))
+        report = await until(lambda: service.executor.report((job, 1)))
+        assert (report.watched, report.iteration, report.attempt) == (True, 0, 1)
+        assert service.state.jobs[job].warming_up
         await service.requests.cancel(job)
         await service.queries.wait(job)
 
