@@ -152,10 +152,9 @@ def removed_folders(world: World) -> None:
     world.serve()
     for job in jobs:
         world.reach(job, *ENDED)
-        lines = (world.out / f"l.{job}").read_text().split("\n")
-        pids = [line.split()[1] for line in lines if line.startswith("start")]
-        ends = [line.split()[1] for line in lines if line.startswith("end")]
-        hold(not set(pids[:-1]) & set(ends), f"job {job}: the first run was ended before the second began: {lines}")
+        pids = [line.split()[1] for line in (world.out / f"l.{job}").read_text().splitlines()]
+        runs = [pid for number, pid in enumerate(pids) if pid not in pids[:number]]
+        hold(pids == sorted(pids, key=runs.index), f"job {job}: one run ended before the next began: {pids}")
 
 
 @case(

@@ -102,7 +102,7 @@ def inherited_files(world: World) -> None:
         os.set_inheritable(descriptor, True)
         world.serve(pass_fds=(descriptor,))
         script = (
-            "for p in self $PPID; do ls -l /proc/$p/fd; cat /proc/$p/fd/* 2>/dev/null </dev/null | head -c 2000; done"
+            "for p in self $PPID; do ls -l /proc/$p/fd; timeout 1 head -qc 200 /proc/$p/fd/[3-9] 2>&1 </dev/null; done"
         )
         job = world.submit(f"{script}; cat <&{descriptor}; env; cat {world.home}/admin.token {world.home}/users.json")
         world.reach(job, *ENDED)

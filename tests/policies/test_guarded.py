@@ -102,6 +102,14 @@ def test_a_plan_of_which_a_part_is_legal_is_no_failure(monkeypatch):
     assert (policy.failure, len(scheduler.refused)) == ("", 1)
 
 
+def test_an_empty_plan_for_an_empty_queue_does_not_show_that_a_policy_works(monkeypatch):
+    monkeypatch.setattr(Broken, "decide", lambda self, view: [put(job.job.id, 99) for job in view.queue])
+    policy = GuardedPolicy(Broken(), "broken")
+    assert policy.decide(given(cluster("1x2"), pending("b")).state(policy.key))
+    assert not policy.decide(given(cluster("1x2"), running("b")).state(policy.key))
+    assert "fifo decides" in policy.failure
+
+
 def test_a_policy_that_works_again_decides_again(monkeypatch):
     policy = GuardedPolicy(Broken(), "broken")
     monkeypatch.setattr(Broken, "decide", fail)

@@ -58,7 +58,11 @@ class GuardedPolicy:
         return self._ask("key", lambda: _sort_key(self.inner.key(job, now)), lambda: self.fallback.key(job, now))
 
     def decide(self, view: View) -> Sequence[Decision]:
-        return self._ask("decide", lambda: _plan(view, self.inner.decide(view)), lambda: self.fallback.decide(view))
+        failed = self._failures.get("decide")
+        found = self._ask("decide", lambda: _plan(view, self.inner.decide(view)), lambda: self.fallback.decide(view))
+        if failed and not found and not any(True for _ in view.queue):
+            self._failures.setdefault("decide", failed)  # an empty plan for an empty queue does not show that it works
+        return found
 
     def wake(self, view: View) -> float | None:
         return self._ask("wake", lambda: _moment(self.inner.wake(view)), lambda: None)
