@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import exp, sqrt
 from typing import TYPE_CHECKING
 
-from carpool.belief.pairs import FOUR_IN_FIVE, job_class
+from carpool.belief.pairs import FOUR_IN_FIVE, SCRIPT, job_class
 from carpool.belief.speeds import SpeedKey
 from carpool.core.model import Job, sub_batch
 from carpool.core.perf import GENERIC, Placement
@@ -54,14 +54,14 @@ def run_time(belief: "Belief", job: Job) -> Estimate:
         return _spread(seconds, GIVEN_SPREAD, "the duration that was given", "time") if given else _default(seconds)
     times = belief.speeds.times.get(SpeedKey(job.model, job.batch, 1, *placement))
     if times is not None:
-        source = f"{_runs(times.count)} of {job.model} with this batch and this many GPUs"
+        source = f"{_runs(times.count)} of {_said(job.model)} with this batch and this many GPUs"
         return _spread(seconds, exp(FOUR_IN_FIVE * times.sd), source, "measured" if known else "history")
     ratio = belief.speeds.ratios.get(job.model)
     if known:
         source = f"the profile of {job.model}" + (f", corrected by {_runs(ratio.count)}" if ratio else "")
         return _spread(seconds, exp(FOUR_IN_FIVE * belief.speeds.error_sd), source, "profile")
     if ratio is not None:
-        source = f"{_runs(ratio.count)} of {job.model} at other sizes"
+        source = f"{_runs(ratio.count)} of {_said(job.model)} at other sizes"
         return _spread(seconds, max(GIVEN_SPREAD, exp(FOUR_IN_FIVE * ratio.sd)), source, "history")
     return _spread(seconds, GIVEN_SPREAD, "the duration that was given", "time") if given else _default(seconds)
 
@@ -89,6 +89,11 @@ def _spread(value: float, factor: float, source: str, kind: str) -> Estimate:
 
 def _default(seconds: float) -> Estimate:
     return _spread(seconds, DEFAULT_SPREAD, f"no information; {seconds:g} s is assumed", "default")
+
+
+def _said(model: str) -> str:
+    """Return a model in words. That of a script has a hash, which says nothing to people."""
+    return f"the same {model.removeprefix(SCRIPT).rpartition(':')[0]}" if model.startswith(SCRIPT) else model
 
 
 def _runs(count: int) -> str:
