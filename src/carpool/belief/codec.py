@@ -26,6 +26,7 @@ def dump(belief: "Belief") -> dict[str, Any]:
         "times": [[*place, *asdict(times).values()] for place, times in speeds.times.items()],
         "ratios": [[model, *asdict(times).values()] for model, times in speeds.ratios.items()],
         "startups": [dict(belief.startups.mean_s), belief.startups.overall_s],
+        "tried": sorted(_plain_cell(cell) for cell in belief.tried),
         "demands": belief.measured.dump(),
         "checked": [speeds.checked, speeds.squared_error],
         "episodes": [[job, _plain_episode(episode)] for job, episode in belief.episodes.items()],
@@ -48,6 +49,7 @@ def restore(belief: "Belief", data: dict[str, Any]) -> None:
         {row[0]: LogTimes(*row[1:]) for row in data["ratios"]},
         *data["checked"],
     )
+    belief.tried = {_cell(row) for row in data.get("tried", ())}
     belief.startups = StartUps(*data.get("startups", ()))
     belief.episodes = {
         job: Episode(**{**episode, "key": _tuples(episode["key"]), "cells": tuple(map(_cell, episode["cells"]))})

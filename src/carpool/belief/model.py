@@ -24,9 +24,9 @@ from carpool.belief.pairs import (
 )
 from carpool.belief.speeds import NOTICEABLE, SpeedKey, Speeds, StartUps
 from carpool.core.elastic import Pace, Scaling
-from carpool.core.learning import ModelChange, Observation, SlowdownRange, StartUp
+from carpool.core.learning import ModelChange, Observation, StartUp
 from carpool.core.model import GpuDemand, Job, sub_batch
-from carpool.core.perf import GENERIC, FittedModel, Mate, PerformanceModel, Placement
+from carpool.core.perf import GENERIC, FittedModel, Mate, PerformanceModel, Placement, SlowdownRange
 from carpool.profile.values import Busy
 
 DEFAULT_RUN_S = 3600.0
@@ -105,6 +105,8 @@ class Belief:
         self.pairs = PairBelief(self._prior, unknown, self._prior_sd)
         self.speeds = Speeds()
         self.startups = StartUps()
+        self.tried: set[Cell] = set()
+        """Pairs whose trial ended without a verdict."""
         self.episodes: dict[str, Episode] = {}
         fitted.interference = self.interference = BelievedPairs(self.pairs, self.busy, demands or {})
         fitted.forget_pairs()
@@ -167,7 +169,12 @@ class Belief:
 
     def is_observed(self, job: Job, accumulation: int, mate: Job, mate_accumulation: int) -> bool:
         """Return whether ξ of a job beside this mate was observed, in a profile or while they ran."""
-        return self.pairs.is_observed((_class_of(job, accumulation), _class_of(mate, mate_accumulation)))
+        cell = (_class_of(job, accumulation), _class_of(mate, mate_accumulation))
+        return cell in self.tried or self.pairs.is_observed(cell)
+
+    def give_up(self, job: Job, accumulation: int, mate: Job, mate_accumulation: int) -> None:
+        own, other = _class_of(job, accumulation), _class_of(mate, mate_accumulation)
+        self.tried.update([(own, other), (other, own)])
 
     def startup_s(self, job: Job) -> float:
         return self.startups.seconds(job.model)

@@ -75,7 +75,8 @@ WORLD_OPTIONS = (
     click.option(
         "--belief",
         help="Slow-down that the policy believes in, if it differs from --interference; `learned` starts from the "
-        "profile and learns from what jobs report.",
+        "profile and learns from what jobs report; `unknown` starts from a guess of each job's duration alone, and "
+        "with `unknown:unique` no two jobs are alike.",
     ),
     click.option(
         "--duration-error",
@@ -94,6 +95,11 @@ WORLD_OPTIONS = (
         type=number(0.0, 10.0),
         default=0.0,
         help="Sigma of the lognormal error of the iteration times that jobs report.",
+    ),
+    click.option(
+        "--report-s",
+        type=number(),
+        help="Seconds at a new pace after which a job reports it.  [default: 2 with --belief unknown, else 0]",
     ),
     click.option(
         "--jobs-per-gpu",
@@ -158,6 +164,7 @@ def make_setup(seed: int, world: dict[str, Any]) -> Setup:
         duration_error=world["duration_error"],
         interference_error=world["interference_error"],
         report_error=world["report_error"],
+        report_s=world["report_s"],
         seed=seed,
         jobs_per_gpu=world["jobs_per_gpu"],
         resident_per_gpu=world["resident_per_gpu"],

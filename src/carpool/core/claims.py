@@ -3,6 +3,7 @@
 Keeps the residents, the counts of each user and the pace of mates up to date. Called by `transitions`.
 """
 
+from carpool.core import trials
 from carpool.core.model import Allocation, Job, Status, as_scaled
 from carpool.core.pace import predict_alone, settle, update_pace
 from carpool.core.pausing import end_pause
@@ -53,6 +54,8 @@ def claim(state: State, record: JobRecord, allocation: Allocation) -> None:
 def leave(state: State, record: JobRecord) -> None:
     """Take all GPUs away from a job; its mates speed up."""
     settle(state, record)
+    if state.trials.running:
+        trials.withdraw(state, record)
     end_pause(state, record)
     record.active = record.standby = False
     record.warming_up = False

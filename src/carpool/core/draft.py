@@ -187,10 +187,12 @@ class Draft:
         self._enter(record, Allocation(gpus, size.accumulation), size.memory, why)
         return True
 
-    def assign(self, record: JobView, gpus: Sequence[GpuId], size: Size, why: str) -> None:
-        """Place a job on GPUs that the policy chose, beside their residents."""
+    def assign(
+        self, record: JobView, gpus: Sequence[GpuId], size: Size, why: str, *, trial: JobId | None = None
+    ) -> None:
+        """Place a job on GPUs that the policy chose, beside their residents; `trial`: the host to try it with."""
         self._take([gpu for gpu in gpus if not self.jobs_on(gpu)])
-        self._enter(record, Allocation(tuple(gpus), size.accumulation), size.memory, why)
+        self._enter(record, Allocation(tuple(gpus), size.accumulation), size.memory, why, trial)
 
     def start_up(self, record: JobView, gpus: Sequence[GpuId], size: Size, why: str) -> None:
         """Let a job start up beside the residents of these GPUs, without a turn to compute so far."""
@@ -214,17 +216,21 @@ class Draft:
         self._count_for_user(record, -1)
         self.decisions.append(Decision(record.job.id, None, why))
 
-    def pause(self, record: JobView, why: str, *, swapped: bool = False) -> None:
-        """Let a running job keep its place and stop computing; `swapped`: it gives up its memory, too."""
+    def pause(self, record: JobView, why: str, *, swapped: bool = False, trial: JobId | None = None) -> None:
+        """Let a running job keep its place and stop computing; `swapped`: it gives up its memory, too.
+
+        `trial`: the job that it is tried with, for a pause that is part of their trial.
+        """
         if swapped:
             self._memory[record.seq] = 0
-        self._switch(record, Allocation(record.gpus, record.accumulation, record.batch, False, swapped), why)
+        allocation = Allocation(record.gpus, record.accumulation, record.batch, False, swapped)
+        self._switch(record, allocation, why, trial)
 
-    def resume(self, record: JobView, why: str) -> None:
-        """Let a paused job compute again."""
+    def resume(self, record: JobView, why: str, *, trial: JobId | None = None) -> None:
+        """Let a paused job compute again; `trial` as in `pause`."""
         if record.swapped:
             self._memory[record.seq] = self.view.perf.memory(record.job, record.accumulation)
-        self._switch(record, Allocation(record.gpus, record.accumulation, record.batch), why)
+        self._switch(record, Allocation(record.gpus, record.accumulation, record.batch), why, trial)
 
     def move(self, record: JobView, gpus: Sequence[GpuId], size: Size, why: str) -> None:
         """Stop a job, and start it again on free GPUs."""
@@ -232,15 +238,17 @@ class Draft:
         self.decisions.pop()
         self.assign(record, gpus, size, why)
 
-    def _switch(self, record: JobView, allocation: Allocation, why: str) -> None:
+    def _switch(self, record: JobView, allocation: Allocation, why: str, trial: JobId | None) -> None:
         self._forget(record.gpus)
         self._switched[record.seq] = allocation.active
         self._touched.update(dict.fromkeys(record.gpus))
         if not allocation.active:
             self._inactive.add(record.seq)
-        self.decisions.append(Decision(record.job.id, allocation, why))
+        self.decisions.append(Decision(record.job.id, allocation, why, trial))
 
-    def _enter(self, record: JobView, allocation: Allocation, memory: int, why: str) -> None:
+    def _enter(
+        self, record: JobView, allocation: Allocation, memory: int, why: str, trial: JobId | None = None
+    ) -> None:
         resident = Resident(record, allocation.accumulation, memory, active=allocation.active)
         self._touched.update(dict.fromkeys(allocation.gpus))
         self._forget(allocation.gpus)
@@ -251,7 +259,7 @@ class Draft:
         if not allocation.active:
             self._inactive.add(record.seq)
         self._placed[record.job.id] = allocation.gpus
-        self.decisions.append(Decision(record.job.id, allocation, why))
+        self.decisions.append(Decision(record.job.id, allocation, why, trial))
 
     def _note_room(self, gpu: GpuId) -> None:
         if self._shareable is None:

@@ -5,13 +5,12 @@ of the state, so a replayed journal gives the same belief and the same decisions
 state computes again all that follows from them and increments `belief_version`.
 """
 
-from collections.abc import Sequence
 from enum import Flag, auto
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from carpool.core.cluster import Cluster
 from carpool.core.model import GpuDemand, Job, Status
-from carpool.core.perf import Mate, PerformanceModel, Placement
+from carpool.core.perf import Mate, Placement, UncertainModel
 from carpool.core.record import JobRecord
 
 
@@ -39,14 +38,6 @@ class StartUp(NamedTuple):
     seconds: float
 
 
-class SlowdownRange(NamedTuple):
-    """A believed slow-down and the range in which it lies four times out of five."""
-
-    low: float
-    mean: float
-    high: float
-
-
 class ModelChange(Flag):
     """The answers of the model that an observation may have changed."""
 
@@ -57,7 +48,7 @@ class ModelChange(Flag):
 
 
 @runtime_checkable
-class LearningModel(PerformanceModel, Protocol):
+class LearningModel(UncertainModel, Protocol):
     """A performance model that learns from observations."""
 
     version: int
@@ -69,11 +60,8 @@ class LearningModel(PerformanceModel, Protocol):
     def learn_startup(self, seen: StartUp) -> ModelChange:
         """Learn how long a job took to start up, and return whether answers may have changed."""
 
-    def is_observed(self, job: Job, accumulation: int, mate: Job, mate_accumulation: int) -> bool:
-        """Return whether ξ of a job beside this mate was observed, in a profile or while they ran."""
-
-    def slowdown_range(self, job: Job, accumulation: int, mates: Sequence[Mate]) -> SlowdownRange:
-        """Return ξ beside these mates with the range in which it lies four times out of five."""
+    def give_up(self, job: Job, accumulation: int, mate: Job, mate_accumulation: int) -> None:
+        """Count a pair as observed, with what is known: a trial of it ended without a verdict."""
 
     def dump(self) -> dict[str, Any]:
         """Return all that was learned, as plain data."""

@@ -87,6 +87,8 @@ class Decision:
     """Where the job runs from now on; None: it is stopped and requeued."""
     why: str
     """Reason that users read."""
+    trial: JobId | None = None
+    """The other job of the trial that the decision begins or continues; None: it belongs to none."""
 
 
 @dataclass(frozen=True, slots=True)

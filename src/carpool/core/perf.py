@@ -57,6 +57,24 @@ class PerformanceModel(Protocol):
         batch."""
 
 
+class SlowdownRange(NamedTuple):
+    """A believed slow-down and the range in which it lies four times out of five."""
+
+    low: float
+    mean: float
+    high: float
+
+
+class UncertainModel(PerformanceModel, Protocol):
+    """A performance model that says how certain it is."""
+
+    def is_observed(self, job: Job, accumulation: int, mate: Job, mate_accumulation: int) -> bool:
+        """Return whether ξ of a job beside this mate was observed, in a profile or while they ran."""
+
+    def slowdown_range(self, job: Job, accumulation: int, mates: Sequence[Mate]) -> SlowdownRange:
+        """Return ξ beside these mates with the range in which it lies four times out of five."""
+
+
 @dataclass(frozen=True, slots=True)
 class AllReduce:
     """t_comm of n GPUs: base + per_gpu·(n − 2). Fits the measured data better than eq. 4's term in the message size."""

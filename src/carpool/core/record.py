@@ -162,6 +162,10 @@ class JobRecord:
             return left if left > 0.0 else 0.0
         return 0.0 if self.gpus else self.startup_s
 
+    def alone_done(self, now: float) -> float:
+        """Return the seconds that its iterations so far would have taken alone, as believed when it did them."""
+        return self.alone_s + (now - self.since) / self.slowdown if self.iteration_s else self.alone_s
+
     def waited(self, now: float) -> float:
         """Return the seconds that the job was pending (not held, not blocked), over all its attempts."""
         return self.waited_s + (now - self.pending_since) if self.queue_entry is not None else self.waited_s

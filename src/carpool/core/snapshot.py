@@ -17,6 +17,7 @@ from carpool.core.perf import PerformanceModel
 from carpool.core.record import JobRecord
 from carpool.core.renames import renamed
 from carpool.core.state import RESIDENT_PER_GPU, State
+from carpool.core.trial import Trials
 from carpool.core.view import SortKey
 
 _NOT_PLAIN = {"job", "seq", "status", "shape", "gpus", "leaving", "waits_for", "queue_entry", "ended"}
@@ -46,6 +47,7 @@ def encode(state: State) -> dict[str, Any]:
         "nodes": [plain(node) for node in topology.nodes],
         "present": sorted(topology.present.values()),
         "taken": sorted(topology.taken.items()),
+        "trials": state.trials.dump(),
         "limits": {user: plain(limits) for user, limits in state.limits.items()},
         "jobs": [_encode_job(record) for record in state.jobs.values()],
         "running": [record.job.id for record in state.running],
@@ -88,6 +90,8 @@ def restore(
     for entry in data["jobs"]:
         _restore_job(state, entry)
     _restore_residents(state, data)
+    if "trials" in data:  # a snapshot of an older release has none
+        state.trials = Trials.load(data["trials"])
     for name, value in renamed(data["counters"], renames.COUNTERS).items():
         setattr(state, name, value)
     return state

@@ -18,6 +18,7 @@ from carpool.core.perf import PerformanceModel
 from carpool.core.queue import Queue
 from carpool.core.record import JobRecord
 from carpool.core.shapes import Shape, Shapes
+from carpool.core.trial import Trials
 from carpool.core.view import SortKey
 
 UNLIMITED = Limits()
@@ -93,6 +94,7 @@ class State:
         """Time of the last event other than a submission that may open a place for a pending job."""
         self.pace_changes: list[JobRecord] = []
         """Jobs whose pace changed; the driver empties the list."""
+        self.trials = Trials()
         self.busy_gpu_s = 0.0
         self.shares = 0
         self.preemptions = 0

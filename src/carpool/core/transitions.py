@@ -7,14 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 from carpool.core import events as ev
-from carpool.core import learning
+from carpool.core import learning, trials
 from carpool.core.claims import claim, count_for_user, leave, memory_needed, preempt, retune
-from carpool.core.model import ALIVE, PAUSE, WORKING, Allocation, Status
+from carpool.core.model import ALIVE, PAUSE, WORKING, Allocation, Decision, Status
 from carpool.core.pace import follow, learn, learn_startup, predict_alone, settle, update_pace
 from carpool.core.pausing import end_pause, pause, resume, swap_in, swap_out
 from carpool.core.queueing import dequeue, end, enqueue, has_finished, never_starts, requeue, reshape, resize_pending
 from carpool.core.record import JobRecord
 from carpool.core.state import State, handles
+
+NOTICEABLE = 0.02
+"""Relative change of a slow-down after which it is decided again whether a job should share."""
 
 # ---- what users do -----------------------------------------------------------------------------------------------
 
@@ -50,6 +53,7 @@ def _cancelled(state: State, event: ev.Cancelled) -> None:
     record.reason = "cancelled by its owner"
     if record.gpus:
         settle(state, record)
+        trials.withdraw(state, record)
         end_pause(state, record)
         record.iteration_s = 0.0
         record.status = Status.CANCELLING
@@ -169,10 +173,8 @@ def _planned(state: State, event: ev.Planned) -> None:
                     retune(state, record, allocation)
                 elif allocation.active:
                     resumed.append(record)
-                elif record.active:
-                    pause(state, record, swapped=allocation.swapped)
                 else:
-                    swap_out(state, record)
+                    _pause_as_planned(state, record, decision)
                 continue
             preempt(state, record)
         if allocation is not None:  # a start, or a move: the job stops on its old GPUs and starts on these
@@ -181,6 +183,19 @@ def _planned(state: State, event: ev.Planned) -> None:
         resume(state, record)
     for record, allocation in claims:
         claim(state, record, allocation)
+    trials.begin(state, event.decisions)
+    if state.trials.running:
+        for decision in event.decisions:
+            trials.look(state, state.jobs[decision.job])
+
+
+def _pause_as_planned(state: State, record: JobRecord, decision: Decision) -> None:
+    if not record.active:
+        swap_out(state, record)
+        return
+    if decision.trial is None:
+        trials.withdraw(state, record)
+    pause(state, record, swapped=decision.allocation is not None and decision.allocation.swapped)
 
 
 # ---- what workers do ---------------------------------------------------------------------------------------------
@@ -214,6 +229,7 @@ def _computes(state: State, record: JobRecord) -> None:
     waits = record.standby and any(mate.active for mate in state.cluster.mates(record))
     record.standby, record.active = False, True
     update_pace(state, [record, *state.cluster.mates(record)])
+    trials.compute(state, record)
     if record.paused_by_owner or waits:
         pause(state, record)
     else:
@@ -292,20 +308,30 @@ def _observed(state: State, event: ev.Observed) -> None:
     record = state.current(event)
     if record is None or not record.iteration_s:
         return
+    since = record.since
     settle(state, record)
     record.done = min(event.done, record.job.iterations)
     seen = None if state.learner is None else learning.observe_running(state.cluster, record, event.iteration_s)
+    before, ran = record.slowdown, state.now - since
     if any(mate.status is not Status.PAUSED and not mate.starts_up for mate in state.cluster.mates(record)):
         record.slowdown = max(1.0, event.iteration_s / record.alone_iteration_s)
     else:
         record.alone_iteration_s = event.iteration_s
         record.alone_seen = True
+    if not record.pace_seen:  # so fast it was all the time since its pace changed
+        record.alone_s += ran * (1.0 / record.slowdown - 1.0 / before)
     record.iteration_s = event.iteration_s
     record.pace_seen = True
     record.reported |= not event.relative  # else the end of the job teaches how long it takes
     state.reindex(record)
+    changed = abs(record.slowdown - before) > NOTICEABLE * before
+    if state.learner is not None and (state.trials.running or changed):
+        state.awakened[record.seq] = record  # whether it should share, and what a trial waits for, may be another now
+        state.needs_decision = True
     if seen is not None and (seen.cells or not event.relative):
         learn(state, seen)
+    if state.trials.running:
+        trials.look(state, record)
 
 
 @handles(ev.DemandMeasured)

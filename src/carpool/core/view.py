@@ -11,8 +11,9 @@ from typing import NamedTuple, Protocol
 from carpool.core.availability import Availability, Until
 from carpool.core.free import FreeGpus
 from carpool.core.model import GpuId, Job, JobId, Limits, Node, NodeId, Status
-from carpool.core.perf import PerformanceModel
+from carpool.core.perf import PerformanceModel, UncertainModel
 from carpool.core.shapes import Shape
+from carpool.core.trial import Trial
 
 
 class JobView(Protocol):
@@ -157,6 +158,9 @@ class JobView(Protocol):
 
     def service(self, now: float) -> float:
         """Return the GPU-seconds held so far."""
+
+    def alone_done(self, now: float) -> float:
+        """Return the seconds that its iterations so far would have taken alone."""
 
     def startup_left(self, now: float) -> float:
         """Return the expected seconds until the job computes, if it gets its GPUs now or has just got them."""
@@ -413,6 +417,14 @@ class EndTimesView(Protocol):
         """Return how much its present mates slow a running job down, and until when."""
 
 
+class TrialsView(Protocol):
+    """The trials of pairs: jobs that share to find out whether they should."""
+
+    @property
+    def running(self) -> Mapping[int, Trial]:
+        """The trials that have not ended, by the guest's `seq`."""
+
+
 class View(Protocol):
     """The scheduler's state as a policy sees it: everything readable, nothing writable."""
 
@@ -483,6 +495,14 @@ class View(Protocol):
     @property
     def awakened(self) -> Mapping[int, JobView]:
         """The jobs, most of them paused, that may go on because their mates changed at this moment, by `seq`."""
+
+    @property
+    def learner(self) -> UncertainModel | None:
+        """`perf`, where it learns and can be uncertain; None: it is certain."""
+
+    @property
+    def trials(self) -> TrialsView:
+        """The trials of pairs."""
 
     @property
     def limits(self) -> Mapping[str, Limits]:

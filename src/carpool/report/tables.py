@@ -67,6 +67,7 @@ def describe(setup: Setup) -> str:
     parts += [f"error of durations σ {setup.duration_error:g}"] if setup.duration_error else []
     parts += [f"error of slow-downs σ {setup.interference_error:g}"] if setup.interference_error else []
     parts += [f"error of reports σ {setup.report_error:g}"] if setup.report_error else []
+    parts += [f"reports after {setup.report_s:g} s"] if setup.report_s is not None else []
     parts += ["placement ignored"] if setup.ignore_placement else []
     parts += [] if setup.memory_limit else ["no memory limit"]
     parts += [f"launch {setup.costs.launch_s:g} s"] if setup.costs.launch_s else []

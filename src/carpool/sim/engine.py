@@ -12,6 +12,7 @@ from heapq import heappop, heappush
 from math import exp, inf
 from random import Random
 from time import thread_time
+from typing import NamedTuple
 
 from carpool.core import events as ev
 from carpool.core.model import SWAP_IN_S, SWAP_OUT_S, Decision, GpuId, Job, JobId, Node, Status
@@ -42,6 +43,12 @@ class Costs:
         return self.launch_s
 
 
+class DueReport(NamedTuple):
+    """A report of a job's speed that its workers will make, if its pace stays as it is."""
+
+    record: JobRecord
+
+
 class CannotFinish(ValueError):
     """A job that can never run on the cluster, or that the policy never lets run."""
 
@@ -65,6 +72,7 @@ class Engine:
         resident_per_gpu: int = RESIDENT_PER_GPU,
         costs: Costs | None = None,
         report_error: tuple[float, int] = (0.0, 1),
+        report_s: float = 0.0,
         log: Callable[[ev.Event], None] | None = None,
     ) -> None:
         self.scheduler = Scheduler(policy, belief, jobs_per_gpu, resident_per_gpu)
@@ -74,11 +82,13 @@ class Engine:
         self.costs = costs or Costs()
         self._start_s: float = getattr(policy, "start_s", 0.0)
         self._report_error, seed = report_error
+        self._report_s = report_s
+        self._reports: list[JobRecord] = []  # the jobs that report now
         self._random = Random(f"{seed} reports")
         self.log = log
         self.decision_cpu_s: list[float] = []
         """CPU seconds of every step in which the policy was asked."""
-        self._heap: list[tuple[float, int, ev.Event | JobRecord | None, int]] = []
+        self._heap: list[tuple[float, int, ev.Event | JobRecord | DueReport | None, int]] = []
         self._pushes = 0
         self._wake_at: float | None = None
         self._arrivals = sorted(jobs, key=lambda job: job.submitted)
@@ -102,7 +112,7 @@ class Engine:
             while following < number and arrivals[following].submitted == now:
                 batch.append(ev.Submitted(now, arrivals[following]))
                 following += 1
-            if batch or wake:
+            if batch or wake or self._reports:
                 self._step(now, batch, wake)
             if self._idle_calls > MOST_IDLE_CALLS and following == number:
                 break
@@ -131,6 +141,9 @@ class Engine:
             _, _, what, pace_version = heappop(heap)
             if what is None:
                 wake = wake or now == self._wake_at  # a wake-up that a later one replaced is dropped
+            elif isinstance(what, DueReport):
+                if what.record.pace_version == pace_version:
+                    self._reports.append(what.record)
             elif isinstance(what, JobRecord):
                 if what.pace_version != pace_version:
                     continue
@@ -146,6 +159,10 @@ class Engine:
         scheduler, pace_changes = self.scheduler, self.world.pace_changes
         idle = not batch and self.world.free.count == len(self.world.topology.node_of)
         self._idle_calls = self._idle_calls + 1 if idle else 0
+        if self._reports:
+            self._report(now, self._reports)
+            self._reports = []
+            wake = wake or self.belief.needs_decision
         while batch or wake:
             planned = self._deliver(now, batch, wake)
             self._pause_those_without_a_turn(now, batch)
@@ -153,7 +170,10 @@ class Engine:
             moved = [record for record in pace_changes if record.iteration_s]  # the same plan may have paused it since
             for record in moved:
                 self._push(record.end(), record, record.pace_version)
-            if self.world is not self.belief:
+            if self.world is not self.belief and self._report_s:
+                for record in moved:
+                    self._push(now + self._report_s, DueReport(record), record.pace_version)
+            elif self.world is not self.belief:
                 self._report(now, moved)
                 wake = self.belief.needs_decision  # the policy may decide otherwise after the reports
             pace_changes.clear()
@@ -185,7 +205,8 @@ class Engine:
                 continue
             if self._report_error:
                 seconds *= exp(self._random.gauss(0.0, self._report_error))
-            event = ev.Observed(now, record.job.id, record.attempt, record.done, seconds)
+            done = record.done if record.since == now else record.job.iterations - record.iterations_left(now)
+            event = ev.Observed(now, record.job.id, record.attempt, done, seconds)
             self.belief.apply(event)
             if self.log is not None:
                 self.log(event)
@@ -275,6 +296,6 @@ class Engine:
             at = max(at, self._empty_at.get(gpu, now))
         return at
 
-    def _push(self, at: float, what: ev.Event | JobRecord | None, pace_version: int) -> None:
+    def _push(self, at: float, what: "ev.Event | JobRecord | DueReport | None", pace_version: int) -> None:
         self._pushes += 1
         heappush(self._heap, (at, self._pushes, what, pace_version))

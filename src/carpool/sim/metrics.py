@@ -11,6 +11,8 @@ from statistics import fmean
 from carpool.core.model import Status
 from carpool.core.record import JobRecord
 from carpool.core.state import State
+from carpool.core.trial import Trials
+from carpool.sim.unknown import real_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,12 @@ class Summary:
     """Mean number of jobs on a GPU, active and paused ones, over the time in which it held at least one."""
     residents_max: int
     """Largest number of jobs that a GPU held."""
+    trials: int
+    """Number of pairs of jobs that were tried."""
+    trials_kept: int
+    """Number of tried pairs that went on beside each other."""
+    trial_cost_s: float
+    """Seconds that trials cost both sides together, in slow-downs and pauses."""
     hosts: int
     """Number of jobs that others joined."""
     host_slowdown_mean: float
@@ -120,8 +128,10 @@ def summarise(
     decision_cpu_s: Iterable[float] = (),
     cpu_s: float = 0.0,
     large_above: int = 4,
+    trials: Trials | None = None,
 ) -> Summary:
-    """Return the metrics of all jobs that finished."""
+    """Return the metrics of all jobs that finished. `trials` are the scheduler's, where the state is another one's."""
+    trials = trials or state.trials
     records = finished(state)
     times = [times_of(record) for record in records]
     everything = summarise_subset(times)
@@ -129,7 +139,7 @@ def summarise(
     models: dict[str, list[Times]] = {}
     for record, own in zip(records, times, strict=True):
         sizes[record.job.gpus > large_above].append(own)
-        models.setdefault(record.job.model, []).append(own)
+        models.setdefault(real_model(record.job.model), []).append(own)
     paused_s = sum([record.paused_s for record in records])
     hosts = [record.ran_s / record.alone_s for record in records if record.hosted and record.alone_s > 0.0]
     decisions = sorted(decision_cpu_s)
@@ -152,6 +162,9 @@ def summarise(
         mean_paused_s=paused_s / len(records) if records else 0.0,
         residents_mean=_mean_residents(state),
         residents_max=state.most_residents,
+        trials=trials.begun,
+        trials_kept=trials.kept,
+        trial_cost_s=trials.cost_s,
         hosts=len(hosts),
         host_slowdown_mean=fmean(hosts) if hosts else 1.0,
         host_slowdown_max=max(hosts, default=1.0),

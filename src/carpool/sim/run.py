@@ -36,6 +36,7 @@ from carpool.profile.schema import Profile, load
 from carpool.sim.engine import CannotFinish, Costs, Engine
 from carpool.sim.estimation_error import MisestimatedSlowdowns, MisestimatedTimes
 from carpool.sim.metrics import Summary, finished, summarise
+from carpool.sim.unknown import REPORT_S, UNIQUE, UNKNOWN, RealModels, UnknownBelief, make_unique
 from carpool.sim.workload import Workload, check_dependencies, check_ids
 
 NO_COSTS = Costs()
@@ -60,13 +61,17 @@ class Setup:
     """True slow-down of sharing: a number, a CSV matrix, or the name of a shipped table."""
     belief: str | None = None
     """Slow-down that the policy believes in. None: the policy knows the truth. "learned": it starts from the profile
-    and learns from what jobs report. "learned:probe=1.5": it also tries families that it has not seen share."""
+    and learns from what jobs report. "learned:probe=1.5": it also tries families that it has not seen share.
+    "unknown": it starts from a guess of each job's duration and knows neither a profile nor a pair.
+    "unknown:unique": in addition, no two jobs are alike, so that nothing carries over."""
     duration_error: float = 0.0
     """Sigma of the lognormal error of believed iteration times."""
     interference_error: float = 0.0
     """Sigma of the lognormal error of believed slow-downs."""
     report_error: float = 0.0
     """Sigma of the lognormal error of the iteration times that jobs report."""
+    report_s: float | None = None
+    """Seconds at a new pace after which a job reports its speed; None: 2 for an unknown world, and none for others."""
     seed: int = 1
     """Seed of these errors."""
     jobs_per_gpu: int = 2
@@ -117,10 +122,12 @@ def simulate(
     chosen = policies.make(policy) if isinstance(policy, str) else policy
     nodes = cluster_nodes(setup)
     belief, truth = _models(setup, len(nodes[0].gpus), workload)
+    unknown = (setup.belief or "").partition(":")[0] == UNKNOWN
+    report_s = setup.report_s if setup.report_s is not None else REPORT_S * unknown
     with no_garbage_collection():
         try:
             engine = Engine(
-                workload.jobs,
+                map(make_unique, workload.jobs) if setup.belief == UNIQUE else workload.jobs,
                 nodes,
                 chosen,
                 belief=belief,
@@ -129,6 +136,7 @@ def simulate(
                 resident_per_gpu=setup.resident_per_gpu,
                 costs=setup.costs,
                 report_error=(setup.report_error, setup.seed),
+                report_s=report_s,
                 log=log,
             )
             state = engine.run()
@@ -151,6 +159,7 @@ def simulate(
             decision_cpu_s=engine.decision_cpu_s,
             cpu_s=process_time() - began,
             large_above=setup.large_above,
+            trials=engine.belief.trials,
         )
     return Result(summary, state)
 
@@ -209,6 +218,8 @@ def _models(setup: Setup, node_gpus: int, workload: Workload) -> tuple[Performan
 
     truth = model(setup.truth)
     name = setup.belief or setup.truth
+    if name.partition(":")[0] == UNKNOWN:
+        return _strangers(setup, truth, node_gpus)
     if name.partition(":")[0] == LEARNED:
         return _learner(setup, model(setup.truth)), truth
     # with report errors, belief and truth are two models even if they agree, because reports change the belief
@@ -217,6 +228,20 @@ def _models(setup: Setup, node_gpus: int, workload: Workload) -> tuple[Performan
     if setup.duration_error:
         belief = MisestimatedTimes(belief, setup.duration_error, setup.seed)
     return belief, truth
+
+
+def _strangers(setup: Setup, truth: FittedModel, node_gpus: int) -> tuple[PerformanceModel, PerformanceModel]:
+    """Return the belief of a scheduler that knows of no job, and the truth."""
+    if setup.belief not in (UNKNOWN, UNIQUE):
+        raise InputError(f"belief {setup.belief!r}: write {UNKNOWN}, or {UNIQUE} where no two jobs are alike")
+    world: PerformanceModel = RealModels(truth) if setup.belief == UNIQUE else truth
+    guess = MisestimatedTimes(world, setup.duration_error, setup.seed) if setup.duration_error else world
+    return UnknownBelief(guess, node_gpus, _profile(setup.profile), _mechanism(setup)), world
+
+
+def _mechanism(setup: Setup) -> str:
+    """Return the sharing mechanism that the true table was measured under, where its name says so."""
+    return next((part for part in setup.truth.split(":") if part in KAPPA), "unknown")
 
 
 def _learner(setup: Setup, fitted: FittedModel) -> Belief:
@@ -230,9 +255,8 @@ def _learner(setup: Setup, fitted: FittedModel) -> Belief:
                 f"belief {setup.belief!r}: write {LEARNED}, or {LEARNED}:probe=1.5 with a slow-down of at least 1"
             )
         probe = float(value)
-    mechanism = next((part for part in setup.truth.split(":") if part in KAPPA), "unknown")
     times = MisestimatedTimes(fitted, setup.duration_error, setup.seed) if setup.duration_error else None
-    return believe(_profile(setup.profile), fitted, mechanism, times=times, with_pairs=False, probe=probe)
+    return believe(_profile(setup.profile), fitted, _mechanism(setup), times=times, with_pairs=False, probe=probe)
 
 
 def _table(text: str, setup: Setup, workload: Workload) -> Interference:

@@ -84,6 +84,7 @@ def scenarios() -> list[Scenario]:
         for xi in ("1.5", "2"):
             found.append(_scenario("slow-downs", f"ξ believed to be {xi}", load, belief=xi))
         found.append(_scenario("slow-downs", "ξ learned", load, belief="learned"))
+        found += _strangers(load)
         found.append(_scenario("world", "memory limits", load, memory_limit=True))
         found.append(_scenario("world", "placement counts", load, ignore_placement=False))
         found.append(_scenario("world", "memory and placement", load, memory_limit=True, ignore_placement=False))
@@ -94,6 +95,15 @@ def scenarios() -> list[Scenario]:
         for table in ("h200:mps", "h200:mps:small", "h200:mps:large", "h200:time-slicing", "h200:time-slicing:large"):
             found.append(_scenario("tables", table, load, truth=table))
     return [*found, *_crossed()]
+
+
+def _strangers(load: float) -> Iterator[Scenario]:
+    """Yield the scenarios in which nobody is known, with trials and without them."""
+    policies = (*ALL_POLICIES, "carpool:trials=false")
+    for name, belief in (("nobody known", "unknown"), ("nobody known, no two alike", "unknown:unique")):
+        yield _scenario("nobody known", name, load, policies=policies, belief=belief)
+        wrong = f"{name}, durations wrong by σ 0.35"  # mostly within a factor of 2 either way
+        yield _scenario("nobody known", wrong, load, policies=policies, belief=belief, duration_error=0.35)
 
 
 def _crossed() -> Iterator[Scenario]:

@@ -44,6 +44,8 @@ class Join(Move):
     hosts: tuple[JobView, ...]
     lone: bool = False
     """Whether its only host has all of its GPUs to itself."""
+    trial: bool = False
+    """Whether it is priced at the low end of the belief: they share only for as long as a trial takes."""
 
 
 @dataclass(slots=True)
@@ -75,6 +77,8 @@ class Displace(Move):
     starts_up: bool = False
     """Whether the guest only starts up so far, beside residents that go on. Those that will be paused for it then are
     among the hosts."""
+    withdraws: bool = False
+    """Whether it is the guest that is paused: it shares, and its mates gain more if it goes on after them."""
     swapped: JobView | None = None
     """The victim that gives up its memory, because the guest does not fit beside it."""
 

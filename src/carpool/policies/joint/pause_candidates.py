@@ -276,6 +276,47 @@ class PauseCandidates:
                 cost -= objective.end(mate) - ends[mate.seq]
         return Relocate(guest, gpus, ends, cost, size, tuple(mates))
 
+    # ---- for a job that shares --------------------------------------------------------------------------------------
+
+    def withdrawal(self, job: JobView) -> Displace | None:
+        """Return the pause of the job with most left among a job that shares and its mates; None: it must not be.
+
+        Its mates speed up, and it goes on after them.
+        """
+        objective, now = self.objective, self.objective.now
+        beside = [resident.record for resident in self._active(job.gpus)]
+        guest = max(beside, key=lambda record: (record.alone_left(now), record.seq))
+        mates = [resident for resident in self._active(guest.gpus) if resident.record is not guest]
+        if not mates or not all(resident.record.computing for resident in mates):
+            return None
+        for resident in mates:
+            mate = resident.record
+            if mate.seq in objective.moved or not self._may_pause(guest, mate):
+                return None
+            if mate.alone_left(now) >= guest.alone_left(now):
+                return None
+        cost, ends = SWITCH_S, {}
+        for resident in mates:
+            mate = resident.record
+            ends[mate.seq] = now + mate.alone_left(now) * self._without(resident, guest)
+            cost += ends[mate.seq] - objective.end(mate)
+        ends[guest.seq] = max(ends.values()) + guest.alone_left(now)
+        cost += ends[guest.seq] - now
+        size = next(size for size in guest.shape.sizes if size.accumulation == guest.accumulation)
+        hosts = tuple([resident.record for resident in mates])
+        move = Displace(guest, guest.gpus, ends, cost, size, hosts, (), withdraws=True)
+        return move if objective.delay_paused(move) else None
+
+    def _without(self, resident: Resident, gone: JobView) -> float:
+        """Return the slow-down of a resident without one of its mates."""
+        worst = 1.0
+        for gpu in resident.record.gpus:
+            beside = [r for r in self.draft.active_on(gpu) if r.record is not resident.record and r.record is not gone]
+            if beside:
+                mates = [(r.record.job, r.accumulation) for r in beside]
+                worst = max(worst, self.view.perf.slowdown(resident.record.job, resident.accumulation, mates))
+        return worst
+
     # ---- the move --------------------------------------------------------------------------------------------------
 
     def _active(self, gpus: Sequence[GpuId]) -> list[Resident]:

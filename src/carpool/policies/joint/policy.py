@@ -23,6 +23,7 @@ from carpool.policies.joint.moves import ClaimGpus, Displace, Join, Move, Reloca
 from carpool.policies.joint.objective import CLOSE, Objective
 from carpool.policies.joint.pause_candidates import PauseCandidates, is_overdue, next_start_up
 from carpool.policies.joint.shared_candidates import SharedCandidates
+from carpool.policies.joint.trial_candidates import TrialCache, TrialCandidates, is_new
 from carpool.policies.sharing.candidates import Candidates, OptionCache
 from carpool.policies.sharing.explain import ASKED_NOT_TO_SHARE, FITS_BESIDE_NO_JOB, compare_hosts
 
@@ -41,12 +42,14 @@ class Carpool(BasePolicy):
     patience: float = option(
         10.0, "a job goes first once it has waited or been paused this many times its length and the mean JCT; 0: never"
     )
+    trials: bool = option(True, "try pairs of jobs that nothing is known of, where that may pay and the belief learns")
     look_ahead: int = option(48, "number of waiting jobs that count when a move is judged")
     tries: int = option(8, "number of jobs that may find no place before a pass ends")
 
     def __post_init__(self) -> None:
         self.option_cache = OptionCache()
         self.cell_speeds = CellSpeedsCache()
+        self.trial_cache = TrialCache()
 
     def key(self, job: JobView, now: float) -> tuple[float, ...]:
         return shortest_first(job, now)
@@ -56,9 +59,10 @@ class Carpool(BasePolicy):
         shareable = draft.shareable()  # counted before the first move, and kept up to date from then on
         resumable = _resumable(view, self.patience) if self.pause and view.paused else []
         can_place = len(view.queue) and (draft.free_count or shareable or self.suspend)
-        if not can_place and not resumable:
+        sharing = _sharing_anew(view) if self.pause and view.learner is not None else []
+        if not can_place and not resumable and not sharing and not view.trials.running:
             return []
-        return JointPass(self, draft, resumable).run()
+        return JointPass(self, draft, resumable, sharing).run()
 
     def wake(self, view: View) -> float | None:
         """Return when the first paused job loses its patience, or when the next job should start up so that it is up
@@ -71,6 +75,11 @@ class Carpool(BasePolicy):
         startup = view.queue.in_order[0][3].startup_s if len(view.queue) else 0.0
         if startup:
             moments += next_start_up(view, startup)
+        for trial in view.trials.running.values():
+            if trial.began >= 0.0:
+                guest, host = view.jobs[trial.guest.job], view.jobs[trial.host.job]
+                spent = trial.spent_at(guest, host, view.now)
+                moments += [spent] if spent > view.now else []
         return min(moments, default=None)
 
     @property
@@ -97,7 +106,9 @@ class Carpool(BasePolicy):
 class JointPass:
     """One scheduling pass: waiting jobs are tried in order, starved ones first, then the shortest."""
 
-    def __init__(self, policy: Carpool, draft: Draft, resumable: Sequence[JobView] = ()) -> None:
+    def __init__(
+        self, policy: Carpool, draft: Draft, resumable: Sequence[JobView] = (), sharing: Sequence[JobView] = ()
+    ) -> None:
         self.policy = policy
         self.draft = draft
         self.view = draft.view
@@ -109,10 +120,17 @@ class JointPass:
         self.deferred = DeferredCandidates(draft, self.objective)
         self.pausing = PauseCandidates(draft, self.objective, policy.patience)
         self.resumable = deque(resumable)
+        self.sharing = list(sharing)
+        tries = policy.trials and policy.pause and draft.view.learner is not None
+        self.trying = TrialCandidates(draft, self.objective, policy.trial_cache) if tries else None
 
     def run(self) -> list[Decision]:
         """Try the waiting jobs in order, and return what was decided."""
         draft = self.draft
+        if self.view.trials.running:
+            self._conduct_trials()
+        for job in self.sharing:
+            self._reconsider(job)
         pending = draft.pending()
         one_waits = False
         blocked = 0
@@ -207,6 +225,8 @@ class JointPass:
         best = self._best(self.joins.now(job))
         if best is not None:
             best = self._best(self.deferred.later(job, best.gain), best)
+        if self.trying is not None:
+            best = self._best(self.trying.find(job), best)
         if self.policy.pause:
             best = self._best(self.pausing.displacing(job, best.gain if best is not None else CLOSE), best)
             best = self._best(self.pausing.swapping(job), best)
@@ -223,6 +243,45 @@ class JointPass:
         overdue = is_overdue(job, self.view.now, self.policy.patience, self.view.mean_jct_s)
         move = self._least_bad(moves) if idle or overdue else self._best(moves)
         if move is not None:
+            self._make(move)
+
+    # ---- trials ----------------------------------------------------------------------------------------------------
+
+    def _conduct_trials(self) -> None:
+        """Let each trial take its next step. First the guest runs alone until it has reported, if its speed alone is
+        not known; then both run until both have reported."""
+        view, now = self.view, self.view.now
+        for trial in view.trials.running.values():
+            guest, host = view.jobs[trial.guest.job], view.jobs[trial.host.job]
+            if trial.began < 0.0:
+                self.objective.moved.add(host.seq)
+            elif trial.spent(guest, host, now):
+                self._end_trial(guest, host)
+            else:
+                self.objective.moved.update(trial.seqs)
+                self._continue_trial(guest, host)
+        self.resumable = deque([job for job in self.resumable if job.seq not in self.objective.moved])
+
+    def _continue_trial(self, guest: JobView, host: JobView) -> None:
+        draft, measure = self.draft, guest.computing and not guest.alone_seen
+        if measure and host.computing and host.job.can_pause and host.batch is None:
+            why = f"paused for a moment, to see how fast {guest.job.id} is alone"
+            draft.pause(host, why, trial=guest.job.id)
+        elif not measure and host.status is Status.PAUSED and not host.paused_by_owner:
+            draft.resume(host, f"it goes on beside {guest.job.id}, to see how fast both are", trial=guest.job.id)
+
+    def _end_trial(self, guest: JobView, host: JobView) -> None:
+        """Let both go on by the ordinary rule: the trial has cost what it may cost."""
+        if host.status is Status.PAUSED and host not in self.resumable:
+            self.resumable.append(host)
+        self.sharing += [job for job in (guest, host) if job.computing and job not in self.sharing]
+
+    def _reconsider(self, job: JobView) -> None:
+        """Pause a job that shares, or its mate with most left, if that gains."""
+        if job.seq in self.objective.moved or not job.computing:
+            return
+        move = self.pausing.withdrawal(job)
+        if move is not None and self._best([move]) is not None:
             self._make(move)
 
     def _spread(self) -> None:
@@ -296,13 +355,16 @@ class JointPass:
                 guest, move.gpus, move.size, f"moved to free GPUs, which {saves} over it, its mates and the queue"
             )
         elif isinstance(move, Join):
-            draft.assign(guest, move.gpus, move.size, self._why_join(move, saves))
+            draft.assign(guest, move.gpus, move.size, self._why_join(move, saves), trial=self._tried_with(move))
         elif isinstance(move, StartAlone):
             why = f"its GPUs are free, and starting it {saves} over it and the queue"
             draft.assign(guest, move.gpus, move.size, why)
 
     def _displace(self, move: Displace, saves: str) -> None:
         draft, guest = self.draft, move.guest
+        if move.withdraws:
+            draft.pause(guest, f"paused so that {names(move.hosts)} can run first, which {saves}")
+            return
         if move.starts_up:
             beside = names([resident.record for gpu in move.gpus[:1] for resident in draft.residents(gpu)])
             why = f"it starts up beside {beside}, so that it is up when its turn comes, which {saves}"
@@ -319,13 +381,31 @@ class JointPass:
         else:
             draft.assign(guest, move.gpus, move.size, f"it runs {instead}")
 
+    def _tried_with(self, move: Join) -> str | None:
+        """Return the host of a pair of which nothing was observed: it is a trial, whatever is believed of it."""
+        learner, guest = self.view.learner, move.guest
+        if self.trying is None or learner is None or len(move.hosts) != 1:
+            return None
+        host = move.hosts[0]
+        alone = host.computing and all(len(self.draft.active_on(gpu)) <= 1 for gpu in move.gpus)
+        new = is_new(learner, guest.job, move.size.accumulation, host.job, host.accumulation)
+        can_pause = host.job.can_pause or guest.job.can_pause
+        return host.job.id if alone and new and can_pause and host.seq not in self.trying.busy else None
+
     def _why_join(self, move: Join, saves: str) -> str:
+        if move.trial:
+            return f"it is tried beside {names(move.hosts)}: nothing like them was observed together, and it may pay"
         now, size = self.view.now, move.size
         alone = move.guest.alone_left(now)
         ratio = (move.ends[move.guest.seq] - now) / alone if alone else 1.0  # stopped at its very end: none left
         split = f", batch split into {size.accumulation}" if size.accumulation > 1 else ""
         longer = f"it takes {ratio:.2f}× as long as alone{split}"
         return f"it shares with {names(move.hosts)}: {longer}, and still {saves} over it, its hosts and the queue"
+
+
+def _sharing_anew(view: View) -> list[JobView]:
+    """Return the jobs whose slow-down beside their mates became known at this moment."""
+    return [job for job in view.awakened.values() if job.computing and job.slowdown > 1.0]
 
 
 def _starved(view: View, patience: float) -> list[JobView]:
