@@ -57,7 +57,10 @@ class TestDesign:
     def test_each_scenario_changes_one_factor_of_the_base_world(self):
         for scenario in scenarios():
             changed = {k for k, v in asdict(scenario.setup).items() if v != asdict(study.BASE)[k]}
-            if scenario.group not in ("crossed", "base", "load", "nobody known") and scenario.name != "memory and placement":
+            if (
+                scenario.group not in ("crossed", "base", "load", "nobody known")
+                and scenario.name != "memory and placement"
+            ):
                 assert len(changed) == 1, scenario.name
         assert {scenario.load for scenario in scenarios()} == {0.5, 1.0, 1.5, 2.0}
 

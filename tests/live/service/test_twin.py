@@ -170,7 +170,7 @@ async def test_live_decides_as_the_simulation_did(policy, truth, make, quick_hom
     given = workload(len(policy.rpartition("/")[2]))
     estimator = JobEstimator(GPUS, "logical", perf=belief)
     specs = {str(number): spec for number, (_, spec) in enumerate(given, 1)}
-    jobs = [estimator.job(belief, spec, str(n), "", at)[0] for n, (at, spec) in enumerate(given, 1)]
+    jobs = [estimator.job(belief, spec, spec.model, str(n), "", at)[0] for n, (at, spec) in enumerate(given, 1)]
     (node,) = executor.nodes()
     log = simulate(jobs, policy, node.node, simulated, world)
     await feed(service, clock, steps_of(log), specs)

@@ -39,6 +39,8 @@ class Objective:
         self.restart_s = restart_s
         self.claimed: set[int] = set()
         """Hosts for whose GPUs a job of this pass waits, by `seq`."""
+        self.closed: set[int] = set()
+        """Jobs that no other job may join in this pass, because they are part of a trial, by `seq`."""
         self.moved: set[int] = set()
         """Jobs that a move of this pass concerned, by `seq`."""
         self._look_ahead = look_ahead
@@ -143,8 +145,11 @@ class Objective:
         return True
 
     def may_join(self, guest: JobView, hosts: Sequence[JobView]) -> bool:
-        """Return whether no host has a higher priority, and no job of this pass waits for their GPUs."""
-        claimed, priority = self.claimed, guest.shape.priority
+        """Return whether no host has a higher priority, and neither a job of this pass waits for their GPUs nor a trial
+        needs them for itself."""
+        claimed, closed, priority = self.claimed, self.closed, guest.shape.priority
+        if closed and any(host.seq in closed for host in hosts):
+            return False
         return not any(host.shape.priority > priority or host.seq in claimed for host in hosts)
 
     # ---- what a move is worth --------------------------------------------------------------------------------------

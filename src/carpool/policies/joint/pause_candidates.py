@@ -398,8 +398,7 @@ class PauseCandidates:
 
     def _may_share(self, guest: JobView, gpus: Sequence[GpuId], size: Size, kept: Sequence[Resident]) -> bool:
         """Return whether the rules and the priorities let a guest run beside these residents."""
-        claimed, priority = self.objective.claimed, guest.shape.priority
-        if any(r.record.shape.priority > priority or r.record.seq in claimed for r in kept):
+        if not self.objective.may_join(guest, [resident.record for resident in kept]):
             return False
         new = Resident(guest, size.accumulation, 0)
         cells = {tuple([r for r in self.draft.active_on(gpu) if r in kept]) for gpu in gpus}

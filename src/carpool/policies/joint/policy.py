@@ -14,6 +14,7 @@ from math import inf
 
 from carpool.core.draft import Draft
 from carpool.core.model import Decision, Status
+from carpool.core.trial import Trial
 from carpool.core.view import JobView, ScanView, View
 from carpool.policies.base import BasePolicy, Explanation, option, shortest_first
 from carpool.policies.joint.cell_speeds import CellSpeedsCache
@@ -254,21 +255,31 @@ class JointPass:
         for trial in view.trials.running.values():
             guest, host = view.jobs[trial.guest.job], view.jobs[trial.host.job]
             if trial.began < 0.0:
-                self.objective.moved.add(host.seq)
+                self._keep_apart(trial)
             elif trial.spent(guest, host, now):
                 self._end_trial(guest, host)
             else:
-                self.objective.moved.update(trial.seqs)
+                self._keep_apart(trial)
                 self._continue_trial(guest, host)
         self.resumable = deque([job for job in self.resumable if job.seq not in self.objective.moved])
+
+    def _keep_apart(self, trial: Trial) -> None:
+        """Let no other job of this pass join the two, or pause one of them."""
+        self.objective.moved.update(trial.seqs)
+        self.objective.closed.update(trial.seqs)
 
     def _continue_trial(self, guest: JobView, host: JobView) -> None:
         draft, measure = self.draft, guest.computing and not guest.alone_seen
         if measure and host.computing and host.job.can_pause and host.batch is None:
             why = f"paused for a moment, to see how fast {guest.job.id} is alone"
             draft.pause(host, why, trial=guest.job.id)
-        elif not measure and host.status is Status.PAUSED and not host.paused_by_owner:
+        elif not measure and host.status is Status.PAUSED and self._may_go_on(host):
             draft.resume(host, f"it goes on beside {guest.job.id}, to see how fast both are", trial=guest.job.id)
+
+    def _may_go_on(self, host: JobView) -> bool:
+        """Return whether a paused host may compute beside those that do now."""
+        most = self.view.jobs_per_gpu
+        return not host.paused_by_owner and all(len(self.draft.active_on(gpu)) < most for gpu in host.gpus)
 
     def _end_trial(self, guest: JobView, host: JobView) -> None:
         """Let both go on by the ordinary rule: the trial has cost what it may cost."""
