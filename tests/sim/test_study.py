@@ -43,9 +43,9 @@ class TestDesign:
     @pytest.mark.parametrize(
         ("field", "values"),
         [
-            ("duration_error", {0.0, 0.5, 1.0}),
+            ("duration_error", {0.0, 0.35, 0.5, 1.0}),
             ("interference_error", {0.0, 0.1, 0.3, 0.5}),
-            ("belief", {None, "1.5", "2", "learned"}),
+            ("belief", {None, "1.5", "2", "learned", "unknown", "unknown:unique"}),
             ("memory_limit", {False, True}),
             ("ignore_placement", {False, True}),
             ("jobs_per_gpu", {1, 2, 3, 4}),
