@@ -38,6 +38,7 @@ SECTIONS = {
         "user": "carpool.live.commands.users:user",
         "doctor": "carpool.live.commands.doctor:doctor",
         "demo": "carpool.live.commands.demo:demo",
+        "completion": "carpool.commands.completion:completion",
     },
     "Profile trainings and GPUs": {
         "check": "carpool.commands.check:check",
@@ -55,6 +56,8 @@ SECTIONS = {
         "paper": "carpool.commands.paper:paper",
     },
 }
+COMPLETE = "_CARPOOL_COMPLETE"
+"""Variable by which a shell asks for completions; the script of `carpool completion` sets it."""
 COMMANDS = {name: place for section in SECTIONS.values() for name, place in section.items()}
 
 
@@ -98,7 +101,7 @@ def main() -> None:
     """Run the command line and exit with its code."""
     _prepare()
     try:
-        code = cli.main(standalone_mode=False)
+        code = cli.main(standalone_mode=False, complete_var=COMPLETE)
         sys.stdout.flush()
     except InputError as error:
         print(f"error: {input_message(error)}", file=sys.stderr)

@@ -106,7 +106,7 @@ def test_every_command_and_option_is_on_the_page_of_commands(site: Path):
     from carpool.cli import cli
 
     page = (site / "reference" / "commands.html").read_text(encoding="utf-8")
-    found = list(commands(cli, click.Context(cli, info_name="carpool")))
+    found = list(commands(cli, click.Context(cli, info_name="carpool", **cli.context_settings)))
     assert len(found) > 30
     for path, command, context in found[1:]:
         assert f'id="{path.replace(" ", "-")}"' in page, path

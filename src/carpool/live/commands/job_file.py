@@ -27,8 +27,14 @@ def read(path: Path, among: tuple[JobField, ...] = FIELDS) -> dict[str, Any]:
     data = _load(path)
     if isinstance(data, dict) and isinstance(data.get("directory"), str):
         data = {**data, "directory": str((path.parent / Path(data["directory"]).expanduser()).absolute())}
-    values = job_schema.read(data, Edge.FILE, str(path), among)
-    values.setdefault("directory", str(path.parent.absolute()))
+    elif isinstance(data, dict):
+        data = {"directory": str(path.parent.absolute()), **data}
+    return request_of(data, str(path), among)
+
+
+def request_of(fields: Any, place: str, among: tuple[JobField, ...] = FIELDS) -> dict[str, Any]:
+    """Return the HTTP request for the fields of a job as a file has them. `place` is what an error names."""
+    values = job_schema.read(fields, Edge.FILE, place, among)
     return {one.name: one.type.to_json(values[one.name]) for one in among if one.name in values}
 
 

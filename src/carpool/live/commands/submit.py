@@ -11,7 +11,7 @@ import click
 from carpool.errors import InputError
 from carpool.field_types import AbsolutePath, JobIds, Variables, YesNo
 from carpool.job_schema import FIELDS, Edge, JobField, on
-from carpool.live.commands import job_file
+from carpool.live.commands import job_file, sbatch
 from carpool.live.commands.options import Command, OptionType, connect, home_option, json_option, print_json
 from carpool.live.commands.selection import select_dependencies, split_words
 from carpool.live.commands.tables import dry_run_lines
@@ -51,10 +51,10 @@ def _option(one: JobField) -> Callable[[Command], Command]:
 
 
 @click.command(
-    short_help="Submit a job: a command, or a YAML or TOML file.",
+    short_help="Submit a job: a command, or a file that describes one.",
     context_settings={"allow_interspersed_args": False},
 )
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[JOBFILE | [--] COMMAND …]")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[JOBFILE | SCRIPT … | [--] COMMAND …]")
 @job_options()
 @click.option("--clean-env", is_flag=True, help="Send nothing of this shell's environment with the job.")
 @click.option("--dry-run", is_flag=True, help="Print what would happen, without submitting the job.")
@@ -62,7 +62,7 @@ def _option(one: JobField) -> Callable[[Command], Command]:
 @home_option
 @json_option
 def submit(words: tuple[str, ...], home: Path | None, as_json: bool, dry_run: bool, wait: bool, **given: Any) -> None:
-    """Submit a job: a command after `--`, or a YAML or TOML file with the same fields.
+    """Submit a job: a command after `--`, a YAML or TOML file with the same fields, or a batch script of Slurm.
 
     Options override the fields of the file. The command runs as it would in this shell: with the program that this
     shell finds, in the active virtual environment or conda environment, and with the settings of Python, CUDA and the
@@ -93,18 +93,8 @@ def submit(words: tuple[str, ...], home: Path | None, as_json: bool, dry_run: bo
 
 
 def _request(words: tuple[str, ...], given: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON request for the job file, where one is given, and the options."""
-    request: dict[str, Any] = {"directory": str(Path.cwd())}
-    if len(words) == 1 and words[0].endswith(job_file.SUFFIXES):
-        request = job_file.read(Path(words[0]))
-        if "command" not in request:
-            raise InputError(f"{words[0]}: command: is missing; write `command: python train.py`")
-    elif words and words[0].endswith(job_file.SUFFIXES):
-        raise InputError(f"{words[0]!a}: give options before the job file, as in `carpool submit --gpus 2 job.yaml`")
-    elif words:
-        request["command"] = list(words)
-    else:
-        raise InputError("no command: give one after --, as in `carpool submit -- python train.py`")
+    """Return the JSON request for what is to run and the options."""
+    request = _what_to_run(words)
     for one in on(Edge.OPTION):
         value = given[one.name]
         if value is None or value == ():
@@ -119,6 +109,26 @@ def _request(words: tuple[str, ...], given: dict[str, Any]) -> dict[str, Any]:
             value = [word for text in value for word in split_words(text, one.option)]
         request[one.name] = one.type.to_json(value)
     return request
+
+
+def _what_to_run(words: tuple[str, ...]) -> dict[str, Any]:
+    """Return the request for a job file, a batch script or a command."""
+    if not words:
+        raise InputError("no command: give one after --, as in `carpool submit -- python train.py`")
+    if words[0].endswith(job_file.SUFFIXES):
+        if len(words) > 1:
+            remedy = "give options before the job file, as in `carpool submit --gpus 2 job.yaml`"
+            raise InputError(f"{words[0]!a}: {remedy}")
+        request = job_file.read(Path(words[0]))
+        if "command" not in request:
+            raise InputError(f"{words[0]}: command: is missing; write `command: python train.py`")
+        return request
+    if sbatch.is_batch_script(words[0]):
+        fields, ignored = sbatch.read(Path(words[0]), words[1:])
+        if ignored:
+            click.echo(f"ignored: {printable(', '.join(ignored))}", err=True)
+        return job_file.request_of(fields, words[0])
+    return {"directory": str(Path.cwd()), "command": list(words)}
 
 
 def _environment(variables: tuple[str, ...]) -> dict[str, str]:

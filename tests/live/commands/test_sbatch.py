@@ -1,0 +1,92 @@
+"""Batch scripts of Slurm: what their `#SBATCH` lines mean to Carpool, and what is named as ignored."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from carpool.errors import InputError
+from carpool.live.commands import sbatch
+
+SCRIPT = """#!/bin/bash -e
+#SBATCH --job-name=tiny   # a comment
+#SBATCH --gres=gpu:a100:2,lscratch:10
+#SBATCH -t 1-02:30:00 --mem=2G
+#SBATCH --array 0-6:2,9%2
+#SBATCH --dependency=afterok:3:4,afterany:5
+#SBATCH -c4
+#SBATCH --partition=long -N 1 --exclusive
+#SBATCH --output=out-%x-%a.txt
+
+# a remark
+echo "$1 $CARPOOL_ARRAY_INDEX"; echo problem >&2
+#SBATCH --gpus=99
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "job.sh"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_the_lines_before_the_first_command_count(script):
+    fields, ignored = sbatch.read(script, ["hello"])
+    assert {name: fields[name] for name in ("name", "gpus", "duration", "array", "after", "cpus", "memory")} == {
+        "name": "tiny",
+        "gpus": 2,
+        "duration": (26 * 60 + 30) * 60,
+        "array": "0,2,4,6,9",
+        "after": ["3", "4"],
+        "cpus": 4,
+        "memory": "2GiB",
+    }
+    assert ignored == [
+        "--gres=lscratch:10", "%2 of --array", "--dependency=afterany:5", "--partition=long", "-N 1", "--exclusive",
+    ]  # fmt: skip
+    assert fields["command"][-4:] == ["/bin/bash", "-e", str(script), "hello"]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 5400), ("2:30", 150), ("1:00:05", 3605), ("2-0", 172_800), ("1-1:30", 91_800), ("1-1:1:1", 90_061)],
+)
+def test_times_as_slurm_writes_them(text, seconds, tmp_path):
+    path = tmp_path / "a.sh"
+    path.write_text(f"#!/bin/sh\n#SBATCH --time={text}\ntrue\n")
+    assert sbatch.read(path)[0]["duration"] == seconds
+
+
+@pytest.mark.parametrize("line", ["--time=soon", "--gpus=many", "--mem=lots", "--array=1-x:2", "--gpus", "-c four"])
+def test_wrong_values_are_refused_with_their_line(line, tmp_path):
+    path = tmp_path / "a.sh"
+    path.write_text(f"#!/bin/sh\n#SBATCH {line}\ntrue\n")
+    with pytest.raises(InputError, match=r"a\.sh, line 2"):
+        sbatch.read(path)
+
+
+def test_a_script_without_such_lines_is_a_plain_command(tmp_path):
+    path = tmp_path / "a.sh"
+    path.write_text("#!/bin/sh\necho '#SBATCH'\n")
+    assert not sbatch.is_batch_script(str(path))
+    assert not sbatch.is_batch_script(str(tmp_path / "none.sh"))
+    assert not sbatch.is_batch_script(str(tmp_path))
+
+
+def test_a_script_runs_from_outside(service, tmp_path):
+    path = tmp_path / "train.sh"
+    lines = [line for line in SCRIPT.splitlines() if "dependency" not in line and "--mem" not in line]
+    path.write_text("\n".join(lines) + "\n")
+    said = service.call("submit", "--json", "--name", "other", str(path), "hello", cwd=tmp_path)
+    assert said.code == 0, said.err
+    assert "ignored: " in said.err
+    assert "--partition=long" in said.err
+    jobs = json.loads(said.out)["jobs"]
+    rows = [service.until(job, "finished") for job in jobs]
+    assert [row["name"] for row in rows] == [f"other[{index}]" for index in (0, 2, 4, 6, 9)]
+    assert rows[0]["gpus"] == 2
+    written = sorted(Path(tmp_path).glob("out-tiny-*.txt"))
+    assert [file.name for file in written] == [f"out-tiny-{index}.txt" for index in (0, 2, 4, 6, 9)]
+    assert "hello 4\n" in written[2].read_text()
+    assert "problem\n" in written[2].read_text()
