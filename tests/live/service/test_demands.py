@@ -7,6 +7,7 @@ import pytest
 
 from carpool.channel import Report
 from carpool.core.model import Status
+from carpool.core.trial import Side, Trial
 from carpool.gpu.counters import GpuUse
 from carpool.live.executors.memory import MemoryExecutor
 from carpool.live.service.guesses import expected_left
@@ -169,3 +170,19 @@ def test_what_is_left_of_a_guess():
     assert left[:35] == sorted(left[:35], reverse=True)
     assert expected_left(300.0, 100.0, 2.0) == pytest.approx(15.0), "beyond every guess, a little more"
     assert expected_left(90.0, 100.0, 1.0) < 20.0
+
+
+async def test_trials_are_counted_and_explained(quick_home):
+    executor, clock = MemoryExecutor(gpus=1), FakeClock(1.0)
+    async with serving(quick_home, "sjf-ffs", executor=executor, clock=clock) as service:
+        assert service.queries.accuracy()["trials"] == {"begun": 0, "running": 0, "kept": 0, "cost_s": 0.0}
+        host = await one(service, shell("echo host", duration_s=100.0))
+        await start(service, executor, host)
+        guest = await join(service, executor)
+        sides = [Side(job, service.state.jobs[job].seq, 1, budget_s=3.0) for job in (guest, host)]
+        service.state.trials.running[sides[0].seq] = Trial(*sides, began=1.0)
+        for job, other in ((guest, host), (host, guest)):
+            said = " ".join(service.queries.explain(job)["sentences"])
+            assert f"It is tried beside job {other}" in said
+            assert "may cost this job 3.0 s" in said
+        assert service.queries.accuracy()["trials"]["running"] == 1

@@ -77,7 +77,8 @@ def slowdown_text(receipt: Mapping[str, Any]) -> str:
 def _print_accuracy(answer: Mapping[str, Any]) -> None:
     """Print one row for each kind of estimate that the service judges."""
     console = new_console()
-    kinds = {name: part for name, part in answer.items() if isinstance(part, Mapping)}
+    trials = answer.get("trials") or {}
+    kinds = {name: part for name, part in answer.items() if isinstance(part, Mapping) and name != "trials"}
     columns = ("judged", "median error", "9 of 10 errors below", "median error, relative", "within range")
     table = tables.new_table("estimate", *columns, right=columns)
     for name, part in kinds.items():
@@ -85,6 +86,9 @@ def _print_accuracy(answer: Mapping[str, Any]) -> None:
         shares = (_percent(part.get("median_error")), _percent(part.get("within_range")))
         table.add_row(printable(name), printable(part.get("judged")), *errors, *shares)
     console.print(table if kinds else "no estimate has been judged so far")
+    if trials.get("begun"):
+        cost = span(trials["cost_s"])
+        console.print(f"{trials['begun']} trials of unknown pairs: {trials['kept']} kept, cost {cost} in all")
 
 
 def _percent(value: float | None) -> str:

@@ -40,7 +40,7 @@ OPEN = "everyone who reaches {host} can talk to this service, and tokens travel 
 @click.command()
 @home_option
 @click.option("--gpus", type=click.IntRange(1, 4096), help="Number of logical GPUs, instead of the real ones.")
-@click.option("--policy", default="sjf-bsbf", show_default=True, help="Scheduling policy; see `carpool policies`.")
+@click.option("--policy", default="carpool", show_default=True, help="Scheduling policy; see `carpool policies`.")
 @click.option(
     "--executor",
     default="local",
@@ -51,7 +51,7 @@ OPEN = "everyone who reaches {host} can talk to this service, and tokens travel 
 @click.option(
     "--jobs-per-gpu",
     type=click.IntRange(1, 100),
-    default=2,
+    default=4,
     show_default=True,
     help="Maximum number of jobs that compute on a GPU.",
 )

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from carpool.belief.model import Belief
 from carpool.core.record import JobRecord
 from carpool.core.state import State
+from carpool.core.trial import Trial
 from carpool.errors import InputError
 from carpool.live.clock import Clock
 from carpool.live.executors.base import Executor, LogChunk
@@ -26,7 +27,7 @@ from carpool.live.service.pruner import Pruner
 from carpool.live.service.requests import unmet_dependencies
 from carpool.live.service.users import Users
 from carpool.live.spec import Spec, stored
-from carpool.live.text import demand_text
+from carpool.live.text import demand_text, span
 
 MAX_LOG_BYTES = 1 << 20
 """Largest part of a log that one query returns."""
@@ -114,6 +115,12 @@ class Queries:
         demand = perf.demand_of(record.job, record.accumulation) if isinstance(perf, Belief) else None
         return None if demand is None else asdict(demand)
 
+    def _trial_text(self, job: str, trial: Trial) -> str:
+        """Say that a job is tried beside another, and what that may cost it."""
+        own, other = (trial.guest, trial.host) if trial.guest.job == job else (trial.host, trial.guest)
+        most = f" It may cost this job {span(own.budget_s)}." if own.budget_s else ""
+        return f"It is tried beside job {other.job}, because nothing is known of the two together.{most}"
+
     def _attempts(self, job: str, last: int) -> list[Row]:
         numbers = range(max(1, last - SHOWN_ATTEMPTS + 1), last + 1)
         return [{"attempt": number, "ranks": self.executor.ranks((job, number))} for number in numbers]
@@ -139,6 +146,8 @@ class Queries:
             demand = self._demand(self.state.jobs[job])
             if demand is not None:
                 more.append(f"Jobs like it use {demand_text(demand)} when they run alone.")
+            running = self.state.trials.running.values()
+            more += [self._trial_text(job, one) for one in running if job in (one.guest.job, one.host.job)]
             if self.state.jobs[job].warming_up:
                 more.append("It starts up: it has made no step, and slows no other job down so far.")
             more += [f"It cannot start: {doubt}."] if doubt else []
@@ -232,8 +241,10 @@ class Queries:
         return self.pruner.overview(user)
 
     def accuracy(self) -> Row:
-        """Return how accurate the estimates were."""
-        return accuracy(self.store.estimates())
+        """Return how accurate the estimates were, by kind, and in `trials` what trying unknown pairs cost."""
+        trials = self.state.trials
+        tried = {"begun": trials.begun, "running": len(trials.running), "kept": trials.kept, "cost_s": trials.cost_s}
+        return {**accuracy(self.store.estimates()), "trials": tried}
 
     def workload(self) -> list[Row]:
         """Return the finished jobs as the simulator reads them, for `carpool replay`."""
