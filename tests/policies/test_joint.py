@@ -372,3 +372,14 @@ class TestWorstCases:
 
     def test_a_gang_that_needs_cells_of_one_job_and_of_several(self):
         assert worst_case.ratio((1.3, 4, self.MIXED_UNION)) <= 1.05
+
+
+class TestManyWait:
+    """Where more jobs wait than there are GPUs, total speed counts more than the two jobs of a pair."""
+
+    @pytest.mark.parametrize(
+        ("waiting", "xi", "expected"), [(12, 1.7, "shares host"), (1, 1.7, "waits"), (12, 1.95, "waits")]
+    )
+    def test_a_pair_shares_for_the_jobs_behind_it(self, waiting, xi, expected):
+        jobs = [pending(f"j{n}", left=1200.0 + n) for n in range(waiting)]
+        given(cluster("1x1"), running("host", left=1000.0), *jobs, xi=xi).expect(Carpool(), j0=expected)

@@ -12,6 +12,7 @@ from carpool.core.validate import validate
 from carpool.policies import make
 from carpool.profile.schema import load
 from carpool.sim.engine import Costs, Engine
+from carpool.sim.estimation_error import MisestimatedTimes
 from carpool.sim.unknown import UnknownBelief
 from tests.support.world import TASKS, job, nodes
 
@@ -167,3 +168,16 @@ def test_a_snapshot_in_the_middle_of_a_trial_continues_it():
     trial = again.trials.running[1]
     assert (trial.guest.job, trial.host.job, trial.began) == ("guest", "host", 100.0)
     assert again.trials.begun == 1
+
+
+def test_wrong_guesses_do_not_lead_to_pauses_in_turn():
+    """A slow-down that is measured against a wrong speed alone must not contradict the belief at every report."""
+    random = Random(1)
+    jobs = [
+        job(f"j{n}", left=random.uniform(300.0, 3000.0), model=f"m{n % 5}", submitted=random.uniform(0.0, 600.0))
+        for n in range(24)
+    ]
+    truth = FittedModel(MODELS, ConstantInterference(1.4), 1, ignore_memory=True)
+    belief = UnknownBelief(MisestimatedTimes(truth, 0.35, 1), 1, load("t4"), "unknown")
+    engine = Engine(jobs, nodes("1x4"), make("carpool"), belief=belief, truth=truth, report_s=2.0)
+    assert engine.run().pauses < 3 * len(jobs)

@@ -28,6 +28,8 @@ PRICED = 3
 """Number of the best single cells that are priced."""
 GOOD_SPEED = 0.9
 """Total speed of a pair below which it is considered only where there is no better one."""
+HIGH_SPEED = 1.1
+"""Total speed of a pair from which it is considered although Theorem 1 does not hold, if many jobs wait."""
 MAX_STRETCH = 3.0
 """Maximum of a job's time left while sharing, relative to its time left alone or to SHORT_S, whichever is more."""
 SHORT_S = 600.0
@@ -108,7 +110,14 @@ class JoinCandidates:
                 found.append(first)
                 found += islice(kind, most - 1)
         fast = [cell for cell in found if cell.option.total_speed >= GOOD_SPEED]
-        return fast or found
+        return fast or found or self._for_throughput(guest)
+
+    def _for_throughput(self, guest: JobView) -> list[Candidate]:
+        """Return the hosts that end soonest and with which total speed is high, where more jobs wait than there are
+        GPUs: even if the two finish later in sum, as Theorem 1 counts, the jobs behind them may gain more."""
+        if len(self.draft.view.queue) < len(self.topology.node_of):
+            return []
+        return sorted(self._open(self.candidates.fast(guest, HIGH_SPEED), guest), key=_cost)[:PRICED]
 
     def _open(self, cells: Iterable[Candidate], guest: JobView) -> Iterator[Candidate]:
         for cell in cells:

@@ -302,10 +302,26 @@ class PauseCandidates:
             cost += ends[mate.seq] - objective.end(mate)
         ends[guest.seq] = max(ends.values()) + guest.alone_left(now)
         cost += ends[guest.seq] - now
+        if sum(ends.values()) - now * len(ends) + SWITCH_S >= self._believed_sum(guest, mates):
+            return None  # by the belief it would go on again at once
         size = next(size for size in guest.shape.sizes if size.accumulation == guest.accumulation)
         hosts = tuple([resident.record for resident in mates])
         move = Displace(guest, guest.gpus, ends, cost, size, hosts, (), withdraws=True)
         return move if objective.delay_paused(move) else None
+
+    def _believed_sum(self, guest: JobView, mates: Sequence[Resident]) -> float:
+        """Return the sum of the completion times, counted from now, of jobs that go on sharing, as believed."""
+        beside = [Resident(guest, guest.accumulation, guest.memory), *mates]
+        number = {resident.record.seq: index for index, resident in enumerate(beside)}
+        cells = {
+            tuple([number[r.record.seq] for r in self.draft.active_on(gpu) if r.record.seq in number])
+            for resident in beside
+            for gpu in resident.record.gpus
+        }
+        participants = [
+            Participant(r.record.alone_left(self.objective.now), r.record.job, r.accumulation) for r in beside
+        ]
+        return sum(simulate_ends(participants, sorted(cells), self.view.perf))
 
     def _without(self, resident: Resident, gone: JobView) -> float:
         """Return the slow-down of a resident without one of its mates."""

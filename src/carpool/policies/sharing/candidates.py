@@ -141,6 +141,26 @@ class Candidates:
                 )
         return streams
 
+    def fast(self, guest: JobView, least: float) -> Iterator[Candidate]:
+        """Yield the lone host of each kind that ends first, where total speed is at least this; Theorem 1 aside."""
+        self._look_again()
+        view = self.draft.view
+        known, guest_left = self._cache.beside(view, guest, 1), guest.alone_left(view.now)
+        first: list[tuple[HostKind, Job, HostEntry]] = []
+        for kind, group in self.draft.hosts.lone.items():
+            hosts = (host for host in group.ending_after(view.now) if host.seq not in self._changed)
+            if (host := next(hosts, None)) is not None:
+                resident = Resident(host, host.accumulation, host.memory)
+                first.append((kind, group.sample, (host.alone_left(view.now), host.seq, host.gpus, resident)))
+        first += [(kind, entries[0][3].record.job, min(entries)) for kind, entries in self._added.items()]
+        for kind, sample, (left, seq, gpus, resident) in first:
+            fitting, _ = known.get(kind) or self._learn(known, guest, kind, sample, 1)
+            option = max(fitting, key=lambda option: option.total_speed, default=None)
+            if option is not None and option.total_speed >= least:
+                ends = option.ends(left, guest_left * option.relative_time, guest.startup_s)
+                name = (resident.record.job.id,)
+                yield Candidate(sum(ends), 1, seq, gpus, name, option, (resident,), left, guest.startup_s)
+
     def _partly_free(
         self,
         group: PartlyFreeHostsView,
