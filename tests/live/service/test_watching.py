@@ -5,6 +5,8 @@ PyTorch is played by a module with the hook that the real one has; tests/watch h
 
 import pytest
 
+from carpool.live.service import service as service_module
+from carpool.live.service.estimator import JobEstimator
 from tests.support.services import journalled, one, python, serving, until
 
 TORCH = """
@@ -76,6 +78,25 @@ async def test_the_import_of_pytorch_is_a_sign_of_a_training(home, path):
         assert service.state.jobs[job].warming_up
         await service.requests.cancel(job)
         await service.queries.wait(job)
+
+
+async def test_a_pair_of_scripts_of_which_nothing_is_known_is_tried(home, path, monkeypatch):
+    """Neither tells how many iterations it makes: ratios of speeds decide."""
+    monkeypatch.setattr(service_module, "_estimator", lambda config, inventory: JobEstimator(1, "mps", ["H200"]))
+    async with serving(home, "carpool", gpus=1) as service:
+        env = {"PYTHONPATH": path}
+        host = await one(service, python(TRAIN, "host", duration_s=20.0, env=env))
+        await until(lambda: service.state.jobs[host].alone_seen)
+        guest = await one(service, python(TRAIN, "guest", duration_s=15.0, env=env))
+        (trial,) = await until(lambda: service.state.trials.ended)
+        assert (trial.guest.job, trial.host.job, trial.kept) == (guest, host, True)
+        assert 0.0 < sum(trial.costs_s) < 6.0
+        jobs = [service.state.jobs[job] for job in (host, guest)]
+        assert [record.slowdown for record in jobs] == [pytest.approx(1.0, abs=0.3)] * 2, "they only sleep"
+        assert service.queries.accuracy()["trials"]["kept"] == 1
+        for job in (host, guest):
+            await service.requests.cancel(job)
+            await service.queries.wait(job)
 
 
 async def test_a_job_that_asked_for_it_is_left_alone(home, path):
