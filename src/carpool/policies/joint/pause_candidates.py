@@ -28,6 +28,8 @@ PER_GROUP = 8
 
 LEAST_WAIT_S = 0.1
 """Smallest number of seconds between two looks at what should start up."""
+MOST_DOUBLINGS = 20
+"""Number of pauses after which the price of withdrawing a job stays as it is."""
 SOON = 3.0
 """Number of start-ups within which the turn of a job must come for it to start up."""
 
@@ -295,7 +297,8 @@ class PauseCandidates:
                 return None
             if mate.alone_left(now) >= guest.alone_left(now):
                 return None
-        cost, ends = SWITCH_S, {}
+        # the price doubles with every pause, so that contradicting estimates cannot make it pause and resume in turn
+        cost, ends = SWITCH_S * 2.0 ** min(guest.pauses, MOST_DOUBLINGS), {}
         for resident in mates:
             mate = resident.record
             ends[mate.seq] = now + mate.alone_left(now) * self._without(resident, guest)
