@@ -36,6 +36,7 @@ SECTIONS = {
         "history": "carpool.live.commands.overview:history",
         "replay": "carpool.live.commands.replay:replay",
         "user": "carpool.live.commands.users:user",
+        "service": "carpool.live.commands.system_service:service",
         "doctor": "carpool.live.commands.doctor:doctor",
         "demo": "carpool.live.commands.demo:demo",
         "completion": "carpool.commands.completion:completion",

@@ -20,6 +20,7 @@ from carpool import __version__
 from carpool.errors import InputError
 from carpool.live.accounts import installation_problem
 from carpool.live.commands.options import home_option, json_option, print_json
+from carpool.live.commands.system_service import unit_file, unit_problem
 from carpool.live.home import OWN_JSON_BYTES, Home, read_json
 from carpool.live.http.client import ENV_URL, Client, Unreachable
 from carpool.live.text import printable, size, span
@@ -58,7 +59,18 @@ def examine(home: Path | None) -> Iterator[Diagnosis]:
     yield from _home(place)
     yield from _users(place)
     yield from _gpus()
+    yield from _units()
     yield from _service(place, home)
+
+
+def _units() -> Iterator[Diagnosis]:
+    """Check the units that `carpool service install` wrote."""
+    for user in (True, False):
+        path = unit_file(user=user)
+        if path.exists():
+            problem = unit_problem(path, user=user)
+            again = "install it again: `carpool service install`"
+            yield Diagnosis("systemd", "error" if problem else "ok", problem or f"{path} is active", problem and again)
 
 
 def _installation() -> Iterator[Diagnosis]:
