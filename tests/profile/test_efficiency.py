@@ -80,7 +80,7 @@ def test_limits_without_a_curve(tmp_path):
         ("app,batch,progress,iteration", "no rows below the header"),
         ("app,batch,progress,iteration\ntoy,8,1", "line 2: 3 fields, the header has 4"),
         ("app,batch,progress,iteration\ntoy,8,1,x", "line 2: iteration: 'x' is not a number"),
-        ("app,batch,progress,iteration\ntoy,8,0,5", "line 2: progress: 0 is not above 0"),
+        ("app,batch,progress,iteration\ntoy,8,0,5", "line 2: progress: '0' is not above 0"),
         ("app,batch,progress,iteration\n,8,1,5", "line 2: app: empty"),
         ("app,batch,progress,iteration\ntoy,8,9,5\ntoy,8,9,6", "line 3: iteration: no progress since the epoch before"),
     ],

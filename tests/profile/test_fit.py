@@ -192,11 +192,11 @@ def write_csv(folder: Path, *rows: str) -> Path:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("a,1,1,1,8,nan,0", "t.csv: line 3: step_time: nan is not finite"),
-        ("a,1,1,1,8,-1,0", "t.csv: line 3: step_time: -1 is not above 0"),
+        ("a,1,1,1,8,nan,0", "t.csv: line 3: step_time: 'nan' is not finite"),
+        ("a,1,1,1,8,-1,0", "t.csv: line 3: step_time: '-1' is not above 0"),
         ("a,1,1,1,8,fast,0", "t.csv: line 3: step_time: 'fast' is not a number"),
-        ("a,1,1,0,8,1,0", "t.csv: line 3: gpus: 0 is not a whole number"),
-        ("a,1,1,1,2.5,1,0", "t.csv: line 3: local_bsz: 2.5 is not a whole number"),
+        ("a,1,1,0,8,1,0", "t.csv: line 3: gpus: '0' is not a whole number"),
+        ("a,1,1,1,2.5,1,0", "t.csv: line 3: local_bsz: '2.5' is not a whole number"),
         ("a,1,2,1,8,1,0", "t.csv: line 3: nodes: 2 nodes for 1 GPUs"),
         ("a,1,1,1,8,1", "t.csv: line 3: 6 fields, the header has 7"),
         (",1,1,1,8,1,0", "t.csv: line 3: app: empty"),
