@@ -10,6 +10,8 @@ import pytest
 
 from carpool.belief.demand import DEMAND_SD, slowdown
 
+pytestmark = pytest.mark.slow
+
 BENCH = Path(__file__).parents[2] / "bench"
 
 

@@ -8,6 +8,8 @@ import pytest
 import carpool
 from carpool.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_job_is_submitted_followed_and_read(connection):
     job = connection.submit(["sh", "-c", "echo one; echo two; exit 3"], name="lines", duration="1m")

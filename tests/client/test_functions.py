@@ -10,6 +10,8 @@ import carpool
 from carpool.client.functions import JobFailed
 from carpool.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def executor(connection, tmp_path):

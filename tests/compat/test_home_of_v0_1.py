@@ -29,6 +29,8 @@ from carpool.live.journal.store import Store
 from carpool.live.rank import boot_id, start_ticks
 from carpool.profile.schema import load
 
+pytestmark = pytest.mark.slow
+
 HOME = Path(__file__).parent / "data" / "v0.1" / "home"
 START_S, END_S = 60.0, 60.0
 NOT_ROOT = """

@@ -11,6 +11,8 @@ import pytest
 from carpool.gpu import mps, nvml
 from tests.support import SUPPORT
 
+pytestmark = pytest.mark.slow
+
 NOBODY = 2**22 + 1
 """No process has this number."""
 

@@ -10,6 +10,8 @@ import pytest
 from carpool.field_types import Variables
 from carpool.live.shell import find_program, travelling
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_active_environment_and_settings_travel_and_secrets_stay():
     shell = {

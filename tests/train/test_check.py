@@ -17,6 +17,8 @@ from carpool.commands.check import check as command
 from carpool.train import Verdict, check, examine
 from tests.support.training_models import mlp, sentences, token_loss, tokens, transformer, vector_loss, vectors, weights
 
+pytestmark = pytest.mark.slow
+
 
 def judge(model, loss=None, batch=None, **options):
     batch = vectors(8, torch.float32) if batch is None else batch

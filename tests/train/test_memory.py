@@ -13,6 +13,8 @@ from carpool.train.memory import is_out_of_memory
 from carpool.train.verdict import Finding, SplitMeasurement
 from tests.support.training_models import OPTIMIZERS, mlp, vector_loss, vectors, weights
 
+pytestmark = pytest.mark.slow
+
 CERTIFIED = Verdict((), SplitMeasurement(4, 5, 0.0, 1.0))
 
 

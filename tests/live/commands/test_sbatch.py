@@ -8,6 +8,8 @@ import pytest
 from carpool.errors import InputError
 from carpool.live.commands import sbatch
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = """#!/bin/bash -e
 #SBATCH --job-name=tiny   # a comment
 #SBATCH --gres=gpu:a100:2,lscratch:10

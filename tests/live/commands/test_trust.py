@@ -16,6 +16,8 @@ from carpool.live.home import Home, write_private
 from tests.support.command_line import call, process
 from tests.support.served import Served
 
+pytestmark = pytest.mark.slow
+
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can look as another user")
 
 

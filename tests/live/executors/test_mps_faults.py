@@ -24,6 +24,8 @@ from tests.support import SUPPORT
 from tests.support.fakes import FakeClock
 from tests.support.services import journalled, notes, one, pid_of, serving, settle, shell, status, until
 
+pytestmark = pytest.mark.slow
+
 BAD = "worker 0 ended with exit code 1"
 
 

@@ -22,6 +22,8 @@ from carpool.live.service.service import open_service
 from tests.support import SUPPORT
 from tests.support.services import serving
 
+pytestmark = pytest.mark.slow
+
 DEVICE = nvml.Device(0, "GPU-1", "NVIDIA Test", 80 * 2**30, "1.0")
 
 

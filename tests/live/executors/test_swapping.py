@@ -11,6 +11,8 @@ from carpool.live.executors.processes import process_stat
 from carpool.live.home import read_json
 from tests.support.executing import KEY, executing
 
+pytestmark = pytest.mark.slow
+
 DRIVER = """
 import sys
 log, fails, direction, pid = sys.argv[1:]

@@ -16,6 +16,8 @@ from carpool.live.executors.processes import process_stat, strays
 from carpool.live.home import read_json
 from tests.support.executing import KEY, executing
 
+pytestmark = pytest.mark.slow
+
 SPREADING = """
 import os, subprocess, sys, threading, time
 def spin():

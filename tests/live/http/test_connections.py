@@ -13,6 +13,8 @@ from uvicorn.server import ServerState
 from carpool.live.http.connections import Room, Rooms, guarded_protocol
 from tests.support.command_line import process
 
+pytestmark = pytest.mark.slow
+
 
 class Connection:
     def __init__(self, busy=False):

@@ -42,6 +42,7 @@ def make_room(service) -> None:
     service.store._connection.rollback()
 
 
+@pytest.mark.slow
 class TestJournal:
     async def test_a_full_disk_refuses_submits_and_leaves_running_jobs_alone(self, home, monkeypatch):
         monkeypatch.setattr(driver, "RETRY_S", 0.1)

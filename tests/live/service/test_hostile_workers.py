@@ -13,6 +13,8 @@ from carpool import channel
 from carpool.live.home import read_json
 from tests.support.services import notes, one, output, python, serving, shell, started, until
 
+pytestmark = pytest.mark.slow
+
 LONG_S = 30.0
 FILES = "report watch control.json process.json exit.json stop.json pause.json paused.json stdout.log stderr.log"
 REPLACE = {

@@ -18,6 +18,8 @@ from carpool.live.rank import CGROUP
 from carpool.live.service.executor_events import ExecutorEvents
 from tests.support.services import journalled, notes, one, pid_of, serving, shell, started, status, until
 
+pytestmark = pytest.mark.slow
+
 
 def exits(home, job: str, attempt: int = 1) -> dict | None:
     """The exit record of a job's first worker; None while it runs."""
@@ -83,8 +85,10 @@ async def test_a_job_that_ended_while_no_service_ran_is_recorded_with_its_own_ti
 
 async def test_the_seconds_from_cancel_to_death_are_no_waiting(home):
     async with serving(home, gpus=1) as service:
-        job = await one(service, shell("trap '' TERM; sleep 9; sleep 9", grace_s=0.8))
+        job = await one(service, shell("trap '' TERM; echo deaf; sleep 9; sleep 9", grace_s=1.5))
         await started(service, job)
+        while b"deaf" not in (await service.queries.read_log(job, 0, "stdout", attempt=1)).data:
+            await asyncio.sleep(0.02)
         waited_s = service.queries.show(job)["waited_s"]
         await service.requests.cancel(job)
         await asyncio.sleep(0.4)

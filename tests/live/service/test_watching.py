@@ -9,6 +9,8 @@ from carpool.live.service import service as service_module
 from carpool.live.service.estimator import JobEstimator
 from tests.support.services import journalled, one, python, serving, until
 
+pytestmark = pytest.mark.slow
+
 TORCH = """
 hooks = []
 def register_optimizer_step_post_hook(hook):

@@ -24,6 +24,8 @@ from carpool.report import profile_plots
 from tests.support.command_line import call
 from tests.support.measurements import MACHINE, measured
 
+pytestmark = pytest.mark.slow
+
 NONE = AllReduce(0.0, 0.0)
 
 
