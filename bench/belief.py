@@ -1,6 +1,7 @@
 """Measure the cost of wrong beliefs about slow-downs: SJF-BSBF under different beliefs, as a table.
 
     CARPOOL_DATA=… python bench/belief.py [--truth gavel] [--seeds 8]
+    CARPOOL_DATA=… python bench/belief.py --unknown        nobody is known: `carpool`, with trials and without
 
 The calibrated workloads of CARPOOL_DATA with 240 and 480 jobs run under one true table of slow-downs. Every belief is
 compared with perfect knowledge of the table: first without memory limits and placement effects, then with both.
@@ -9,6 +10,7 @@ compared with perfect knowledge of the table: first without memory limits and pl
 import argparse
 import os
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 
@@ -27,30 +29,39 @@ BELIEFS: dict[str, dict[str, object]] = {
     "the truth, durations off by σ = 1": {"duration_error": 1.0},
     "learned, durations off by σ = 1": {"belief": "learned", "duration_error": 1.0},
 }
+UNKNOWN: dict[str, dict[str, object]] = {
+    "the truth": {},
+    "unknown": {"belief": "unknown"},
+    "unknown, durations off by σ = 0.35": {"belief": "unknown", "duration_error": 0.35},
+    "unknown, no two jobs alike": {"belief": "unknown:unique"},
+}
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--truth", default="gavel")
     arguments.add_argument("--seeds", type=int, default=8)
-    arguments.add_argument("--policy", default="sjf-bsbf")
+    arguments.add_argument("--policy", action="append", help="repeatable")
+    arguments.add_argument("--unknown", action="store_true")
     chosen = arguments.parse_args()
+    beliefs = UNKNOWN if chosen.unknown else BELIEFS
+    usual = ["carpool", "carpool:trials=false"] if chosen.unknown else ["sjf-bsbf"]
     file = Path(os.environ["CARPOOL_DATA"]) / "calibrated" / "workloads.csv"
     seeds = range(1, chosen.seeds + 1)
     workloads = {n: [read(file, {"n": str(n), "seed": str(seed)}) for seed in seeds] for n in JOBS}
     worlds = {
         "without memory limits and placement": Setup(truth=chosen.truth, memory_limit=False, ignore_placement=True),
-        "with both": Setup(truth=chosen.truth),
+        **({} if chosen.unknown else {"with both": Setup(truth=chosen.truth)}),
     }
-    for world, setup in worlds.items():
-        print(f"\n{chosen.policy}, ξ {chosen.truth}, {world}; mean of {chosen.seeds} seeds\n")
+    for (world, setup), policy in product(worlds.items(), chosen.policy or usual):
+        print(f"\n{policy}, ξ {chosen.truth}, {world}; mean of {chosen.seeds} seeds\n")
         print("| believed ξ | 240 jobs, h | change | 480 jobs, h | change | CPU s per run |\n" + "| --- " * 6 + "|")
         known: dict[int, float] = {}
-        for name, belief in BELIEFS.items():
+        for name, belief in beliefs.items():
             cells, cpu = [], []
             for n in JOBS:
                 runs = [
-                    simulate(workload, chosen.policy, replace(setup, seed=seed, **belief)).summary  # type: ignore[arg-type]
+                    simulate(workload, policy, replace(setup, seed=seed, **belief)).summary  # type: ignore[arg-type]
                     for seed, workload in zip(seeds, workloads[n], strict=True)
                 ]
                 mean = fmean(run.mean_jct_s for run in runs)
