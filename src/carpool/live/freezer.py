@@ -189,6 +189,23 @@ def remove_cgroup(path: str, patience_s: float = 2.0) -> None:
             time.sleep(0.01)
 
 
+def sweep_cgroups(prefix: str, older_than_s: float) -> int:
+    """Remove empty cgroups beside those of this process's children, and return their number.
+
+    They are left where a wrapper and its service were killed in the same moment. Young ones may be about to be entered.
+    The kernel refuses to remove one that holds a process.
+    """
+    parent = cgroup_of("self")
+    removed = 0
+    for name in os.listdir(parent) if parent is not None and os.path.isdir(parent) else ():
+        path = f"{parent}/{name}"
+        with contextlib.suppress(OSError):
+            if name.startswith(prefix) and time.time() - os.stat(path).st_mtime > older_than_s:
+                os.rmdir(path)
+                removed += 1
+    return removed
+
+
 def cgroup_of(pid: int | str) -> str | None:
     """Return the directory of a process's cgroup; None without cgroups of version 2, or if it has ended."""
     try:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -13,6 +14,7 @@ from carpool.live.executors.contract import eventually
 from carpool.live.executors.launching import GangLauncher
 from carpool.live.executors.local import LocalExecutor
 from carpool.live.executors.processes import process_stat, strays
+from carpool.live.freezer import make_cgroup, remove_cgroup, sweep_cgroups
 from carpool.live.home import read_json
 from tests.support.executing import KEY, executing
 
@@ -179,3 +181,21 @@ async def test_a_worker_that_is_killed_while_it_is_paused_ends_its_gang(home):
         os.kill(read_json(home.rank(*KEY, 0) / "process.json")["worker"]["pid"], signal.SIGKILL)
         ended = await listener.wait_for_end(KEY)
         assert (ended.outcome, ended.exit_code) == (GangOutcome.FAILED, 137)
+
+
+def test_cgroups_that_no_process_uses_are_swept_away():
+    """A wrapper and its service that are killed in one moment leave an empty cgroup."""
+    left, used = make_cgroup("carpool-test-left"), make_cgroup("carpool-test-used")
+    if left is None or used is None:
+        pytest.skip("no cgroup can be made here")
+    inside = subprocess.Popen(["sleep", "60"], preexec_fn=used.enter)
+    try:
+        sweep_cgroups("carpool-test-", 60.0)
+        assert os.path.isdir(left.path), "a young one may be entered yet"
+        sweep_cgroups("carpool-test-", 0.0)
+        assert not os.path.exists(left.path)
+        assert used.holds(inside.pid)
+    finally:
+        inside.kill()
+        inside.wait()
+        remove_cgroup(used.path)

@@ -40,6 +40,7 @@ from carpool.live.executors.mps_faults import MpsFaultWatch
 from carpool.live.executors.node import LocalNode, OwnProcesses, gang_of, open_node
 from carpool.live.executors.processes import kill_processes, worker_processes
 from carpool.live.executors.switching import GangSwitch, went_on
+from carpool.live.freezer import sweep_cgroups
 from carpool.live.home import Home, write_private
 
 log = logging.getLogger("carpool.live")
@@ -50,6 +51,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 """Pauses before a launch that the machine refused is tried again."""
 MPS_PAUSE_S = 0.2
 """Seconds between two looks at an MPS server that refuses new clients."""
+LEFT_S = 120.0
+"""Age in seconds from which an empty cgroup counts as left behind: wrappers wait for each other before they enter."""
 MEMORY_S = 5.0
 """Seconds between two looks at the memory that other processes hold."""
 ONE_USER = "jobs run under their users' ids, and MPS serves one user at a time"
@@ -112,6 +115,7 @@ class LocalExecutor:
     async def recover(self, known: Iterable[GangKey], listener: ExecutorListener) -> Collection[GangKey]:
         self._faults = MpsFaultWatch(self.node, self._gangs, listener)
         wanted = set(known)
+        await asyncio.to_thread(sweep_cgroups, wrapper.CGROUP, LEFT_S)
         processes = await asyncio.to_thread(_running, self.home)
         found: list[LocalGang] = []
         ended: list[tuple[LocalGang, GangEnded]] = []
