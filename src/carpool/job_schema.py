@@ -297,6 +297,12 @@ def read(
     return values
 
 
+def request_of(data: Any, place: str = "", among: tuple[JobField, ...] = FIELDS) -> dict[str, Any]:
+    """Return the JSON request for the fields of a job as a file has them. `place` is what an error names."""
+    values = read(data, Edge.FILE, place, among)
+    return {one.name: one.type.to_json(values[one.name]) for one in among if one.name in values}
+
+
 @lru_cache(maxsize=32)
 def names(edge: Edge, among: tuple[JobField, ...] = FIELDS) -> Mapping[str, JobField]:
     """Return the fields of an edge by every name under which it reads them. Kept, because every job is read by it."""

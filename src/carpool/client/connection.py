@@ -13,9 +13,8 @@ from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
-from carpool import job_schema
 from carpool.errors import InputError
-from carpool.job_schema import FIELDS, Edge
+from carpool.job_schema import request_of
 from carpool.live.http.client import Client, job_id, job_path
 from carpool.live.shell import run_as_here
 
@@ -248,10 +247,9 @@ class SubmittedJob:
 
 def _request(command: str | Sequence[str], fields: Mapping[str, Any]) -> Row:
     given = {"directory": str(Path.cwd()), **fields, "command": command if isinstance(command, str) else list(command)}
-    values = job_schema.read(given, Edge.FILE, required=("command",))
-    if values.pop("snapshot", False):
+    if given.pop("snapshot", False):
         raise InputError("snapshot: is made by `carpool submit --snapshot` only; leave it out")
-    return {one.name: one.type.to_json(values[one.name]) for one in FIELDS if one.name in values}
+    return request_of(given)
 
 
 def _until_quiet(log: Iterator[tuple[bytes, bool]]) -> Iterator[tuple[bytes, bool]]:

@@ -15,7 +15,7 @@ from typing import Any
 from carpool import job_schema
 from carpool.errors import InputError
 from carpool.fields import read_toml_text
-from carpool.job_schema import FIELDS, Edge, JobField
+from carpool.job_schema import FIELDS, JobField
 
 SUFFIXES = (".yaml", ".yml", ".toml")
 MAX_BYTES = 128 << 10
@@ -29,13 +29,7 @@ def read(path: Path, among: tuple[JobField, ...] = FIELDS) -> dict[str, Any]:
         data = {**data, "directory": str((path.parent / Path(data["directory"]).expanduser()).absolute())}
     elif isinstance(data, dict):
         data = {"directory": str(path.parent.absolute()), **data}
-    return request_of(data, str(path), among)
-
-
-def request_of(fields: Any, place: str, among: tuple[JobField, ...] = FIELDS) -> dict[str, Any]:
-    """Return the HTTP request for the fields of a job as a file has them. `place` is what an error names."""
-    values = job_schema.read(fields, Edge.FILE, place, among)
-    return {one.name: one.type.to_json(values[one.name]) for one in among if one.name in values}
+    return job_schema.request_of(data, str(path), among)
 
 
 def _load(path: Path) -> Any:

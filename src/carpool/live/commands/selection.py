@@ -63,12 +63,12 @@ class Filters:
         return (
             (not self.mine or row["user"] == me)
             and (self.user is None or row["user"] == self.user)
-            and (not self.statuses or shown_status(row) in self.statuses)
+            and (not self.statuses or filtered_status(row) in self.statuses)
             and (self.name is None or fnmatchcase(row["name"], self.name))
         )
 
 
-def shown_status(row: Row) -> str:
+def filtered_status(row: Row) -> str:
     """Return the status by which a filter finds a job: a job on hold is `held`, although it is pending."""
     return "held" if row["status"] == "pending" and row.get("held") else str(row["status"])
 

@@ -10,7 +10,7 @@ import click
 
 from carpool.errors import InputError
 from carpool.field_types import AbsolutePath, JobIds, Variables, YesNo
-from carpool.job_schema import FIELDS, Edge, JobField, on
+from carpool.job_schema import FIELDS, Edge, JobField, on, request_of
 from carpool.live.commands import job_file, sbatch
 from carpool.live.commands.options import Command, OptionType, connect, home_option, json_option, print_json
 from carpool.live.commands.selection import select_dependencies, split_words
@@ -127,7 +127,7 @@ def _what_to_run(words: tuple[str, ...]) -> dict[str, Any]:
         fields, ignored = sbatch.read(Path(words[0]), words[1:])
         if ignored:
             click.echo(f"ignored: {printable(', '.join(ignored))}", err=True)
-        return job_file.request_of(fields, words[0])
+        return request_of(fields, words[0])
     return {"directory": str(Path.cwd()), "command": list(words)}
 
 
