@@ -56,6 +56,9 @@ OPEN = "everyone who reaches {host} can talk to this service, and tokens travel 
     help="Maximum number of jobs that compute on a GPU.",
 )
 @click.option(
+    "--mps/--no-mps", default=True, show_default=True, help="Share GPUs by MPS where it is available, else by turns."
+)
+@click.option(
     "--resident-per-gpu",
     type=click.IntRange(1, 100),
     default=RESIDENT_PER_GPU,
