@@ -47,6 +47,29 @@ def test_what_a_report_says(worker, monkeypatch):
     assert report.samples_per_second == pytest.approx(8 / report.seconds)
 
 
+@pytest.mark.parametrize(
+    ("limits", "total"),
+    [({"epochs": 3}, 12), ({"iterations": 7}, 7), ({"epochs": 3, "iterations": 5}, 5), ({}, 4)],
+)
+def test_a_loop_over_a_loader_tells_how_many_iterations_it_makes(worker, limits, total):
+    model, training = make()
+    loader = DataLoader(TensorDataset(*vectors(16)), batch_size=4)
+    for batch in training.batches(loader, **limits):
+        assert worker.report.total == total
+        training.step(batch, vector_loss(model))
+    assert worker.report.iteration == total
+
+
+def test_a_loop_over_a_stream_tells_only_a_limit(worker):
+    model, training = make()
+    for batch in training.batches(iter([vectors(4)] * 3), epochs=1):
+        assert worker.report.total == 0
+        training.step(batch, vector_loss(model))
+    for _ in make()[1].steps(9):
+        assert worker.report.total == 9
+        break
+
+
 def test_the_first_step_does_not_weigh_on_the_time(worker):
     model, training = make()
     for i in training.steps(5):

@@ -20,6 +20,7 @@ from carpool.belief.pairs import (
     JobClass,
     PairBelief,
     UnknownPairs,
+    is_python_script,
     job_class,
 )
 from carpool.belief.speeds import NOTICEABLE, SpeedKey, Speeds, StartUps
@@ -31,6 +32,8 @@ from carpool.profile.values import Busy
 
 DEFAULT_RUN_S = 3600.0
 """Duration assumed for a job about which nothing is known."""
+TRAINING_STARTUP_S = 5.0
+"""Start-up expected of a Python script before any job has started: it most likely imports PyTorch."""
 LEAST_Y, MOST_Y = log(1 / 1.5), log(20.0)
 """Range of log ξ that one episode can contribute, so that a job that hangs beside a mate does not spoil its family."""
 MOST_EPISODES = 10_000
@@ -177,7 +180,8 @@ class Belief:
         self.tried.update([(own, other), (other, own)])
 
     def startup_s(self, job: Job) -> float:
-        return self.startups.seconds(job.model)
+        known = self.startups.seconds(job.model)
+        return known if known is not None else TRAINING_STARTUP_S if is_python_script(job.model) else 0.0
 
     def scaling(self, job: Job) -> Scaling | None:
         return self.times.scaling(job) if job.model in self.fitted.tasks else None

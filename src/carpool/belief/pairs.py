@@ -58,6 +58,11 @@ SCRIPT = "script:"
 """Beginning of the models of jobs that are known by what they run."""
 
 
+def is_python_script(model: str) -> bool:
+    """Return whether a job with this model runs a Python script, which is most likely a training."""
+    return model.startswith(SCRIPT) and ".py:" in model
+
+
 @lru_cache(maxsize=4096)
 def job_class(model: str, samples: int) -> JobClass:
     """Return the class of a model at a sub-batch. The part of a script's model after a slash decides only how long a

@@ -12,6 +12,7 @@ counter, logging and checkpoints see one full batch, as without Carpool.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -76,7 +77,7 @@ class CarpoolCallback(Callback):
         strategy.backward = lambda loss, *_, **__: loss  # type: ignore[method-assign]
         pl_module.optimizer_zero_grad = lambda *_: None  # type: ignore[method-assign]
         self._steps = trainer.global_step
-        self.link.say(iteration=self._steps)
+        self.link.say(iteration=self._steps, total=_total(trainer))
         self.accumulation.obey()
         self.link.begin()
 
@@ -161,6 +162,12 @@ class CarpoolCallback(Callback):
         if stop:
             self.link.say(status=WorkerStatus.STOPPED)
             raise TrainingStopped
+
+
+def _total(trainer: Trainer) -> int:
+    """Return the steps that a trainer means to make in all; 0: not known."""
+    total = trainer.estimated_stepping_batches
+    return int(total) if 0 < total < math.inf else 0
 
 
 def _merged(output: Any, share: float, so_far: Any) -> Any:

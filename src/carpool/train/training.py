@@ -198,7 +198,7 @@ class Training:
 
     def steps(self, iterations: int) -> Iterator[int]:
         """Iterate over the remaining iterations: `for i in training.steps(1000): ...`, with one `step` in each."""
-        self._begin()
+        self._begin(iterations)
         self._restore_random()
         while self.iteration < iterations:
             self._boundary()
@@ -216,7 +216,7 @@ class Training:
         batch of an epoch is trained on like any other.
         """
         epochs = 1 if epochs is None and iterations is None else epochs
-        self._begin()
+        self._begin(_total(loader, iterations, epochs))
         epoch = self._place.get("epoch", 0)
         while (epochs is None or epoch < epochs) and (iterations is None or self.iteration < iterations):
             iterator = self._epoch(loader, epoch)
@@ -242,8 +242,10 @@ class Training:
         self._looping = False
         self.link.done()
 
-    def _begin(self) -> None:
+    def _begin(self, total: int) -> None:
+        """Begin the loop, and tell the scheduler how many iterations it makes in all; 0: not known."""
         self._looping = self._ready = True
+        self.link.say(total=total)
         self.link.begin()
 
     def _expect(self, before: int) -> None:
@@ -347,6 +349,15 @@ class Training:
 
 
 _END = object()
+
+
+def _total(loader: Any, iterations: int | None, epochs: int | None) -> int:
+    """Return the iterations of a whole training; 0: not known, because the loader has no length."""
+    try:
+        of_epochs = None if epochs is None else epochs * len(loader)
+    except (TypeError, NotImplementedError):
+        return iterations or 0
+    return min(limit for limit in (iterations, of_epochs) if limit is not None)
 
 
 def _several(value: Any) -> list[Any]:

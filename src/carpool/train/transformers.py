@@ -136,7 +136,7 @@ class CarpoolTrainerCallback(TrainerCallback):
         device = args.device
         self.link = Link(memory=lambda: memory.peak(device))
         self.accumulation = Accumulation(self.link, (model,), requested=self._requested, can_shrink=self._can_shrink)
-        self.link.say(iteration=state.global_step)
+        self.link.say(iteration=state.global_step, total=max(0, state.max_steps))
         self.accumulation.obey()
         self.link.begin()
 

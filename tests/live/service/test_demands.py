@@ -124,7 +124,8 @@ def test_commands_that_may_be_trainings():
     assert not may_train(shell("sleep 3; echo pythonic"))
 
 
-async def test_slowdowns_are_learned_from_a_job_whose_iterations_nobody_gave(quick_home):
+@pytest.mark.parametrize("step_s", [0.1, 0.02])
+async def test_slowdowns_are_learned_from_a_job_whose_iterations_nobody_gave(quick_home, step_s):
     executor, clock = MemoryExecutor(gpus=1), FakeClock(1.0)
     wall = time.time() - 1000.0
     async with serving(quick_home, "sjf-ffs", executor=executor, clock=clock) as service:
@@ -137,24 +138,24 @@ async def test_slowdowns_are_learned_from_a_job_whose_iterations_nobody_gave(qui
             for _ in range(number):
                 clock.time += seconds
                 iteration += round(seconds / step_s)
-                report(executor, (host, 1), iteration, wall + clock.time, 0.12, watched=True)
+                report(executor, (host, 1), iteration, wall + clock.time, 1.2 * step_s, watched=True)
                 service.progress.look()
                 await settle(service)
 
-        await runs(1.0, 6, 0.1)
+        await runs(1.0, 6, step_s)
         assert record.alone_seen
         assert record.alone_iteration_s == pytest.approx(0.1), "the guess of 100 s stays, in thousandths"
         assert not record.reported
         assert record.alone_left(clock.time) == pytest.approx(108.2 - 6.0, rel=0.05), "a guess may be too short"
         guest = await join(service, executor)
-        await runs(1.0, 4, 0.2)
+        await runs(1.0, 4, 2.0 * step_s)
         assert record.slowdown == pytest.approx(2.0, rel=0.05), "not what the moving average says, which lags behind"
         assert service.state.perf.is_observed(record.job, 1, service.state.jobs[guest].job, 1)
         seen = journalled(service, "Observed")
         assert all(event["relative"] for event in seen)
         executor.end((guest, 1))
         await settle(service)
-        await runs(5.0, 30, 0.1)
+        await runs(5.0, 30, step_s)
         assert 0.0 < record.alone_left(clock.time) < 70.0, "it has outlived the guess, and is not about to end at once"
         executor.end((host, 1))
         assert await service.queries.wait(host) == "finished"

@@ -55,8 +55,10 @@ class GangProgress:
     """Iteration at which its mates last changed."""
     base: tuple[int, float] | None = None
     """Iteration and time of the first report after that; None: there is none."""
-    scale: float | None = None
-    """Iterations of the state for one of the worker's, from the duration that was guessed; None: not known."""
+    alone_s: float | None = None
+    """Seconds of one of its iterations alone; None: not known. Needed where its duration is a guess."""
+    guessed_s: float = 0.0
+    """Seconds of one of the state's iterations alone, by that guess."""
     accumulation: int = 0
     """Accumulation that the journal knows to be in force; 0: not known."""
     latest: Report | None = None
@@ -205,32 +207,32 @@ class ProgressWatch:
     ) -> Iterator[ev.Event]:
         """Tell the speed of a job that does not tell how many iterations it makes, as a ratio to its speed alone.
 
-        One of its iterations alone takes as many of the state's as its guessed duration makes of it. What is left of it
-        follows from the guess and from how long it has run.
+        Those of the state are thousandths of its guessed duration, and slowed down as much as its own are. What is left
+        of it follows from the guess and from the time alone that its iterations so far are worth.
         """
         if seconds is None:
             return
-        if gang.scale is None:
-            gang.scale = self._guessed_scale(record, seconds)
+        if gang.alone_s is None:
+            gang.alone_s, gang.guessed_s = self._seconds_alone(record, seconds), record.alone_iteration_s
         elapsed = report.iteration * seconds
-        if gang.scale is None or now - gang.journalled_at < max(GUESS_S, GUESS_SHARE * elapsed):
+        if gang.alone_s is None or now - gang.journalled_at < max(GUESS_S, GUESS_SHARE * elapsed):
             return
         gang.journalled_at = now
-        job, alone_s = record.job, record.alone_iteration_s
+        job, guessed_s = record.job, gang.guessed_s
         estimate = run_time(self.state.perf, job) if isinstance(self.state.perf, Belief) else None
         spread = estimate.high / estimate.value if estimate is not None and estimate.value > 0.0 else 1.0
-        worked_s = report.iteration * gang.scale * alone_s
-        left_s = expected_left(worked_s, job.iterations * alone_s, spread)
-        done = max(0.0, job.iterations - left_s / alone_s)
-        yield ev.Observed(now, job.id, record.attempt, done, seconds * gang.scale, relative=True)
+        worked_s = report.iteration * gang.alone_s
+        left_s = expected_left(worked_s, job.iterations * guessed_s, spread)
+        done = max(0.0, job.iterations - left_s / guessed_s)
+        yield ev.Observed(now, job.id, record.attempt, done, seconds / gang.alone_s * guessed_s, relative=True)
 
-    def _guessed_scale(self, record: JobRecord, seconds: float) -> float | None:
-        """Return the state's iterations for one of the worker's; None while its time alone is not known."""
+    def _seconds_alone(self, record: JobRecord, seconds: float) -> float | None:
+        """Return the seconds of an iteration alone, where it takes `seconds` now; None: not known."""
         if not self._computing_mates(record):
-            return record.alone_iteration_s / seconds
+            return seconds
         perf = self.state.perf
         known = perf.demand_of(record.job, record.accumulation) if isinstance(perf, Belief) else None
-        return record.alone_iteration_s / known.iteration_s if known is not None and known.iteration_s > 0.0 else None
+        return known.iteration_s if known is not None and known.iteration_s > 0.0 else None
 
     def _accumulation_events(
         self, record: JobRecord, gang: GangProgress, report: Report, now: float

@@ -235,15 +235,23 @@ class PauseCandidates:
         return can_swap and not self.draft.fits(gpu, size.memory) and self.draft.fits(gpu, size.memory - host.memory)
 
     def _kept(self, guest: JobView, active: Sequence[Resident]) -> list[tuple[Resident, ...]]:
-        """Return the sets of residents that may stay active beside the guest: none of them, or one."""
+        """Return the sets of residents that may stay active beside the guest: none of them, one, or those with least
+        left."""
         if guest.shape.exclusive or len(active) < 2 or self.view.jobs_per_gpu == 1:
             return [()]
-        return [(), *((resident,) for resident in active)]
+        return [(), *((resident,) for resident in active), *self._least_left(active)]
+
+    def _least_left(self, active: Sequence[Resident]) -> list[tuple[Resident, ...]]:
+        """Return the residents without the one that has most left, without the two, and so on, down to two of them."""
+        now = self.objective.now
+        order = sorted(active, key=lambda resident: (resident.record.alone_left(now), resident.record.seq))
+        return [tuple(order[:count]) for count in range(len(order) - 1, 1, -1)]
 
     # ---- for a paused job ------------------------------------------------------------------------------------------
 
     def resuming(self, guest: JobView) -> list[Displace]:
-        """Return ways to let a paused job go on where it is: alone, beside one of the active jobs there, or all."""
+        """Return ways to let a paused job go on where it is: alone, or beside one of the active jobs there, those with
+        least left, or all."""
         if guest.swapped and not all(self.draft.fits(gpu, self._memory(guest)) for gpu in guest.gpus):
             return []
         size = next(size for size in guest.shape.sizes if size.accumulation == guest.accumulation)
@@ -251,7 +259,7 @@ class PauseCandidates:
         choices: list[tuple[Resident, ...]] = [()]
         if active and not guest.shape.exclusive:
             choices += [(resident,) for resident in active]
-            choices += [tuple(active)] if len(active) > 1 else []
+            choices += [*self._least_left(active), tuple(active)] if len(active) > 1 else []
         left = guest.alone_left(self.objective.now)
         moves = [self._displace(guest, guest.gpus, size, left, active, kept) for kept in choices]
         return [move for move in moves if move is not None]
