@@ -8,7 +8,7 @@ import tarfile
 import time
 
 from tests.attack.case import ROOT_ONLY, case
-from tests.attack.world import World, hold
+from tests.attack.world import ENDED, World, hold
 
 DEEP = b"[" * 5000
 SPEC = {"command": ["true"], "directory": "/tmp"}
@@ -183,3 +183,22 @@ def uid_zero(world: World) -> None:
     world.reach(job, "finished")
     hold(world.stdout(job).split()[0] == "7000301", "the job runs under its owner's uid")
     hold("0" not in world.stdout(job).split()[1:], "and not in root's group")
+
+
+@case(
+    "a script that only root can read, beside a guess at its content that ran before",
+    "nothing tells that the guess was right",
+    where=ROOT_ONLY,
+)
+def guessed_script(world: World) -> None:
+    script, guess, secret = "exit 0  # password", world.out / "train.sh", world.folder / "closed" / "train.sh"
+    secret.parent.mkdir(exist_ok=True)
+    for path, mode in ((guess, 0o644), (secret, 0o600)):
+        path.write_text(script)
+        path.chmod(mode)
+    command = {"directory": "/tmp", "duration_s": 900}
+    job = world.ask("POST", "/v1/jobs", {"command": ["/bin/sh", str(guess)], **command}, "ann").data["job"]
+    hold(world.reach(str(job), *ENDED)["status"] == "finished", "the guess runs")
+    for path, known in ((guess, True), (secret, False)):
+        said = world.ask("POST", "/v1/jobs/dry-run", {"command": ["/bin/sh", str(path)], **command}, "ann").data
+        hold(("earlier run" in said["run"]["source"]) is known, f"{path}: {said['run']['source']}")

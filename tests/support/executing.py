@@ -11,18 +11,18 @@ WRITING = ("sh", "-c", "while true; do echo x; sleep 0.02; done")
 
 
 @asynccontextmanager
-async def executing(home, command=WRITING, **options):
-    """Open an executor with one slot and run the command on it, unless a gang of an earlier executor is there.
+async def executing(home, command=WRITING, gpus=1, **options):
+    """Open an executor with one slot or more and run the command on all, unless a gang of an earlier executor is there.
 
     The gang keeps running when the executor closes.
     """
     home.create()
-    executor = LocalExecutor(ExecutorOptions(home, gpus=1, **options))
+    executor = LocalExecutor(ExecutorOptions(home, gpus=gpus, **options))
     listener = RecordingListener(executor=executor)
     await executor.open()
     await executor.recover([KEY], listener)
     if KEY not in executor.present():
-        executor.launch(Launch(*KEY, (0,), command, "/", {}, grace_s=5.0))
+        executor.launch(Launch(*KEY, tuple(range(gpus)), command, "/", {}, grace_s=5.0))
     await listener.wait_for_start(KEY)
     try:
         yield executor, listener

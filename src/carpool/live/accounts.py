@@ -12,6 +12,8 @@ from carpool.errors import InputError
 
 ADMIN = "admin"
 """Name of the administrator, whose jobs run as the service's own user."""
+NOBODY = 65_534
+"""Uid without rights of its own."""
 FIRST_UID = 7_000_000
 """First uid of Carpool's own range, above those for logins (60,000) and containers (6,000,000 by default)."""
 

@@ -22,6 +22,10 @@ STOPPED, GONE = "Tt", "ZXx"
 """States of a stopped thread, and of one that has ended, in /proc."""
 WAITS = "D"
 """State of a thread in an uninterruptible wait. With a stop pending it runs no more code of its program."""
+PROCESS_BYTES = 8 << 20
+"""Largest part of a process's environment that is read. The kernel lets a process start with 6 MiB at most."""
+WORD_BYTES = 64 << 10
+"""Bytes that are read at a time; a path is shorter."""
 
 
 def process_stat(pid: int | str) -> list[str] | None:
@@ -31,6 +35,27 @@ def process_stat(pid: int | str) -> list[str] | None:
             return file.read().rpartition(")")[2].split()
     except OSError:
         return None
+
+
+def process_words(pid: int | str, file: str) -> Iterator[bytes]:
+    """Yield the words of a process's environment or command line, which the process itself may have made large.
+
+    Little memory is needed at a time. What follows the largest size that the kernel gives a new process is not read,
+    and of a word that is longer than any of Carpool's, only the beginning is kept.
+    """
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/{file}", "rb") as source:
+        rest, left = b"", PROCESS_BYTES
+        while left > 0 and (part := source.read(min(left, WORD_BYTES))):
+            left -= len(part)
+            *whole, last = part.split(b"\0")
+            if whole:
+                yield rest + whole[0]
+                yield from whole[1:]
+                rest = last
+            else:
+                rest = (rest + last)[:WORD_BYTES]
+        if rest:
+            yield rest
 
 
 class SignalFreezer:
@@ -110,9 +135,7 @@ class SignalFreezer:
         return {pid for pid in found - self._foreign if not _has_ended(pid)}
 
     def _is_marked(self, pid: int) -> bool:
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
-            return self._mark in file.read().split(b"\0")
-        return False
+        return any(word == self._mark for word in process_words(pid, "environ"))
 
 
 class CgroupFreezer:
@@ -160,12 +183,14 @@ class CgroupFreezer:
             os.close(descriptor)
 
 
-def make_cgroup(name: str) -> CgroupFreezer | None:
-    """Make a cgroup below the one of this process; None where the kernel or the system does not allow it."""
+def cgroup_below(name: str) -> str | None:
+    """Return the path of a cgroup below the one of this process, which need not exist; None without cgroups."""
     path = cgroup_of("self")
-    if path is None:
-        return None
-    path = f"{path}/{name}"
+    return None if path is None else f"{path}/{name}"
+
+
+def make_cgroup(path: str) -> CgroupFreezer | None:
+    """Make a cgroup; None where the kernel or the system does not allow it."""
     try:
         os.mkdir(path)
     except OSError:
@@ -192,8 +217,8 @@ def remove_cgroup(path: str, patience_s: float = 2.0) -> None:
 def sweep_cgroups(prefix: str, older_than_s: float) -> int:
     """Remove empty cgroups beside those of this process's children, and return their number.
 
-    They are left where a wrapper and its service were killed in the same moment. Young ones may be about to be entered.
-    The kernel refuses to remove one that holds a process.
+    They are left where a wrapper was killed and its directory is gone. Young ones may be about to be entered. The
+    kernel refuses to remove one that holds a process.
     """
     parent = cgroup_of("self")
     removed = 0

@@ -113,10 +113,11 @@ class WorkerDirectory:
 class Pause:
     """Whether the worker is paused: as the executor's latest request says, unless the service stays away too long."""
 
-    def __init__(self, directory: WorkerDirectory, mark: str, cgroup: freezer.CgroupFreezer | None) -> None:
+    def __init__(self, directory: WorkerDirectory, mark: str) -> None:
         self._directory = directory
         self._by_signals = freezer.SignalFreezer(os.getpid(), mark)
-        self._cgroup = cgroup
+        self.cgroup: freezer.CgroupFreezer | None = None
+        """The worker's cgroup, if it has one."""
         self._freezer: freezer.CgroupFreezer | freezer.SignalFreezer = self._by_signals
         self._answer = directory.open_reserved(PAUSED, PAUSED_BYTES)
         self._request: dict[str, Any] = {}
@@ -140,8 +141,8 @@ class Pause:
             self._go_on()
             return
         if not self._wanted:
-            inside = self._cgroup is not None and self._cgroup.holds(worker)
-            self._freezer = self._cgroup if inside and self._cgroup is not None else self._by_signals
+            inside = self.cgroup is not None and self.cgroup.holds(worker)
+            self._freezer = self.cgroup if inside and self.cgroup is not None else self._by_signals
         self._wanted, self._paused, self._seen_at = True, False, time.monotonic()
         self._seen = self._sign_of_life()
         self.look()
@@ -217,10 +218,11 @@ class Wrapper:
             "nonce": nonce,
             "pauses": True,
         }
-        self.cgroup = freezer.make_cgroup(f"{CGROUP}{nonce}") if self.orders.get("cgroup") else None
-        if self.cgroup is not None:
-            self.me["cgroup"] = self.cgroup.path
-        self.pause = Pause(self.directory, f"{MARK}={self.orders['env'].get(MARK, '')}", self.cgroup)
+        self.cgroup: freezer.CgroupFreezer | None = None
+        planned = freezer.cgroup_below(f"{CGROUP}{nonce}-{os.path.basename(path)}")
+        if planned is not None and self.orders.get("cgroup"):
+            self.me["cgroup"] = planned  # recorded before it is made, so that a service always finds it
+        self.pause = Pause(self.directory, f"{MARK}={self.orders['env'].get(MARK, '')}")
         self.worker = 0
         self.status: int | None = None
         self.deadline: float | None = None
@@ -273,6 +275,8 @@ class Wrapper:
         if self.orders.get("uid") is not None:
             for log in logs:
                 os.fchown(log, self.orders["uid"], self.orders["gid"])
+        if "cgroup" in self.me:
+            self.cgroup = self.pause.cgroup = freezer.make_cgroup(self.me["cgroup"])
         parent = os.getpid()
         self.worker = os.fork()
         if self.worker == 0:

@@ -14,7 +14,7 @@ from carpool.live.executors.contract import eventually
 from carpool.live.executors.launching import GangLauncher
 from carpool.live.executors.local import LocalExecutor
 from carpool.live.executors.processes import process_stat, strays
-from carpool.live.freezer import make_cgroup, remove_cgroup, sweep_cgroups
+from carpool.live.freezer import cgroup_below, cgroup_of, make_cgroup, remove_cgroup, sweep_cgroups
 from carpool.live.home import read_json
 from tests.support.executing import KEY, executing
 
@@ -183,11 +183,33 @@ async def test_a_worker_that_is_killed_while_it_is_paused_ends_its_gang(home):
         assert (ended.outcome, ended.exit_code) == (GangOutcome.FAILED, 137)
 
 
+def cgroup(name):
+    """Make a cgroup, or skip the test where that is not possible."""
+    path = cgroup_below(name)
+    made = None if path is None else make_cgroup(path)
+    if made is None:
+        pytest.skip("no cgroup can be made here")
+    return made
+
+
+async def test_each_worker_of_a_gang_has_a_cgroup_of_its_own(home):
+    remove_cgroup(cgroup("carpool-test-possible").path)
+    async with executing(home, ("sleep", "60"), gpus=2) as (executor, listener):
+        paths = []
+        for rank in (0, 1):
+            path = home.rank(*KEY, rank) / "process.json"
+            await eventually(lambda path=path: "worker" in read_json(path))
+            record = read_json(path)
+            await eventually(lambda record=record: cgroup_of(record["worker"]["pid"]) == record["cgroup"])
+            paths.append(record["cgroup"])
+        assert len(set(paths)) == 2
+        await end(executor, listener)
+        assert not any(map(os.path.exists, paths))
+
+
 def test_cgroups_that_no_process_uses_are_swept_away():
     """A wrapper and its service that are killed in one moment leave an empty cgroup."""
-    left, used = make_cgroup("carpool-test-left"), make_cgroup("carpool-test-used")
-    if left is None or used is None:
-        pytest.skip("no cgroup can be made here")
+    left, used = (cgroup(f"carpool-test-{name}") for name in ("left", "used"))
     inside = subprocess.Popen(["sleep", "60"], preexec_fn=used.enter)
     try:
         sweep_cgroups("carpool-test-", 60.0)

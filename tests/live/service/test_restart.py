@@ -13,7 +13,7 @@ from carpool.errors import InputError
 from carpool.live.executors import local
 from carpool.live.executors.launching import kill_workers
 from carpool.live.executors.processes import boot_id, start_ticks
-from carpool.live.freezer import make_cgroup
+from carpool.live.freezer import cgroup_below, make_cgroup
 from carpool.live.rank import CGROUP
 from carpool.live.service.executor_events import ExecutorEvents
 from tests.support.services import journalled, notes, one, pid_of, serving, shell, started, status, until
@@ -153,7 +153,7 @@ async def test_processes_of_other_homes_and_of_people_are_left_alone(home, tmp_p
 
 
 async def test_a_cgroup_is_removed_whose_wrapper_was_killed_after_it_recorded_the_exit(home):
-    cgroup = make_cgroup(f"{CGROUP}test-{os.getpid()}")
+    cgroup = make_cgroup(cgroup_below(f"{CGROUP}test-{os.getpid()}") or "")
     if cgroup is None:
         pytest.skip("no cgroups can be made here")
     async with serving(home) as service:
@@ -169,7 +169,7 @@ async def test_a_cgroup_is_removed_whose_wrapper_was_killed_after_it_recorded_th
 
 def test_the_cgroup_of_a_wrapper_that_never_ran_its_worker_is_removed(tmp_path):
     """The service was killed during the launch; the next one kills the wrapper while that removes its cgroup."""
-    cgroup = make_cgroup(f"{CGROUP}never-{os.getpid()}")
+    cgroup = make_cgroup(cgroup_below(f"{CGROUP}never-{os.getpid()}") or "")
     if cgroup is None:
         pytest.skip("no cgroups can be made here")
     (tmp_path / "rank-0").mkdir()

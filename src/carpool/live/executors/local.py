@@ -51,8 +51,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 """Pauses before a launch that the machine refused is tried again."""
 MPS_PAUSE_S = 0.2
 """Seconds between two looks at an MPS server that refuses new clients."""
-LEFT_S = 120.0
-"""Age in seconds from which an empty cgroup counts as left behind: wrappers wait for each other before they enter."""
+LEFT_S = 10.0
+"""Age in seconds from which an empty cgroup counts as left behind: a worker enters its own at once."""
 MEMORY_S = 5.0
 """Seconds between two looks at the memory that other processes hold."""
 ONE_USER = "jobs run under their users' ids, and MPS serves one user at a time"
@@ -172,9 +172,9 @@ class LocalExecutor:
         directory = self.home.attempt(*key)
         lost = not directory.exists()
         try:
-            killed = await asyncio.to_thread(kill_workers, directory) + await asyncio.to_thread(
-                kill_processes, processes
-            )
+            # first those that say so: a wrapper that was just started has no record yet, and may write it now
+            killed = await asyncio.to_thread(kill_processes, processes)
+            killed += await asyncio.to_thread(kill_workers, directory)
         except OSError as error:
             self._note(key, str(error))
             return

@@ -6,7 +6,7 @@ The local executor opens it once, asks it for each launch's MPS variables, and l
 import contextlib
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from carpool.core.model import GpuId
 from carpool.errors import InputError
 from carpool.gpu.counters import GpuUse, Meter
 from carpool.live.executors.base import ExecutorOptions, GangKey, GpuSlot, NodeInventory
+from carpool.live.freezer import process_words
 from carpool.live.home import Home
 
 NODE = "node0"
@@ -28,6 +29,10 @@ SWAP_CHECK_S = 30.0
 """Seconds that the driver may take to say whether it can swap."""
 MAX_RESTARTS = 3
 """Number of times that a dead MPS daemon is restarted before MPS is given up."""
+MAX_DIGITS = 10
+"""Number of digits from which a number in an environment is not that of an attempt."""
+ENV_JOB, ENV_MPS_PIPE = "CARPOOL_JOB", "CUDA_MPS_PIPE_DIRECTORY"
+"""Variables of workers, besides those of the channel, that tell to which gang a process belongs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,49 +171,47 @@ class OwnProcesses:
     """Distinguishes the jobs' processes, and the MPS daemon that serves them, from all other processes."""
 
     def __init__(self, home: Home, mps: Any = None) -> None:
-        self._mark = f"{ENV_DIRECTORY}={home.jobs}/".encode()
+        self._jobs = f"{home.jobs}/".encode()
         self._mps = mps
 
     def includes(self, pid: int) -> bool:
-        variables = _environment_of(pid)
+        variables = _variables_of(pid)
         return self._is_worker(variables) or self._has_mps(variables) or _is_ending(pid)
 
     def should_share(self, pid: int) -> bool:
         """Return whether the process belongs to a job that got the MPS variables. An exclusive job did not."""
-        variables = _environment_of(pid)
+        variables = _variables_of(pid)
         return self._is_worker(variables) and self._has_mps(variables)
 
-    def _has_mps(self, variables: Sequence[bytes]) -> bool:
-        return self._mps is not None and f"CUDA_MPS_PIPE_DIRECTORY={self._mps.pipe}".encode() in variables
+    def _has_mps(self, variables: Mapping[str, bytes]) -> bool:
+        return self._mps is not None and variables.get(ENV_MPS_PIPE) == str(self._mps.pipe).encode()
 
-    def _is_worker(self, variables: Sequence[bytes]) -> bool:
-        return any(variable.startswith(self._mark) for variable in variables)
+    def _is_worker(self, variables: Mapping[str, bytes]) -> bool:
+        return variables.get(ENV_DIRECTORY, b"").startswith(self._jobs)
 
 
 def gang_of(pid: int) -> GangKey | None:
     """Return the gang that a worker's process belongs to; None if it cannot be found out."""
-    variables = dict(variable.partition(b"=")[::2] for variable in _environment_of(pid))
-    names = (b"CARPOOL_JOB", ENV_ATTEMPT.encode())
-    job, attempt = (variables.get(name, b"").decode(errors="replace") for name in names)
-    return (job, int(attempt)) if job and attempt.isdecimal() else None
+    variables = _variables_of(pid)
+    job, attempt = (variables.get(name, b"").decode(errors="replace") for name in (ENV_JOB, ENV_ATTEMPT))
+    return (job, int(attempt)) if job and attempt.isdecimal() and len(attempt) < MAX_DIGITS else None
 
 
-def _environment_of(pid: int) -> list[bytes]:
-    """Return a process's environment; empty if it is gone, ending, or belongs to another user."""
-    return _proc_file(pid, "environ").split(b"\0")
+def _variables_of(pid: int) -> dict[str, bytes]:
+    """Return those variables of a process's environment that Carpool sets; empty if it is gone, ending, or belongs to
+    another user. Nothing else is kept: the process may have made its environment large."""
+    found: dict[str, bytes] = {}
+    for word in process_words(pid, "environ"):
+        name, _, value = word.partition(b"=")
+        for known in (ENV_DIRECTORY, ENV_JOB, ENV_ATTEMPT, ENV_MPS_PIPE):
+            if name == known.encode():
+                found.setdefault(known, value)
+    return found
 
 
 def _is_ending(pid: int) -> bool:
     """Return whether only the GPU driver still lists the process. Command lines of all users can be read."""
-    return not _proc_file(pid, "cmdline")
-
-
-def _proc_file(pid: int, name: str) -> bytes:
-    try:
-        with open(f"/proc/{pid}/{name}", "rb") as file:
-            return file.read()
-    except OSError:
-        return b""
+    return next(process_words(pid, "cmdline"), None) is None
 
 
 def open_node(options: ExecutorOptions, without_mps: str = "") -> LocalNode:

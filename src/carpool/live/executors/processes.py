@@ -15,13 +15,10 @@ from itertools import islice
 from typing import Any
 
 from carpool.channel import ENV_DIRECTORY
+from carpool.live.freezer import process_words
 from carpool.live.rank import __file__ as rank_file
 from carpool.live.rank import boot_id, process_stat, start_ticks
 
-PROCESS_BYTES = 8 << 20
-"""Largest part of a process's environment that is read. The kernel lets a process start with 6 MiB at most."""
-WORD_BYTES = 64 << 10
-"""Bytes that are read at a time; a path is shorter."""
 WRAPPER_WORDS = 64
 """Number of words of a command line among which a wrapper's are."""
 
@@ -87,7 +84,7 @@ def strays(directory: str, wrapper: ProcessIdentity | None = None) -> Iterator[i
         if session is not None and int(stat[3]) == session:
             yield pid
             continue
-        if any(word == mark for word in _words(name, "environ")):
+        if any(word == mark for word in process_words(name, "environ")):
             yield pid
 
 
@@ -136,35 +133,14 @@ def worker_processes(jobs: str) -> dict[str, set[int]]:
 def _worker_directory(pid: str) -> str | None:
     """Return the directory of the worker that a process belongs to, as the process itself says."""
     mark = f"{ENV_DIRECTORY}=".encode()
-    own = next((word[len(mark) :] for word in _words(pid, "environ") if word.startswith(mark)), None)
+    own = next((word[len(mark) :] for word in process_words(pid, "environ") if word.startswith(mark)), None)
     if own is not None:
         return os.fsdecode(own)
-    words = list(islice(_words(pid, "cmdline"), WRAPPER_WORDS))
+    words = list(islice(process_words(pid, "cmdline"), WRAPPER_WORDS))
     wrapper = os.fsencode(rank_file)
     if wrapper in words[:-1]:
         return os.fsdecode(words[words.index(wrapper) + 1])
     return None
-
-
-def _words(pid: str, file: str) -> Iterator[bytes]:
-    """Yield the words of a process's environment or command line, which the process itself may have made large.
-
-    Little memory is needed at a time. What follows the largest size that the kernel gives a new process is not read,
-    and of a word that is longer than any of Carpool's, only the beginning is kept.
-    """
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/{file}", "rb") as source:
-        rest, left = b"", PROCESS_BYTES
-        while left > 0 and (part := source.read(min(left, WORD_BYTES))):
-            left -= len(part)
-            *whole, last = part.split(b"\0")
-            if whole:
-                yield rest + whole[0]
-                yield from whole[1:]
-                rest = last
-            else:
-                rest = (rest + last)[:WORD_BYTES]
-        if rest:
-            yield rest
 
 
 def kill_processes(pids: Iterable[int], patience_s: float = 30.0) -> int:

@@ -78,7 +78,7 @@ async def submit(request: messages.JobRequest, context: Context, who: Me) -> Jso
 @router.post("/jobs/dry-run", responses=answers(422, model=dict[str, Any]))
 async def dry_run(request: messages.JobRequest, context: Context, who: Me) -> Json:
     """Return what would happen to a job, without submitting it."""
-    return Json(context.service.queries.dry_run(_specs(request)[0][0], who.name))
+    return Json(await context.service.queries.dry_run(_specs(request)[0][0], who.name))
 
 
 @router.get("/jobs", responses=answers(422, model=messages.JobPage))

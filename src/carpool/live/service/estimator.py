@@ -5,6 +5,7 @@ The duration comes from the profile of the job's model, else from the history of
 The belief (`carpool.belief`) keeps the first two and learns from every report.
 """
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from carpool.belief.model import Belief
 from carpool.belief.prior import believe
 from carpool.core.model import Job
 from carpool.core.perf import GENERIC, ConstantInterference, FittedModel, PerformanceModel
+from carpool.live.foreign_files import with_rights_of
 from carpool.live.service.families import family_of
 from carpool.live.spec import Spec
 from carpool.profile.schema import load
@@ -59,10 +61,13 @@ class JobEstimator:
         fitted = FittedModel(self._tasks, ConstantInterference(UNKNOWN_SLOWDOWN), self._gpus)
         return believe(self.profile, fitted, self._mechanism)
 
-    def model(self, spec: Spec) -> str:
+    def model(self, spec: Spec, uid: int | None) -> str:
         """Return the model under which the belief keeps what it learns from a job: the one that the user gave, else its
-        family, else its name. Reads the script."""
-        family = None if spec.model else family_of(spec)
+        family, else its name. Blocks: it reads the script with the rights of `uid`, None: of the service."""
+        family = None
+        if not spec.model:
+            with contextlib.suppress(OSError):  # the rights of the user cannot be taken
+                family = with_rights_of(uid, lambda: family_of(spec))
         return family.model(spec.iterations is not None) if family else model_name(spec.model, spec.name)
 
     def job(

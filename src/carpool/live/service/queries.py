@@ -4,6 +4,7 @@ Jobs that have not ended come from the state, ended ones from the journal's tabl
 user may see what.
 """
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
@@ -157,10 +158,14 @@ class Queries:
         why = f": {row['reason']}" if row["reason"] else ""
         return {**row, "sentences": [f"Job {job} has {row['status']}{why}.", *row["receipt"]["sentences"]]}
 
-    def dry_run(self, spec: Spec, user: str) -> Row:
+    async def dry_run(self, spec: Spec, user: str) -> Row:
         """Return what would happen to a job: `where` (GPUs or None), `mates`, `start`, `end` with range and source."""
+        doubt = self.user_book.doubt(user)
+        if doubt:
+            raise InputError(doubt)
+        model = await asyncio.to_thread(self.estimator.model, spec, self.user_book.uid_of(user))
         wanted, now = replace(spec, after=unmet_dependencies(self.book, spec)), self.clock.now()
-        job, source = self.estimator.job(self.state.perf, wanted, self.estimator.model(wanted), "0", user, now)
+        job, source = self.estimator.job(self.state.perf, wanted, model, "0", user, now)
         refusal = self.state.refusal(job)
         if refusal:
             raise InputError(refusal.replace("job 0 ", "it "))

@@ -20,7 +20,7 @@ from carpool.core.record import JobRecord
 from carpool.core.scheduler import Scheduler
 from carpool.core.state import State
 from carpool.errors import InputError
-from carpool.live.accounts import ADMIN
+from carpool.live.accounts import ADMIN, NOBODY
 from carpool.live.clock import Clock
 from carpool.live.executors.base import Executor, ExecutorListener, GangKey, StopMode
 from carpool.live.home import OWN_JSON_BYTES, Home, read_json, read_own_json
@@ -192,7 +192,8 @@ class JobRecovery:
             if story is not None:
                 commit.stories.append(story)
                 return ()
-            model = self.estimator.model(spec)
+            unsure = doubt or self.users.doubt(user)
+            model = self.estimator.model(spec, NOBODY if unsure else self.users.uid_of(user))
             job, _ = self.estimator.job(self.state.perf, replace(spec, after=()), model, name, user, now)
             held = (ev.Held(now, name),) if doubt else ()
             return () if name in self.state.jobs else (ev.Submitted(now, job), *held)

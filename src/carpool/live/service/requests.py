@@ -56,7 +56,7 @@ class Requests:
         names = self.book.new_ids(len(specs))
         numbered = [replace(spec, array_job=names[0]) if spec.array_index is not None else spec for spec in specs]
         kept = await self._copy_directories(dict(zip(names, numbered, strict=True)), user)
-        models = await asyncio.to_thread(lambda: {name: self.estimator.model(spec) for name, spec in kept.items()})
+        models = await asyncio.to_thread(self._models, kept, self.users.uid_of(user))
 
         def prepare(now: float, commit: Commit) -> Sequence[ev.Event]:
             events, rows, sources = [], [], {}
@@ -85,6 +85,9 @@ class Requests:
         await asyncio.to_thread(self._write_specs, names, user)
         return names
 
+    def _models(self, specs: Mapping[str, Spec], uid: int | None) -> dict[str, str]:
+        return {name: self.estimator.model(spec, uid) for name, spec in specs.items()}
+
     async def _copy_directories(self, specs: Mapping[str, Spec], user: str) -> dict[str, Spec]:
         """Give each job that asked for a code snapshot its own copy of its directory."""
         kept = dict(specs)
@@ -96,9 +99,9 @@ class Requests:
         return kept
 
     def _copy(self, directory: Path, copy: Path, user: str) -> None:
-        copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        shutil.copytree(directory, copy, symlinks=True)
         uid = self.users.uid_of(user)
+        copy.parent.mkdir(mode=0o700 if uid is None else 0o711, parents=True, exist_ok=True)
+        shutil.copytree(directory, copy, symlinks=True)
         if uid is not None:
             owner = account(uid)
             for path, _, files in os.walk(copy):
