@@ -1,6 +1,7 @@
 """Trials of pairs that nothing is known of: what begins one, how it goes, what it may cost, and what it teaches."""
 
 import json
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -44,7 +45,7 @@ class Watched(Engine):
         now, jobs, trials = self.belief.now, self.world.jobs, self.belief.trials
         for seq, trial in trials.running.items():
             if trial.began >= 0.0 and seq not in self.begun:
-                sides = [jobs[side.job] for side in (trial.guest, trial.host)]
+                sides = [jobs[side.job] for side in trial.sides]
                 self.begun[seq] = now, [(one, one.alone_done(now), one.alone_left(now)) for one in sides]
         for seq in [seq for seq in self.begun if seq not in trials.running]:
             began, sides = self.begun.pop(seq)
@@ -101,6 +102,46 @@ class TestAPair:
         assert max(cost for cost, _ in engine.lost) <= 0.02 * 1000.0 + 1.0
         assert engine.belief.perf.is_observed(PAIR[0], 1, PAIR[1], 1), "it counts as observed, with what is known"
         assert trial.costs_s[1] <= 20.0
+
+
+GROUP = (
+    job("first", left=1000.0, model="one"),
+    job("second", left=900.0, model="m0", submitted=200.0),
+    job("third", left=600.0, model="m1", submitted=400.0),
+)
+
+
+class TestALookAlone:
+    """A job that begins to compute beside others, and of which nobody knows how fast it is, is seen alone first."""
+
+    def test_pauses_all_mates_for_a_moment(self):
+        engine = tried(*GROUP, xi=1.05, jobs_per_gpu=4)
+        looks = [(at, d) for name in ("first", "second") for at, d in decisions(engine, name) if d.trial == "third"]
+        assert [d.allocation.active for _, d in looks] == [False, False]
+        assert all("to see how fast third is alone" in d.why for _, d in looks)
+        assert engine.belief.trials.ended[-1].guest.job == "third"
+        assert engine.belief.trials.ended[-1].seqs == (2, 0, 1)
+        ends = [engine.world.ended[one.id].ended for one in GROUP]
+        assert max(ends) < 1500.0, "all three went on together"
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"second": {"can_pause": False}},
+            {"first": {"priority": 1}, "second": {"priority": 1}},
+            {"policy": "carpool:trials=false"},
+            {"third": {"model": "m0"}},
+        ],
+    )
+    def test_is_not_taken_where_a_rule_forbids_it_or_the_speed_is_known(self, change):
+        jobs = [replace(one, **change.get(one.id, {})) for one in GROUP]
+        engine = tried(*jobs, xi=1.05, jobs_per_gpu=4, policy=change.get("policy", "carpool"))
+        assert not [d for one in jobs for _, d in decisions(engine, one.id) if d.trial == "third"]
+
+    def test_of_a_job_that_never_reports_ends_and_is_not_repeated(self):
+        engine = tried(*GROUP, xi=1.05, jobs_per_gpu=4, report_s=10_000.0)
+        assert len([trial for trial in engine.belief.trials.ended if trial.guest.job == "third"]) == 1
+        assert max(cost for cost, _ in engine.lost) <= 0.02 * 1000.0 + 1.0
 
 
 class TestNoTrial:
@@ -166,7 +207,7 @@ def test_a_snapshot_in_the_middle_of_a_trial_continues_it():
     again = snapshot.restore(data, UnknownBelief(engine.world.perf, 1, load("t4"), "mps"), engine.belief.sort_key)
     assert again.trials.dump() == data["trials"] or json.loads(json.dumps(again.trials.dump())) == data["trials"]
     trial = again.trials.running[1]
-    assert (trial.guest.job, trial.host.job, trial.began) == ("guest", "host", 100.0)
+    assert (trial.guest.job, trial.hosts[0].job, trial.began) == ("guest", "host", 100.0)
     assert again.trials.begun == 1
 
 

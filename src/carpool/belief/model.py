@@ -237,6 +237,12 @@ class Belief:
         self.fitted.forget_pairs()
         return ModelChange.SLOWDOWNS
 
+    def knows_alone(self, job: Job, accumulation: int) -> bool:
+        demand = self.demand_of(job, accumulation)
+        placement = Placement(job.gpus, self.fewest_nodes(job.gpus))
+        measured = SpeedKey(job.model, job.batch, accumulation, *placement) in self.speeds.times
+        return measured or (demand is not None and demand.iteration_s > 0.0)
+
     def demand_of(self, job: Job, accumulation: int) -> GpuDemand | None:
         """Return what jobs like this one ask of a GPU; None: it was never measured."""
         return self.measured.known.get(_class_of(job, accumulation))

@@ -74,6 +74,9 @@ class UncertainModel(PerformanceModel, Protocol):
     def slowdown_range(self, job: Job, accumulation: int, mates: Sequence[Mate]) -> SlowdownRange:
         """Return ξ beside these mates with the range in which it lies four times out of five."""
 
+    def knows_alone(self, job: Job, accumulation: int) -> bool:
+        """Return whether it was measured how fast a job like this one is alone, at its whole size."""
+
 
 @dataclass(frozen=True, slots=True)
 class AllReduce:

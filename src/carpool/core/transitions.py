@@ -229,11 +229,19 @@ def _computes(state: State, record: JobRecord) -> None:
     waits = record.standby and any(mate.active for mate in state.cluster.mates(record))
     record.standby, record.active = False, True
     update_pace(state, [record, *state.cluster.mates(record)])
+    _awaken_unseen(state, record)
     trials.compute(state, record)
     if record.paused_by_owner or waits:
         pause(state, record)
     else:
         state.cluster.note_idle(record.gpus)
+
+
+def _awaken_unseen(state: State, record: JobRecord) -> None:
+    """Let the policy think about a job that begins to compute, if nobody knows how fast it is alone."""
+    if state.learner is not None and not record.alone_seen and record.slowdown > 1.0:
+        state.awakened[record.seq] = record
+        state.needs_decision = True
 
 
 @handles(ev.Computing)
@@ -286,6 +294,7 @@ def _resumed(state: State, event: ev.Resumed) -> None:
     end_pause(state, record)
     record.status = Status.RUNNING
     update_pace(state, [record, *state.cluster.mates(record)])
+    _awaken_unseen(state, record)
     if record.paused_by_owner:
         pause(state, record)
     state.needs_decision = True

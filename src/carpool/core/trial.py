@@ -1,6 +1,7 @@
 """The data of trials: what `core.trials` keeps, policies read and snapshots carry."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from math import inf
 from typing import Any, Protocol
@@ -16,7 +17,7 @@ MOST_ENDED = 200
 
 
 class Progress(Protocol):
-    """What a trial asks of its two jobs."""
+    """What a trial asks of its jobs."""
 
     @property
     def slowdown(self) -> float:
@@ -40,7 +41,7 @@ class Progress(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two jobs of a trial."""
+    """One of the jobs of a trial."""
 
     job: JobId
     seq: int
@@ -50,45 +51,51 @@ class Side:
     alone_s: float = 0.0
     """Seconds that its iterations would have taken alone, when the trial began to cost."""
     worst: float = 1.0
-    """High end of what is believed of its slow-down beside the other."""
+    """High end of what is believed of its slow-down beside the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A pair of jobs that share to find out whether they should."""
+    """Jobs that share to find out whether they should: a guest, and the hosts that it joined."""
 
     guest: Side
-    host: Side
+    hosts: tuple[Side, ...]
     began: float = -1.0
-    """When the guest first computed; −1: it still starts up."""
+    """When the guest first computed beside them; −1: it still starts up."""
     ended: float = -1.0
     kept: bool = False
-    """Whether both went on beside each other."""
-    costs_s: tuple[float, float] = (0.0, 0.0)
-    """Seconds that it cost the guest and the host, once it has ended."""
+    """Whether all went on beside each other."""
+    costs_s: tuple[float, ...] = ()
+    """Seconds that it cost the guest and each host, once it has ended."""
 
     @property
-    def seqs(self) -> tuple[int, int]:
-        """The `seq` of guest and host."""
-        return self.guest.seq, self.host.seq
+    def sides(self) -> tuple[Side, ...]:
+        """The guest, then its hosts."""
+        return self.guest, *self.hosts
 
-    def costs(self, guest: Progress, host: Progress, now: float) -> tuple[float, float]:
-        """Return the seconds that the trial has cost the guest and the host so far."""
-        return tuple(  # type: ignore[return-value]
-            max(0.0, now - self.began - (record.alone_done(now) - side.alone_s))
-            for side, record in ((self.guest, guest), (self.host, host))
+    @property
+    def seqs(self) -> tuple[int, ...]:
+        """The `seq` of the guest and of its hosts."""
+        return tuple([side.seq for side in self.sides])
+
+    def costs(self, records: Sequence[Progress], now: float) -> tuple[float, ...]:
+        """Return the seconds that the trial has cost its sides so far; `records` are their jobs."""
+        elapsed = now - self.began
+        return tuple(
+            [
+                max(0.0, elapsed - (record.alone_done(now) - side.alone_s))
+                for side, record in zip(self.sides, records, strict=True)
+            ]
         )
 
-    def spent(self, guest: Progress, host: Progress, now: float) -> bool:
+    def spent(self, records: Sequence[Progress], now: float) -> bool:
         """Return whether a side may have lost what it may lose."""
-        return self.spent_at(guest, host, now) <= now + 1e-6
+        return self.spent_at(records, now) <= now + 1e-6
 
-    def spent_at(self, guest: Progress, host: Progress, now: float) -> float:
+    def spent_at(self, records: Sequence[Progress], now: float) -> float:
         """Return when a side may have lost what it may lose. A slow-down that was not measured counts as the worst."""
         moment = inf
-        for side, record, cost in zip(
-            (self.guest, self.host), (guest, host), self.costs(guest, host, now), strict=True
-        ):
+        for side, record, cost in zip(self.sides, records, self.costs(records, now), strict=True):
             speed = 1.0 / record.slowdown if record.computing else 0.0
             if record.computing and not record.pace_seen:
                 cost += (now - record.since) * max(0.0, speed - 1.0 / side.worst)
@@ -126,5 +133,7 @@ class Trials:
 
 
 def _trial(data: dict[str, Any]) -> Trial:
-    sides = {name: Side(**data[name]) for name in ("guest", "host")}
+    hosts = data.pop("host", None)  # a snapshot of the version in which a trial had one host
+    hosts = data["hosts"] if hosts is None else [hosts]
+    sides = {"guest": Side(**data["guest"]), "hosts": tuple([Side(**host) for host in hosts])}
     return Trial(**{**data, **sides, "costs_s": tuple(data["costs_s"])})

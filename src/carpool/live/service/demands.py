@@ -1,7 +1,7 @@
-"""Measures what jobs ask of a GPU: once a second the counters of GPUs on which one job alone computes.
+"""Measures what jobs ask of a GPU: twice a second the counters of GPUs on which one job alone computes.
 
-The counters are those of a whole GPU, so they are a job's own only while its mates are paused or start up. Some
-seconds make a demand, which becomes an event, and again when it changed. The belief keeps it with the job's family.
+The counters are those of a whole GPU, so they are a job's own only while its mates are paused or start up. The
+first look makes a demand, which becomes an event, and again when the mean of later ones differs. The belief keeps it with the job's family.
 """
 
 import asyncio
@@ -22,11 +22,9 @@ from carpool.live.service.progress import ProgressWatch
 
 log = logging.getLogger("carpool.live")
 
-EVERY_S = 1.0
-"""Seconds between two looks at the counters."""
-LEAST_SAMPLES = 2
-"""Number of looks that make a demand."""
-MOST_SAMPLES = 10
+EVERY_S = 0.5
+"""Seconds between two looks at the counters: a job in a trial is alone for about a second."""
+MOST_SAMPLES = 20
 """Number of the latest looks that count."""
 CHANGED = 0.1
 """Change of a share after which a demand is told again."""
@@ -104,8 +102,6 @@ class DemandWatch:
         return record is not None and record.attempt == key[1] and bool(record.gpus)
 
     def _news(self, record: JobRecord, gang: GangDemand) -> GpuDemand | None:
-        if len(gang.samples) < LEAST_SAMPLES:
-            return None
         use, report = _mean(gang.samples), self.progress.latest(record)
         demand = GpuDemand(
             sm=use.sm,

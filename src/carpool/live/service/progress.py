@@ -39,6 +39,8 @@ DROPS_SAID = 3
 """Number of dropped reports in a row after which it is said."""
 SETTLING_ITERATIONS, SETTLING_S = 3, 0.4
 """Iterations and seconds beside the same mates after which a measurement counts."""
+FIRST_ALONE_S = 0.7
+"""The same for the first time alone: a trial waits for it, and the GPU's counters need this long to be the job's own."""
 QUICK_LOOKS = 4
 """Looks for each one at all gangs, at which only gangs are read whose mates changed: measurements of them are news."""
 GUESS_S, GUESS_SHARE = 3.0, 0.02
@@ -189,7 +191,8 @@ class ProgressWatch:
         unchanged = gang.latest is not None and report.iteration == gang.latest.iteration
         if unchanged or record.warming_up:
             return
-        seconds = _measured(gang, report) if report.accumulation == record.accumulation else None
+        settling_s = SETTLING_S if record.alone_seen or self._computing_mates(record) else FIRST_ALONE_S
+        seconds = _measured(gang, report, settling_s) if report.accumulation == record.accumulation else None
         if scale is None:
             yield from self._guessed_events(record, gang, report, seconds, now)
         elif seconds is not None and now - gang.journalled_at >= JOURNAL_S:
@@ -255,7 +258,7 @@ class ProgressWatch:
             yield ev.Retuned(now, job, attempt, accumulation, unasked=True)
 
 
-def _measured(gang: GangProgress, report: Report) -> float | None:
+def _measured(gang: GangProgress, report: Report, settling_s: float) -> float | None:
     """Return the seconds per iteration beside the present mates; None: too few iterations are done beside them.
 
     Soon after a change this is a mean over the iterations since, because the worker's moving average lags behind.
@@ -267,6 +270,6 @@ def _measured(gang: GangProgress, report: Report) -> float | None:
     if gang.base is None:
         return None
     steps, span = report.iteration - gang.base[0], report.time - gang.base[1]
-    if steps < SETTLING_ITERATIONS or span < SETTLING_S:
+    if steps < SETTLING_ITERATIONS or span < settling_s:
         return None
     return span / steps if span < JOURNAL_S else report.seconds

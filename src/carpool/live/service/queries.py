@@ -118,9 +118,11 @@ class Queries:
 
     def _trial_text(self, job: str, trial: Trial) -> str:
         """Say that a job is tried beside another, and what that may cost it."""
-        own, other = (trial.guest, trial.host) if trial.guest.job == job else (trial.host, trial.guest)
+        own = next(side for side in trial.sides if side.job == job)
+        others = trial.hosts if own is trial.guest else (trial.guest,)
+        named = f"job{'s' if len(others) > 1 else ''} {', '.join(side.job for side in others)}"
         most = f" It may cost this job {span(own.budget_s)}." if own.budget_s else ""
-        return f"It is tried beside job {other.job}, because nothing is known of the two together.{most}"
+        return f"It is tried beside {named}, because nothing is known of them together.{most}"
 
     def _attempts(self, job: str, last: int) -> list[Row]:
         numbers = range(max(1, last - SHOWN_ATTEMPTS + 1), last + 1)
@@ -148,7 +150,7 @@ class Queries:
             if demand is not None:
                 more.append(f"Jobs like it use {demand_text(demand)} when they run alone.")
             running = self.state.trials.running.values()
-            more += [self._trial_text(job, one) for one in running if job in (one.guest.job, one.host.job)]
+            more += [self._trial_text(job, one) for one in running if any(side.job == job for side in one.sides)]
             if self.state.jobs[job].warming_up:
                 more.append("It starts up: it has made no step, and slows no other job down so far.")
             more += [f"It cannot start: {doubt}."] if doubt else []

@@ -14,7 +14,6 @@ from math import inf
 
 from carpool.core.draft import Draft
 from carpool.core.model import Decision, Status
-from carpool.core.trial import Trial
 from carpool.core.view import JobView, ScanView, View
 from carpool.policies.base import BasePolicy, Explanation, option, shortest_first
 from carpool.policies.joint.cell_speeds import CellSpeedsCache
@@ -60,10 +59,12 @@ class Carpool(BasePolicy):
         shareable = draft.shareable()  # counted before the first move, and kept up to date from then on
         resumable = _resumable(view, self.patience) if self.pause and view.paused else []
         can_place = len(view.queue) and (draft.free_count or shareable or self.suspend)
-        sharing = _sharing_anew(view) if self.pause and view.learner is not None else []
-        if not can_place and not resumable and not sharing and not view.trials.running:
+        learns = self.pause and view.learner is not None
+        sharing = _sharing_anew(view) if learns else []
+        unseen = _unseen(view) if learns and self.trials else []
+        if not can_place and not resumable and not sharing and not unseen and not view.trials.running:
             return []
-        return JointPass(self, draft, resumable, sharing).run()
+        return JointPass(self, draft, resumable, sharing, unseen).run()
 
     def wake(self, view: View) -> float | None:
         """Return when the first paused job loses its patience, or when the next job should start up so that it is up
@@ -78,8 +79,7 @@ class Carpool(BasePolicy):
             moments += next_start_up(view, startup)
         for trial in view.trials.running.values():
             if trial.began >= 0.0:
-                guest, host = view.jobs[trial.guest.job], view.jobs[trial.host.job]
-                spent = trial.spent_at(guest, host, view.now)
+                spent = trial.spent_at([view.jobs[side.job] for side in trial.sides], view.now)
                 moments += [spent] if spent > view.now else []
         return min(moments, default=None)
 
@@ -108,7 +108,12 @@ class JointPass:
     """One scheduling pass: waiting jobs are tried in order, starved ones first, then the shortest."""
 
     def __init__(
-        self, policy: Carpool, draft: Draft, resumable: Sequence[JobView] = (), sharing: Sequence[JobView] = ()
+        self,
+        policy: Carpool,
+        draft: Draft,
+        resumable: Sequence[JobView] = (),
+        sharing: Sequence[JobView] = (),
+        unseen: Sequence[JobView] = (),
     ) -> None:
         self.policy = policy
         self.draft = draft
@@ -122,6 +127,7 @@ class JointPass:
         self.pausing = PauseCandidates(draft, self.objective, policy.patience)
         self.resumable = deque(resumable)
         self.sharing = list(sharing)
+        self.unseen = unseen
         tries = policy.trials and policy.pause and draft.view.learner is not None
         self.trying = TrialCandidates(draft, self.objective, policy.trial_cache) if tries else None
 
@@ -130,6 +136,8 @@ class JointPass:
         draft = self.draft
         if self.view.trials.running:
             self._conduct_trials()
+        for job in self.unseen:
+            self._look_alone(job)
         for job in self.sharing:
             self._reconsider(job)
         pending = draft.pending()
@@ -250,42 +258,52 @@ class JointPass:
 
     def _conduct_trials(self) -> None:
         """Let each trial take its next step. First the guest runs alone until it has reported, if its speed alone is
-        not known; then both run until both have reported."""
+        not known; then all run until all have reported."""
         view, now = self.view, self.view.now
         for trial in view.trials.running.values():
-            guest, host = view.jobs[trial.guest.job], view.jobs[trial.host.job]
+            guest, *hosts = records = [view.jobs[side.job] for side in trial.sides]
             if trial.began < 0.0:
-                self._keep_apart(trial)
-            elif trial.spent(guest, host, now):
-                self._end_trial(guest, host)
+                self._keep_apart(records)
+            elif trial.spent(records, now):
+                self._end_trial(guest, hosts)
             else:
-                self._keep_apart(trial)
-                self._continue_trial(guest, host)
+                self._keep_apart(records)
+                self._continue_trial(guest, hosts)
         self.resumable = deque([job for job in self.resumable if job.seq not in self.objective.moved])
 
-    def _keep_apart(self, trial: Trial) -> None:
-        """Let no other job of this pass join the two, or pause one of them."""
-        self.objective.moved.update(trial.seqs)
-        self.objective.closed.update(trial.seqs)
+    def _keep_apart(self, jobs: Iterable[JobView]) -> None:
+        """Let no other job of this pass join these, or pause one of them."""
+        seqs = [job.seq for job in jobs]
+        self.objective.moved.update(seqs)
+        self.objective.closed.update(seqs)
 
-    def _continue_trial(self, guest: JobView, host: JobView) -> None:
+    def _look_alone(self, job: JobView) -> None:
+        """Pause the mates of a job for a moment, if nobody knows how fast it is alone."""
+        mates = self.trying.in_the_way(job) if self.trying is not None else []
+        for mate in mates:
+            self.draft.pause(mate, f"paused for a moment, to see how fast {job.job.id} is alone", trial=job.job.id)
+        if mates:
+            self._keep_apart([job, *mates])
+
+    def _continue_trial(self, guest: JobView, hosts: Sequence[JobView]) -> None:
         draft, measure = self.draft, guest.computing and not guest.alone_seen
-        if measure and host.computing and host.job.can_pause and host.batch is None:
-            why = f"paused for a moment, to see how fast {guest.job.id} is alone"
-            draft.pause(host, why, trial=guest.job.id)
-        elif not measure and host.status is Status.PAUSED and self._may_go_on(host):
-            draft.resume(host, f"it goes on beside {guest.job.id}, to see how fast both are", trial=guest.job.id)
+        for host in hosts:
+            if measure and host.computing and host.job.can_pause and host.batch is None:
+                why = f"paused for a moment, to see how fast {guest.job.id} is alone"
+                draft.pause(host, why, trial=guest.job.id)
+            elif not measure and host.status is Status.PAUSED and self._may_go_on(host):
+                draft.resume(host, f"it goes on beside {guest.job.id}, to see how fast both are", trial=guest.job.id)
 
     def _may_go_on(self, host: JobView) -> bool:
         """Return whether a paused host may compute beside those that do now."""
         most = self.view.jobs_per_gpu
         return not host.paused_by_owner and all(len(self.draft.active_on(gpu)) < most for gpu in host.gpus)
 
-    def _end_trial(self, guest: JobView, host: JobView) -> None:
-        """Let both go on by the ordinary rule: the trial has cost what it may cost."""
-        if host.status is Status.PAUSED and host not in self.resumable:
-            self.resumable.append(host)
-        self.sharing += [job for job in (guest, host) if job.computing and job not in self.sharing]
+    def _end_trial(self, guest: JobView, hosts: Sequence[JobView]) -> None:
+        """Let all go on by the ordinary rule: the trial has cost what it may cost."""
+        paused = [host for host in hosts if host.status is Status.PAUSED and host not in self.resumable]
+        self.resumable.extend(paused)
+        self.sharing += [job for job in (guest, *hosts) if job.computing and job not in self.sharing]
 
     def _reconsider(self, job: JobView) -> None:
         """Pause a job that shares, or its mate with most left, if that gains."""
@@ -416,7 +434,12 @@ class JointPass:
 
 def _sharing_anew(view: View) -> list[JobView]:
     """Return the jobs whose slow-down beside their mates became known at this moment."""
-    return [job for job in view.awakened.values() if job.computing and job.slowdown > 1.0]
+    return [job for job in view.awakened.values() if job.computing and job.pace_seen and job.slowdown > 1.0]
+
+
+def _unseen(view: View) -> list[JobView]:
+    """Return the jobs that began to compute beside others at this moment and were never seen alone."""
+    return [job for job in view.awakened.values() if job.computing and not job.alone_seen and job.slowdown > 1.0]
 
 
 def _starved(view: View, patience: float) -> list[JobView]:

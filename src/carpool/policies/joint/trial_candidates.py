@@ -19,6 +19,8 @@ PER_KIND = 4
 """Number of hosts of a kind that are looked at."""
 PRICED = 3
 """Number of the cheapest trials that are priced."""
+WORTH_S = 2.0
+"""Seconds that jobs must have left for a look at one of them alone to be worth it."""
 SLACK = 1.0 - 1e-9
 """Factor that cuts the hosts of a kind a little early: the exact test on each host decides."""
 
@@ -93,6 +95,27 @@ class TrialCandidates:
                     if move is not None and move.cost < budget:
                         moves.append(move)
         return sorted(moves, key=lambda move: (move.cost, move.hosts[0].seq))[:PRICED]
+
+    def in_the_way(self, job: JobView) -> list[JobView]:
+        """Return the mates to pause so that a job shows how fast it is alone; empty: it is known, or must not be.
+
+        One pause tells how much each of them slows it down, and what it asks of the GPU. A mate that is about to end
+        leaves it alone soon, and pairs whose trial ended without a verdict are not looked at again.
+        """
+        learner, now = self.view.learner, self.objective.now
+        if learner is None or learner.knows_alone(job.job, job.accumulation) or job.alone_left(now) < WORTH_S:
+            return []
+        beside = [resident.record for gpu in job.gpus for resident in self.draft.active_on(gpu)]
+        mates = {mate.seq: mate for mate in beside if mate is not job and mate.computing}
+        if not all(self._may_interrupt(mate, job) for mate in mates.values()):
+            return []
+        new = [is_new(learner, job.job, job.accumulation, mate.job, mate.accumulation) for mate in mates.values()]
+        return list(mates.values()) if any(new) else []
+
+    def _may_interrupt(self, mate: JobView, job: JobView) -> bool:
+        free = not {mate.seq, job.seq} & (self.busy | self.objective.moved)
+        can_pause = mate.job.can_pause and mate.batch is None and mate.shape.priority <= job.shape.priority
+        return free and can_pause and mate.alone_left(self.objective.now) > WORTH_S
 
     def may_try(self, guest: JobView, host: JobView) -> bool:
         """Return whether a trial of this pair may begin now: one of them can be paused, and it keeps to the rules."""
