@@ -48,12 +48,16 @@ DEPENDS_ON: dict[str, set[str]] = {
     "live.journal": {"live", "core"} | BOTTOM,
     "live.insight": {"live", "live.executors", "channel", "sim"} | SCHEDULER | BOTTOM,
     "live.service": {"live", "live.executors", "live.journal", "live.insight", "channel", "gpu"} | SCHEDULER | BOTTOM,
-    "live.http": {"live", "live.service", "core"} | BOTTOM,
+    "live.http": {"live", "live.service", "live.executors", "core"} | BOTTOM,
+    "live.grounds": {"live"} | BOTTOM,
+    "live.agent": {"live", "live.executors", "live.grounds", "live.http", "core", "channel", "gpu"} | BOTTOM,
     # the Python client of a running service
     "client": {"live", "live.http"} | BOTTOM,
     # the command line
     "commands": SCHEDULER | BOTTOM | {"channel", "gpu", "sim", "report", "train"},
-    "live.commands": {"live", "live.service", "live.http", "gpu", "sim", "report", "train"} | SCHEDULER | BOTTOM,
+    "live.commands": {"live", "live.service", "live.http", "live.agent", "gpu", "sim", "report", "train"}
+    | SCHEDULER
+    | BOTTOM,
     "cli": {"errors"},
 }
 PURE = (

@@ -36,6 +36,8 @@ SECTIONS = {
         "history": "carpool.live.commands.overview:history",
         "replay": "carpool.live.commands.replay:replay",
         "user": "carpool.live.commands.users:user",
+        "nodes": "carpool.live.commands.nodes:nodes",
+        "agent": "carpool.live.commands.agent:agent",
         "service": "carpool.live.commands.system_service:service",
         "doctor": "carpool.live.commands.doctor:doctor",
         "demo": "carpool.live.commands.demo:demo",

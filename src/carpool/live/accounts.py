@@ -26,6 +26,14 @@ def account(uid: int) -> pwd.struct_passwd:
         return pwd.struct_passwd((f"uid{uid}", "x", uid, uid, "", "/", "/bin/sh"))
 
 
+def login_name(uid: int) -> str:
+    """Return the login name of a uid; empty: the system knows none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return ""
+
+
 def runs_as(uid: int | None, script: str, *words: str) -> bool:
     """Return whether a shell script succeeds under a uid; None: that of this process. Blocks."""
     owner = None if uid is None or uid == os.getuid() else account(uid)

@@ -56,6 +56,8 @@ class Home:
         self.running = self.path / "running"
         """One empty file for each gang that may have processes, for a restarted service."""
         self.mps = self.path / "mps"
+        self.nodes = self.path / "nodes.json"
+        """The nodes of a cluster."""
         self._locked: int | None = None
 
     def create(self) -> None:

@@ -3,8 +3,9 @@
 It waits until its gang is complete, starts the worker in a process group of its own, records pid, start time and exit
 code in the worker's directory, and stops it in steps: a request through the channel, SIGTERM, SIGKILL. Processes that
 the worker leaves behind are killed. If the wrapper itself is killed, the kernel kills the worker. It pauses the worker
-and lets it go on as the file `pause.json` says. A bare interpreter runs this file, which imports no other module of
-Carpool but `freezer.py`, so that it starts in about 30 ms.
+and lets it go on as the file `pause.json` says. On a node of a cluster it kills the worker when the node's lease is
+over. A bare interpreter runs this file, which imports no other module of Carpool but `freezer.py`, so that it starts in
+about 30 ms.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ PAUSE = "pause.json"  # whether to pause: {"sequence": n, "paused": bool, "patie
 # "swap_in": the command that moves the worker's memory back to its GPU, where it was moved away}
 PAUSED = "paused.json"  # the last request that is carried out: {"sequence": n, "paused": bool, "let_go": bool}
 CGROUP = "carpool-"  # how the names of the wrappers' cgroups begin
-GO = "go"  # in the directory above: the gang is complete
+GO = "go"  # in the directory above: the gang is complete; the launch's nonce, or {"nonce": it, "env": more variables}
+CONTROL = "control.json"  # what the training library is to do: see `carpool.channel`
 EXIT_BYTES = 512
 """Size of the exit file, written at the start so that an exit can be recorded on a full disk."""
 PAUSED_BYTES = 64
@@ -45,6 +47,8 @@ MAX_JSON_BYTES = 1 << 26
 """Largest part of a JSON file that is read; the environment of a job may be long."""
 AGAIN_S = 0.02
 """Seconds before another attempt to stop processes that are not all stopped."""
+LEASE_LOOK_S = 5.0
+"""Largest number of seconds between two looks at the node's lease: the machine may have been suspended."""
 LOOK_S = 15.0
 """Largest number of seconds between two looks whether the service of a paused worker lives."""
 LINGER_S = 5.0
@@ -88,9 +92,9 @@ class WorkerDirectory:
                 raise OSError(f"{name} is not a regular file")
             return json.loads(file.read(MAX_JSON_BYTES))
 
-    def replace(self, name: str, data: Any) -> None:
+    def replace(self, name: str, data: Any, mode: int = 0o600) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(f".{name}", flags, 0o600, dir_fd=self.fd)
+        descriptor = os.open(f".{name}", flags, mode, dir_fd=self.fd)
         with os.fdopen(descriptor, "w") as file:
             json.dump(data, file)
         os.replace(f".{name}", name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
@@ -202,6 +206,44 @@ class Pause:
         return 0
 
 
+class Lease:
+    """How long the workers of this node may run, as the node's agent wrote it down; on one machine there is none.
+
+    The file says until when, on the clock `uptime`, and from when on nobody has been heard of for so long that the
+    worker should save: `UNTIL SAVE`. A file that cannot be read leaves the last known lease in force.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        self._path = path
+        self._until = self._save = 0.0
+        self.asked = False
+        """The worker was asked to save because the lease was not renewed."""
+
+    def look(self) -> None:
+        """Read the latest lease."""
+        with contextlib.suppress(OSError, ValueError):
+            with open(self._path or "") as file:
+                until, save = map(float, file.read(200).split())
+            if until > self._until:
+                self._until, self._save, self.asked = until, save, False
+
+    @property
+    def over(self) -> bool:
+        return self._path is not None and uptime() >= self._until
+
+    @property
+    def wants_checkpoint(self) -> bool:
+        return self._path is not None and not self.asked and uptime() >= self._save
+
+    @property
+    def due(self) -> float | None:
+        """When to look again, on the monotonic clock."""
+        if self._path is None:
+            return None
+        at = self._until if self.asked else self._save
+        return time.monotonic() + min(LEASE_LOOK_S, max(0.01, at - uptime()))
+
+
 class Wrapper:
     """Runs one worker and records what happens to it."""
 
@@ -223,10 +265,16 @@ class Wrapper:
         if planned is not None and self.orders.get("cgroup"):
             self.me["cgroup"] = planned  # recorded before it is made, so that a service always finds it
         self.pause = Pause(self.directory, f"{MARK}={self.orders['env'].get(MARK, '')}")
+        self.lease = Lease(self.orders.get("lease"))
+        self.lease_due: float | None = None
         self.worker = 0
         self.status: int | None = None
         self.deadline: float | None = None
         self.stage = ""
+        self.fenced = False
+        """The node's lease ran out."""
+        self.unasked = False
+        """A signal to end came from something else than the executor."""
         self._exit = self.directory.open_reserved(EXIT, EXIT_BYTES)
 
     def run(self) -> None:
@@ -255,12 +303,20 @@ class Wrapper:
         code = os.waitstatus_to_exitcode(self.status)
         ended = {"code": code if code >= 0 else 128 - code, "signal": max(0, -code), "began": began}
         times = {"began_uptime": self.me["began_uptime"], "ended": time.time(), "ended_uptime": uptime()}
-        self._record({**ended, **times, "stage": self.stage})
+        whose = {name: True for name in ("fenced", "unasked") if getattr(self, name)}
+        self._record({**ended, **times, "stage": self.stage, **whose})
 
     def _complete(self) -> bool:
-        """Return whether the executor wrote `go` for this launch."""
-        with contextlib.suppress(OSError, ValueError):
-            return bool(self.directory.read(f"../{GO}") == self.nonce)
+        """Return whether the executor wrote `go` for this launch, and take the variables that came with it."""
+        self.lease.look()
+        if self.lease.over:
+            return False
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            go = self.directory.read(f"../{GO}")
+            if isinstance(go, dict):
+                go, more = go["nonce"], go["env"]
+                self.orders["env"].update(more)
+            return bool(go == self.nonce)
         return False
 
     def _record(self, data: dict[str, Any]) -> None:
@@ -299,17 +355,18 @@ class Wrapper:
 
     def _attend(self) -> None:
         """Wait until the worker has ended, and enforce requests to pause it and to stop it."""
+        self._look_at_lease()
         while self.status is None:
-            due = [at for at in (self.deadline, self.pause.due) if at is not None]
+            due = [at for at in (self.deadline, self.pause.due, self.lease_due) if at is not None]
             left = max(0.0, min(due) - time.monotonic()) if due else None
             got = signal.sigwaitinfo(_WAKING) if left is None else signal.sigtimedwait(_WAKING, left)
-            if got is None:
-                self._time_passed()
-            elif got.si_signo == signal.SIGUSR1:
+            if got is not None and got.si_signo == signal.SIGUSR1:
                 self.pause.obey(self.worker)
-            elif got.si_signo != signal.SIGCHLD:
+            elif got is not None and got.si_signo != signal.SIGCHLD:
                 self._asked_to_stop()
             self._reap()
+            if self.status is None:  # also after a signal: a worker may cause signals without end
+                self._time_passed()
 
     def _time_passed(self) -> None:
         now = time.monotonic()
@@ -317,6 +374,26 @@ class Wrapper:
             self.pause.look()
         if self.deadline is not None and now >= self.deadline:
             self._next_stage()
+        if self.lease_due is not None and now >= self.lease_due:
+            self._look_at_lease()
+
+    def _look_at_lease(self) -> None:
+        """Kill the worker if the node's lease is over: it may be started elsewhere from then on."""
+        self.lease.look()
+        if self.lease.over:
+            self.fenced, self.lease_due = True, None
+            self._kill()
+            return
+        if self.lease.wants_checkpoint:
+            self.lease.asked = True
+            self._ask_to_save()
+        self.lease_due = self.lease.due
+
+    def _ask_to_save(self) -> None:
+        """Ask the training library for a checkpoint while there is time. The rest of the control stays as it is."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+            control = self.directory.read(CONTROL)
+            self.directory.replace(CONTROL, {**control, "checkpoint": int(control["checkpoint"]) + 1}, 0o644)
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
@@ -331,7 +408,7 @@ class Wrapper:
         try:
             how = self.directory.read(STOP)["how"]
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            how = "end"
+            how, self.unasked = "end", True
         if how == "kill":
             self._kill()
             return

@@ -177,7 +177,7 @@ def _url(listening: socket.socket) -> str:
 
 
 async def _serve(config: Any, listening: socket.socket, names: tuple[str, ...]) -> int:
-    from carpool.live.http.auth import Keyring, admin_token, digest
+    from carpool.live.http.auth import AGENT, Keyring, admin_token, digest
     from carpool.live.service.service import open_service
 
     place = config.home
@@ -185,7 +185,9 @@ async def _serve(config: Any, listening: socket.socket, names: tuple[str, ...]) 
     try:
         token = admin_token(place.admin_token)
         known = {name: row["token_hash"] for name, row in service.queries.users().items() if row.get("token_hash")}
-        context = _context(service, config, Keyring(digest(token), known), listening, names)
+        rows = service.queries.users().items()
+        speaking = {name: str(row["node"]) for name, row in rows if row.get("role") == AGENT}
+        context = _context(service, config, Keyring(digest(token), known, speaking), listening, names)
         server = _server(context)
         url = _url(listening)
         listening.listen(1024)  # a client that reads the address may connect at once

@@ -18,9 +18,10 @@ A paused gang keeps its memory and takes no compute: no process of it runs, what
 service runs, but not for ever: after a while (`ExecutorOptions.pause_patience_s`) it goes on.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from carpool.channel import Report
@@ -69,6 +70,8 @@ class NodeInventory:
     """Why the mechanism is not MPS; empty where it is."""
     can_swap: bool = False
     """Whether the memory of a paused gang of one GPU can be moved to main memory."""
+    closed: str = ""
+    """Why nothing new may start there; empty: it may."""
 
     @property
     def node(self) -> Node:
@@ -77,6 +80,19 @@ class NodeInventory:
 
 
 # ---- what the service asks for ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class GangPart:
+    """Which workers of a gang over several nodes run on one of them."""
+
+    first_rank: int
+    """Rank of the first worker here."""
+    world_size: int
+    """Number of workers of the whole gang."""
+    node_rank: int
+    """Number of this node within the gang; the workers of node 0 offer the port at which all meet."""
+    nodes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +123,12 @@ class Launch:
     """Whether to count the iterations of a script that does not use the training library: see `carpool.watch`."""
     gpu_memory: int = 0
     """Bytes that the job should need on each GPU, where it must not take much more; 0: no limit."""
+    checkpoints: str = ""
+    """Folder for checkpoints; empty: the executor's own."""
+    snapshot: bool = False
+    """The directory is the job's code snapshot in the service's home."""
+    part: GangPart | None = None
+    """The part of a gang over several nodes that is started here; None: the whole gang."""
 
     @property
     def key(self) -> GangKey:
@@ -208,6 +230,27 @@ class ExecutorListener(Protocol):
         """A line for the operator, kept in the journal. The executor keeps trying to solve the problem."""
 
 
+class Leadership(Protocol):
+    """Whether this service may act for its journal. Agents obey the service with the highest term."""
+
+    @property
+    def term(self) -> int:
+        """Number of this start of a service on this journal; it grows with every start."""
+
+    def leads(self) -> bool:
+        """Return whether no other service can have taken over by now."""
+
+
+@dataclass(frozen=True, slots=True)
+class OnlyService:
+    """The leadership of a service that alone can open its journal, because it holds the lock of its home."""
+
+    term: int = 1
+
+    def leads(self) -> bool:
+        return True
+
+
 # ---- the contract ----------------------------------------------------------------------------------------------------
 
 
@@ -231,6 +274,13 @@ class ExecutorOptions:
     other, and their libraries give up after a while."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """The `key=value` pairs of `--executor NAME:key=value,…`."""
+    leadership: Leadership = field(default_factory=OnlyService)
+    node: str = "node0"
+    """Name of this machine as a node."""
+    lease: Path | None = None
+    """File that says until when workers may run (see `carpool.live.rank.Lease`); None: for ever."""
+    has_service: Callable[[], bool] = lambda: True
+    """Whether a service is there, which the wrappers of paused workers want to know."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,27 +21,47 @@ def one_process_per_node(command: Sequence[str]) -> bool:
     return words[0] == "torchrun" or any(word in TORCHRUN for word in words)
 
 
+def first_rank(launch: Launch) -> int:
+    """Return the rank of the first process here: 0, unless others of the gang run on other nodes."""
+    if launch.part is None:
+        return 0
+    return launch.part.node_rank if one_process_per_node(launch.command) else launch.part.first_rank
+
+
+def meeting_point(launch: Launch, address: str, port: int) -> dict[str, str]:
+    """Return the variables by which the workers of a gang over several nodes find each other."""
+    if launch.part is not None and one_process_per_node(launch.command):  # torchrun reads these
+        return {"PET_MASTER_ADDR": address, "PET_MASTER_PORT": str(port)}
+    return {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+
+
 def rank_environments(launch: Launch, gang_slots: Sequence[GpuSlot], port: int) -> list[dict[str, str]]:
     """Return the variables that each process of the gang gets, in the order of the ranks."""
     slots_by_rank = [[slot] for slot in gang_slots]
+    part, first = launch.part, first_rank(launch)
+    more: dict[str, str] = {}
+    size = part.world_size if part is not None else len(gang_slots)
     if one_process_per_node(launch.command):
         slots_by_rank = [list(gang_slots)]
-    size = str(len(slots_by_rank))
+        size = part.nodes if part is not None else 1
+        if part is not None:
+            numbers = {"NNODES": part.nodes, "NODE_RANK": part.node_rank, "NPROC_PER_NODE": len(gang_slots)}
+            more = {f"PET_{name}": str(number) for name, number in numbers.items()}
     # Hugging Face's libraries take a worker that has LOCAL_RANK for one of several, and wrap its model accordingly.
-    together = len(slots_by_rank) > 1
+    together, here = size > 1, str(len(slots_by_rank))
     return [
         {
-            "RANK": str(rank),
-            "WORLD_SIZE": size,
-            **({"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": size} if together else {}),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
+            "RANK": str(first + number),
+            "WORLD_SIZE": str(size),
+            **({"LOCAL_RANK": str(number), "LOCAL_WORLD_SIZE": here} if together else {}),
+            **meeting_point(launch, "127.0.0.1", port),
+            **more,
             "CUDA_VISIBLE_DEVICES": ",".join(slot.uuid for slot in gang_slots if slot.uuid),
             "CARPOOL_GPUS": ",".join(slot.label for slot in slots),
             "CARPOOL_JOB": launch.job,
             channel.ENV_ATTEMPT: str(launch.attempt),
         }
-        for rank, slots in enumerate(slots_by_rank)
+        for number, slots in enumerate(slots_by_rank)
     ]
 
 

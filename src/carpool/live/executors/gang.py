@@ -10,7 +10,7 @@ import re
 import signal
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +126,10 @@ class LocalGang:
     pause_sequence: int = 0
     """Number of the latest request that was written for the wrappers."""
     control: channel.Control = field(default_factory=channel.Control)
+    world_size: int = 1
+    """Number of workers of the gang on all nodes."""
+    port: int = 0
+    """Port on this machine at which the gang may meet."""
 
     @property
     def launched(self) -> bool:
@@ -144,7 +148,7 @@ class LocalGang:
     def agrees_on_steps(self) -> bool:
         """Whether it has several workers, all of which stop at the same step boundary when they are asked to."""
         reports = [rank.report() for rank in self.ranks]
-        return len(reports) > 1 and all(report is not None and report.can_stand for report in reports)
+        return self.world_size > 1 and all(report is not None and report.can_stand for report in reports)
 
     def ask_to_switch(self, paused: bool, *, swap: bool = False) -> int:
         """Note a request to pause it or to let it go on; return its number."""
@@ -153,6 +157,9 @@ class LocalGang:
         return self.switch
 
     def write_control(self, control: channel.Control) -> None:
+        found = channel.read_control(self.ranks[0].directory) if self.ranks else None
+        if found is not None and found.checkpoint > control.checkpoint:  # its wrapper asked for a checkpoint
+            control = replace(control, checkpoint=found.checkpoint)
         self.control = control
         for rank in self.ranks:
             with contextlib.suppress(OSError):  # a worker that does not get it is stopped by a signal anyway
@@ -205,6 +212,10 @@ class LocalGang:
             return GangOutcome.LOST, "the machine restarted"
         if any(rank.exit and rank.exit.get("never") for rank in self.ranks):
             return GangOutcome.LOST, "the service ended before the gang was complete"
+        if any(rank.exit and rank.exit.get("fenced") for rank in self.ranks):
+            return GangOutcome.LOST, "its node was cut off from the service for too long"
+        if not self.stop and any(rank.exit and rank.exit.get("unasked") for rank in self.ranks):
+            return GangOutcome.LOST, "something other than the service ended its workers"
         reported = any(report.status is channel.WorkerStatus.OUT_OF_MEMORY or report.needs_alone for report in reports)
         if not self.stop and (reported or any(_log_shows_out_of_memory(rank) for rank in self.ranks if rank.code)):
             return GangOutcome.OUT_OF_MEMORY, "out of GPU memory"
@@ -233,7 +244,7 @@ class LocalGang:
 
     def describe(self, rank: LocalRank) -> str:
         """Say in one sentence how a worker ended."""
-        worker = f"worker {self.ranks.index(rank)}"
+        worker = f"worker {rank.directory.name.removeprefix('rank-')}"
         if rank.exit is None:
             return f"{worker}: its wrapper was killed"
         number = _integer(rank.exit, "signal")
@@ -300,8 +311,12 @@ def _gang_of(directory: Path, key: GangKey, record: dict[str, Any]) -> LocalGang
     gang = LocalGang(key, directory, slots, exclusive=record.get("exclusive", False))
     if type(record["ranks"]) is not int or not 0 < record["ranks"] <= MAX_RANKS:
         raise ValueError("no number of workers")
+    first = record.get("first", 0)
+    if type(first) is not int or not 0 <= first <= MAX_RANKS:
+        raise ValueError("no first rank")
+    gang.world_size = int(record.get("world_size", record["ranks"]))
     for number in range(record["ranks"]):
-        rank = LocalRank(directory / f"rank-{number}")
+        rank = LocalRank(directory / f"rank-{first + number}")
         rank.refresh()
         gang.ranks.append(rank)
         stop = read_object(rank.directory / wrapper.STOP)

@@ -20,7 +20,13 @@ from carpool import channel
 from carpool.live import rank as wrapper
 from carpool.live.accounts import account
 from carpool.live.executors.base import GangKey, Launch
-from carpool.live.executors.environment import DEFAULT_PATH, base_environment, rank_environments, watch_python
+from carpool.live.executors.environment import (
+    DEFAULT_PATH,
+    base_environment,
+    first_rank,
+    rank_environments,
+    watch_python,
+)
 from carpool.live.executors.gang import GANG_FILE, LocalGang, LocalRank
 from carpool.live.home import Home, write_private
 
@@ -34,11 +40,14 @@ class GangLauncher:
     cgroups = True
     """Whether workers get cgroups of their own, where the system allows that, so that they can be frozen."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: Home, lease: Path | None = None) -> None:
         self.home = home
+        self._lease = lease
         self.children: set[int] = set()
         """Wrappers that this process started and has not reaped."""
         self._ports: dict[GangKey, int] = {}
+        self._held: dict[GangKey, socket.socket] = {}
+        """Sockets that keep the ports of gangs over several nodes free until their workers may listen there."""
         self._cores: dict[GangKey, list[int]] = {}
 
     def prepare(self, gang: LocalGang, launch: Launch, nonce: str, sharing: Mapping[str, str]) -> None:
@@ -46,21 +55,26 @@ class GangLauncher:
         _set_aside(gang.directory)
         user = account(launch.uid) if launch.uid is not None and launch.uid != os.getuid() else None
         self._make_directories(gang, launch, user)
-        variables = rank_environments(launch, gang.slots, self._free_port(gang.key))
+        gang.port = self._free_port(gang.key, everywhere=launch.part is not None)
+        variables = rank_environments(launch, gang.slots, gang.port)
+        first, gang.world_size = first_rank(launch), launch.part.world_size if launch.part else len(variables)
         record = {
             "slots": [asdict(slot) for slot in gang.slots],
             "ranks": len(variables),
+            "first": first,
+            "world_size": gang.world_size,
             "nonce": nonce,
             "exclusive": gang.exclusive,
         }
         write_private(gang.directory / GANG_FILE, json.dumps(record))
         gang.ranks = []
         cores = self._pick_cores(gang.key, launch.cpus, len(variables))
+        checkpoints = launch.checkpoints or str(self.home.checkpoints(launch.job))
         for number, own in enumerate(variables):
-            directory = gang.directory / f"rank-{number}"
+            directory = gang.directory / f"rank-{first + number}"
             directory.mkdir(mode=0o711 if user else 0o700)
             own[channel.ENV_DIRECTORY] = str(directory)
-            own[channel.ENV_CHECKPOINTS] = str(self.home.checkpoints(launch.job))
+            own[channel.ENV_CHECKPOINTS] = checkpoints
             environment = {**base_environment(user), **launch.env, **sharing, **own}
             if launch.watch:
                 watch_python(environment)
@@ -71,6 +85,7 @@ class GangLauncher:
 
     def release(self, key: GangKey) -> None:
         """Forget the port and the cores of a gang that has ended."""
+        self.release_port(key)
         self._ports.pop(key, None)
         self._cores.pop(key, None)
 
@@ -80,6 +95,8 @@ class GangLauncher:
         job, checkpoints = self.home.job(launch.job), self.home.checkpoints(launch.job)
         job.mkdir(mode=mode, exist_ok=True)
         job.chmod(mode)
+        if launch.checkpoints:
+            checkpoints = Path(launch.checkpoints)
         checkpoints.mkdir(mode=0o700, exist_ok=True)
         (self.home.running / f"{launch.job}-{launch.attempt}").touch(mode=0o600)
         gang.directory.mkdir(mode=mode)
@@ -105,6 +122,7 @@ class GangLauncher:
             "memory": launch.memory,
             "cores": cores,
             "cgroup": self.cgroups,
+            "lease": str(self._lease) if self._lease is not None else None,
         }
         if user:
             groups = os.getgrouplist(user.pw_name, user.pw_gid)
@@ -135,14 +153,26 @@ class GangLauncher:
             for descriptor in ready:
                 os.close(descriptor)
 
-    def _free_port(self, key: GangKey) -> int:
+    def _free_port(self, key: GangKey, *, everywhere: bool) -> int:
+        """Find a free port for a gang's workers to meet; `everywhere`: on all addresses, and held until `go`."""
+        self.release_port(key)
         while True:
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                port: int = probe.getsockname()[1]
+            probe = socket.socket()
+            probe.bind(("" if everywhere else "127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+            if everywhere and port not in self._ports.values():
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a worker that does so too may listen
+                self._held[key] = probe
+            else:
+                probe.close()
             if port not in self._ports.values():
                 self._ports[key] = port
                 return port
+
+    def release_port(self, key: GangKey) -> None:
+        """Let the workers of a gang listen at its port."""
+        if held := self._held.pop(key, None):
+            held.close()
 
     def _pick_cores(self, key: GangKey, cpus: int | None, workers: int) -> list[list[int] | None]:
         """Pick `cpus` cores for each worker, those that other gangs use least; None: any core."""

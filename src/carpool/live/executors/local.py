@@ -34,6 +34,7 @@ from carpool.live.executors.base import (
     StopMode,
 )
 from carpool.live.executors.gang import LocalGang, LocalRank, open_gang, read_object
+from carpool.live.executors.gate import PartGate
 from carpool.live.executors.launching import GangLauncher, kill_workers, release_wrappers, write_exclusive
 from carpool.live.executors.logs import read_log_file
 from carpool.live.executors.mps_faults import MpsFaultWatch
@@ -66,7 +67,8 @@ class LocalExecutor:
             raise InputError(f"--executor local: takes no settings, so leave out {', '.join(options.settings)}")
         self.home = options.home
         self._options = options
-        self._launcher = GangLauncher(options.home)
+        self._launcher = GangLauncher(options.home, options.lease)
+        self.gate = PartGate()
         self._switch = GangSwitch(options, lambda gang, text: self._note(gang.key, text))
         self._gangs: dict[GangKey, LocalGang] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -217,7 +219,14 @@ class LocalExecutor:
                 await asyncio.to_thread(self._launcher.prepare, gang, launch, nonce, sharing)
                 if gang.stop:
                     break
-                write_exclusive(gang.directory / wrapper.GO, json.dumps(nonce))
+                go: str | dict[str, object] = nonce
+                if launch.part is not None:
+                    variables = await self.gate.wait(gang.key, gang.port)
+                    if variables is None or gang.stop:
+                        break
+                    go = {"nonce": nonce, "env": dict(variables)}
+                self._launcher.release_port(gang.key)
+                write_exclusive(gang.directory / wrapper.GO, json.dumps(go))
             except OSError as error:  # a full disk or too many processes: not the job's fault
                 release_wrappers(gang)
                 self._note(gang.key, f"cannot start now ({error}); the executor tries again")
@@ -249,6 +258,7 @@ class LocalExecutor:
         if gang is None:
             return False
         gang.stop = str(mode)
+        self.gate.open(key, None)
         if gang.launched:
             self._stop_workers(gang, mode)
         return True

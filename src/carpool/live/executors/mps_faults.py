@@ -17,7 +17,7 @@ from typing import Protocol
 from carpool.core.model import GpuId
 from carpool.live.clock import since_boot
 from carpool.live.executors.base import ExecutorListener, GangEnded, GangKey, GangOutcome, NodeFault
-from carpool.live.executors.node import NODE, LocalNode, MpsServerFault
+from carpool.live.executors.node import LocalNode, MpsServerFault
 
 log = logging.getLogger("carpool.live")
 
@@ -104,7 +104,7 @@ class MpsFaultWatch:
         every = frozenset(slot.id for slot in self.node.slots)
         self._fault_gpus = frozenset().union(*gpus.values()) or every
         self._hit.update(gpus)
-        self.listener.node_fault(NodeFault(NODE, f"MPS: {fault.reason}", frozenset(gpus)))
+        self.listener.node_fault(NodeFault(self.node.name, f"MPS: {fault.reason}", frozenset(gpus)))
 
     def _find_together(self) -> None:
         """Find two gangs that failed on the same GPU without a known fault: one failed by the other's fault."""
@@ -114,7 +114,7 @@ class MpsFaultWatch:
                 self._fault_at, self._fault_gpus, self._fault_named = self.now(), shared, False
                 self._hit.update((a.key, b.key))
                 reason = "MPS: these jobs failed together on one GPU"
-                self.listener.node_fault(NodeFault(NODE, reason, frozenset((a.key, b.key))))
+                self.listener.node_fault(NodeFault(self.node.name, reason, frozenset((a.key, b.key))))
 
     def _mate_may_fail(self, failure: FailedGang) -> bool:
         """Return whether a gang that shared its GPUs still runs and may fail by the same fault."""

@@ -18,7 +18,6 @@ from carpool.live.executors.base import ExecutorOptions, GangKey, GpuSlot, NodeI
 from carpool.live.freezer import process_words
 from carpool.live.home import Home
 
-NODE = "node0"
 LOGICAL_MEMORY = 2**50
 """Bytes on a logical slot: more than any job needs."""
 NOTICEABLE_BYTES = 256 * 2**20
@@ -51,6 +50,7 @@ class LocalNode:
     memory: int
     mechanism: str
     why: str = ""
+    name: str = "node0"
     mps: Any = None
     """The `carpool.gpu.mps.Daemon`; None: jobs share without MPS."""
     can_swap: bool = False
@@ -69,7 +69,7 @@ class LocalNode:
 
     @property
     def inventory(self) -> NodeInventory:
-        return NodeInventory(NODE, self.slots, self.memory, self.mechanism, self.why, self.can_swap)
+        return NodeInventory(self.name, self.slots, self.memory, self.mechanism, self.why, self.can_swap)
 
     def environment(self, memory: int = 0, gpus: int = 1) -> dict[str, str]:
         """Return the variables that let a job share. `memory`: bytes that it should need on a GPU; 0: no limit.
@@ -217,18 +217,18 @@ def _is_ending(pid: int) -> bool:
 def open_node(options: ExecutorOptions, without_mps: str = "") -> LocalNode:
     """Find the GPUs of this machine and start MPS; `without_mps` says why MPS is not to be used. Blocks."""
     if options.gpus is not None:
-        slots = tuple(GpuSlot(index, NODE, index) for index in range(options.gpus))
-        return LocalNode(slots, options.gpu_memory or LOGICAL_MEMORY, "logical")
+        slots = tuple(GpuSlot(index, options.node, index) for index in range(options.gpus))
+        return LocalNode(slots, options.gpu_memory or LOGICAL_MEMORY, "logical", name=options.node)
     from carpool.gpu import nvml
 
     devices = [device for device in nvml.devices() if not options.only or device.uuid in options.only]
     if not devices:
         raise InputError("no GPU was found; give --gpus N for logical slots")
     slots = tuple(
-        GpuSlot(number, NODE, device.index, device.uuid, device.name) for number, device in enumerate(devices)
+        GpuSlot(number, options.node, device.index, device.uuid, device.name) for number, device in enumerate(devices)
     )
     memory = options.gpu_memory or min(device.memory for device in devices)
-    node = LocalNode(slots, memory, "time-slicing", without_mps)
+    node = LocalNode(slots, memory, "time-slicing", without_mps, options.node)
     if not without_mps:
         _start_mps(node, options.home)
     node.can_swap = node.mps is None and swap_works()

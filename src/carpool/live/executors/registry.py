@@ -1,8 +1,8 @@
 """The executors by name, and how one is made from what the operator writes: `name` or `name:key=value,…`.
 
-`local` is built in. A package adds its own through the entry-point group `carpool.executors`: the name of the entry
-point is the name for `carpool serve --executor`, and its value is a class or function that takes `ExecutorOptions` and
-returns an `Executor`.
+`local` (this machine) and `agents` (a cluster) are built in. A package adds its own through the entry-point group
+`carpool.executors`: the name of the entry point is the name for `carpool serve --executor`, and its value is a class or
+function that takes `ExecutorOptions` and returns an `Executor`.
 """
 
 from collections.abc import Callable
@@ -11,11 +11,12 @@ from importlib.metadata import EntryPoint, entry_points
 
 from carpool.errors import InputError, nearest
 from carpool.live.executors.base import Executor, ExecutorOptions
+from carpool.live.executors.cluster import ClusterExecutor
 from carpool.live.executors.local import LocalExecutor
 
 ENTRY_POINTS = "carpool.executors"
 ExecutorFactory = Callable[[ExecutorOptions], Executor]
-BUILT_IN: dict[str, ExecutorFactory] = {"local": LocalExecutor}
+BUILT_IN: dict[str, ExecutorFactory] = {"local": LocalExecutor, "agents": ClusterExecutor}
 
 
 def executor_names() -> list[str]:

@@ -41,8 +41,9 @@ class GangSwitch:
     async def prove_life(self) -> None:
         """Touch the file by which wrappers see that the service lives, for ever."""
         while True:
-            with contextlib.suppress(OSError):
-                self._alive.touch(mode=0o600)
+            if self._options.has_service():
+                with contextlib.suppress(OSError):
+                    self._alive.touch(mode=0o600)
             patience = min(self._options.pause_patience_s, self._options.gang_pause_s)
             await asyncio.sleep(min(LONGEST_BEAT_S, patience / BEATS))
 
@@ -52,7 +53,7 @@ class GangSwitch:
             self._note(gang, "its wrapper is of an earlier release and cannot pause it; it goes on")
             gang.switched = True
             return True
-        if gang.paused and gang.swap and len(gang.ranks) == 1:
+        if gang.paused and gang.swap and gang.world_size == 1:
             await self._swap_out(gang, mine)
         elif gang.paused and gang.agrees_on_steps:
             await self._reach_boundary(gang, mine)
@@ -103,7 +104,7 @@ class GangSwitch:
         """Write the request and wake the wrappers; return its number."""
         gang.pause_sequence += 1
         patience = self._options.pause_patience_s
-        if len(gang.ranks) > 1 and not gang.agrees_on_steps:  # its workers may wait for each other right now
+        if gang.world_size > 1 and not gang.agrees_on_steps:  # its workers may wait for each other right now
             patience = min(patience, self._options.gang_pause_s)
         request: dict[str, Any] = {
             "sequence": gang.pause_sequence,

@@ -104,7 +104,7 @@ def api_context(request: Request) -> ApiContext:
 
 def create_app(context: ApiContext) -> App:
     """Return the application, wrapped in its gate."""
-    from carpool.live.http import job_routes, service_routes
+    from carpool.live.http import agent_routes, job_routes, service_routes
 
     app = FastAPI(
         title="Carpool",
@@ -125,8 +125,10 @@ def create_app(context: ApiContext) -> App:
 
     app.include_router(job_routes.router, prefix="/v1")
     app.include_router(service_routes.router, prefix="/v1")
+    app.include_router(agent_routes.router, prefix="/v1")
     _document_security(app)
-    return Gate(app, context.keyring.who, hosts=context.hosts, large_bodies={"/v1/snapshots": MAX_PACKED})
+    large = {"/v1/snapshots": MAX_PACKED, **agent_routes.LARGE_BODIES}
+    return Gate(app, context.keyring.who, hosts=context.hosts, large_bodies=large)
 
 
 def _answer_errors(app: FastAPI) -> None:

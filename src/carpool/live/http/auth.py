@@ -16,8 +16,10 @@ from pathlib import Path
 from carpool.errors import InputError
 from carpool.live.accounts import ADMIN
 
-__all__ = ["ADMIN", "Keyring", "Principal", "admin_token", "digest", "new_token", "read_token"]
+__all__ = ["ADMIN", "AGENT", "Keyring", "Principal", "admin_token", "digest", "new_token", "read_token"]
 TOKEN_BYTES = 32
+AGENT = "agent"
+"""Role of tokens that speak for a node and may do nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,8 @@ class Principal:
 
     name: str
     admin: bool = False
+    node: str = ""
+    """The node that an agent's token speaks for; empty: the token belongs to a user."""
 
     def may_change(self, owner: str) -> bool:
         """Return whether this user may read the logs of, cancel or change a job of that owner."""
@@ -43,19 +47,25 @@ def digest(token: str) -> str:
 class Keyring:
     """The digests of all valid tokens."""
 
-    def __init__(self, admin_digest: str, digests: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, admin_digest: str, digests: Mapping[str, str] | None = None, nodes: Mapping[str, str] | None = None
+    ) -> None:
+        """`nodes`: those names of `digests` that belong to agents, with the nodes that they speak for."""
         self._digests = {ADMIN: admin_digest}
         self._digests.update(digests or {})
+        self._nodes = dict(nodes or {})
 
     def who(self, token: str) -> Principal | None:
         offered, found = digest(token), None
         for name, known in self._digests.items():  # all of them, so that the time does not reveal which one was close
             if hmac.compare_digest(offered, known):
                 found = name
-        return None if found is None else Principal(found, found == ADMIN)
+        return None if found is None else Principal(found, found == ADMIN, self._nodes.get(found, ""))
 
-    def add(self, name: str, known: str) -> None:
+    def add(self, name: str, known: str, node: str = "") -> None:
         self._digests[name] = known
+        if node:
+            self._nodes[name] = node
 
     def revoke(self, name: str) -> None:
         self._digests.pop(name, None)

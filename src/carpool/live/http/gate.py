@@ -19,6 +19,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
+AGENTS = "/v1/agents/"
+"""Beginning of the paths that agents may use, and only they."""
 HEALTH = "/health"
 """The only path that needs no token."""
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -80,6 +82,8 @@ class Gate:
                 principal = scope.setdefault("state", {})["principal"] = self._authenticate(scope)
                 if CONNECTION in scope:
                     scope[CONNECTION].authenticated(principal.name)
+                if bool(principal.node) is not scope["path"].startswith(AGENTS):
+                    raise Refused(403, "agents may use the paths of agents only, and nobody else may")
             limit = self.large_bodies.get(scope["path"])
             if limit is not None:  # its route reads it as it arrives
                 await self.app(scope, self._counted(scope, receive, limit, LARGE_BODY_TIMEOUT_S), send)

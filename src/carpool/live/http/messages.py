@@ -87,6 +87,17 @@ class UserRequest(LimitsRequest):
     uid: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
 
 
+NODE_NAME = r"^[a-z0-9][a-z0-9_.-]{0,62}$"
+
+
+class NodeRequest(Request):
+    name: Annotated[str, Field(pattern=NODE_NAME, max_length=63)]
+
+
+class NodeChange(Request):
+    state: Literal["open", "drained", "lost"]
+
+
 class ErrorAnswer(Answer):
     error: str
     """One sentence that says what is wrong and what to do."""

@@ -14,7 +14,7 @@ from carpool.live.accounts import installation_problem, uid_for
 from carpool.live.errors import NoSuchJob, WrongStatus
 from carpool.live.http import messages
 from carpool.live.http.api import ApiContext, Forbidden, Json, answers, api_context, me
-from carpool.live.http.auth import ADMIN, Principal, digest, new_token
+from carpool.live.http.auth import ADMIN, AGENT, Principal, digest, new_token
 
 Me = Annotated[Principal, Depends(me)]
 Context = Annotated[ApiContext, Depends(api_context)]
@@ -130,7 +130,8 @@ def _shown(name: str, row: dict[str, Any]) -> dict[str, Any]:
 async def users(context: Context, who: Me) -> Json:
     """Return all users, including revoked ones."""
     _admin_only(who)
-    return Json({"users": [_shown(name, row) for name, row in sorted(context.service.queries.users().items())]})
+    rows = sorted(context.service.queries.users().items())
+    return Json({"users": [_shown(name, row) for name, row in rows if row.get("role") != AGENT]})
 
 
 @router.post(

@@ -75,7 +75,7 @@ def job_row(
         "watched": report is not None and report.watched,
         "reported_iteration_s": report.seconds if report is not None and report.seconds > 0.0 else None,
         "peak_memory": report.peak_memory if report is not None and report.peak_memory else None,
-        "on": [labels[gpu] for gpu in record.gpus],
+        "on": [labels.get(gpu, f"GPU {gpu}") for gpu in record.gpus],
         "mates": sorted((mate.job.id for mate in state.cluster.mates(record)), key=int) if record.gpus else [],
     }
 

@@ -165,6 +165,7 @@ class Dispatcher:
             exclusive=job.exclusive,
             watch=spec.watch,
             gpu_memory=gpu_memory,
+            snapshot=spec.snapshot,
         )
 
     def gangs_of(self, job: JobId) -> list[GangKey]:

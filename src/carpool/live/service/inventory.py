@@ -8,6 +8,9 @@ from carpool.core.model import GpuId, Node
 from carpool.core.state import State
 from carpool.live.executors.base import Executor, GpuSlot, NodeInventory
 
+NO_NODES = "time-slicing"
+"""Mechanism that is assumed before the first node has joined: the slower one."""
+
 
 @dataclass(frozen=True)
 class Inventory:
@@ -26,14 +29,19 @@ class Inventory:
     @property
     def mechanism(self) -> str:
         """Mechanism of the first node; clusters with several mechanisms are not estimated apart."""
-        return self.nodes[0].mechanism
+        return next((node.mechanism for node in self.nodes), NO_NODES)
+
+    @property
+    def node_gpus(self) -> int:
+        """Number of GPUs of the largest node; 1 before the first node has joined."""
+        return max((len(node.slots) for node in self.nodes), default=1)
 
     def labels(self) -> Mapping[GpuId, str]:
         """Return the name of each GPU as users see it."""
         return {slot.id: slot.label for slot in self.slots}
 
     def label(self, gpu: GpuId) -> str:
-        return self.labels()[gpu]
+        return self.labels().get(gpu, f"GPU {gpu}")
 
     def changes(self, state: State, now: float) -> list[ev.Event]:
         """Return the events that bring the state's nodes up to date."""

@@ -236,7 +236,7 @@ class Queries:
             }
             for node in self.inventory.nodes
         ]
-        first = {key: nodes[0][key] for key in ("mechanism", "why")}
+        first = {key: nodes[0][key] if nodes else "" for key in ("mechanism", "why")}
         return {"nodes": nodes, **first, "jobs_per_gpu": self.state.jobs_per_gpu}
 
     def history(self, *, limit: int = 100, before: str | None = None, user: str | None = None) -> list[Row]:

@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from carpool import policies
@@ -19,7 +19,7 @@ from carpool.core.scheduler import Scheduler
 from carpool.core.state import State
 from carpool.errors import InputError
 from carpool.live.clock import Clock, RealClock
-from carpool.live.executors.base import Executor
+from carpool.live.executors.base import Executor, Leadership, OnlyService
 from carpool.live.executors.registry import make_executor
 from carpool.live.home import Home
 from carpool.live.insight.forecaster import Forecaster
@@ -49,6 +49,8 @@ from carpool.policies.guarded import GuardedPolicy
 
 log = logging.getLogger("carpool.live")
 
+TERM = "term"
+"""Key of the journal's meta row that counts the starts of services."""
 LOOK_AHEAD_S = 2.0
 """Seconds between two forecasts of new jobs."""
 
@@ -131,7 +133,8 @@ async def open_service(config: ServiceConfig) -> Service:
         try:
             store.open()
             users = Users.load(config.home, store.users())
-            executor = _executor(config)
+            leadership = OnlyService(await _next_term(store))
+            executor = _executor(config, leadership)
             undo.push_async_callback(executor.close)
             await executor.open(separate_users=users.separate)
             inventory = Inventory(executor)
@@ -217,16 +220,23 @@ async def _assemble(
     )
 
 
-def _executor(config: ServiceConfig) -> Executor:
+def _executor(config: ServiceConfig, leadership: Leadership) -> Executor:
     if isinstance(config.executor, str):
-        return make_executor(config.executor, config.executor_options)
+        return make_executor(config.executor, replace(config.executor_options, leadership=leadership))
     return config.executor
 
 
+async def _next_term(store: Store) -> int:
+    """Return the number of this start of a service on this journal; it is durable before anything acts on it."""
+    known = store.meta().get(TERM, "")
+    term = 1 + (int(known) if known.isdecimal() and len(known) < 16 else 0)
+    await store.write(Commit(meta={TERM: str(term)}))
+    return term
+
+
 def _estimator(config: ServiceConfig, inventory: Inventory) -> JobEstimator:
-    slots = inventory.slots
-    devices = [slot.device for slot in slots]
-    return JobEstimator(len(slots), inventory.mechanism, devices, config.perf, config.profile)
+    devices = [slot.device for slot in inventory.slots]
+    return JobEstimator(inventory.node_gpus, inventory.mechanism, devices, config.perf, config.profile)
 
 
 def _policy(config: ServiceConfig) -> GuardedPolicy:

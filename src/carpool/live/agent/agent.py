@@ -1,0 +1,435 @@
+"""The agent of one node: it tells the service what is here, and makes what is here what the service wants.
+
+One exchange (`carpool.live.executors.wire`) does both, again and again; a second one goes at once when something has
+happened. What the service does not want is killed; what it wants is started, stopped, paused and retuned through the
+local executor. The agent may be killed at any moment: workers outlive it until the node's lease is over, and the next
+agent finds them.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from carpool import __version__
+from carpool.errors import InputError
+from carpool.gpu.counters import GpuUse
+from carpool.live.accounts import login_name
+from carpool.live.agent.lease import NodeLease
+from carpool.live.agent.log_copies import LogCopies
+from carpool.live.agent.memory import AgentMemory
+from carpool.live.agent.network import interface_variables
+from carpool.live.agent.parts import NodePart, NodeParts, part_state
+from carpool.live.agent.road import NoAnswer, Road, Turned
+from carpool.live.agent.snapshots import fetch_snapshot
+from carpool.live.clock import since_boot
+from carpool.live.executors import wire
+from carpool.live.executors.base import ExecutorOptions, GangEnded, GangKey, GangOutcome, Launch, StopMode
+from carpool.live.executors.environment import meeting_point
+from carpool.live.executors.local import LocalExecutor
+from carpool.live.executors.wire import DeviceRow, NodeOrders, NodeState, PartOrder, Want
+from carpool.live.grounds.base import NoWitness, Witness
+from carpool.live.home import Home
+from carpool.live.rank import boot_id
+
+log = logging.getLogger("carpool.agent")
+
+AGAIN_S = 0.5
+"""Seconds before another exchange after one that failed."""
+PAUSE_S = 0.02
+"""Least number of seconds between two exchanges, so that several things that happen together share one."""
+IN_FLIGHT = 2
+"""Number of exchanges at a time: one that the service holds, and one with news."""
+USE_S = 1.0
+"""Seconds between two looks at the counters of GPUs."""
+WITNESS_S = 5.0
+"""Seconds between two questions to the witness."""
+STRENGTH = {"": 0, StopMode.SAVE: 1, StopMode.TERMINATE: 2, StopMode.KILL: 3}
+
+
+@dataclass(frozen=True)
+class AgentOptions:
+    """What the operator chooses for an agent."""
+
+    home: Home
+    node: str
+    address: str
+    """Address at which other nodes reach this one."""
+    gpus: int | None = None
+    """Number of logical GPUs; None: those that exist."""
+    only: tuple[str, ...] = ()
+    gpu_memory: int | None = None
+    mps: bool = True
+    ground: str = "hand"
+    pilot: str = ""
+    leave_on_term: bool = False
+    """Whether SIGTERM means to leave the cluster; otherwise workers run on, and the next agent finds them."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables for gangs over several nodes, such as NCCL_SOCKET_IFNAME; a job's own come first."""
+
+
+class Agent:
+    """Runs one node."""
+
+    def __init__(self, options: AgentOptions, road: Road, witness: Witness | None = None) -> None:
+        self.options = options
+        self.home = options.home
+        self.road = road
+        self.witness = witness or NoWitness()
+        self.lease = NodeLease(self.home.path / "lease")
+        self.memory = AgentMemory(self.home.path / "agent.json")
+        self.parts = NodeParts(self._something_new)
+        self.executor = LocalExecutor(self._executor_options())
+        self.copies = LogCopies(self.home, road, self.parts, self._something_new)
+        self.leaving = False
+        self.instance = secrets.token_hex(8)
+        self.joined = False
+        """A service has accepted this node in the life of this process."""
+        self._recovered = False
+        self._numbers = 0
+        self._latest = (0, 0)
+        self._mark = ""
+        self._shared = ""
+        self._home_seen = ""
+        """The service's home, where this node sees it; empty: it does not."""
+        self._lease_s = 60.0
+        self._use: dict[str, GpuUse] = {}
+        self._use_at = 0.0
+        self._heard_at = since_boot()
+        self._asked_witness = 0.0
+        self._news = asyncio.Event()
+        self._obeying = asyncio.Lock()
+        self._ended = asyncio.Event()
+        self._failure: InputError | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._starting: set[GangKey] = set()
+        self._launched: dict[GangKey, Launch] = {}
+
+    def _executor_options(self) -> ExecutorOptions:
+        options = self.options
+        return ExecutorOptions(
+            self.home,
+            options.gpus,
+            options.only,
+            options.gpu_memory,
+            options.mps,
+            node=options.node,
+            lease=self.home.path / "lease",
+            has_service=lambda: since_boot() - self._heard_at < 0.5 * self._lease_s,
+        )
+
+    def _something_new(self) -> None:
+        self._news.set()
+
+    # ---- the life of an agent --------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Run the node until `end` is called, or until it has left the cluster. Raise `InputError` where no service
+        will ever accept it."""
+        self.home.create()
+        self.home.acquire()
+        try:
+            await asyncio.to_thread(self.memory.load)
+            await self.executor.open()
+            self.executor.gate.changed = self._something_new
+            self._spawn(self._exchange_for_ever())
+            self._spawn(self.copies.run())
+            await self._ended.wait()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self.executor.close()
+            await asyncio.to_thread(self.road.close)
+            self.home.release()
+        if self._failure is not None:
+            raise self._failure
+
+    def end(self) -> None:
+        """End the agent. Workers run on, and the next agent finds them."""
+        self._ended.set()
+
+    def leave(self) -> None:
+        """Leave the cluster: the service lets all jobs here save and stop, then the agent ends."""
+        self.leaving = True
+        self._something_new()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # ---- the exchange ----------------------------------------------------------------------------------------------
+
+    async def _exchange_for_ever(self) -> None:
+        flying: set[asyncio.Task[None]] = set()
+        while True:
+            self._news.clear()
+            flying.add(self._spawn(self._exchange()))
+            await asyncio.sleep(PAUSE_S)
+            news = asyncio.create_task(self._news.wait())
+            waits: set[asyncio.Task[Any]] = {*flying} if len(flying) >= IN_FLIGHT else {*flying, news}
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            news.cancel()
+            flying = {task for task in flying if not task.done()}
+
+    async def _exchange(self) -> None:
+        """Send what is here and do what the answer says."""
+        try:
+            state = await self._state()
+            sent_at = since_boot()
+            try:
+                data = await asyncio.to_thread(self.road.sync, wire.plain(state))
+                answer = wire.read(NodeOrders, data)
+            except (NoAnswer, Turned) as error:
+                await self._not_answered(error)
+                return
+            await self._obey(answer, sent_at)
+        except InputError as error:
+            self._fail(error)
+        except Exception:  # the next exchange must happen
+            log.exception("an exchange failed")
+            await asyncio.sleep(AGAIN_S)
+
+    def _fail(self, error: InputError) -> None:
+        self._failure = error
+        self._ended.set()
+
+    async def _not_answered(self, error: InputError) -> None:
+        """Wait before the next exchange; give up where the first answer says that there is no place for this node."""
+        refused = isinstance(error, Turned) and error.status in (400, 401, 403, 404, 409, 422)
+        if refused and not self.memory.identity_known:  # an agent that came back may have workers to look after
+            raise error
+        now = since_boot()
+        if now - self._heard_at > WITNESS_S and now - self._asked_witness > WITNESS_S:
+            self._asked_witness = now
+            if await asyncio.to_thread(self.witness.wanted):
+                await asyncio.to_thread(self.lease.extend, now, self._lease_s)
+        await asyncio.sleep(AGAIN_S)
+
+    async def _state(self) -> NodeState:
+        inventory = self.executor.node.inventory
+        self._numbers += 1
+        number = self._numbers
+        await asyncio.to_thread(self._read_use)
+        states = None
+        if self._recovered:
+            own = list(self.parts.parts.values())
+            states = await asyncio.to_thread(lambda: {wire.key_text(p.key): part_state(p, self.executor) for p in own})
+        use, self._use = self._use, {}
+        return NodeState(
+            node=self.options.node,
+            identity=self.memory.identity,
+            boot=boot_id(),
+            instance=self.instance,
+            number=number,
+            address=self.options.address,
+            memory=inventory.memory,
+            mechanism=inventory.mechanism,
+            release=__version__,
+            devices=tuple(DeviceRow(slot.index, slot.uuid, slot.device) for slot in inventory.slots),
+            why=inventory.why,
+            can_swap=inventory.can_swap,
+            ground=self.options.ground,
+            pilot=self.options.pilot,
+            as_root=os.getuid() == 0,
+            leaving=self.leaving,
+            seen=self._mark,
+            shared=self._shared,
+            parts=states,
+            taken={str(gpu): memory for gpu, memory in self.parts.taken.items()},
+            use=use,
+            remarks=tuple(self.parts.remarks),
+        )
+
+    def _read_use(self) -> None:
+        """Read the counters of GPUs on which parts run, about once a second. Blocks."""
+        now = since_boot()
+        if now - self._use_at < USE_S:
+            return
+        self._use_at = now
+        for gpu in sorted({gpu for gpus in self.executor.present().values() for gpu in gpus}):
+            found = self.executor.gpu_use(gpu)
+            if found is not None:
+                self._use[str(gpu)] = found
+
+    # ---- obeying ---------------------------------------------------------------------------------------------------
+
+    async def _obey(self, answer: NodeOrders, sent_at: float) -> None:
+        async with self._obeying:
+            if answer.term < self.memory.term:  # a service that was replaced and does not know it
+                await asyncio.sleep(AGAIN_S)
+                return
+            if os.getuid() == 0 and not answer.as_root:
+                raise InputError(
+                    "the service does not run as root and this agent does, so its jobs would run as root here; "
+                    "start the agent as the user of the service"
+                )
+            await asyncio.to_thread(self.memory.remember, answer.term)
+            if (answer.term, answer.number) <= self._latest:
+                return
+            self._latest = answer.term, answer.number
+            self._heard_at = since_boot()
+            await asyncio.to_thread(self._take_terms, answer, sent_at)
+            if not self._recovered:
+                await self.executor.recover([wire.read_key(name) for name in answer.orders], self.parts)
+                self._recovered = True
+            self.parts.heard(answer.heard)
+            await self._carry_out(answer)
+            if not answer.joined:
+                self._something_new() if self._settled else await asyncio.sleep(AGAIN_S)
+
+    @property
+    def _settled(self) -> bool:
+        return all(part.ended is not None and part.logged for part in self.parts.parts.values())
+
+    def _take_terms(self, answer: NodeOrders, sent_at: float) -> None:
+        """Take the lease, and see whether this node sees the service's home. Blocks."""
+        if answer.joined:
+            self.joined = True
+            self._lease_s = answer.lease_s
+            self.road.timeout_s = max(1.0, min(10.0, 0.25 * answer.lease_s))
+            self.lease.extend(sent_at, answer.lease_s)
+        proof = Path(answer.home, answer.proof)
+        with contextlib.suppress(OSError):
+            self._shared = proof.read_text()[:100] if answer.proof else ""
+        self._home_seen = answer.home if self._shared else ""
+
+    async def _carry_out(self, answer: NodeOrders) -> None:
+        orders = {wire.read_key(name): order for name, order in answer.orders.items()}
+        for key in [key for key in self.parts.parts if key not in orders]:
+            self._drop(key, answer)
+        for key, order in orders.items():
+            self._follow_order(key, order)
+        if self._mark != answer.mark:
+            self._mark = answer.mark
+            self._something_new()
+        if self.leaving and not answer.joined and self._settled:
+            self._ended.set()
+
+    def _drop(self, key: GangKey, answer: NodeOrders) -> None:
+        """Get rid of a part that the service does not want."""
+        part = self.parts.parts[key]
+        if part.ended is None:
+            part.logged = True  # nobody waits for its logs
+            self._stop(part, StopMode.KILL)
+        elif not part.logged:
+            part.logged = True
+            self._something_new()
+        elif answer.joined:
+            del self.parts.parts[key]
+            self._launched.pop(key, None)
+            self.copies.forget(key)
+            self._spawn(self._remove_files(key))
+
+    async def _remove_files(self, key: GangKey) -> None:
+        await asyncio.to_thread(shutil.rmtree, self.home.attempt(*key), ignore_errors=True)
+
+    def _follow_order(self, key: GangKey, order: PartOrder) -> None:
+        part = self.parts.parts.get(key)
+        if part is None:
+            if order.want is Want.STOP:  # it never came here, and now it never will
+                self._end_early(key, GangOutcome.NEVER_STARTED, "")
+            elif order.launch is not None and order.want in (Want.READY, Want.GO):
+                self.parts.parts[key] = NodePart(key)
+                self._spawn(self._launch(key, order))
+            return
+        if part.ended is not None:
+            return
+        if order.want is Want.STOP:
+            self._stop(part, StopMode(order.how))
+        elif order.want is Want.GO and order.port:
+            self._open_gate(key, order)
+        if order.accumulation:
+            self.executor.retune(key, order.accumulation)
+        if order.switch and order.switch != part.asked_switch and part.started_at is not None:
+            part.asked_switch, part.asked_pause = order.switch, order.paused
+            if order.paused:
+                self.executor.pause(key, swap=order.swap)
+            else:
+                self.executor.resume(key)
+
+    def _stop(self, part: NodePart, mode: StopMode) -> None:
+        if STRENGTH[mode] > STRENGTH.get(part.stop, 0):
+            part.stop = mode
+            if not self.executor.stop(part.key, mode) and part.key not in self._starting and part.ended is None:
+                self._end_early(part.key, GangOutcome.NEVER_STARTED, "")
+
+    def _open_gate(self, key: GangKey, order: PartOrder) -> None:
+        launch = self._launched.get(key)
+        if launch is not None:
+            variables = meeting_point(launch, order.address, order.port)
+            own = {**interface_variables(self.options.address), **self.options.environment}
+            own = {name: value for name, value in own.items() if name not in launch.env}
+            self.executor.gate.open(key, {**own, **variables})
+
+    async def _launch(self, key: GangKey, order: PartOrder) -> None:
+        """Start a part here, if it can run here."""
+        assert order.launch is not None
+        self._starting.add(key)
+        try:
+            launch = await asyncio.to_thread(self._adapt, order.launch, order.user)
+        except InputError as error:
+            self._end_early(key, GangOutcome.FAILED, str(error))
+            return
+        except OSError as error:
+            self._end_early(key, GangOutcome.LOST, f"{self.options.node}: {error}")
+            return
+        finally:
+            self._starting.discard(key)
+        part = self.parts.parts.get(key)
+        if part is None or part.ended is not None:
+            return
+        if part.stop:
+            self._end_early(key, GangOutcome.NEVER_STARTED, "")
+            return
+        self._launched[key] = launch
+        self.executor.launch(launch)
+
+    def _end_early(self, key: GangKey, outcome: GangOutcome, reason: str) -> None:
+        part = self.parts.parts.setdefault(key, NodePart(key))
+        part.logged = True
+        self.parts.gang_ended(GangEnded(*key, outcome, reason))
+
+    def _adapt(self, launch: Launch, user: str) -> Launch:
+        """Return a launch as it is done here. Raise `InputError` where its user or its files are not here. Blocks."""
+        node, slots = self.options.node, len(self.executor.node.slots)
+        if launch.uid is not None:
+            _check_user(launch.uid, user, node)
+        if not launch.gpus or any(not 0 <= gpu < slots for gpu in launch.gpus):
+            raise InputError(f"{node}: has {slots} GPUs, and the job got others; the node's GPUs changed")
+        if not self._home_seen:
+            if launch.part is not None:
+                raise InputError(
+                    f"{node}: does not see the service's home, so no job can span this node and others; share the home "
+                    "directory at the same path, or ask for as many GPUs as one node has"
+                )
+            launch = replace(launch, checkpoints="")
+            if launch.snapshot:
+                directory = fetch_snapshot(self.home, self.road, launch.job, launch.uid)
+                launch = replace(launch, directory=str(directory))
+        if not os.path.isdir(launch.directory):
+            raise InputError(f"{node}: has no directory {launch.directory!a}; share it, or submit with --snapshot")
+        return launch
+
+
+def _check_user(uid: int, user: str, node: str) -> None:
+    """Refuse a job whose user is somebody else on this machine."""
+    if os.getuid() != 0:
+        raise InputError(
+            f"{node}: the agent does not run as root, so it cannot run jobs as uid {uid}; start it as root, or let "
+            "the service run as an ordinary user"
+        )
+    if uid == 0:
+        raise InputError(f"{node}: jobs of users do not run as root")
+    here = login_name(uid)
+    if here != user:
+        known = f"{here!a} there" if here else "unknown there"
+        raise InputError(f"{node}: uid {uid} is {user or 'without a login name'!a} at the service and {known}")

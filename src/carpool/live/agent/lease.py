@@ -1,0 +1,33 @@
+"""The lease of a node: until when its workers may run without another word from the service.
+
+The agent writes it and the wrappers read it (`carpool.live.rank.Lease`), so that a dead, stopped or cut-off agent
+extends nothing. It counts from the moment at which the answered request left, on the machine's own clock: the service,
+which counts from its answer, is always later.
+"""
+
+from pathlib import Path
+
+from carpool.live.clock import since_boot
+from carpool.live.home import write_private
+
+SAVE_SHARE = 0.5
+"""Share of the lease that is left when workers are asked to save."""
+
+
+class NodeLease:
+    """Writes the lease."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.until = 0.0
+
+    def extend(self, sent_at: float, lease_s: float) -> None:
+        """Let workers run until `lease_s` seconds after a request left. A lease never becomes shorter. Blocks."""
+        until = sent_at + lease_s
+        if lease_s > 0.0 and until > self.until:
+            write_private(self._path, f"{until:.3f} {until - SAVE_SHARE * lease_s:.3f}\n", sync=False)
+            self.until = until
+
+    @property
+    def over(self) -> bool:
+        return since_boot() >= self.until

@@ -1,0 +1,93 @@
+"""Copies of the workers' logs for the service: what a worker writes here is appended there, by offset.
+
+The service says how much it has, so that a lost answer or a restart repeats nothing. The end of a part is told only
+when the service has its logs, so that whoever waits for a job can read all of it.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from carpool.errors import InputError
+from carpool.live.agent.parts import NodePart, NodeParts
+from carpool.live.agent.road import NoAnswer, Road, Turned
+from carpool.live.executors.base import GangKey
+from carpool.live.executors.logs import read_log_file
+from carpool.live.home import Home
+
+log = logging.getLogger("carpool.agent")
+
+EVERY_S = 0.5
+"""Seconds between two looks at the logs."""
+CHUNK = 1 << 19
+STREAMS = ("stdout", "stderr")
+Stream = tuple[GangKey, int, str]
+
+
+class LogCopies:
+    """Copies logs in the background."""
+
+    def __init__(self, home: Home, road: Road, parts: NodeParts, changed: Callable[[], None]) -> None:
+        self._home, self._road, self._parts, self._changed = home, road, parts, changed
+        self._sizes: dict[Stream, int] = {}
+        """How much of each log the service has."""
+
+    async def run(self) -> None:
+        while True:
+            for part in list(self._parts.parts.values()):
+                if part.logged:
+                    continue
+                try:
+                    ended = part.ended is not None
+                    await asyncio.to_thread(self._copy, part.key)
+                    if ended:
+                        self._done(part)
+                except Turned as error:
+                    if error.status == 404 or (error.status != 503 and part.ended is not None):
+                        self._done(part)  # the service does not want it
+                except NoAnswer:
+                    break
+                except Exception:  # the logs of other parts must be copied
+                    log.exception("logs of %s", part.key)
+                    self._done(part)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ended_part(), EVERY_S)
+
+    async def _ended_part(self) -> None:
+        """Return soon after a part ended whose logs are not copied."""
+        while not any(part.ended is not None and not part.logged for part in self._parts.parts.values()):
+            await asyncio.sleep(0.02)
+
+    def _done(self, part: NodePart) -> None:
+        if part.ended is not None and not part.logged:
+            part.logged = True
+            self._changed()
+
+    def forget(self, key: GangKey) -> None:
+        self._sizes = {stream: size for stream, size in self._sizes.items() if stream[0] != key}
+
+    def _copy(self, key: GangKey) -> None:
+        """Copy what is new in the logs of a part. Blocks."""
+        for directory in self._home.attempt(*key).glob("rank-*"):
+            rank = int(directory.name.removeprefix("rank-"))
+            for name in STREAMS:
+                self._copy_stream((key, rank, name))
+
+    def _copy_stream(self, stream: Stream) -> None:
+        key, rank, name = stream
+        path = self._home.rank(*key, rank) / f"{name}.log"
+        while True:
+            at = self._sizes.get(stream, 0)
+            try:
+                chunk = read_log_file(path, at, CHUNK)
+            except InputError:  # the worker made something else of it
+                return
+            if not chunk.data or chunk.next - len(chunk.data) != at:
+                return
+            size = self._road.send_log(chunk.data, job=key[0], attempt=key[1], rank=rank, stream=name, offset=at)
+            self._sizes[stream] = size
+            if size <= at:  # the service has less than was thought, or takes no more
+                if size == at:
+                    return
+                continue

@@ -1,0 +1,170 @@
+"""The road from an agent to the service: HTTP requests with a token, bounded in time, to one of several addresses.
+
+Standard library only. Each call takes a connection that is not in use, or makes one. Called from threads.
+"""
+
+import http.client
+import json
+import ssl
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+from carpool.errors import InputError
+from carpool.live.executors.wire import HOLD_S
+
+TIMEOUT_S = 10.0
+"""Seconds without an answer after which a request is given up."""
+SYNC, LOGS, SNAPSHOT = "/v1/agents/sync", "/v1/agents/logs", "/v1/agents/snapshot"
+MAX_ANSWER = 512 << 20
+
+
+class NoAnswer(InputError):
+    """No service answered in time."""
+
+
+class Turned(InputError):
+    """A service answered, and refused; `status` is the HTTP status."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+class Road:
+    """Sends requests to the service that answers."""
+
+    def __init__(self, urls: Sequence[str], token: str, ca: str | None = None) -> None:
+        if not urls:
+            raise InputError("--join: give the address of a service, such as http://127.0.0.1:8471")
+        if not token or not token.isascii() or not token.isprintable():
+            raise InputError("the join token is missing or damaged; `carpool nodes add` makes one")
+        self._urls = [_checked(url) for url in urls]
+        self._token = token
+        self._tls = _tls(ca) if any(url.startswith("https:") for url in self._urls) else None
+        self._idle: list[tuple[str, http.client.HTTPConnection]] = []
+        self._lock = threading.Lock()
+        self.timeout_s = TIMEOUT_S
+
+    @property
+    def url(self) -> str:
+        return self._urls[0]
+
+    def sync(self, state: Any) -> Any:
+        """Exchange what is here for what shall be here. Blocks."""
+        return self._json("POST", SYNC, json.dumps(state).encode())
+
+    def send_log(self, data: bytes, **place: str | int) -> int:
+        """Append to the service's copy of a log; return the size of that. Blocks."""
+        answer = self._json("POST", f"{LOGS}?{urlencode(place)}", data, "application/octet-stream")
+        size = answer.get("size") if isinstance(answer, dict) else None
+        if type(size) is not int or size < 0:
+            raise NoAnswer("the service did not tell how much of the log it has")
+        return size
+
+    def snapshot(self, job: str) -> bytes:
+        """Return the code snapshot of a job, packed. Blocks."""
+        return self._send("GET", f"{SNAPSHOT}?{urlencode({'job': job})}", None, "")
+
+    def _json(self, method: str, target: str, body: bytes, kind: str = "application/json") -> Any:
+        try:
+            return json.loads(self._send(method, target, body, kind))
+        except (ValueError, RecursionError):
+            raise NoAnswer(f"{self.url}: what answers there is no Carpool service") from None
+
+    def _send(self, method: str, target: str, body: bytes | None, kind: str) -> bytes:
+        """Send a request to the first service that answers; the one that does is asked first from then on."""
+        problem: InputError = NoAnswer("no service answers")
+        for url in list(self._urls):
+            try:
+                found = self._ask(url, method, target, body, kind)
+            except NoAnswer as error:
+                problem = error
+                continue
+            except Turned as error:
+                if error.status != 503:  # 503: it stands by, or cannot write
+                    raise
+                problem = error
+                continue
+            with self._lock:
+                self._urls = [url, *(other for other in self._urls if other != url)]
+            return found
+        raise problem
+
+    def _ask(self, url: str, method: str, target: str, body: bytes | None, kind: str) -> bytes:
+        headers = {"Authorization": f"Bearer {self._token}"}
+        if kind:
+            headers["Content-Type"] = kind
+        for fresh in (False, True):  # a kept connection may just have been closed
+            connection = self._take(url, fresh=fresh)
+            try:
+                connection.request(method, target, body, headers)
+                response = connection.getresponse()
+                data = response.read(MAX_ANSWER)
+            except (OSError, http.client.HTTPException) as error:
+                connection.close()
+                if fresh or isinstance(error, TimeoutError | ssl.SSLError):
+                    raise NoAnswer(f"{url}: {_why(error)}") from None
+                continue
+            if response.will_close:
+                connection.close()
+            else:
+                with self._lock:
+                    self._idle.append((url, connection))
+            if response.status >= 400:
+                raise Turned(response.status, _sentence(data) or f"{url} answered with status {response.status}")
+            return data
+        raise AssertionError("unreachable")
+
+    def _take(self, url: str, *, fresh: bool) -> http.client.HTTPConnection:
+        with self._lock:
+            kept = [one for one in self._idle if one[0] == url]
+            if kept and not fresh:
+                self._idle.remove(kept[-1])
+                return kept[-1][1]
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        timeout = HOLD_S + self.timeout_s
+        if parts.scheme == "https":
+            return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=timeout, context=self._tls)
+        return http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout)
+
+    def close(self) -> None:
+        with self._lock:
+            for _, connection in self._idle:
+                connection.close()
+            self._idle.clear()
+
+
+def _checked(url: str) -> str:
+    parts = urlsplit(url)
+    try:
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.path in ("", "/")
+        usable = usable and (parts.port is None or parts.port > 0)
+    except ValueError:
+        usable = False
+    if not usable:
+        raise InputError(f"--join {ascii(url)[:100]}: write an address such as http://127.0.0.1:8471")
+    return url.rstrip("/")
+
+
+def _tls(ca: str | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except (OSError, ssl.SSLError) as error:
+        raise InputError(f"--ca {ca}: {error}; give the certificate of the service, or of the authority") from None
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    return str(getattr(error, "strerror", None) or error or type(error).__name__)
+
+
+def _sentence(data: bytes) -> str:
+    try:
+        found: Mapping[str, Any] = json.loads(data)
+        return str(found["error"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ""

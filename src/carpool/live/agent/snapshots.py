@@ -1,0 +1,36 @@
+"""Code snapshots on a node that does not see the service's home: fetched once for each job and unpacked here."""
+
+import io
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from carpool.live.accounts import account
+from carpool.live.agent.road import Road
+from carpool.live.home import Home
+from carpool.live.http.code_snapshot import MAX_BYTES, MAX_FILES
+from carpool.live.http.unpack import unpack
+
+
+def fetch_snapshot(home: Home, road: Road, job: str, uid: int | None) -> Path:
+    """Return the directory of a job's code snapshot on this node. Blocks."""
+    place = home.snapshot(job)
+    if place.is_dir():
+        return place
+    mode = 0o711 if os.getuid() == 0 else 0o700
+    home.make_folders()
+    home.job(job).mkdir(mode=mode, exist_ok=True)
+    packed = io.BytesIO(road.snapshot(job))
+    target = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=home.job(job)))
+    try:
+        unpack(packed, target / "files", most_bytes=MAX_BYTES, most_files=MAX_FILES)
+        if uid is not None:
+            owner = account(uid)
+            for path, _, files in os.walk(target / "files"):
+                for one in (path, *(os.path.join(path, file) for file in files)):
+                    os.chown(one, owner.pw_uid, owner.pw_gid, follow_symlinks=False)
+        (target / "files").rename(place)
+    finally:
+        shutil.rmtree(target, ignore_errors=True)
+    return place

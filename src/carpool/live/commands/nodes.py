@@ -1,0 +1,100 @@
+"""`carpool nodes`: the nodes of a cluster, their join tokens, and taking nodes out of use."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from carpool.live.commands.options import connect, home_option, json_option, print_json
+from carpool.live.commands.tables import new_table
+from carpool.live.http.client import segment
+from carpool.live.text import clock, printable, span
+from carpool.report.console import new_console
+
+
+@click.group(invoke_without_command=True)
+@home_option
+@json_option
+@click.pass_context
+def nodes(ctx: click.Context, home: Path | None, as_json: bool) -> None:
+    """Show the nodes of a cluster, or change them."""
+    if ctx.invoked_subcommand is None:
+        rows = connect(home).get("/v1/nodes")["nodes"]
+        print_json(rows) if as_json else print_nodes(rows)
+
+
+def print_nodes(rows: list[dict[str, Any]]) -> None:
+    console, now = new_console(), time.time()
+    columns = ("node", "state", "ground", "GPUs", "jobs", "lease", "since", "home", "")
+    table = new_table(*columns, right=("GPUs", "jobs", "lease"))
+    for row in rows:
+        shared = "" if "shared_home" not in row else "shared" if row["shared_home"] else "own"
+        table.add_row(
+            printable(row["node"]),
+            printable(row["state"]),
+            printable(row.get("ground", "")),
+            str(row["gpus"]),
+            str(row.get("jobs", "")),
+            span(row.get("lease_s")),
+            clock(row["since"], now) if row.get("since") else "-",
+            shared,
+            printable(row.get("why", "")),
+        )
+    console.print(table if rows else "no node has joined so far; `carpool nodes add NAME` makes a join token")
+
+
+@nodes.command()
+@click.argument("name")
+@home_option
+@json_option
+def add(name: str, home: Path | None, as_json: bool) -> None:
+    """Make the join token of a node and print it. It is shown only once."""
+    answer = connect(home).post("/v1/nodes", {"name": name})
+    if as_json:
+        print_json(answer)
+        return
+    click.echo(f"join token of node {answer['node']}, which is shown only now:", err=True)
+    click.echo(answer["token"])
+
+
+@nodes.command()
+@click.argument("name")
+@home_option
+@json_option
+def revoke(name: str, home: Path | None, as_json: bool) -> None:
+    """Revoke a node's join token at once. Its jobs end with its lease and start elsewhere."""
+    answer = connect(home).delete(f"/v1/nodes/{segment(name)}/token")
+    print_json(answer) if as_json else click.echo(f"token of node {answer['node']} revoked; its lease runs out")
+
+
+def _change(name: str, state: str, home: Path | None, as_json: bool) -> None:
+    answer = connect(home).put(f"/v1/nodes/{segment(name)}", {"state": state})
+    print_json(answer) if as_json else click.echo(f"node {answer['node']} is {answer['state']}")
+
+
+@nodes.command()
+@click.argument("name")
+@home_option
+@json_option
+def drain(name: str, home: Path | None, as_json: bool) -> None:
+    """Let nothing new start on a node. Jobs there run to their end."""
+    _change(name, "drained", home, as_json)
+
+
+@nodes.command("open")
+@click.argument("name")
+@home_option
+@json_option
+def reopen(name: str, home: Path | None, as_json: bool) -> None:
+    """Let jobs start on a drained node again."""
+    _change(name, "open", home, as_json)
+
+
+@nodes.command()
+@click.argument("name")
+@home_option
+@json_option
+def lost(name: str, home: Path | None, as_json: bool) -> None:
+    """Give a node up at once. Only for a machine that is switched off: nothing may run there any more."""
+    _change(name, "lost", home, as_json)
