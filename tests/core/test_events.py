@@ -38,6 +38,8 @@ EVERY_KIND = (
     ev.Held(3.0, "j"),
     ev.Released(3.0, "j"),
     ev.ConstraintsChanged(3.0, "j", True, 2, None),
+    ev.NodeClosed(3.0, "n"),
+    ev.NodeOpened(3.0, "n"),
     ev.SwapChanged(3.0, "n", True),
     ev.MemoryTaken(3.0, 1, 5),
     ev.PriorityChanged(3.0, "j", 7),

@@ -262,6 +262,12 @@ class Life(RuleBasedStateMachine):
                 ev.NodeLost(self.state.now, data.draw(st.sampled_from(["n0", "n1", max(self.state.topology.present)])))
             )
 
+    @rule(data=st.data(), closes=st.booleans())
+    def a_node_is_closed_or_opened(self, data, closes):
+        """The event may be repeated, and the node may be gone."""
+        name = data.draw(st.sampled_from(["n0", "n1", *self.state.topology.present]))
+        self.report((ev.NodeClosed if closes else ev.NodeOpened)(self.state.now, name))
+
     @precondition(lambda self: len(self.state.topology.present) < 2)
     @rule(gib=st.sampled_from([8, 16]))
     def a_node_joins(self, gib):

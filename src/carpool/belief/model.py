@@ -134,6 +134,9 @@ class Belief:
 
     # ---- answers -----------------------------------------------------------------------------------------------------
 
+    def node_joined(self, gpus: int) -> None:
+        self.fitted.node_joined(gpus)
+
     def fewest_nodes(self, gpus: int) -> int:
         return self.fitted.fewest_nodes(gpus)
 

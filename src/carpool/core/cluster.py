@@ -37,8 +37,15 @@ class Cluster:
             self.memory[gpu] = 0
             self.by_load[0] |= 1 << gpu
 
+    def set_closed(self, number: int, closed: bool) -> None:
+        """Let nothing new start on a node, or let it again."""
+        if closed is not (number in self.topology.closed):
+            self.free.set_closed(number, closed)
+            self.topology.set_closed(number, closed)
+
     def lose(self, name: str) -> None:
         """Remove a node whose GPUs hold no jobs."""
+        self.set_closed(self.topology.present[name], False)
         gpus = self.topology.nodes[self.topology.present[name]].gpus
         self.free.remove_node(self.topology.remove(name))
         for gpu in gpus:

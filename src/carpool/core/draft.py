@@ -52,6 +52,7 @@ class Draft:
             self._shareable = 0
             for jobs in range(1, self._most_jobs):
                 self._shareable |= self.view.gpus_holding(jobs)
+            self._shareable &= ~self.view.topology.closed_gpus
             for gpu in self._changed:
                 self._note_room(gpu)
         return self._shareable
@@ -99,6 +100,8 @@ class Draft:
     def fits(self, gpu: GpuId, memory: int) -> bool:
         """Return whether a GPU has room for another resident with this many bytes, computing or not."""
         view = self.view
+        if view.topology.is_closed(gpu):
+            return False
         if self._stopped or self._memory or gpu in self._arrived:
             there = self.residents(gpu)
             number, used = len(there), sum([resident.memory for resident in there])
@@ -109,6 +112,8 @@ class Draft:
     def accepts(self, gpu: GpuId, record: JobView, size: Size) -> bool:
         """Return whether the rules let a job join the residents of a GPU at this size."""
         view = self.view
+        if view.topology.is_closed(gpu):
+            return False
         guest = Resident(record, size.accumulation, size.memory)
         memory = view.topology.memory_of(gpu)
         return sharing_problem([*self.residents(gpu), guest], view, memory) is None
@@ -212,7 +217,7 @@ class Draft:
             self._note_room(gpu)
         emptied = [gpu for gpu in record.gpus if not self.jobs_on(gpu)]
         self._own_free_gpus().give(emptied)
-        self.free_count += len(emptied)
+        self.free_count += sum([not self.view.topology.is_closed(gpu) for gpu in emptied])
         self._count_for_user(record, -1)
         self.decisions.append(Decision(record.job.id, None, why))
 
@@ -266,7 +271,7 @@ class Draft:
             self._changed.append(gpu)
             return
         bit = 1 << gpu
-        room = 0 < len(self.jobs_on(gpu)) < self._most_jobs
+        room = 0 < len(self.jobs_on(gpu)) < self._most_jobs and not self.view.topology.is_closed(gpu)
         self._shareable = self._shareable | bit if room else self._shareable & ~bit
 
     def _take(self, gpus: Sequence[GpuId]) -> None:

@@ -231,6 +231,20 @@ class NodeJoined(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class NodeClosed(Event):
+    """Nothing new may start on a node. Jobs that are there go on."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOpened(Event):
+    """Jobs may start on a node again."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
 class SwapChanged(Event):
     """A node can, or can no longer, move the memory of paused jobs to main memory."""
 

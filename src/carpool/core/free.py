@@ -33,7 +33,25 @@ class Topology:
         """Bytes that processes other than jobs hold on a GPU; GPUs without such processes are left out."""
         self.can_swap: set[int] = set()
         """The numbers of the nodes that can move the memory of a paused job to main memory."""
+        self.closed: set[int] = set()
+        """The numbers of the nodes on which nothing new may start."""
+        self.closed_gpus = 0
+        """The GPUs of these nodes, one bit each."""
         self._eligible: dict[int, int] = {}
+
+    def is_closed(self, gpu: GpuId) -> bool:
+        """Return whether nothing new may start on a GPU."""
+        return bool(self.closed_gpus >> gpu & 1)
+
+    def set_closed(self, number: int, closed: bool) -> None:
+        """Note whether nothing new may start on a node."""
+        bits = sum(1 << gpu for gpu in self.nodes[number].gpus)
+        if closed:
+            self.closed.add(number)
+            self.closed_gpus |= bits
+        else:
+            self.closed.discard(number)
+            self.closed_gpus &= ~bits
 
     def memory_of(self, gpu: GpuId) -> int:
         """Return the bytes that all jobs together may use on a GPU."""
@@ -60,6 +78,7 @@ class Topology:
     def remove(self, node_id: str) -> int:
         """Remove a node and return its number."""
         number = self.present.pop(node_id)
+        self.set_closed(number, False)
         self.can_swap.discard(number)
         for gpu in self.nodes[number].gpus:
             del self.node_of[gpu], self.bit_of[gpu]
@@ -124,7 +143,10 @@ class Topology:
 
 
 class FreeGpus:
-    """The index of free GPUs by node, and of nodes by their number of free GPUs."""
+    """The index of free GPUs by node, and of nodes by their number of free GPUs.
+
+    The free GPUs of a closed node do not count: the node is listed as one without any.
+    """
 
     __slots__ = ("by_count", "count", "of_node", "topology")
 
@@ -175,6 +197,15 @@ class FreeGpus:
     def _set(self, number: int, bits: int) -> None:
         before, after = self.of_node[number].bit_count(), bits.bit_count()
         self.of_node[number] = bits
+        if number not in self.topology.closed:
+            self._list(number, before, after)
+
+    def set_closed(self, number: int, closed: bool) -> None:
+        """Stop or begin counting the free GPUs of a node, before the topology knows of it or after that."""
+        free = self.of_node[number].bit_count()
+        self._list(number, *((free, 0) if closed else (0, free)))
+
+    def _list(self, number: int, before: int, after: int) -> None:
         if before != after:
             node = 1 << number
             self.by_count[before] ^= node

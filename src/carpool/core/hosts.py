@@ -146,7 +146,8 @@ class Hosts:
         return tuple([record for record in there if record.active])
 
     def _has_room(self, gpu: GpuId) -> bool:
-        return len(self.cluster.residents[gpu]) < self.cluster.resident_per_gpu
+        cluster = self.cluster
+        return len(cluster.residents[gpu]) < cluster.resident_per_gpu and not cluster.topology.is_closed(gpu)
 
     def _memory_left(self, record: JobRecord, alone_on: tuple[GpuId, ...]) -> int:
         memory_of = self.cluster.topology.memory_of

@@ -8,7 +8,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from carpool.core.elastic import JobPhase, Pace, Scaling, own_iterations
 from carpool.core.model import Job, sub_batch
@@ -55,6 +55,14 @@ class PerformanceModel(Protocol):
     def scaled_pace(self, job: Job, batch: int, accumulation: int, placement: Placement, done: float) -> Pace:
         """Return the pace of an elastic job with another batch (per GPU) or number of GPUs, in iterations of its own
         batch."""
+
+
+@runtime_checkable
+class FollowsNodes(Protocol):
+    """A performance model that wants to know how large the nodes are."""
+
+    def node_joined(self, gpus: int) -> None:
+        """Note that there is a node with this many GPUs."""
 
 
 class SlowdownRange(NamedTuple):
@@ -275,6 +283,10 @@ class FittedModel:
         self._groups: dict[tuple[object, ...], float] = {}
         self._job_phases: dict[tuple[str, int, int], tuple[JobPhase, ...]] = {}
         self._demands: dict[tuple[str, int, int], float] = {}
+
+    def node_joined(self, gpus: int) -> None:
+        """Note that there is a node with this many GPUs: the largest one counts."""
+        self.node_gpus = max(self.node_gpus, gpus)
 
     def fewest_nodes(self, gpus: int) -> int:
         return -(-gpus // self.node_gpus)

@@ -117,10 +117,17 @@ def _check_gang(state: View, record: JobView, decision: Decision) -> None:
         raise IllegalPlan(f"job {job.id} is a gang of {job.gpus} GPUs and got {len(gpus)}")
     if len(gpus) > 1 and len(set(gpus)) != len(gpus):
         raise IllegalPlan(f"job {job.id} got a GPU twice")
+    _check_places(state, record, gpus)
+    _check_split(job, allocation)
+
+
+def _check_places(state: View, record: JobView, gpus: Sequence[GpuId]) -> None:
+    """Check that the GPUs of a job exist, and that it may start on those that it does not have already."""
     for gpu in gpus:
         if gpu not in state.topology.node_of:
-            raise IllegalPlan(f"job {job.id} got GPU {gpu}, which does not exist")
-    _check_split(job, allocation)
+            raise IllegalPlan(f"job {record.job.id} got GPU {gpu}, which does not exist")
+        if gpu not in record.gpus and state.topology.is_closed(gpu):
+            raise IllegalPlan(f"job {record.job.id} got GPU {gpu}, where nothing new may start")
 
 
 def _check_start_up(record: JobView, allocation: Allocation) -> None:

@@ -47,6 +47,7 @@ def encode(state: State) -> dict[str, Any]:
         "nodes": [plain(node) for node in topology.nodes],
         "present": sorted(topology.present.values()),
         "taken": sorted(topology.taken.items()),
+        "closed": sorted(topology.closed),
         "trials": state.trials.dump(),
         "limits": {user: plain(limits) for user, limits in state.limits.items()},
         "jobs": [_encode_job(record) for record in state.jobs.values()],
@@ -100,10 +101,12 @@ def restore(
 def _restore_nodes(state: State, data: dict[str, Any]) -> None:
     present = set(data["present"])
     for number, raw in enumerate(data["nodes"]):  # lost nodes too, so that every node keeps its number
-        state.cluster.join(builder(Node)({**raw}))
+        state.join(builder(Node)({**raw}))
         if number not in present:
             state.cluster.lose(raw["id"])
     state.topology.taken = dict(data["taken"])
+    for number in data.get("closed", ()):  # a snapshot of an older release has none
+        state.cluster.set_closed(number, True)
 
 
 def _restore_job(state: State, data: dict[str, Any]) -> None:

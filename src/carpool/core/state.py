@@ -13,8 +13,8 @@ from carpool.core.cluster import Cluster
 from carpool.core.end_times import EndTimes
 from carpool.core.hosts import Hosts
 from carpool.core.learning import LearningModel
-from carpool.core.model import GpuId, Job, JobId, Limits, allowed_accumulations
-from carpool.core.perf import PerformanceModel
+from carpool.core.model import GpuId, Job, JobId, Limits, Node, allowed_accumulations
+from carpool.core.perf import FollowsNodes, PerformanceModel
 from carpool.core.queue import Queue
 from carpool.core.record import JobRecord
 from carpool.core.shapes import Shape, Shapes
@@ -203,12 +203,16 @@ class State:
             return f"job {job.id} exists already"
         smallest = allowed_accumulations(job)[-1]
         needed = self.perf.memory(job, smallest)
-        total, fitting = self.topology.total(), self.topology.total(self.topology.with_memory(needed))
+        known = {node.id: node for node in self.topology.nodes}.values()  # one that is lost may come back
+        total = sum(len(node.gpus) for node in known)
+        fitting = sum(len(node.gpus) for node in known if node.memory >= needed)
+        if not known:  # nobody knows what will come
+            return None
         if job.gpus > total:
             return f"gpus: job {job.id} asks for {job.gpus} GPUs and the cluster has {total}; ask for at most {total}"
         if job.gpus > fitting:
             at = "even at sub-batch 1" if job.can_shrink else f"at batch {job.batch}, which may not be split"
-            gib = self.topology.largest_memory / 2**30
+            gib = max(node.memory for node in known) / 2**30
             return (
                 f"batch: job {job.id} needs {needed / 2**30:.1f} GiB per GPU {at}; the largest GPUs have {gib:.1f} GiB"
             )
@@ -236,8 +240,15 @@ class State:
         if now <= self.now:
             return
         self.awakened.clear()
-        self.busy_gpu_s += (len(self.cluster.residents) - self.free.count) * (now - self.now)
+        unused = self.cluster.by_load[0].bit_count() if self.topology.closed else self.free.count
+        self.busy_gpu_s += (len(self.cluster.residents) - unused) * (now - self.now)
         self.now = now
+
+    def join(self, node: Node) -> None:
+        """Add a node to the cluster. A performance model that was made before it knows how large nodes are."""
+        self.cluster.join(node)
+        if isinstance(self.perf, FollowsNodes):
+            self.perf.node_joined(len(node.gpus))
 
     def capacity_changed(self) -> None:
         """Note that a place may have opened for a pending job."""

@@ -434,7 +434,7 @@ def _workers_gone(state: State, record: JobRecord) -> None:
 
 @handles(ev.NodeJoined)
 def _node_joined(state: State, event: ev.NodeJoined) -> None:
-    state.cluster.join(event.node)
+    state.join(event.node)
     resize_pending(state)
     state.capacity_changed()
 
@@ -458,6 +458,27 @@ def _node_lost(state: State, event: ev.NodeLost) -> None:
                 _workers_gone(state, record)
     state.cluster.lose(event.node)
     resize_pending(state)
+    state.capacity_changed()
+
+
+@handles(ev.NodeClosed)
+def _node_closed(state: State, event: ev.NodeClosed) -> None:
+    _set_closed(state, event.node, True)
+
+
+@handles(ev.NodeOpened)
+def _node_opened(state: State, event: ev.NodeOpened) -> None:
+    _set_closed(state, event.node, False)
+
+
+def _set_closed(state: State, name: str, closed: bool) -> None:
+    number = state.topology.present.get(name)
+    if number is None:
+        return
+    state.cluster.set_closed(number, closed)
+    for gpu in state.topology.nodes[number].gpus:
+        for record in state.jobs_on(gpu):
+            state.reindex(record)
     state.capacity_changed()
 
 

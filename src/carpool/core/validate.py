@@ -77,15 +77,19 @@ def _validate_gpus(state: State) -> None:
 def _validate_free(state: State) -> None:
     topology = state.topology
     free = {gpu for gpu in topology.node_of if not state.jobs_on(gpu)}
-    _require(state.free.count == len(free), f"{state.free.count} GPUs count as free, not {len(free)}")
+    usable = {gpu for gpu in free if topology.node_of[gpu] not in topology.closed}
+    _require(state.free.count == len(usable), f"{state.free.count} GPUs count as free, not {len(usable)}")
+    closed = sum(1 << gpu for gpu, number in topology.node_of.items() if number in topology.closed)
+    _require(topology.closed_gpus == closed, f"the closed GPUs are {topology.closed_gpus:b}, not {closed:b}")
     for number in topology.present.values():
         bits = sum(1 << index for index, gpu in enumerate(topology.nodes[number].gpus) if gpu in free)
         name = topology.nodes[number].id
         _require(
             state.free.of_node[number] == bits, f"node {name}: free GPUs {state.free.of_node[number]:b}, not {bits:b}"
         )
-        counted = state.free.by_count[bits.bit_count()] >> number & 1
-        _require(bool(counted), f"node {name} is not listed with {bits.bit_count()} free GPUs")
+        listed = 0 if number in topology.closed else bits.bit_count()
+        counted = state.free.by_count[listed] >> number & 1
+        _require(bool(counted), f"node {name} is not listed with {listed} free GPUs")
 
 
 def _validate_queue(state: State) -> None:

@@ -239,6 +239,13 @@ class TopologyView(Protocol):
     def taken(self) -> Mapping[GpuId, int]:
         """Bytes that processes other than jobs hold on a GPU, where there are such processes."""
 
+    @property
+    def closed_gpus(self) -> int:
+        """The GPUs on which nothing new may start, one bit each."""
+
+    def is_closed(self, gpu: GpuId) -> bool:
+        """Return whether nothing new may start on a GPU."""
+
     def memory_of(self, gpu: GpuId) -> int:
         """Return the bytes that all jobs together may use on a GPU."""
 

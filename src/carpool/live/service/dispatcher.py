@@ -67,11 +67,16 @@ class Dispatcher:
             self.inbox.add_events(ev.Stopped(self.clock.now(), record.job.id, record.attempt, record.checkpoint))
 
     def _stop_displaced(self) -> None:
-        """Stop gangs whose jobs have lost their GPUs."""
-        for job, attempt in self.executor.present():
+        """Stop gangs whose jobs have lost their GPUs. A job that was still to be launched on them has stopped."""
+        present = self.executor.present()
+        for job, attempt in present:
             record = self.current(job, attempt)
-            if record is None or not (record.gpus or record.leaving):
+            if record is None or not record.gpus:
                 self.executor.stop((job, attempt), StopMode.SAVE)
+        having = {job for job, _ in present}
+        for record in list(self.state.jobs.values()):
+            if record.status in (Status.STOPPING, Status.CANCELLING) and record.job.id not in having:
+                self.stop_workers(record, StopMode.TERMINATE)
 
     def drop(self, job: JobId) -> None:
         """Do not launch a job that was to be launched."""

@@ -49,11 +49,15 @@ class Inventory:
         wanted = {inventory.id: inventory.node for inventory in self.nodes}
         lost = [name for name, node in present.items() if not _is_same(wanted.get(name), node)]
         joined = [node for name, node in wanted.items() if not _is_same(present.get(name), node)]
+        closed = {node.id for node in self.nodes if node.closed}
+        shut = {state.topology.nodes[number].id for number in state.topology.closed} - {*lost}
         swap = [n for n in wanted.values() if _is_same(present.get(n.id), n) and present[n.id].can_swap != n.can_swap]
         return [
             *(ev.NodeLost(now, name) for name in lost),
             *(ev.NodeJoined(now, node) for node in joined),
             *(ev.SwapChanged(now, node.id, node.can_swap) for node in swap),
+            *(ev.NodeClosed(now, name) for name in sorted(closed - shut)),
+            *(ev.NodeOpened(now, name) for name in sorted(shut - closed)),
         ]
 
     def describe_changes(self, state: State) -> list[str]:
