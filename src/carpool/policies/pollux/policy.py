@@ -79,6 +79,10 @@ class PolluxRound:
             else:
                 spans = topology.nodes_spanned(job.gpus) > 1
                 self.closed.update({gpu: spans or self.closed.get(gpu, False) for gpu in job.gpus})
+        if topology.closed_gpus:
+            for gpu in topology.node_of:
+                if topology.is_closed(gpu):
+                    self.closed.setdefault(gpu, False)
         self.gpus = topology.total() - len(self.closed)
         self.fair = max(1, -(-self.gpus // max(1, len(asking))))
         self.node_share = len(topology.present) / max(1, topology.total())
@@ -86,8 +90,9 @@ class PolluxRound:
         self.contenders = [found for job in asking if (found := self._contender(job)) is not None]
 
     def _may_move(self, job: JobView) -> bool:
-        """Return whether a job may be moved: it runs, has no mates and can be suspended."""
-        alone = all(len(self.view.jobs_on(gpu)) == 1 for gpu in job.gpus)
+        """Return whether a job may be moved: it runs, has no mates, can be suspended, and its node is open."""
+        topology = self.view.topology
+        alone = all(len(self.view.jobs_on(gpu)) == 1 and not topology.is_closed(gpu) for gpu in job.gpus)
         return job.computing and job.job.can_checkpoint and alone
 
     # ---- what GPUs are worth to a job ------------------------------------------------------------------------------
