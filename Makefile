@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pip
 NEXT := printf '\n%s\n' 'carpool is installed in $(VENV). To use it in this shell: . $(BIN)/activate'
 
-.PHONY: install demo demo-sim quick test thorough chaos attack lint types bench study docs dist clean
+.PHONY: install demo demo-sim quick test thorough test-cluster chaos attack lint types bench study docs dist clean
 
 install: $(VENV)/.installed
 	@$(NEXT)
@@ -36,8 +36,8 @@ demo-sim: $(VENV)/.installed
 # Two processes, each of which takes whole files, so that a module's fixtures are set up once; the longest files come
 # first (tests/conftest.py). Tests that measure times run afterwards, by themselves.
 test: lint types
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not alone'
-	$(BIN)/python -m pytest -m alone
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not alone and not cluster'
+	$(BIN)/python -m pytest -m 'alone and not cluster'
 
 # The same with the full number of random cases and with the longest comparisons: before a release.
 thorough:
@@ -45,7 +45,12 @@ thorough:
 
 # The checks to run before every commit: below two minutes on two cores, once mypy has its cache.
 quick: lint types
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not slow and not alone'
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not slow and not alone and not cluster'
+
+# Tests against real servers. Each script in .ci/servers installs one of them if it is missing, as root with apt.
+test-cluster: $(VENV)/.installed-dev
+	for script in .ci/servers/*; do "$$script" || exit 1; done
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m cluster tests/cluster
 
 chaos: $(VENV)/.installed-dev
 	$(BIN)/python tests/live/service/chaos.py --rounds 500 --seed 1 --show

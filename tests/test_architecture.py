@@ -55,7 +55,17 @@ DEPENDS_ON: dict[str, set[str]] = {
     "client": {"live", "live.http"} | BOTTOM,
     # the command line
     "commands": SCHEDULER | BOTTOM | {"channel", "gpu", "sim", "report", "train"},
-    "live.commands": {"live", "live.service", "live.http", "live.agent", "gpu", "sim", "report", "train"}
+    "live.commands": {
+        "live",
+        "live.service",
+        "live.journal",
+        "live.http",
+        "live.agent",
+        "gpu",
+        "sim",
+        "report",
+        "train",
+    }
     | SCHEDULER
     | BOTTOM,
     "cli": {"errors"},

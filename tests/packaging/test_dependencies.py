@@ -19,7 +19,7 @@ NEVER_IMPORTED = {"accelerate": "the script passes its Accelerator to carpool.tr
 """Distributions that an extra rightly requires although `src` does not import them, each with the reason."""
 OF_JOBS = {"sitecustomize"}
 """Modules that a file in a job's interpreter imports there; no distribution has them."""
-FOR_USERS = ("plots", "fit", "live", "client", "train", "adapters")
+FOR_USERS = ("plots", "fit", "live", "postgres", "client", "train", "adapters")
 """Extras that install what `src` imports; the others install tools of contributors."""
 
 

@@ -16,5 +16,12 @@ class Unavailable(InputError):
     """The service cannot accept anything at the moment, for example because the disk is full. Running jobs go on."""
 
 
+class Deposed(InputError):
+    """Another service leads: this one can write nothing more, and must end."""
+
+    def __init__(self, term: int) -> None:
+        super().__init__(f"another service leads now, and term {term} of this one is over; start it again to stand by")
+
+
 class HomeInUse(InputError):
     """Another service uses the same home directory."""

@@ -48,6 +48,8 @@ class Home:
         self.cancelled = self.path / "cancelled"
         """Ids of jobs that were cancelled while the journal could not be written."""
         self.lock = self.path / "lock"
+        self.journal_record = self.path / "journal.json"
+        """Which journal this home belongs to, if that is in a database."""
         self.users = self.path / "users.json"
         """Copy of the users beside the journal."""
         self.alive = self.path / "alive"
@@ -81,8 +83,12 @@ class Home:
         self.jobs.mkdir(mode=0o711 if os.getuid() == 0 else 0o700, exist_ok=True)
         self.running.mkdir(mode=0o700, exist_ok=True)
 
-    def acquire(self) -> None:
-        """Lock the home for this process until `release` or its end, so that only one service uses it."""
+    def acquire(self, journal: str = "") -> None:
+        """Lock the home for this process until `release` or its end, so that only one service uses it.
+
+        `journal`: id of a journal whose leader this process is. The lock of an earlier leader of the same journal is
+        taken over, because a stopped process keeps it; what that process may do, the journal decides.
+        """
         try:
             descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -95,16 +101,28 @@ class Home:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except OSError:
+                holder, _, held = os.pread(descriptor, 128, 0).decode(errors="replace").strip().partition(" ")
+                if journal and held == journal:
+                    os.close(descriptor)
+                    descriptor = self._new_lock()
+                    break
                 if time.monotonic() < until:
                     time.sleep(0.05)
                     continue
-            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
             os.close(descriptor)
             process = f" (process {holder})" if holder.isdigit() else ""
             raise HomeInUse(f"home {self.path}: another service{process} uses it; stop that one or give --home")
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        os.pwrite(descriptor, f"{os.getpid()} {journal}".strip().encode(), 0)
         self._locked = descriptor
+
+    def _new_lock(self) -> int:
+        """Replace the file of the lock by a new one, locked by this process."""
+        fresh = self.lock.with_name(f".{self.lock.name}.{os.getpid()}")
+        descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.replace(fresh, self.lock)
+        return descriptor
 
     def release(self) -> None:
         if self._locked is not None:
@@ -121,7 +139,10 @@ class Home:
         data = read_json(self.address)
         return data if isinstance(data, dict) and isinstance(data.get("url"), str) else None
 
-    def remove_address(self) -> None:
+    def remove_address(self, url: str | None = None) -> None:
+        """Remove the address; with a `url` only if it is that of this process, and not of a service that took over."""
+        if url is not None and self.read_address() != {"url": url, "pid": os.getpid()}:
+            return
         with contextlib.suppress(OSError):
             self.address.unlink()
 

@@ -13,7 +13,7 @@ from carpool.live import clock as clocks
 from carpool.live.clock import RealClock
 from carpool.live.errors import Unavailable
 from carpool.live.executors.processes import ProcessIdentity, boot_id, start_ticks
-from carpool.live.journal import store
+from carpool.live.journal import sqlite
 from carpool.live.service import driver
 from tests.support.services import journalled, notes, one, output, pid_of, serving, shell, started, status, until
 
@@ -99,7 +99,7 @@ class TestJournal:
             assert not home.attempt(waiting, 1).exists()
 
     async def test_a_locked_journal_is_waited_for_and_then_refuses_requests(self, home, monkeypatch):
-        monkeypatch.setattr(store, "BUSY_S", 0.3)
+        monkeypatch.setattr(sqlite, "BUSY_S", 0.3)
         monkeypatch.setattr(driver, "RETRY_S", 0.1)
 
         async with serving(home) as service:

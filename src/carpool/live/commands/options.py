@@ -13,6 +13,7 @@ from carpool.field_types import FieldError, FieldType
 from carpool.live.http.client import Client
 
 Command = Callable[..., Any]
+ENV_DATABASE = "CARPOOL_DATABASE"
 
 
 class OptionType(click.ParamType[Any]):
@@ -36,6 +37,16 @@ def home_option(command: Command) -> Command:
         "--home",
         type=click.Path(path_type=Path, file_okay=False),
         help="Home directory of the service.  [default: CARPOOL_HOME, else the user's state directory]",
+    )(command)
+
+
+def database_option(command: Command) -> Command:
+    return click.option(
+        "--database",
+        metavar="URL",
+        envvar=ENV_DATABASE,
+        help="Journal in PostgreSQL, postgresql://user@host/database, which several services can share: one leads, the "
+        "others stand by. The password belongs in ~/.pgpass.  [default: CARPOOL_DATABASE, else a file in the home]",
     )(command)
 
 

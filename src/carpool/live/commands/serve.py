@@ -1,7 +1,8 @@
 """`carpool serve`: the service and its HTTP API in one process, in the foreground, until SIGTERM or Ctrl-C.
 
 Stopping it stops no job: workers keep running under their own wrappers, and the next start finds them. The socket is
-bound before anything else, so that a busy port is one clear line and never half a service.
+bound before anything else, so that a busy port is one clear line and never half a service. A service that stands by
+does not listen: whoever is told to try several addresses gets a refusal at once.
 """
 
 import asyncio
@@ -22,11 +23,13 @@ from carpool.core.state import RESIDENT_PER_GPU
 from carpool.errors import InputError
 from carpool.field_types import ByteSize, Duration
 from carpool.job_schema import MAX_NUMBER
-from carpool.live.commands.options import OptionType, home_option
+from carpool.live.commands.options import ENV_DATABASE, OptionType, database_option, home_option
+from carpool.live.errors import Deposed
 from carpool.live.home import Home
 from carpool.live.service.retention import RetentionLimits
 
 PORT = 8471
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SWEEP_S = 60.0
 """Seconds between two looks for uploads that no job has used."""
 DEFAULT = RetentionLimits()
@@ -34,11 +37,25 @@ TRUST = (
     "jobs run as {user}, the user of this service: users can read and change each other's files, "
     "so add only users who trust each other (a service started as root runs each job as its own user)"
 )
+DEPOSED = 3
+"""Exit code of a service that another one has replaced."""
+VISIBLE = (
+    "the password in --database can be read by every user who lists the processes of this machine; "
+    "write it into ~/.pgpass or into the file that PGPASSFILE names"
+)
+WIDE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Addresses that stand for all of a machine, with the one that clients on it use."""
 OPEN = "everyone who reaches {host} can talk to this service, and tokens travel in clear text: put TLS in front of it"
 
 
 @click.command()
 @home_option
+@database_option
+@click.option(
+    "--machine-is-gone",
+    is_flag=True,
+    help="Take over although the journal's jobs ran on another machine: it will not come back with them running.",
+)
 @click.option("--gpus", type=click.IntRange(1, 4096), help="Number of logical GPUs, instead of the real ones.")
 @click.option("--policy", default="carpool", show_default=True, help="Scheduling policy; see `carpool policies`.")
 @click.option(
@@ -119,7 +136,9 @@ OPEN = "everyone who reaches {host} can talk to this service, and tokens travel 
     multiple=True,
     help="Host name in the URLs of clients; needed where they use a name other than localhost. Repeatable.",
 )
-def serve(home: Path | None, port: int, host: str, names: tuple[str, ...], **options: Any) -> None:
+def serve(
+    home: Path | None, port: int, host: str, names: tuple[str, ...], database: str | None, **options: Any
+) -> None:
     """Run the scheduling service in the foreground until SIGTERM. Jobs outlive it."""
     _check_installed()
     from carpool import policies
@@ -131,8 +150,9 @@ def serve(home: Path | None, port: int, host: str, names: tuple[str, ...], **opt
         load(options["profile"])
     place = Home(home)
     kept = RetentionLimits(options.pop("keep_files"), options.pop("keep_checkpoints"), options.pop("keep_size"))
-    config = ServiceConfig(place, retention=kept, **options)
-    place.create()
+    config = ServiceConfig(place, retention=kept, database=_database(database), **options)
+    if config.database is None:
+        place.create()
     with _bound(host, port) as listening:
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         try:
@@ -141,6 +161,22 @@ def serve(home: Path | None, port: int, host: str, names: tuple[str, ...], **opt
             where = error.filename or place.path
             raise InputError(f"{where}: {error.strerror or error}; make the home writable, or give --home") from None
     sys.exit(code)
+
+
+def _database(address: str | None) -> Any:
+    """Return the database of the journal, if one is given, and hide its password from all processes started later."""
+    os.environ.pop(ENV_DATABASE, None)
+    if not address:
+        return None
+    from carpool.live.journal.postgres import PostgresJournal
+
+    database = PostgresJournal(address)
+    if find_spec("psycopg") is None:
+        raise InputError("--database: psycopg is not installed: pip install 'carpool[postgres]'")
+    database.take_secrets()
+    if database.has_password:
+        click.echo(VISIBLE, err=True)
+    return database
 
 
 def _check_installed() -> None:
@@ -170,33 +206,64 @@ def _bound(host: str, port: int) -> Iterator[socket.socket]:
         yield listening
 
 
-def _url(listening: socket.socket) -> str:
+def _url(listening: socket.socket, shared: str = "") -> str:
+    """Return where clients find the service. `shared`: name of this machine, where those on other machines look too."""
     host, port = listening.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    if host in WIDE:
+        host = shared or WIDE[host]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 async def _serve(config: Any, listening: socket.socket, names: tuple[str, ...]) -> int:
     from carpool.live.http.auth import AGENT, Keyring, admin_token, digest
-    from carpool.live.service.service import open_service
 
     place = config.home
-    service = await open_service(config)
+    service = await _opened(config)
+    if service is None:
+        return 0
+    url = _url(listening)
     try:
         token = admin_token(place.admin_token)
         known = {name: row["token_hash"] for name, row in service.queries.users().items() if row.get("token_hash")}
         rows = service.queries.users().items()
         speaking = {name: str(row["node"]) for name, row in rows if row.get("role") == AGENT}
+        if config.database is not None and listening.getsockname()[0] in WIDE:
+            names = names or (socket.gethostname(),)
+            url = _url(listening, names[0])
         context = _context(service, config, Keyring(digest(token), known, speaking), listening, names)
         server = _server(context)
-        url = _url(listening)
         listening.listen(1024)  # a client that reads the address may connect at once
         place.write_address(url)
         _greet(url, config, service, listening.getsockname()[0])
         return await _run_until_signal(service, server, context.uploads, listening)
     finally:
-        place.remove_address()
+        place.remove_address(url)
         await service.close()
+
+
+async def _opened(config: Any) -> Any:
+    """Return the service as soon as it leads; None: a signal came before."""
+    from carpool.live.service.service import open_service
+
+    if config.database is None:
+        return await open_service(config)
+
+    def waiting(leader: Any) -> None:
+        who = f"{leader.holder} has term {leader.term} of {config.database}"
+        click.echo(f"carpool stands by: {who}; this service leads when that one is silent or ends", err=True)
+
+    loop, signalled = asyncio.get_running_loop(), asyncio.Event()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, signalled.set)
+    opening = asyncio.create_task(open_service(config, waiting))
+    stopping = asyncio.create_task(signalled.wait())
+    await asyncio.wait({opening, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not opening.done():
+        opening.cancel()
+        await asyncio.gather(opening, return_exceptions=True)
+        return None
+    return opening.result()
 
 
 def _context(service: Any, config: Any, keyring: Any, listening: Any, names: tuple[str, ...]) -> Any:
@@ -248,6 +315,8 @@ def _greet(url: str, config: Any, service: Any, listens_on: str) -> None:
     kind, shared = ("logical GPU", "") if mechanism == "logical" else ("GPU", f" ({mechanism})")
     plural = "" if number == 1 else "s"
     click.echo(f"carpool serves {number} {kind}{plural}{shared} under {config.policy} at {url}", err=True)
+    if config.database is not None:
+        click.echo(f"leads in term {service.store.leadership.term} of {config.database}", err=True)
     click.echo(f"home {config.home.path}; SIGTERM or Ctrl-C ends the service, jobs keep running", err=True)
     if os.geteuid() != 0:
         import getpass
@@ -263,6 +332,12 @@ def _greet(url: str, config: Any, service: Any, listens_on: str) -> None:
         click.echo(OPEN.format(host=listens_on), err=True)
 
 
+def _leave(deposed: BaseException | None) -> None:
+    """End this process as if it were killed: home and jobs are those of the service that leads."""
+    print(f"error: {deposed}", file=sys.stderr, flush=True)
+    os._exit(DEPOSED)
+
+
 async def _sweep(uploads: Any) -> None:
     """Remove uploads that no job has used, also where nobody uploads any more."""
     while True:
@@ -273,7 +348,7 @@ async def _sweep(uploads: Any) -> None:
 async def _run_until_signal(service: Any, server: Any, uploads: Any, listening: socket.socket) -> int:
     """Run service and HTTP server until a signal comes or one of them fails; return the exit code."""
     loop, signalled = asyncio.get_running_loop(), asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in SIGNALS:
         loop.add_signal_handler(number, signalled.set)
     sweeping = asyncio.create_task(_sweep(uploads), name="sweeping")
     scheduling = asyncio.create_task(service.run(), name="scheduling")
@@ -282,6 +357,8 @@ async def _run_until_signal(service: Any, server: Any, uploads: Any, listening: 
     done, _ = await asyncio.wait({scheduling, answering, waiting}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
     sweeping.cancel()
+    if scheduling in done and isinstance(scheduling.exception(), Deposed):
+        _leave(scheduling.exception())
     server.should_exit = True
     failed = [task for task in done if task is not waiting and not task.cancelled() and task.exception()]
     await asyncio.wait({answering}, timeout=5.0)

@@ -275,6 +275,7 @@ class ExecutorOptions:
     settings: Mapping[str, str] = field(default_factory=dict)
     """The `key=value` pairs of `--executor NAME:key=value,…`."""
     leadership: Leadership = field(default_factory=OnlyService)
+    """Whether this service leads. An executor starts nothing while it does not."""
     node: str = "node0"
     """Name of this machine as a node."""
     lease: Path | None = None

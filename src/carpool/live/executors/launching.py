@@ -11,7 +11,7 @@ import pwd
 import select
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -40,9 +40,10 @@ class GangLauncher:
     cgroups = True
     """Whether workers get cgroups of their own, where the system allows that, so that they can be frozen."""
 
-    def __init__(self, home: Home, lease: Path | None = None) -> None:
+    def __init__(self, home: Home, lease: Path | None = None, leads: Callable[[], bool] = lambda: True) -> None:
         self.home = home
         self._lease = lease
+        self._leads = leads
         self.children: set[int] = set()
         """Wrappers that this process started and has not reaped."""
         self._ports: dict[GangKey, int] = {}
@@ -52,6 +53,8 @@ class GangLauncher:
 
     def prepare(self, gang: LocalGang, launch: Launch, nonce: str, sharing: Mapping[str, str]) -> None:
         """Make the directories and start all wrappers, which then wait. Blocks. `sharing`: variables for MPS."""
+        if not self._leads():  # the directory may be that of a gang that another service started
+            raise OSError("another service may lead")
         _set_aside(gang.directory)
         user = account(launch.uid) if launch.uid is not None and launch.uid != os.getuid() else None
         self._make_directories(gang, launch, user)

@@ -67,7 +67,7 @@ class LocalExecutor:
             raise InputError(f"--executor local: takes no settings, so leave out {', '.join(options.settings)}")
         self.home = options.home
         self._options = options
-        self._launcher = GangLauncher(options.home, options.lease)
+        self._launcher = GangLauncher(options.home, options.lease, options.leadership.leads)
         self.gate = PartGate()
         self._switch = GangSwitch(options, lambda gang, text: self._note(gang.key, text))
         self._gangs: dict[GangKey, LocalGang] = {}
@@ -211,7 +211,7 @@ class LocalExecutor:
     async def _start(self, gang: LocalGang, launch: Launch) -> None:
         pause = FIRST_PAUSE_S
         while not gang.stop:
-            if not self.node.ready:
+            if not self.node.ready or not self._options.leadership.leads():
                 await asyncio.sleep(MPS_PAUSE_S)
                 continue
             try:
@@ -225,6 +225,9 @@ class LocalExecutor:
                     if variables is None or gang.stop:
                         break
                     go = {"nonce": nonce, "env": dict(variables)}
+                if not self._options.leadership.leads():  # this process was stopped for a while
+                    release_wrappers(gang)
+                    continue
                 self._launcher.release_port(gang.key)
                 write_exclusive(gang.directory / wrapper.GO, json.dumps(go))
             except OSError as error:  # a full disk or too many processes: not the job's fault

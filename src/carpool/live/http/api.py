@@ -54,6 +54,10 @@ class ApiContext:
     hosts: tuple[str, ...] = ()
     started: float = field(default_factory=time)
 
+    def leads(self) -> bool:
+        """Return whether the service may answer as the leader."""
+        return self.service.store.leadership.leads()
+
     @cached_property
     def uploads(self) -> Uploads:
         return Uploads(self.home.path / "uploads")
@@ -128,7 +132,7 @@ def create_app(context: ApiContext) -> App:
     app.include_router(agent_routes.router, prefix="/v1")
     _document_security(app)
     large = {"/v1/snapshots": MAX_PACKED, **agent_routes.LARGE_BODIES}
-    return Gate(app, context.keyring.who, hosts=context.hosts, large_bodies=large)
+    return Gate(app, context.keyring.who, hosts=context.hosts, large_bodies=large, leads=context.leads)
 
 
 def _answer_errors(app: FastAPI) -> None:

@@ -23,6 +23,10 @@ AGENTS = "/v1/agents/"
 """Beginning of the paths that agents may use, and only they."""
 HEALTH = "/health"
 """The only path that needs no token."""
+NOT_LEADING = (
+    "this service is not certain to lead: its database is away, or another service took over; running jobs continue; "
+    "try again"
+)
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 MAX_BODY = 1 << 20
 MAX_DEPTH = 32
@@ -58,6 +62,7 @@ class Gate:
         hosts: Iterable[str] = (),
         max_body: int = MAX_BODY,
         large_bodies: MutableMapping[str, int] | None = None,
+        leads: Callable[[], bool] = lambda: True,
     ) -> None:
         self.app = app
         self.who = who
@@ -65,6 +70,8 @@ class Gate:
         self.max_body = max_body
         self.large_bodies = dict(large_bodies or {})
         """Paths whose bodies may be larger and are not JSON, with their limits."""
+        self.leads = leads
+        """Whether this service leads: one that may have been replaced answers nobody."""
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -76,6 +83,8 @@ class Gate:
             return
         try:
             self._check_host(scope)
+            if not self.leads():
+                raise Refused(503, NOT_LEADING)
             self._check_path(scope)
             _check_query(scope.get("query_string", b""))
             if scope["path"] != HEALTH:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-TABLES = ("meta", "users", "jobs", "snapshots", "estimates", "events")
+TABLES = ("meta", "leader", "users", "jobs", "snapshots", "estimates", "events")
 
 
 def is_sound(path: Path) -> bool:

@@ -1,13 +1,15 @@
 """The tables of the journal, their version, and the upgrades from older versions.
 
-Plain SQLAlchemy Core with portable types: SQLite is the embedded default, and nothing here excludes PostgreSQL. Each
-entry of `UPGRADES` makes one version. An entry of a release never changes; a newer release runs those that are missing.
+Plain SQLAlchemy Core with portable types: the same tables are in a SQLite file and in a PostgreSQL database. Each entry
+of `UPGRADES` makes one version. An entry of a release never changes; a newer release runs those that are missing.
 """
 
 import json
 from collections.abc import Callable
 
 from sqlalchemy import (
+    BigInteger,
+    Boolean,
     Column,
     Connection,
     Float,
@@ -26,12 +28,15 @@ from carpool.errors import InputError
 
 metadata = MetaData()
 
+Number = BigInteger().with_variant(Integer(), "sqlite")
+"""Type of ids and sequence numbers, 64 bits wide. In SQLite only INTEGER names the row id, and it has 64 bits too."""
+
 meta = Table("meta", metadata, Column("key", String, primary_key=True), Column("value", Text, nullable=False))
 
 events = Table(
     "events",
     metadata,
-    Column("seq", Integer, primary_key=True, autoincrement=True),
+    Column("seq", Number, primary_key=True, autoincrement=False),
     Column("at", Float, nullable=False),
     Column("uptime", Float, nullable=False),  # seconds since boot, which no user can set
     Column("kind", String, nullable=False),
@@ -42,7 +47,7 @@ events = Table(
 jobs = Table(
     "jobs",
     metadata,
-    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("id", Number, primary_key=True, autoincrement=False),
     Column("user", String, nullable=False),
     Column("name", String, nullable=False),
     Column("spec", Text, nullable=False),
@@ -55,7 +60,7 @@ jobs = Table(
 Index("jobs_ended", jobs.c.state, jobs.c.id)
 
 snapshots = Table(
-    "snapshots", metadata, Column("seq", Integer, primary_key=True, autoincrement=False), Column("data", Text)
+    "snapshots", metadata, Column("seq", Number, primary_key=True, autoincrement=False), Column("data", Text)
 )
 """The whole state after event `seq`."""
 
@@ -64,8 +69,8 @@ users = Table("users", metadata, Column("name", String, primary_key=True), Colum
 estimates = Table(
     "estimates",
     metadata,
-    Column("id", Integer, primary_key=True),
-    Column("job", Integer, nullable=False),
+    Column("id", Number, primary_key=True),
+    Column("job", Number, nullable=False),
     Column("kind", String, nullable=False),  # start, end, duration, slowdown
     Column("at", Float, nullable=False),  # when it was made
     Column("value", Float, nullable=False),
@@ -76,8 +81,22 @@ estimates = Table(
 )
 """Accuracy of estimates: one row for each estimate that could be judged."""
 
+leader = Table(
+    "leader",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),  # 1: there is one row
+    Column("term", Number, nullable=False),
+    Column("beat", Number, nullable=False),  # counts the transactions of all leaders
+    Column("released", Boolean, nullable=False),  # no service leads
+    Column("holder", Text, nullable=False),  # the service of this term, for operators
+    Column("renewed", Float, nullable=False),  # when, by the clock of the database, for operators
+)
+"""The service that leads: see `leadership.py`."""
+
 RELEASES = "releases"
 """Key of the meta row that says which release wrote which events: a list of pairs, first event and release."""
+IDENTITY = "journal"
+"""Key of the meta row with the id of the journal."""
 
 
 def _to_1(connection: Connection) -> None:
@@ -98,7 +117,13 @@ def _to_3(connection: Connection) -> None:
     connection.execute(meta.insert().values(key=RELEASES, value=json.dumps(releases)))
 
 
-UPGRADES: tuple[Callable[[Connection], None], ...] = (_to_1, _to_2, _to_3)
+def _to_4(connection: Connection) -> None:
+    """Record which service leads, and number the terms."""
+    metadata.create_all(connection, tables=[leader])
+    connection.execute(leader.insert().values(id=1, term=0, beat=0, released=True, holder="", renewed=0.0))
+
+
+UPGRADES: tuple[Callable[[Connection], None], ...] = (_to_1, _to_2, _to_3, _to_4)
 VERSION = len(UPGRADES)
 
 
@@ -106,13 +131,15 @@ def _number(connection: Connection, text: str) -> int:
     """Return the version that a journal states; if that is damaged, the one that its tables show."""
     if text.isdecimal() and len(text) < 10:
         return int(text)
+    if inspect(connection).has_table("leader"):
+        return 4
     if connection.execute(select(meta.c.value).where(meta.c.key == RELEASES)).first() is not None:
         return 3
     return 2 if inspect(connection).has_table("estimates") else 1
 
 
-def bring_up_to_date(connection: Connection) -> int:
-    """Make the tables, or upgrade those of an older release. Return the version that was found (0: none)."""
+def version_of(connection: Connection) -> int:
+    """Return the version of the tables (0: there are none). Raise `InputError` if only a newer release knows it."""
     found = 0
     if inspect(connection).has_table("meta"):
         row = connection.execute(select(meta.c.value).where(meta.c.key == "version")).first()
@@ -121,6 +148,12 @@ def bring_up_to_date(connection: Connection) -> int:
         raise InputError(
             f"this home was written by a newer release (journal {found}, known {VERSION}); upgrade Carpool"
         )
+    return found
+
+
+def bring_up_to_date(connection: Connection) -> int:
+    """Make the tables, or upgrade those of an older release. Return the version that was found (0: none)."""
+    found = version_of(connection)
     for upgrade in UPGRADES[found:]:
         upgrade(connection)
     if found == 0:

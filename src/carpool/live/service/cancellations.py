@@ -9,7 +9,7 @@ calls `settle` after each turn.
 import contextlib
 import os
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -68,6 +68,8 @@ class UnwrittenCancels:
     dispatcher: Dispatcher
     inbox: Inbox
     file: CancelFile
+    leads: Callable[[], bool] = lambda: True
+    """Whether this service leads. If it does not, another one decides about the jobs."""
     jobs: dict[JobId, None] = field(default_factory=dict)
 
     def resume(self) -> None:

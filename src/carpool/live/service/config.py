@@ -8,6 +8,7 @@ from carpool.live.clock import Clock, RealClock
 from carpool.live.executors.base import Executor, ExecutorOptions
 from carpool.live.executors.registry import check_executor
 from carpool.live.home import Home
+from carpool.live.journal.reader import JournalPlace
 from carpool.live.service.retention import RetentionLimits
 
 
@@ -41,10 +42,19 @@ class ServiceConfig:
     profile: str | None = None
     """Shipped name or file of the profile; None: the one for the GPU found, else t4."""
     retention: RetentionLimits = field(default_factory=RetentionLimits)
+    database: JournalPlace | None = None
+    """Where the journal is; None: in a SQLite file in the home."""
+    machine_is_gone: bool = False
+    """Whether the machine on which the journal's jobs ran will not come back with them running."""
 
     def __post_init__(self) -> None:
         if isinstance(self.executor, str):
             check_executor(self.executor)
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether jobs are processes of this machine."""
+        return isinstance(self.executor, str) and self.executor.partition(":")[0] == "local"
 
     @property
     def executor_options(self) -> ExecutorOptions:

@@ -4,6 +4,9 @@ A turn makes everything that came in durable, together with the plan of the turn
 applies the inputs, and lets the policy decide again. So nothing is applied or done that is not on disk, and inputs that
 arrive while the disk is busy share the next sync. If the journal cannot be written, requests are refused, reports of
 the executor are kept, and the turn is tried again: nothing new starts in the meantime, and running jobs continue.
+
+Where several services share a journal, a turn also makes sure that this one still leads before it acts: it may have
+been stopped for a while after the commit.
 """
 
 import asyncio
@@ -18,7 +21,7 @@ from carpool.core import events as ev
 from carpool.core.scheduler import Scheduler
 from carpool.live.clock import Clock
 from carpool.live.insight.forecaster import Forecaster
-from carpool.live.journal.store import Commit, Store, StoreError
+from carpool.live.journal.store import Commit, CommitInDoubt, Store, StoreError
 from carpool.live.service.cancellations import UnwrittenCancels
 from carpool.live.service.dispatcher import Dispatcher
 from carpool.live.service.inbox import Answer, Inbox, Note, TurnInput
@@ -55,6 +58,8 @@ class Driver:
     """Plan of the last turn, not written and not acted on yet."""
     _failures_noted: dict[str, float] = field(default_factory=dict)
     _failed: bool = False
+    _lost: bool = False
+    """The journal may hold what the state does not know, because the service was stopped in between."""
     _turning: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def run(self) -> None:
@@ -77,8 +82,8 @@ class Driver:
 
     @property
     def settled(self) -> bool:
-        """Whether everything that the state knows is on disk."""
-        return self._plan is None and not self.book.ended
+        """Whether the state is that of the journal."""
+        return self._plan is None and not self.book.ended and not self._lost
 
     async def turn(self) -> bool:
         """Take one turn; return False if the journal could not be written, so that nothing was done."""
@@ -99,7 +104,7 @@ class Driver:
         commit.events += events
 
         # 3. Write the journal. Nothing below happens unless this is durable.
-        if not await self._write(commit, inputs, notes, answers):
+        if not await self._write(commit, inputs, notes, answers) or not await self._leads():
             return False
 
         # 4. Act on the plan.
@@ -162,23 +167,58 @@ class Driver:
         if not commit:
             return True
         try:
-            await self.store.write(commit)
+            try:
+                await self.store.write(commit)
+            except CommitInDoubt as doubt:
+                self._refuse(doubt)
+                if not await self._settle():
+                    raise
         except StoreError as error:
+            if self._lost:
+                return False
             self.inbox.put_back(inputs, notes)
-            if not self.write_error:  # the note also makes sure that the next turn has something to write
-                text = f"the journal could not be written ({error}); nothing was started or stopped until it could"
-                self.inbox.note(text, logging.ERROR)
-            self.write_error = str(error)
-            if not self.stopped:
-                self.inbox.refusal = (
-                    f"the journal cannot be written ({error}); running jobs continue; make room and try again"
-                )
+            self._refuse(error)
             self.inbox.refuse(answers)
             return False
         if self.write_error:
             self.write_error = ""
             self.inbox.refusal = "" if not self.stopped else self.inbox.refusal
             self.inbox.note("the journal can be written again", logging.INFO)
+        return True
+
+    def _refuse(self, error: StoreError) -> None:
+        """Refuse requests until the journal can be written."""
+        if not self.write_error:  # the note also makes sure that the next turn has something to write
+            text = f"the journal could not be written ({error}); nothing was started or stopped until it could"
+            self.inbox.note(text, logging.ERROR)
+        self.write_error = str(error)
+        if not self.stopped:
+            remedy = "running jobs continue; make room and try again"
+            self.inbox.refusal = f"the journal cannot be written ({error}); {remedy}"
+
+    async def _settle(self) -> bool:
+        """Wait until it is known whether the commit in doubt is written, and return it. A service that is stopped
+        before that leaves its requests without an answer: what is in the journal counts."""
+        while not self.stopped:
+            try:
+                return await self.store.settle()
+            except StoreError as error:
+                log.debug("a commit is in doubt: %s", error)
+                await asyncio.sleep(RETRY_S)
+        self._lost = True
+        return False
+
+    async def _leads(self) -> bool:
+        """Wait until this service is certain to lead. Raise `Deposed` if another one does."""
+        while not self.store.leadership.leads():
+            try:
+                await self.store.renew()
+            except StoreError as error:
+                self._refuse(error)
+                if self.stopped:  # what is written is applied by the next service
+                    self._lost = True
+                    return False
+                await asyncio.sleep(RETRY_S)
         return True
 
     def _step(self, now: float, events: Sequence[ev.Event]) -> None:

@@ -58,7 +58,11 @@ class Requests:
         kept = await self._copy_directories(dict(zip(names, numbered, strict=True)), user)
         models = await asyncio.to_thread(self._models, kept, self.users.uid_of(user))
 
+        prepared = False
+
         def prepare(now: float, commit: Commit) -> Sequence[ev.Event]:
+            nonlocal prepared
+            prepared = True
             events, rows, sources = [], [], {}
             for name, spec in kept.items():
                 wanted = replace(spec, after=unmet_dependencies(self.book, spec))
@@ -77,10 +81,11 @@ class Requests:
 
         try:
             await self.inbox.request(prepare)
-        except BaseException:
-            self.book.discard(names)
-            for name in names:
-                shutil.rmtree(self.home.job(name), ignore_errors=True)
+        except BaseException as error:
+            if isinstance(error, Exception) or not prepared:  # else the journal may have them, and the answer is lost
+                self.book.discard(names)
+                for name in names:
+                    shutil.rmtree(self.home.job(name), ignore_errors=True)
             raise
         await asyncio.to_thread(self._write_specs, names, user)
         return names
@@ -141,7 +146,7 @@ class Requests:
         try:
             await self.inbox.request(lambda now, commit: [ev.Cancelled(now, job) for job in known()])
         except Unavailable:
-            if self.inbox.closed:
+            if self.inbox.closed or not self.unwritten.leads():
                 raise
             self.unwritten.cancel(known())
         return refused

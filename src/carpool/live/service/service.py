@@ -19,10 +19,12 @@ from carpool.core.scheduler import Scheduler
 from carpool.core.state import State
 from carpool.errors import InputError
 from carpool.live.clock import Clock, RealClock
-from carpool.live.executors.base import Executor, Leadership, OnlyService
+from carpool.live.errors import Deposed
+from carpool.live.executors.base import Executor, Leadership
 from carpool.live.executors.registry import make_executor
 from carpool.live.home import Home
 from carpool.live.insight.forecaster import Forecaster
+from carpool.live.journal.sqlite import SqliteJournal
 from carpool.live.journal.store import Commit, Store, StoreError
 from carpool.live.rank import boot_id
 from carpool.live.service import recovery
@@ -36,6 +38,7 @@ from carpool.live.service.executor_events import ExecutorEvents
 from carpool.live.service.inbox import Inbox
 from carpool.live.service.inventory import Inventory
 from carpool.live.service.jobs import JobBook
+from carpool.live.service.opening import Waiting, open_journal
 from carpool.live.service.pause_limit import PauseLimit
 from carpool.live.service.progress import ProgressWatch
 from carpool.live.service.pruner import Pruner
@@ -81,7 +84,7 @@ class Service:
     """What users may look at."""
 
     async def run(self) -> None:
-        """Schedule until `close` is called."""
+        """Schedule until `close` is called. Raise `Deposed` when another service leads."""
         background = (
             self.progress.run,
             self.warm_up.run,
@@ -91,12 +94,17 @@ class Service:
             self.pruner.run,
         )
         tasks = [asyncio.create_task(task()) for task in background]
+        driving = asyncio.create_task(self.driver.run())
+        losing = asyncio.create_task(self.store.leadership.lost.wait())
         try:
-            await self.driver.run()
+            await asyncio.wait({driving, losing}, return_when=asyncio.FIRST_COMPLETED)
+            if losing.done():
+                raise Deposed(self.store.leadership.term)
+            await driving
         finally:
-            for task in tasks:
+            for task in (*tasks, driving, losing):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, driving, losing, return_exceptions=True)
 
     async def close(self) -> None:
         """Stop scheduling and release everything. Gangs keep running, and the next service finds them."""
@@ -119,31 +127,29 @@ class Service:
                 log.exception("no forecast could be made")
 
 
-async def open_service(config: ServiceConfig) -> Service:
+async def open_service(config: ServiceConfig, waiting: Waiting = lambda state: None) -> Service:
     """Lock the home, read the journal, find the gangs that still run, and return a service that is ready to run.
 
-    Raises `InputError` if that is not possible; then everything is released again.
+    Where another service leads, it calls `waiting` and stands by until it can lead. Raises `InputError` if a service is
+    not possible; then everything is released again.
     """
-    config.home.create()
-    config.home.acquire()
     async with AsyncExitStack() as undo:
         undo.callback(config.home.release)
-        store = Store(config.home.journal)
+        store = Store(config.database or SqliteJournal(config.home.journal))
         undo.callback(store.close)
         try:
-            store.open()
+            await open_journal(config, store, waiting)
             users = Users.load(config.home, store.users())
-            leadership = OnlyService(await _next_term(store))
-            executor = _executor(config, leadership)
+            executor = _executor(config, store.leadership)
             undo.push_async_callback(executor.close)
             await executor.open(separate_users=users.separate)
             inventory = Inventory(executor)
             estimator = _estimator(config, inventory)
             loaded = await recovery.load(store, partial(_scheduler, config, estimator))
         except StoreError as error:
-            raise InputError(f"journal {config.home.journal}: {error}; see `carpool doctor`") from error
+            raise InputError(f"journal {store.place}: {error}; see `carpool doctor`") from error
         except UnknownEvent as error:  # nothing was written, so the release that knows it still can start
-            raise InputError(f"journal {config.home.journal}: {error}") from error
+            raise InputError(f"journal {store.place}: {error}") from error
         service = await _assemble(config, store, users, inventory, estimator, loaded)
         undo.pop_all()
         return service
@@ -173,7 +179,7 @@ async def _assemble(
     forecaster.learn(store.estimates())
     snapshots = SnapshotKeeper(store, state, inbox, loaded.seq)
     dispatcher = Dispatcher(state, executor, book, users, inbox, clock)
-    unwritten = UnwrittenCancels(state, dispatcher, inbox, CancelFile(home.cancelled))
+    unwritten = UnwrittenCancels(state, dispatcher, inbox, CancelFile(home.cancelled), store.leadership.leads)
     driver = Driver(scheduler, store, clock, inbox, book, dispatcher, forecaster, snapshots, unwritten)
     unwritten.resume()
     events = ExecutorEvents(state, executor, inventory, dispatcher, book, inbox, clock)
@@ -224,14 +230,6 @@ def _executor(config: ServiceConfig, leadership: Leadership) -> Executor:
     if isinstance(config.executor, str):
         return make_executor(config.executor, replace(config.executor_options, leadership=leadership))
     return config.executor
-
-
-async def _next_term(store: Store) -> int:
-    """Return the number of this start of a service on this journal; it is durable before anything acts on it."""
-    known = store.meta().get(TERM, "")
-    term = 1 + (int(known) if known.isdecimal() and len(known) < 16 else 0)
-    await store.write(Commit(meta={TERM: str(term)}))
-    return term
 
 
 def _estimator(config: ServiceConfig, inventory: Inventory) -> JobEstimator:

@@ -8,6 +8,7 @@ from typing import Any
 
 from carpool.core import snapshot
 from carpool.core.state import State
+from carpool.live.errors import Deposed
 from carpool.live.journal.store import Store, StoreError
 from carpool.live.service.inbox import Inbox
 
@@ -38,6 +39,8 @@ class SnapshotKeeper:
     async def _write(self, data: Mapping[str, Any], seq: int) -> None:
         try:
             await self.store.keep_snapshot(data, seq, KEEP_EVENTS)
+        except Deposed:  # the service ends
+            return
         except StoreError as error:  # the journal is complete without it
             self.inbox.note(f"no snapshot could be written: {error}")
 
@@ -46,5 +49,5 @@ class SnapshotKeeper:
         if self._writing is not None:
             await self._writing
         if take_last:
-            with contextlib.suppress(StoreError):
+            with contextlib.suppress(StoreError, Deposed):
                 await self.store.keep_snapshot(snapshot.encode(self.state), self.store.seq, KEEP_EVENTS)

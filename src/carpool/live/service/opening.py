@@ -1,0 +1,104 @@
+"""Opening the journal of a service: the lead first, then the home, and whether the two belong together.
+
+A journal in a file is protected by the lock of its home. A journal in a database is shared by several services: the one
+that leads locks the home, and a service that stands by touches nothing there. `open_service` calls `open_journal`.
+"""
+
+import contextlib
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from carpool.errors import InputError
+from carpool.live.errors import Unavailable
+from carpool.live.home import Home, read_json, write_private
+from carpool.live.journal.leadership import LeaderState
+from carpool.live.journal.reader import JournalReader
+from carpool.live.journal.schema import IDENTITY
+from carpool.live.journal.sqlite import SqliteJournal
+from carpool.live.journal.store import Commit, Store
+from carpool.live.service.config import ServiceConfig
+
+MOVED = "moved"
+"""Key of the meta row of a journal that was copied elsewhere: where it continues."""
+HOMED, MACHINE = "home", "machine"
+"""Keys of the meta rows with the home of a shared journal, and with the machine on which its jobs run."""
+MACHINE_ID = Path("/etc/machine-id")
+Waiting = Callable[[LeaderState], None]
+
+
+async def open_journal(config: ServiceConfig, store: Store, waiting: Waiting) -> None:
+    """Take the lead and lock the home; afterwards the store can write. `waiting`: called if another service leads."""
+    home = config.home
+    if store.place.shared:
+        store.open()
+        _check_home(config, store)  # at once, and not when the service is needed
+        await store.lead(waiting)
+        _check_home(config, store)
+        home.create()
+        home.acquire(store.identity)
+        write_private(home.journal_record, json.dumps({"id": store.identity, "database": str(store.place)}))
+        here = {HOMED: str(home.path)} | ({MACHINE: machine()} if config.runs_here else {})
+        await store.write(Commit(meta=here))
+        return
+    home.create()
+    home.acquire()
+    record = read_json(home.journal_record)
+    if isinstance(record, dict):
+        raise InputError(
+            f"home {home.path}: its journal is in {record.get('database')}; give --database, "
+            f"or move it back with `carpool journal copy`"
+        )
+    store.open()
+    moved = store.meta().get(MOVED)
+    if moved:
+        raise InputError(f"journal {store.place}: was moved to {moved}; serve with that --database")
+    await store.lead()
+
+
+def _check_home(config: ServiceConfig, store: Store) -> None:
+    """Refuse a home that belongs to another journal, and a machine that cannot see the workers of the jobs."""
+    home, meta = config.home, store.meta()
+    record = read_json(home.journal_record)
+    known = record.get("id") if isinstance(record, dict) else None
+    if known is not None and known != meta.get(IDENTITY):
+        raise InputError(f"home {home.path}: belongs to the journal in {record.get('database')}; give another --home")
+    if known is None and HOMED in meta:
+        raise InputError(
+            f"home {home.path}: the journal in {store.place} has its files in {meta[HOMED]}, which must be a directory "
+            "that all its services share; give it as --home"
+        )
+    if known is None and _has_own_journal(home):
+        raise InputError(
+            f"home {home.path}: has a journal of its own; move it first: "
+            f"`carpool journal copy {home.journal} {store.place}`"
+        )
+    elsewhere = meta.get(MACHINE)
+    if config.runs_here and elsewhere and elsewhere != machine() and not config.machine_is_gone:
+        raise InputError(
+            f"{store.place}: its jobs run on machine {elsewhere}, and --executor local can take over on that machine "
+            "only; if it is gone for good, add --machine-is-gone"
+        )
+
+
+def _has_own_journal(home: Home) -> bool:
+    """Return whether a home has a journal in a file that was not moved."""
+    if not home.journal.exists():
+        return False
+    reader = JournalReader(SqliteJournal(home.journal))
+    try:
+        with contextlib.suppress(Unavailable):
+            return MOVED not in reader.meta()
+        return True
+    finally:
+        reader.close()
+
+
+def machine() -> str:
+    """Return what tells this machine from others."""
+    with contextlib.suppress(OSError):
+        found = MACHINE_ID.read_text().strip()
+        if found:
+            return found
+    return socket.gethostname()
