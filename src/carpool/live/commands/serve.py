@@ -247,6 +247,10 @@ async def _opened(config: Any) -> Any:
 
     if config.database is None:
         return await open_service(config)
+    # A service that takes over must answer soon, so it loads everything before.
+    import uvicorn  # noqa: F401
+
+    from carpool.live.http import api, job_routes, service_routes  # noqa: F401
 
     def waiting(leader: Any) -> None:
         who = f"{leader.holder} has term {leader.term} of {config.database}"

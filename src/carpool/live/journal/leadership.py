@@ -22,9 +22,9 @@ from carpool.live.journal.schema import leader
 
 RENEW_S = 1.0
 """Seconds between two renewals of a leader that has nothing to write."""
-LEASE_S = 5.0
+LEASE_S = 4.0
 """Seconds after the beginning of its last renewal for which a leader acts and answers."""
-TAKE_OVER_S = 6.0
+TAKE_OVER_S = 5.0
 """Seconds without a renewal after which another service takes over. The difference to `LEASE_S` is for what the old
 leader has begun just before its lease ran out."""
 LOOK_S = 0.5

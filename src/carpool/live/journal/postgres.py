@@ -99,13 +99,14 @@ class PostgresJournal:
                 "options": f"{options} {given.get('options', '')}".strip(),
                 "client_encoding": "utf8",
             }
+            url = self._url
             names: dict[str, str | int | None] = {
-                "user": self._url.username,
-                "dbname": self._url.database,
+                "user": url.username,
+                "dbname": url.database,
                 "password": self._password,
+                "host": url.host or ",".join(_words(url.query.get("host"))) or None,
+                "port": url.port or ",".join(_words(url.query.get("port"))) or None,
             }
-            names |= {"host": self._url.host or ",".join(_words(self._url.query.get("host"))) or None}
-            names |= {"port": self._url.port or ",".join(_words(self._url.query.get("port"))) or None}
             arguments |= {name: value for name, value in names.items() if value is not None}
             return connection_class.connect(**arguments)
 
