@@ -52,8 +52,6 @@ from carpool.policies.guarded import GuardedPolicy
 
 log = logging.getLogger("carpool.live")
 
-TERM = "term"
-"""Key of the journal's meta row that counts the starts of services."""
 LOOK_AHEAD_S = 2.0
 """Seconds between two forecasts of new jobs."""
 
