@@ -125,7 +125,7 @@ class TestWaitForCertainGpus:
         gangs = (pending("p0", gpus=3, left=20), pending("p2", gpus=3, left=20))
         jobs = (*hosts, *gangs, pending("p1", gpus=2, left=5), pending("p3", gpus=1, left=50))
         given(FOUR, *jobs, xi=1.3).expect(Carpool(pause=False), p1="shares h1", p3="waits")
-        monkeypatch.setattr(DeferredCandidates, "later", lambda candidates, guest, bar: [])
+        monkeypatch.setattr(DeferredCandidates, "offer_later", lambda candidates, guest, choice: None)
         given(FOUR, *jobs, xi=1.3).expect(Carpool(pause=False), p1="shares h1", p3="shares h2")
 
 

@@ -39,7 +39,7 @@ def claim(state: State, record: JobRecord, allocation: Allocation) -> None:
     beside = state.cluster.mates(record)
     mates = [mate for mate in beside if mate.active]
     if record.standby:
-        state.cluster.note_idle(record.gpus)
+        state.cluster.note_activity(record.gpus)
     elif mates:
         record.shares += 1
         record.saved_s += max([mate.alone_left(state.now) for mate in mates])

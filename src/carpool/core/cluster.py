@@ -26,6 +26,8 @@ class Cluster:
         """The GPUs that hold n jobs, one bit each, by n. Paused jobs count."""
         self.idle: set[GpuId] = set()
         """The GPUs that hold jobs, all of them paused."""
+        self.with_paused: set[GpuId] = set()
+        """The GPUs that hold a paused job, whether others compute there or not."""
 
     def join(self, node: Node) -> None:
         """Add a node."""
@@ -84,13 +86,19 @@ class Cluster:
                 unused.append(gpu)
         if unused:
             self.free.give(unused)
-        self.note_idle(record.gpus)
+        self.note_activity(record.gpus)
 
-    def note_idle(self, gpus: tuple[GpuId, ...]) -> None:
-        """Find out which of these GPUs hold paused jobs alone: a job of theirs left, was paused or resumed."""
+    def note_activity(self, gpus: tuple[GpuId, ...]) -> None:
+        """Find out which of these GPUs hold paused jobs, and which hold no others: a job of theirs left, was paused or
+        resumed."""
         for gpu in gpus:
             there = self.residents[gpu]
-            if there and not any(record.active for record in there):
+            active = sum([record.active for record in there])
+            if active < len(there):
+                self.with_paused.add(gpu)
+            else:
+                self.with_paused.discard(gpu)
+            if there and not active:
                 self.idle.add(gpu)
             else:
                 self.idle.discard(gpu)

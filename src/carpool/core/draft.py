@@ -118,15 +118,17 @@ class Draft:
         memory = view.topology.memory_of(gpu)
         return sharing_problem([*self.residents(gpu), guest], view, memory) is None
 
-    @property
-    def has_paused(self) -> bool:
-        """Whether there are jobs that a policy that pauses jobs may resume."""
-        return self.pauses and bool(self.view.paused or self._switched)
+    def may_hold_paused(self, gpus: Set[GpuId]) -> bool:
+        """Return whether some of these GPUs may hold jobs that a policy that pauses jobs may resume."""
+        return self.pauses and not (gpus.isdisjoint(self.view.with_paused()) and gpus.isdisjoint(self._touched))
 
     def idle(self) -> list[GpuId]:
         """Return the GPUs that hold jobs, none of which computes in the draft."""
-        gpus = {*self.view.idle(), *self._touched}
-        return sorted([gpu for gpu in gpus if self.jobs_on(gpu) and not self.active_on(gpu)])
+        if self._stopped:
+            gpus = {*self.view.idle(), *self._touched}
+            return sorted([gpu for gpu in gpus if self.jobs_on(gpu) and not self.active_on(gpu)])
+        touched = [gpu for gpu in self._touched if not self.active_on(gpu)]
+        return sorted([*(gpu for gpu in self.view.idle() if gpu not in self._touched), *touched])
 
     def only_resident(self, record: JobView) -> bool:
         """Return whether a job has all of its GPUs to itself in the draft, paused jobs included."""

@@ -101,6 +101,7 @@ def learn_startup(state: State, record: JobRecord) -> None:
             other.startup_s = state.perf.startup_s(other.job)
             if other.gpus:
                 state.reindex(other)
+        state.queue.forget_waiting()
 
 
 def _refresh_speed(state: State, record: JobRecord) -> None:

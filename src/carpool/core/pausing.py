@@ -30,7 +30,7 @@ def pause(state: State, record: JobRecord, *, swapped: bool = False) -> None:
     state.paused[record.seq] = state.switching[record.seq] = record
     if swapped:
         swap_out(state, record)
-    state.cluster.note_idle(record.gpus)
+    state.cluster.note_activity(record.gpus)
     update_pace(state, [record, *state.cluster.mates(record)])
     state.capacity_changed()
 
@@ -59,7 +59,7 @@ def resume(state: State, record: JobRecord) -> None:
         swap_in(state, record)
     del state.paused[record.seq]
     state.switching[record.seq] = record
-    state.cluster.note_idle(record.gpus)
+    state.cluster.note_activity(record.gpus)
     state.reindex(record)
     for mate in state.cluster.mates(record):
         state.reindex(mate)

@@ -11,6 +11,7 @@ from itertools import chain
 
 from carpool.core.record import JobRecord
 from carpool.core.shapes import Shape
+from carpool.core.view import WaitingJob
 
 Entry = tuple[int, tuple[float, ...], int, JobRecord]
 """−priority, the policy's sort key, the job's `seq`, the job."""
@@ -23,6 +24,7 @@ class Queue:
         self.buckets: dict[Shape, list[Entry]] = {}
         self._size = 0
         self._in_order: list[Entry] | None = None
+        self._waiting: list[WaitingJob] | None = None
         self._by_age: list[tuple[int, JobRecord]] | None = None
 
     def __len__(self) -> int:
@@ -38,6 +40,17 @@ class Queue:
         if self._in_order is None:
             self._in_order = sorted(chain.from_iterable(self.buckets.values()))
         return self._in_order
+
+    @property
+    def waiting(self) -> Sequence[WaitingJob]:
+        """What the jobs wait for, in the overall order; kept from the first use on."""
+        if self._waiting is None:
+            self._waiting = [_waiting_job(record) for *_, record in self.in_order]
+        return self._waiting
+
+    def forget_waiting(self) -> None:
+        """Forget what the jobs wait for: their expected start-up changed."""
+        self._waiting = None
 
     @property
     def by_age(self) -> Sequence[tuple[int, JobRecord]]:
@@ -56,7 +69,10 @@ class Queue:
             insort(bucket, entry)
         self._size += 1
         if self._in_order is not None:
-            insort(self._in_order, entry)
+            place = bisect_left(self._in_order, entry)
+            self._in_order.insert(place, entry)
+            if self._waiting is not None:
+                self._waiting.insert(place, _waiting_job(record))
         if self._by_age is not None:
             insort(self._by_age, (record.seq, record))
 
@@ -73,13 +89,21 @@ class Queue:
         record.queue_entry = None
         self._size -= 1
         if self._in_order is not None:
-            del self._in_order[bisect_left(self._in_order, entry)]
+            place = bisect_left(self._in_order, entry)
+            del self._in_order[place]
+            if self._waiting is not None:
+                del self._waiting[place]
         if self._by_age is not None:
             del self._by_age[bisect_left(self._by_age, (record.seq,))]
 
     def scan(self, largest: int | None = None) -> "Scan":
         """Iterate over the pending jobs in order, except gangs of more than `largest` GPUs."""
         return Scan([b for s, b in self.buckets.items() if largest is None or s.gpus <= largest])
+
+
+def _waiting_job(record: JobRecord) -> WaitingJob:
+    left = (record.job.iterations - record.done) * record.alone_iteration_s
+    return record.shape.gpus, left + record.startup_s, record.seq, record.shape.priority
 
 
 class Scan:

@@ -42,13 +42,26 @@ def sharing_problem(residents: Sequence[Resident], view: View, memory: int) -> s
         return None
     if len(residents) > view.resident_per_gpu:
         return f"{len(residents)} jobs hold memory on one GPU, the limit is {view.resident_per_gpu}"
+    scaled = _scaled_problem(residents)
+    if scaled is not None:
+        return scaled
+    return computing_problem([resident for resident in residents if resident.active], view)
+
+
+def computing_problem(active: Sequence[Resident], view: View) -> str | None:
+    """Return why these jobs cannot compute on one GPU at the same time, or None."""
+    if len(active) > view.jobs_per_gpu:
+        return f"{len(active)} jobs on one GPU, the limit is {view.jobs_per_gpu}"
+    if len(active) < 2:
+        return None
+    return _scaled_problem(active) or _slowdown_problem(active, view.perf)
+
+
+def _scaled_problem(residents: Sequence[Resident]) -> str | None:
     for resident in residents:
         if resident.batch is not None:
             return f"job {resident.record.job.id} runs with a batch that the scheduler chose and does not share"
-    active = [resident for resident in residents if resident.active]
-    if len(active) > view.jobs_per_gpu:
-        return f"{len(active)} jobs on one GPU, the limit is {view.jobs_per_gpu}"
-    return _slowdown_problem(active, view.perf) if len(active) > 1 else None
+    return None
 
 
 def _slowdown_problem(active: Sequence[Resident], perf: PerformanceModel) -> str | None:

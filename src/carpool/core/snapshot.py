@@ -149,6 +149,6 @@ def _restore_residents(state: State, data: dict[str, Any]) -> None:
     for gpu, names in data["residents"]:
         state.cluster.residents[gpu] = tuple(state.jobs[name] for name in names)
         state.most_residents = max(state.most_residents, len(names))  # a snapshot of an older release counts none
-        state.cluster.note_idle((gpu,))
+        state.cluster.note_activity((gpu,))
     in_order = sorted(state.paused.values(), key=lambda record: (record.paused_since, record.seq))
     state.paused = {record.seq: record for record in in_order}

@@ -5,7 +5,7 @@ to change it: it calls the function that handles that kind of event. Those funct
 `queueing` (a job's way through the queue), `claims` (GPUs and memory) and `pace` (progress and iteration times).
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Set
 from typing import Any, TypeVar
 
 from carpool.core import events as ev
@@ -14,6 +14,7 @@ from carpool.core.end_times import EndTimes
 from carpool.core.hosts import Hosts
 from carpool.core.learning import LearningModel
 from carpool.core.model import GpuId, Job, JobId, Limits, Node, allowed_accumulations
+from carpool.core.overdue import OverdueJobs
 from carpool.core.perf import FollowsNodes, PerformanceModel
 from carpool.core.queue import Queue
 from carpool.core.record import JobRecord
@@ -107,6 +108,7 @@ class State:
         self._hosts: Hosts | None = None
         self._active_hosts: Hosts | None = None
         self._end_times: EndTimes | None = None
+        self._overdue: OverdueJobs | None = None
 
     # ---- reading -------------------------------------------------------------------------------------------------
 
@@ -145,6 +147,12 @@ class State:
                 self._end_times.touch(record)
         return self._end_times.refresh()
 
+    def overdue(self, patience: float) -> OverdueJobs:
+        """Return the paused jobs by the moment at which they lose a patience. Kept from the first use on."""
+        if self._overdue is None or self._overdue.patience != patience:
+            self._overdue = OverdueJobs(patience, self.paused.values())
+        return self._overdue
+
     @property
     def mean_jct_s(self) -> float:
         """Mean completion time of the jobs that have finished; 0 before the first."""
@@ -161,6 +169,10 @@ class State:
     def idle(self) -> Collection[GpuId]:
         """Return the GPUs that hold jobs, all of them paused."""
         return self.cluster.idle
+
+    def with_paused(self) -> Set[GpuId]:
+        """Return the GPUs that hold a paused job, whether others compute there or not."""
+        return self.cluster.with_paused
 
     def memory_used(self, gpu: GpuId) -> int:
         """Return the bytes that jobs have reserved on a GPU."""
@@ -270,3 +282,5 @@ class State:
             self._active_hosts.update(record)
         if self._end_times is not None:
             self._end_times.touch(record)
+        if self._overdue is not None:
+            self._overdue.update(record, paused=record.seq in self.paused)

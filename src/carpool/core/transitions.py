@@ -234,7 +234,7 @@ def _computes(state: State, record: JobRecord) -> None:
     if record.paused_by_owner or waits:
         pause(state, record)
     else:
-        state.cluster.note_idle(record.gpus)
+        state.cluster.note_activity(record.gpus)
 
 
 def _awaken_unseen(state: State, record: JobRecord) -> None:

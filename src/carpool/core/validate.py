@@ -102,6 +102,12 @@ def _validate_queue(state: State) -> None:
     _require(len(state.queue) == len(pending), f"the queue counts {len(state.queue)} jobs, not {len(pending)}")
     if state.queue._in_order is not None:
         _require(state.queue._in_order == in_order, "the queue in order differs from its buckets")
+    if state.queue._waiting is not None:
+        waiting = [
+            (record.shape.gpus, record.alone_left(state.now) + record.startup_s, record.seq, record.shape.priority)
+            for record in expected
+        ]
+        _require(state.queue._waiting == waiting, "what the queue's jobs wait for differs from their records")
     if state.queue._by_age is not None:
         by_age = sorted((record.seq, record) for record in pending)
         _require(state.queue._by_age == by_age, "the queue by age differs from its buckets")
@@ -156,6 +162,9 @@ def _validate_pause(state: State, record: JobRecord) -> None:
 def _validate_idle(state: State) -> None:
     idle = {gpu for gpu, there in _holding(state).items() if there and not any(record.active for record in there)}
     _require(set(state.idle()) == idle, f"the idle GPUs are {sorted(state.idle())}, not {sorted(idle)}")
+    paused = {gpu for gpu, there in _holding(state).items() if not all(record.active for record in there)}
+    counted = sorted(state.with_paused())
+    _require(set(counted) == paused, f"the GPUs with paused jobs are {counted}, not {sorted(paused)}")
 
 
 def _worst_slowdown(state: State, record: JobRecord) -> float:

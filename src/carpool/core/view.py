@@ -181,6 +181,10 @@ SortKey = Callable[[JobView, float], tuple[float, ...]]
 EntryView = tuple[int, tuple[float, ...], int, JobView]
 """A queue entry: −priority, the policy's sort key, the job's `seq`, the job."""
 
+WaitingJob = tuple[int, float, int, int]
+"""What a pending job waits for: its GPUs, its time left alone with its start-up, its `seq` and its priority. A plain
+tuple, because policies go through many of them."""
+
 
 class ScanView(Protocol):
     """An iteration over the queue that can skip the rest of a shape."""
@@ -203,6 +207,10 @@ class QueueView(Protocol):
     @property
     def in_order(self) -> Sequence[EntryView]:
         """All queue entries in order."""
+
+    @property
+    def waiting(self) -> Sequence[WaitingJob]:
+        """What all pending jobs wait for, in order."""
 
     @property
     def by_age(self) -> Sequence[tuple[int, JobView]]:
@@ -424,6 +432,19 @@ class EndTimesView(Protocol):
         """Return how much its present mates slow a running job down, and until when."""
 
 
+class OverdueView(Protocol):
+    """The paused jobs by the moment at which they lose a certain patience.
+
+    A job is overdue once its pause has lasted for `least` seconds and it has lost `patience` times its time left.
+    """
+
+    def first(self, least: float) -> float:
+        """Return when the first of the jobs will be overdue; inf: none is paused."""
+
+    def by(self, now: float, least: float) -> Sequence[JobView]:
+        """Return the jobs that are overdue at this time, and those that are by less than a moment not."""
+
+
 class TrialsView(Protocol):
     """The trials of pairs: jobs that share to find out whether they should."""
 
@@ -479,6 +500,9 @@ class View(Protocol):
     def end_times(self) -> EndTimesView:
         """The predicted ends of running jobs."""
 
+    def overdue(self, patience: float) -> OverdueView:
+        """Return the paused jobs by the moment at which they lose this patience."""
+
     @property
     def last_capacity_change(self) -> float:
         """Time of the last event other than a submission that may open a place for a pending job."""
@@ -520,6 +544,9 @@ class View(Protocol):
 
     def idle(self) -> Collection[GpuId]:
         """Return the GPUs that hold jobs, all of them paused."""
+
+    def with_paused(self) -> Set[GpuId]:
+        """Return the GPUs that hold a paused job, whether others compute there or not."""
 
     def jobs_on(self, gpu: GpuId) -> Sequence[JobView]:
         """Return the residents of a GPU, in the order in which they came."""

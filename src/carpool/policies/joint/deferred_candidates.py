@@ -1,7 +1,7 @@
 """The joint rule's candidates that use GPUs that are still busy: wait for them, keep them, or suspend their jobs.
 
-`later` finds hosts whose end is worth waiting for, `reservation` keeps the next GPUs for a job that starves, and
-`suspensions` finds long jobs that could make room. `join_candidates` has the places that are open now.
+`offer_later` finds hosts whose end is worth waiting for, `reservation` keeps the next GPUs for a job that starves, and
+`offer_suspensions` finds long jobs that could make room. `join_candidates` has the places that are open now.
 """
 
 from collections.abc import Iterator
@@ -12,6 +12,7 @@ from carpool.core.draft import Draft
 from carpool.core.model import GpuId
 from carpool.core.shapes import Size
 from carpool.core.view import JobView
+from carpool.policies.joint.choice import Choice
 from carpool.policies.joint.moves import ClaimGpus, Suspend
 from carpool.policies.joint.objective import Objective
 
@@ -30,23 +31,24 @@ class DeferredCandidates:
         self.topology = draft.view.topology
         self._lone: dict[int, list[JobView]] | None = None  # as the pass began
 
-    def later(self, guest: JobView, bar: float) -> list[ClaimGpus]:
-        """Return claims on the GPUs of the lone hosts that end soonest, where that may gain more than the bar."""
+    def offer_later(self, guest: JobView, choice: Choice) -> None:
+        """Offer claims on the GPUs of the lone hosts that end soonest."""
         objective, need = self.objective, guest.shape.gpus
+        own = guest.alone_left(objective.now) + guest.startup_s
+        until = objective.now + choice.most(guest) - own
         soonest: list[JobView] = []
         for group in self.draft.hosts.lone.values():
-            large = (entry[2] for entry in islice(group.entries, PER_KIND) if len(entry[2].gpus) >= need)
+            in_time = takewhile(lambda entry: entry[0] < until, islice(group.entries, PER_KIND))
+            large = (host for _, _, host in in_time if len(host.gpus) >= need)
             soonest += islice(
                 (host for host in large if host.seq not in objective.moved and self.draft.only_resident(host)), PRICED
             )
-        moves = []
         for host in nsmallest(PRICED, soonest, key=lambda host: (objective.end(host), host.seq)):
-            cost = objective.left(host) + guest.alone_left(objective.now) + guest.startup_s
-            if objective.budget(guest) - cost <= bar:
+            cost = objective.left(host) + own
+            if cost >= choice.most(guest):
                 break
             gpus = tuple(self.topology.most_consolidated(host.gpus, need))
-            moves.append(ClaimGpus(guest, gpus, {guest.seq: objective.now + cost}, cost, (host,), lone=True))
-        return moves
+            choice.offer(ClaimGpus(guest, gpus, {guest.seq: objective.now + cost}, cost, (host,), lone=True))
 
     # ---- for a job that starves ------------------------------------------------------------------------------------
 
@@ -87,8 +89,8 @@ class DeferredCandidates:
 
     # ---- suspension ------------------------------------------------------------------------------------------------
 
-    def suspensions(self, guest: JobView) -> list[Suspend]:
-        """Return sets of running jobs to suspend so that the guest can start alone.
+    def offer_suspensions(self, guest: JobView, choice: Choice) -> None:
+        """Offer to suspend sets of running jobs so that the guest can start alone.
 
         Jobs with few GPUs come first; all have much more time left than the guest.
         """
@@ -96,7 +98,7 @@ class DeferredCandidates:
         size = self._size_alone(guest)
         short = guest.shape.gpus - len(self.draft.some_free(guest.shape.gpus, size))
         if short <= 0:
-            return []
+            return
         left = guest.whole_left(objective.now) * size.relative_time
         victims = sorted(self._victims(guest, size, left + objective.restart_s), key=self._victim_rank)
         sets = [[job] for job in victims if len(job.gpus) >= short][:PRICED]
@@ -110,7 +112,8 @@ class DeferredCandidates:
         left += guest.startup_s
         ends = {guest.seq: objective.now + left}
         gpus = (0,) * guest.shape.gpus  # only their number counts: the draft picks them once the victims are gone
-        return [Suspend(guest, gpus, ends, left, size, tuple(chosen)) for chosen in sets]
+        for chosen in sets:
+            choice.offer(Suspend(guest, gpus, ends, left, size, tuple(chosen)))
 
     def _victim_rank(self, job: JobView) -> tuple[int, float, int]:
         return len(job.gpus), -self.objective.end(job), job.seq

@@ -16,8 +16,9 @@ from carpool.core.perf import Placement
 from carpool.core.rules import Resident
 from carpool.core.shapes import Size
 from carpool.core.view import JobView
+from carpool.policies.joint.choice import Choice
 from carpool.policies.joint.moves import Join
-from carpool.policies.joint.objective import Objective
+from carpool.policies.joint.objective import CLOSE, Objective
 from carpool.policies.joint.shared_candidates import SharedCandidates
 from carpool.policies.joint.simulate_ends import Participant, simulate_ends
 from carpool.policies.sharing.candidates import Candidate, Candidates
@@ -48,22 +49,22 @@ class JoinCandidates:
         self.perf = draft.view.perf
         self.topology = draft.view.topology
 
-    def now(self, guest: JobView) -> list[Join]:
-        """Return ways to join running jobs at once."""
+    def offer(self, guest: JobView, choice: Choice) -> None:
+        """Offer ways to join running jobs at once."""
         jobs_per_gpu = self.draft.view.jobs_per_gpu
         if guest.shape.exclusive or jobs_per_gpu == 1:
-            return []
+            return
         cells = self._single(guest)
         if jobs_per_gpu > 2:
             cells += self.shared.find(guest)
         if not cells:
-            return []
+            return
         large = [cell for cell in cells if len(cell.gpus) >= guest.shape.gpus]
-        unions = [[cell] for cell in sorted(large, key=_cost)[:PRICED]]
+        for cell in sorted(large, key=_cost)[:PRICED]:
+            self._join(guest, [cell], choice)
         if guest.shape.gpus > 1:
-            unions += self._unions(guest, cells)
-        moves = [self._join(guest, union) for union in unions]
-        return [move for move in moves if move is not None]
+            for union in self._unions(guest, cells):
+                self._join(guest, union, choice)
 
     def _unions(self, guest: JobView, cells: Sequence[Candidate]) -> list[list[Candidate]]:
         """Return sets of cells, to be filled up with free GPUs: by Theorem 1's rank, and by the cost of one GPU."""
@@ -126,9 +127,28 @@ class JoinCandidates:
 
     # ---- joining them ----------------------------------------------------------------------------------------------
 
-    def _join(self, guest: JobView, cells: Sequence[Candidate]) -> Join | None:
-        """Return the move that takes the cells' GPUs, trimmed to the gang or filled up with free ones, if allowed."""
+    def _join(self, guest: JobView, cells: Sequence[Candidate], choice: Choice) -> None:
+        """Offer to take the cells' GPUs, trimmed to the gang or filled up with free ones, if allowed."""
+        first = cells[0]
+        host = first.residents[0]
+        is_pair = len(cells) == first.number == 1 and len(self.draft.gpus_of(host.record)) == len(first.gpus)
+        least = first.cost if is_pair else guest.alone_left(self.objective.now)
+        if least - CLOSE >= choice.most(guest):
+            return
         size = max((cell.option.size for cell in cells), key=lambda size: size.accumulation)
+        gpus = self._gpus(guest, cells, size)
+        if gpus is None:
+            return
+        guest_left = self._left_on(guest, size, gpus)
+        if is_pair:
+            ends = first.option.ends(self.candidates.left(host), guest_left, guest.startup_s)
+            self._offer(guest, gpus, size, [host], ends, choice)
+        else:
+            hosts = list({resident.record.seq: resident for cell in cells for resident in cell.residents}.values())
+            self._offer(guest, gpus, size, hosts, self._simulate(guest, guest_left, size, cells, hosts), choice)
+
+    def _gpus(self, guest: JobView, cells: Sequence[Candidate], size: Size) -> list[GpuId] | None:
+        """Return the GPUs of cells, trimmed to the gang or filled up with free ones; None: that is not allowed."""
         gpus: list[GpuId] = []
         for cell in cells:
             short = guest.shape.gpus - len(gpus)
@@ -138,15 +158,12 @@ class JoinCandidates:
         if len(gpus) < guest.shape.gpus:
             return None
         resized = any(cell.option.size is not size for cell in cells)  # one sub-batch for the whole gang
-        if resized and not all(self.draft.accepts(gpu, guest, size) for gpu in gpus):
-            return None
-        guest_left = self._left_on(guest, size, gpus)
-        first = cells[0]
-        host = first.residents[0]
-        if len(cells) == first.number == 1 and len(self.draft.gpus_of(host.record)) == len(first.gpus):
-            ends = first.option.ends(self.candidates.left(host), guest_left, guest.startup_s)
-            return self._move(guest, gpus, size, [host], ends, lone=self.draft.only_resident(host.record))
-        hosts = list({resident.record.seq: resident for cell in cells for resident in cell.residents}.values())
+        return None if resized and not all(self.draft.accepts(gpu, guest, size) for gpu in gpus) else gpus
+
+    def _simulate(
+        self, guest: JobView, guest_left: float, size: Size, cells: Sequence[Candidate], hosts: Sequence[Resident]
+    ) -> list[float]:
+        """Return the seconds until the guest and its hosts end if it joins these cells."""
         number = {resident.record.seq: index for index, resident in enumerate(hosts, start=1)}
         simulated = {tuple([resident.record for resident in cell.residents]) for cell in cells}
         participants = [
@@ -154,8 +171,7 @@ class JoinCandidates:
             *(self._participant(resident, simulated) for resident in hosts),
         ]
         shared = [[0, *(number[resident.record.seq] for resident in cell.residents)] for cell in cells]
-        simulated_ends = simulate_ends(participants, shared, self.perf, guest.startup_s)
-        return self._move(guest, gpus, size, hosts, simulated_ends)
+        return simulate_ends(participants, shared, self.perf, guest.startup_s)
 
     def _left_on(self, guest: JobView, size: Size, gpus: Sequence[GpuId]) -> float:
         """Return the guest's time left alone on these GPUs."""
@@ -167,32 +183,36 @@ class JoinCandidates:
             guest.job, size.accumulation, placement
         )
 
-    def _move(
+    def _offer(
         self,
         guest: JobView,
         gpus: Sequence[GpuId],
         size: Size,
         hosts: Sequence[Resident],
         ends: Sequence[float],
-        *,
-        lone: bool = False,
-    ) -> Join | None:
-        """Return the move; None where a job would run too long.
+        choice: Choice,
+    ) -> None:
+        """Offer the move, unless a job would run too long.
 
         `ends` are those of the guest and of its hosts, in seconds from now.
         """
         objective = self.objective
         if ends[0] - guest.startup_s > MAX_STRETCH * max(guest.alone_left(objective.now), SHORT_S):
-            return None
+            return
         cost = ends[0]
         new_ends = {guest.seq: objective.now + ends[0]}
         for host, end in zip(hosts, ends[1:], strict=True):
             if end > MAX_STRETCH * max(self.candidates.left(host), SHORT_S):
-                return None
+                return
             cost += max(0.0, end - objective.left(host.record))
             new_ends[host.record.seq] = objective.now + end
-        move = Join(guest, tuple(gpus), new_ends, cost, size, tuple([host.record for host in hosts]), lone=lone)
-        return move if objective.delay_paused(move) else None
+        if cost >= choice.most(guest):
+            return
+        records = tuple([host.record for host in hosts])
+        lone = len(hosts) == 1 and self.draft.only_resident(records[0])
+        move = Join(guest, tuple(gpus), new_ends, cost, size, records, lone=lone)
+        if objective.delay_paused(move, choice.most(guest)):
+            choice.offer(move)
 
     def _participant(self, host: Resident, simulated: Set[Sequence[JobView]]) -> Participant:
         """Return a host as it takes part in a simulation of these cells, each given by its residents."""

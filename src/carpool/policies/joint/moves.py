@@ -1,16 +1,17 @@
 """What the joint rule can do for a job that waits, the guest: six kinds of move. A guest is pending or paused.
 
-`join_candidates`, `deferred_candidates` and `pause_candidates` propose moves, `objective` prices them, and `policy`
-makes the best one.
+The modules of candidates offer moves, `objective` prices them, `choice` keeps the best, and `policy` makes it.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from carpool.core.availability import Availability
 from carpool.core.model import GpuId
 from carpool.core.shapes import Size
 from carpool.core.view import JobView
+
+Change = tuple[float, float, int]
+"""A time from which GPUs are free, the time from which they will be free instead, and the number of these GPUs."""
 
 
 @dataclass(slots=True)
@@ -25,7 +26,7 @@ class Move:
     """The guest's completion time, counted from now, and what its hosts lose."""
     gain: float = field(default=0.0, kw_only=True)
     """Seconds by which the objective falls; known once the move was priced."""
-    available_after: Availability | None = field(default=None, kw_only=True)
+    changes: Sequence[Change] | None = field(default=None, kw_only=True)
     """When GPUs will be free if the move is made; known once the move was priced."""
 
 

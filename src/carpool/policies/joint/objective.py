@@ -4,14 +4,15 @@
 which jobs wait. It prices a move before it is made and notes it afterwards.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 from typing import NamedTuple
 
 from carpool.core.availability import Availability
 from carpool.core.draft import Draft
-from carpool.core.view import JobView
-from carpool.policies.joint.moves import ClaimGpus, Displace, Join, Move, Relocate, StartAlone, Suspend
-from carpool.policies.joint.queue_estimate import LEFT, PRIORITY, SEQ, QueueEstimate, WaitingJob, queue_sum
+from carpool.core.view import JobView, WaitingJob
+from carpool.policies.joint.moves import Change, ClaimGpus, Displace, Join, Move, Relocate, StartAlone, Suspend
+from carpool.policies.joint.queue_estimate import GPUS, LEFT, PRIORITY, SEQ, QueueEstimate, queue_sum
 
 FREE = 0.0
 """Moment from which free GPUs are free."""
@@ -27,6 +28,8 @@ class Prospect(NamedTuple):
     """Sum of the completion times of all of them if nothing is done for the job now."""
     without: float
     """Sum of the completion times of the others if the job were not there."""
+    horizon: float
+    """The latest start of the others in that case."""
 
 
 class Objective:
@@ -51,7 +54,7 @@ class Objective:
         self._available: Availability | None = None
         self._line: list[WaitingJob] = []
         self._front: QueueEstimate | None = None  # of the first jobs in the line
-        self._present: dict[int, float] = {}  # by priority
+        self._present: dict[int, QueueEstimate] = {}  # by priority
         self._prospects: dict[int, Prospect] = {}  # by seq
 
     # ---- when jobs end, and which jobs wait ------------------------------------------------------------------------
@@ -92,11 +95,10 @@ class Objective:
         """Return the waiting jobs that count, in order."""
         view, draft = self.draft.view, self.draft
         total = len(view.topology.node_of)
-        line = [
-            (shape.gpus, (job.job.iterations - job.done) * job.alone_iteration_s + job.startup_s, seq, shape.priority)
-            for _, _, seq, job in view.queue.in_order[: self._look_ahead]
-            if (shape := job.shape).gpus <= total and (shape.user is None or draft.may_start(job))
-        ]
+        line = [job for job in view.queue.waiting[: self._look_ahead] if job[GPUS] <= total]
+        if view.limits:
+            allowed = {seq for _, _, seq, job in view.queue.in_order[: self._look_ahead] if draft.may_start(job)}
+            line = [job for job in line if job[SEQ] in allowed]
         if self._first:
             moved_up, largest = {job.seq for job in self._first}, view.topology.largest_memory
             possible = [
@@ -115,16 +117,17 @@ class Objective:
         left = victim.alone_left(self.now) + self.restart_s + victim.startup_s
         return victim.shape.gpus, left, victim.seq, victim.shape.priority
 
-    def delay_paused(self, move: Join | Displace) -> bool:
-        """Add to a move what it costs the paused jobs on its GPUs; return False where one has a higher priority.
+    def delay_paused(self, move: Join | Displace, most: float = inf) -> bool:
+        """Add to a move what it costs the paused jobs on its GPUs. Return False where one of them has a higher
+        priority, or where the move costs `most` or more.
 
         A paused job goes on after the guest and after all jobs there whose ends the move delays.
         """
         draft, ends, guest = self.draft, move.ends, move.guest
-        if not draft.has_paused:
-            return True
         joined = set(move.gpus)
         concerned = joined.union(*(draft.gpus_of(host) for host in move.hosts))
+        if not draft.may_hold_paused(concerned):
+            return True
         residents = {r.record.seq: r for gpu in concerned for r in draft.residents(gpu)}
         waiting = [r.record for r in residents.values() if not r.active and r.record.seq not in ends]
         delayed = []
@@ -136,9 +139,9 @@ class Objective:
                 start = max([start, *(ends.get(job.seq, 0.0) for job in draft.jobs_on(gpu) if job is not guest)])
             late = start + paused.alone_left(self.now) - self.end(paused)
             if late > CLOSE:
-                if paused.shape.priority > guest.shape.priority:
-                    return False
                 move.cost += late
+                if paused.shape.priority > guest.shape.priority or move.cost >= most:
+                    return False
                 ends[paused.seq] = self.end(paused) + late
                 delayed.append(paused)
         move.hosts += tuple(delayed)
@@ -160,17 +163,20 @@ class Objective:
         Waiting jobs of a lower priority do not count: they must not hold up a higher one.
         """
         guest = move.guest
-        others, present, _ = self._prospect(guest)
-        available = move.available_after = self.after(move)
-        after = available.moments
-        if others and others[0][PRIORITY] > guest.shape.priority:
-            higher = [job for job in others if job[PRIORITY] > guest.shape.priority]
-            if queue_sum(after, higher, self.now) > queue_sum(self.available.moments, higher, self.now) + CLOSE:
-                return None
+        others, present, without, horizon = self._prospect(guest)
+        changes = move.changes = self._changes(move)
         saved = present
         if isinstance(move, Suspend):
             others = _sorted([*others, *map(self._suspended, move.victims)])
             saved += sum(self.left(victim) for victim in move.victims)
+        elif min([min(before, after) for before, after, _ in changes], default=inf) > horizon:
+            move.gain = saved - move.cost - without  # mostly: no job that waits gets to these GPUs
+            return move.gain
+        after = self._available_after(changes).moments
+        if others and others[0][PRIORITY] > guest.shape.priority:
+            higher = [job for job in others if job[PRIORITY] > guest.shape.priority]
+            if queue_sum(after, higher, self.now) > queue_sum(self.available.moments, higher, self.now) + CLOSE:
+                return None
         move.gain = saved - move.cost - queue_sum(after, others, self.now)
         return move.gain
 
@@ -179,7 +185,7 @@ class Objective:
 
         No move frees GPUs sooner, unless it suspends a job, so the waiting jobs gain no more than that.
         """
-        _, present, without = self._prospect(guest)
+        _, present, without, _ = self._prospect(guest)
         return present - without
 
     def _prospect(self, guest: JobView) -> Prospect:
@@ -194,24 +200,26 @@ class Objective:
         while number and waiting[number - 1][PRIORITY] < priority:
             number -= 1
         if guest.gpus:  # it is paused: it waits for its own GPUs, not in the queue
-            queue = self._present_sum(number, priority)
-            return Prospect(waiting[:number], self.left(guest) + queue, queue)
+            queue = self._present_estimate(number, priority)
+            return Prospect(waiting[:number], self.left(guest) + queue.sum, queue.sum, queue.horizon)
         place = next((index for index in range(number) if waiting[index][SEQ] == guest.seq), number)
         front = self._estimate_of_first(place)
         if place == number:  # it is too far down the queue to be in the line: all of them are before it
-            return Prospect(waiting[:number], front.copy().add([self._entry(guest)]).sum, front.sum)
-        present = self._present_sum(number, priority)
+            present = front.copy().add([self._entry(guest)]).sum
+            return Prospect(waiting[:number], present, front.sum, front.horizon)
+        present = self._present_estimate(number, priority).sum
         behind = waiting[place + 1 : number]
-        return Prospect(waiting[:place] + behind, present, front.copy().add(behind).sum)
+        without = front.copy().add(behind)
+        return Prospect(waiting[:place] + behind, present, without.sum, without.horizon)
 
-    def _present_sum(self, number: int, priority: int) -> float:
-        """Return the sum for the first `number` jobs of the line, which are those with at least this priority."""
+    def _present_estimate(self, number: int, priority: int) -> QueueEstimate:
+        """Return the estimate for the first `number` jobs of the line, which are those with at least this priority."""
         present = self._present.get(priority)
         if present is None:
             front = self._front
             if front is None or len(front) > number:
                 front = QueueEstimate(self.available.moments, self.now)
-            present = self._present[priority] = front.copy().add(self._waiting[len(front) : number]).sum
+            present = self._present[priority] = front.copy().add(self._waiting[len(front) : number])
         return present
 
     def _estimate_of_first(self, number: int) -> QueueEstimate:
@@ -221,50 +229,53 @@ class Objective:
             front = self._front = QueueEstimate(self.available.moments, self.now)
         return front.add(self._waiting[len(front) : number])
 
-    def after(self, move: Move) -> Availability:
-        """Return when GPUs will be free if a move is made."""
+    # ---- when GPUs will be free ------------------------------------------------------------------------------------
+
+    def _available_after(self, changes: Iterable[Change]) -> Availability:
         available = self.available.copy()
-        if isinstance(move, Displace):
-            self._change_cells(move, available)
-            return available
-        if isinstance(move, (Join, ClaimGpus)):
-            if move.lone and len(move.gpus) <= len(self.draft.gpus_of(move.hosts[0])):
-                self._change_lone_host(move, available)
-            else:
-                self._change_cells(move, available)
-            return available
-        if isinstance(move, Suspend):
-            for victim in move.victims:
-                available.remove(self.end(victim), len(victim.gpus))
-                available.add(FREE, len(victim.gpus))
-        if isinstance(move, Relocate):
-            self._vacate(move, available)
-        available.remove(FREE, len(move.gpus))
-        available.add(move.ends[move.guest.seq], len(move.gpus))
+        for before, after, gpus in changes:
+            available.remove(before, gpus)
+            available.add(after, gpus)
         return available
 
-    def _change_lone_host(self, move: Join | ClaimGpus, available: Availability) -> None:
-        host, number = move.hosts[0], len(move.gpus)
-        there = len(self.draft.gpus_of(host))
-        end = move.ends.get(host.seq, self.end(host))
-        available.remove(self.end(host), there)
-        available.add(end, there - number)
-        available.add(max(end, move.ends[move.guest.seq]), number)
+    def _changes(self, move: Move) -> list[Change]:
+        """Return which GPUs will be free at another time if a move is made."""
+        if isinstance(move, Displace):
+            return self._changes_by_cell(move)
+        if isinstance(move, (Join, ClaimGpus)):
+            if move.lone and len(move.gpus) <= len(self.draft.gpus_of(move.hosts[0])):
+                return self._changes_of_lone_host(move)
+            return self._changes_by_cell(move)
+        vacated: list[Change] = []
+        if isinstance(move, Suspend):
+            vacated = [(self.end(victim), FREE, len(victim.gpus)) for victim in move.victims]
+        elif isinstance(move, Relocate):
+            vacated = self._changes_where_left(move)
+        return [*vacated, (FREE, move.ends[move.guest.seq], len(move.gpus))]
 
-    def _vacate(self, move: Relocate, available: Availability) -> None:
-        ends = move.ends
+    def _changes_of_lone_host(self, move: Join | ClaimGpus) -> list[Change]:
+        host, number = move.hosts[0], len(move.gpus)
+        present = self.end(host)
+        end = move.ends.get(host.seq, present)
+        rest = len(self.draft.gpus_of(host)) - number
+        joined = (present, max(end, move.ends[move.guest.seq]), number)
+        return [joined, (present, end, rest)] if rest else [joined]
+
+    def _changes_where_left(self, move: Relocate) -> list[Change]:
+        """Return the changes on the GPUs that a job leaves, and on the other GPUs of its mates."""
+        ends, changes = move.ends, []
         for gpu in set(move.guest.gpus).union(*(self.draft.gpus_of(host) for host in move.hosts)):
             records = self.draft.jobs_on(gpu)
             before = max([self.end(record) for record in records])
             stay = [record for record in records if record is not move.guest]
             after = max([ends.get(record.seq, self.end(record)) for record in stay], default=FREE)
             if after != before:
-                available.remove(before, 1)
-                available.add(after, 1)
+                changes.append((before, after, 1))
+        return changes
 
-    def _change_cells(self, move: Join | ClaimGpus | Displace, available: Availability) -> None:
+    def _changes_by_cell(self, move: Join | ClaimGpus | Displace) -> list[Change]:
         """Go cell by cell: hosts may have other mates."""
-        draft, ends = self.draft, move.ends
+        draft, ends, changes = self.draft, move.ends, []
         joined = set(move.gpus)
         cells: dict[tuple[bool, Sequence[JobView]], int] = {}
         for gpu in joined.union(*(draft.gpus_of(host) for host in move.hosts)):
@@ -276,8 +287,8 @@ class Objective:
             if is_joined:
                 after = max(after, ends[move.guest.seq])
             if after != before:
-                available.remove(before, gpus)
-                available.add(after, gpus)
+                changes.append((before, after, gpus))
+        return changes
 
     # ---- what has been done ----------------------------------------------------------------------------------------
 
@@ -298,7 +309,7 @@ class Objective:
             self.moved.update(victim.seq for victim in move.victims)
 
     def _enter(self, move: Move) -> None:
-        self._available = move.available_after or self.after(move)
+        self._available = self._available_after(self._changes(move) if move.changes is None else move.changes)
         self._line = [job for job in self._waiting if job[SEQ] != move.guest.seq]
         if isinstance(move, Suspend):
             self._line = _sorted([*self._waiting, *map(self._suspended, move.victims)])

@@ -1,7 +1,7 @@
 """The joint rule: every move is judged by what it does to the guest, to its hosts and to all jobs that wait.
 
-`moves` says what can be done, `join_candidates`, `deferred_candidates` and `pause_candidates` find the candidates,
-`objective` prices them, and this module chooses: start alone, share now, wait for certain GPUs, pause or suspend other
+`moves` says what can be done, the modules of candidates find what could be done, `objective` prices it, `choice` keeps
+the best, and this module goes through the jobs: start alone, share now, wait for certain GPUs, pause or suspend other
 jobs, or stay in the queue. A paused job waits too: for its own GPUs.
 docs/explanation/joint-rule.md describes the rule in words.
 """
@@ -10,19 +10,24 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from math import inf
 
 from carpool.core.draft import Draft
 from carpool.core.model import Decision, Status
 from carpool.core.view import JobView, ScanView, View
 from carpool.policies.base import BasePolicy, Explanation, option, shortest_first
 from carpool.policies.joint.cell_speeds import CellSpeedsCache
+from carpool.policies.joint.choice import Choice
 from carpool.policies.joint.deferred_candidates import DeferredCandidates
+from carpool.policies.joint.displacements import Displacements
 from carpool.policies.joint.join_candidates import JoinCandidates
 from carpool.policies.joint.moves import ClaimGpus, Displace, Join, Move, Relocate, StartAlone, Suspend, names
 from carpool.policies.joint.objective import CLOSE, Objective
-from carpool.policies.joint.pause_candidates import PauseCandidates, is_overdue, next_start_up
+from carpool.policies.joint.patience import is_overdue, resumable, starved
+from carpool.policies.joint.pause_candidates import PauseCandidates
+from carpool.policies.joint.places import Places
+from carpool.policies.joint.resume_candidates import ResumeCandidates
 from carpool.policies.joint.shared_candidates import SharedCandidates
+from carpool.policies.joint.start_up_candidates import StartUpCandidates, next_start_up
 from carpool.policies.joint.trial_candidates import TrialCache, TrialCandidates, is_new
 from carpool.policies.sharing.candidates import Candidates, OptionCache
 from carpool.policies.sharing.explain import ASKED_NOT_TO_SHARE, FITS_BESIDE_NO_JOB, compare_hosts
@@ -57,14 +62,14 @@ class Carpool(BasePolicy):
     def decide(self, view: View) -> list[Decision]:
         draft = Draft(view, pauses=self.pause)
         shareable = draft.shareable()  # counted before the first move, and kept up to date from then on
-        resumable = _resumable(view, self.patience) if self.pause and view.paused else []
+        paused = resumable(view, self.patience) if self.pause and view.paused else []
         can_place = len(view.queue) and (draft.free_count or shareable or self.suspend)
         learns = self.pause and view.learner is not None
         sharing = _sharing_anew(view) if learns else []
         unseen = _unseen(view) if learns and self.trials else []
-        if not can_place and not resumable and not sharing and not unseen and not view.trials.running:
+        if not can_place and not paused and not sharing and not unseen and not view.trials.running:
             return []
-        return JointPass(self, draft, resumable, sharing, unseen).run()
+        return JointPass(self, draft, paused, sharing, unseen).run()
 
     def wake(self, view: View) -> float | None:
         """Return when the first paused job loses its patience, or when the next job should start up so that it is up
@@ -73,7 +78,8 @@ class Carpool(BasePolicy):
             return None
         moments = []
         if self.patience and view.paused:
-            moments.append(max(_first_overdue(view, self.patience), view.now + LOOK_AGAIN_S))
+            first = view.overdue(self.patience).first(self.patience * view.mean_jct_s)
+            moments.append(max(first, view.now + LOOK_AGAIN_S))
         startup = view.queue.in_order[0][3].startup_s if len(view.queue) else 0.0
         if startup:
             moments += next_start_up(view, startup)
@@ -118,13 +124,17 @@ class JointPass:
         self.policy = policy
         self.draft = draft
         self.view = draft.view
-        self.starved = _starved(draft.view, policy.patience) if policy.patience else []
+        self.starved = starved(draft.view, policy.patience) if policy.patience else []
         self.objective = Objective(draft, policy.look_ahead, policy.restart_s, self.starved)
         candidates = Candidates(draft, policy.option_cache)
         shared = SharedCandidates(draft, candidates, self.objective, policy.cell_speeds)
         self.joins = JoinCandidates(draft, candidates, self.objective, shared)
         self.deferred = DeferredCandidates(draft, self.objective)
-        self.pausing = PauseCandidates(draft, self.objective, policy.patience)
+        displacements = Displacements(draft, self.objective, policy.patience)
+        places = Places(draft, displacements)
+        self.pausing = PauseCandidates(draft, self.objective, displacements, places)
+        self.starting_up = StartUpCandidates(draft, self.objective, displacements, places)
+        self.resuming = ResumeCandidates(draft, self.objective, displacements)
         self.resumable = deque(resumable)
         self.sharing = list(sharing)
         self.unseen = unseen
@@ -174,15 +184,15 @@ class JointPass:
         """
         if not len(self.view.queue):
             return
-        starved = list(self.starved)
+        first = list(self.starved)
         none_fits = min([shape.gpus for shape in self.view.queue.buckets]) > self.draft.free_count
-        if none_fits and not starved and self.view.last_capacity_change < self.view.now:
+        if none_fits and not first and self.view.last_capacity_change < self.view.now:
             for job in self._new():
                 yield job, False
             return
         for job in pending:
-            while starved and starved[0].shape.priority >= job.shape.priority:
-                yield starved.pop(0), False
+            while first and first[0].shape.priority >= job.shape.priority:
+                yield first.pop(0), False
             while self.resumable and self._sooner(self.resumable[0], job):
                 self._resume(self.resumable.popleft())
             if job not in self.starved:
@@ -217,7 +227,9 @@ class JointPass:
         move = self._choose(job) if within or self.policy.suspend else None
         if move is None and job in self.starved:
             if self.policy.pause:
-                move = self._least_bad(self.pausing.displacing(job, None))
+                choice = Choice(self.objective, at_any_price=True)
+                self._offer_displacements(job, choice)
+                move = choice.best
             if move is None:
                 move = self.deferred.reservation(job)
         if move is None:
@@ -231,28 +243,35 @@ class JointPass:
             gain = self.objective.price(alone)
             if gain is not None and gain >= -CLOSE:
                 return alone
-        best = self._best(self.joins.now(job))
-        if best is not None:
-            best = self._best(self.deferred.later(job, best.gain), best)
+        choice = Choice(self.objective)
+        self.joins.offer(job, choice)
+        if choice.best is not None:
+            self.deferred.offer_later(job, choice)
         if self.trying is not None:
-            best = self._best(self.trying.find(job), best)
+            self.trying.offer(job, choice)
         if self.policy.pause:
-            best = self._best(self.pausing.displacing(job, best.gain if best is not None else CLOSE), best)
-            best = self._best(self.pausing.swapping(job), best)
+            self._offer_displacements(job, choice)
+            self.pausing.offer_swaps(job, choice)
         if self.policy.suspend:
-            best = self._best(self.deferred.suspensions(job), best)
-        return best
+            self.deferred.offer_suspensions(job, choice)
+        return choice.best
+
+    def _offer_displacements(self, job: JobView, choice: Choice) -> None:
+        """Offer to pause other jobs for a pending one. If it takes time to start up, they go on until it is up."""
+        if job.startup_s and job.job.can_pause:
+            self.starting_up.offer(job, choice)
+        else:
+            self.pausing.offer(job, choice)
 
     def _resume(self, job: JobView) -> None:
         """Make the best move for a paused job, if there is one. It goes on in any case if its GPUs are idle."""
-        moves: list[Move] = list(self.pausing.resuming(job))
-        if self.policy.suspend:
-            moves += filter(None, [self.pausing.relocation(job)])
         idle = not any(self.draft.active_on(gpu) for gpu in job.gpus)
         overdue = is_overdue(job, self.view.now, self.policy.patience, self.view.mean_jct_s)
-        move = self._least_bad(moves) if idle or overdue else self._best(moves)
-        if move is not None:
-            self._make(move)
+        choice = Choice(self.objective, at_any_price=idle or overdue)
+        self.resuming.offer(job, choice)
+        if self.policy.suspend:
+            self.resuming.offer_relocation(job, choice)
+        self._make_best(choice)
 
     # ---- trials ----------------------------------------------------------------------------------------------------
 
@@ -309,9 +328,9 @@ class JointPass:
         """Pause a job that shares, or its mate with most left, if that gains."""
         if job.seq in self.objective.moved or not job.computing:
             return
-        move = self.pausing.withdrawal(job)
-        if move is not None and self._best([move]) is not None:
-            self._make(move)
+        choice = Choice(self.objective)
+        self.resuming.offer_withdrawal(job, choice)
+        self._make_best(choice)
 
     def _spread(self) -> None:
         """Let jobs that share move to free GPUs, as long as that gains."""
@@ -323,10 +342,11 @@ class JointPass:
                 if job.slowdown > 1.0 and job.shape.gpus <= draft.free_count and job.seq not in self.objective.moved
             ]
             sharing.sort(key=lambda job: (job.alone_left(now), job.seq))
-            move = self._best(filter(None, map(self.pausing.relocation, sharing)))
-            if move is None:
+            choice = Choice(self.objective)
+            for job in sharing:
+                self.resuming.offer_relocation(job, choice)
+            if not self._make_best(choice):
                 return
-            self._make(move)
 
     def _start_up_next(self, blocked: int) -> None:
         """Let the first jobs of the queue start up that this pass has not tried, if their turn comes soon."""
@@ -336,27 +356,9 @@ class JointPass:
             if not job.startup_s:
                 return
             if job.seq not in self.objective.moved and self.draft.may_start(job):
-                move = self._best(self.pausing.starting_up(job, CLOSE))
-                if move is not None:
-                    self._make(move)
-
-    def _least_bad(self, moves: Iterable[Move]) -> Move | None:
-        """Return the move with the largest gain, even if that is a loss."""
-        priced = [move for move in moves if self.objective.price(move) is not None]
-        return max(priced, key=lambda move: move.gain, default=None)
-
-    def _best(self, moves: Iterable[Move], best: Move | None = None) -> Move | None:
-        """Return the move with the largest gain, provided that it beats `best`, or doing nothing."""
-        objective = self.objective
-        for move in moves:
-            bar = best.gain if best is not None else CLOSE
-            frees_gpus = isinstance(move, (Suspend, Relocate)) or bool(move.guest.gpus)
-            if not frees_gpus and objective.budget(move.guest) - move.cost <= bar:
-                continue  # not even if the waiting jobs lose nothing
-            gain = objective.price(move)
-            if gain is not None and gain > bar:
-                best = move
-        return best
+                choice = Choice(self.objective)
+                self.starting_up.offer(job, choice)
+                self._make_best(choice)
 
     def _alone(self, job: JobView) -> StartAlone | None:
         place = self.draft.place_alone(job)
@@ -366,6 +368,13 @@ class JointPass:
         now = self.view.now
         left = job.whole_left(now) * size.relative_time + job.startup_s
         return StartAlone(job, gpus, {job.seq: now + left}, left, size)
+
+    def _make_best(self, choice: Choice) -> bool:
+        """Make the move that was chosen, and return whether there is one."""
+        if choice.best is None:
+            return False
+        self._make(choice.best)
+        return True
 
     def _make(self, move: Move) -> None:
         draft, guest = self.draft, move.guest
@@ -440,55 +449,3 @@ def _sharing_anew(view: View) -> list[JobView]:
 def _unseen(view: View) -> list[JobView]:
     """Return the jobs that began to compute beside others at this moment and were never seen alone."""
     return [job for job in view.awakened.values() if job.computing and not job.alone_seen and job.slowdown > 1.0]
-
-
-def _starved(view: View, patience: float) -> list[JobView]:
-    """Return the jobs that have waited more than `patience` times their length and the mean JCT, in queue order."""
-    now, least = view.now, patience * view.mean_jct_s
-    found = []
-    young = now - least
-    for _, record in view.queue.by_age:
-        job = record.job
-        if job.submitted >= young:
-            break
-        if patience * (job.iterations - record.done) * record.alone_iteration_s >= now - job.submitted:
-            continue  # mostly: it is too long to have starved since it came, and a call for each job would cost more
-        waited = record.waited(now)
-        if waited > least and waited > patience * record.alone_left(now):
-            found.append(record)
-    found.sort(key=lambda record: (-record.shape.priority, record.seq))
-    return found
-
-
-def _first_overdue(view: View, patience: float) -> float:
-    """Return when the first of the paused jobs will have lost its patience."""
-    now, least = view.now, patience * view.mean_jct_s
-    soonest = inf
-    for job in view.paused.values():  # the one that was paused first comes first
-        stretch = job.paused_since + least
-        if stretch >= soonest:
-            break
-        lost = job.waited(now) + job.paused(now)
-        soonest = min(soonest, max(stretch, now + max(least, patience * job.alone_left(now)) - lost))
-    return soonest
-
-
-def _resumable(view: View, patience: float) -> list[JobView]:
-    """Return the paused jobs that may go on now, in queue order.
-
-    Their mates changed at this moment, or all of their GPUs are idle, or they have been paused for too long.
-    """
-    found = dict(view.awakened)
-    idle = view.idle()
-    for gpu in idle:
-        for job in view.jobs_on(gpu):
-            if job.seq not in found and all(other in idle for other in job.gpus):
-                found[job.seq] = job
-    now, least = view.now, patience * view.mean_jct_s
-    for job in view.paused.values():  # the one that was paused first comes first
-        if not patience or now - job.paused_since < least:
-            break
-        if is_overdue(job, now, patience, view.mean_jct_s):
-            found[job.seq] = job
-    paused = [job for job in found.values() if job.status is Status.PAUSED and not job.paused_by_owner]
-    return sorted(paused, key=lambda job: (-job.shape.priority, job.alone_left(now), job.seq))

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from math import inf
 
+from carpool.core.view import WaitingJob
+
 NEVER = (inf, 1 << 60)
 """Sentinel of the heap: more GPUs than any job wants, which are never free."""
 
-WaitingJob = tuple[int, float, int, int]
-"""A job in the queue: the GPUs it wants, its time left alone, its `seq` and its priority. A plain tuple, because many
-are made in every pass."""
-_GPUS, LEFT, SEQ, PRIORITY = range(4)
+GPUS, LEFT, SEQ, PRIORITY = range(4)
+"""The places in a `WaitingJob`."""
 
 
 class QueueEstimate:
@@ -23,7 +23,7 @@ class QueueEstimate:
     A copy continues from where the original stands, so that two queues with the same beginning share its estimate.
     """
 
-    __slots__ = ("_given", "_moments", "_now", "_size", "_taken", "_total")
+    __slots__ = ("_given", "_moments", "_now", "_size", "_taken", "_total", "horizon")
 
     def __init__(self, moments: Sequence[float], now: float) -> None:
         """`moments` are the times from which the GPUs are free, soonest first."""
@@ -33,6 +33,9 @@ class QueueEstimate:
         self._given = [NEVER]  # a heap: when a job of the queue gives back how many GPUs
         self._total = 0.0
         self._size = 0
+        self.horizon = -inf
+        """The latest start: the estimate stays as it is where GPUs that are free later than this are free at another
+        time that is later than this, too."""
 
     def __len__(self) -> int:
         """Number of jobs in the estimate."""
@@ -42,6 +45,7 @@ class QueueEstimate:
         other = QueueEstimate.__new__(QueueEstimate)
         other._moments, other._now, other._taken = self._moments, self._now, self._taken
         other._given, other._total, other._size = self._given.copy(), self._total, self._size
+        other.horizon = self.horizon
         return other
 
     @property
@@ -52,7 +56,7 @@ class QueueEstimate:
     def add(self, waiting: Sequence[WaitingJob]) -> "QueueEstimate":
         """Append jobs to the queue, and return the estimate itself."""
         moments, given, now = self._moments, self._given, self._now
-        taken, total = self._taken, self._total
+        taken, total, horizon = self._taken, self._total, self.horizon
         last = len(moments)
         soonest, there = given[0]
         for gpus, left, _, _ in waiting:
@@ -74,12 +78,14 @@ class QueueEstimate:
                             heappop(given)
                         need -= there
                         soonest, there = given[0]
+            if start > horizon:
+                horizon = start
             end = (start if start > now else now) + left
             total += end
             heappush(given, (end, gpus))
             if end <= soonest:
                 soonest, there = given[0]
-        self._taken, self._total = taken, total
+        self._taken, self._total, self.horizon = taken, total, horizon
         self._size += len(waiting)
         return self
 

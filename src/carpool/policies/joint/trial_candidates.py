@@ -11,6 +11,7 @@ from carpool.core.model import Job
 from carpool.core.perf import UncertainModel
 from carpool.core.shapes import Shape
 from carpool.core.view import HostKind, JobView, View
+from carpool.policies.joint.choice import Choice
 from carpool.policies.joint.moves import Join
 from carpool.policies.joint.objective import Objective
 from carpool.policies.sharing.pair import SharingOption, best, host_needs
@@ -76,11 +77,11 @@ class TrialCandidates:
         self.busy = {seq for trial in draft.view.trials.running.values() for seq in trial.seqs}
         """The jobs of trials that run, by `seq`."""
 
-    def find(self, guest: JobView) -> list[Join]:
-        """Return trials that would pay at the low end of the belief, the cheapest first."""
+    def offer(self, guest: JobView, choice: Choice) -> None:
+        """Offer trials that would pay at the low end of the belief, the cheapest first."""
         view, objective = self.view, self.objective
         if guest.shape.exclusive or view.jobs_per_gpu == 1:
-            return []
+            return
         now, startup = objective.now, guest.startup_s
         guest_left, budget = guest.alone_left(now), objective.budget(guest)
         moves = []
@@ -94,7 +95,8 @@ class TrialCandidates:
                     move = self._move(guest, host, option, guest_left)
                     if move is not None and move.cost < budget:
                         moves.append(move)
-        return sorted(moves, key=lambda move: (move.cost, move.hosts[0].seq))[:PRICED]
+        for move in sorted(moves, key=lambda move: (move.cost, move.hosts[0].seq))[:PRICED]:
+            choice.offer(move)
 
     def in_the_way(self, job: JobView) -> list[JobView]:
         """Return the mates to pause so that a job shows how fast it is alone; empty: it is known, or must not be.
