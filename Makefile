@@ -6,7 +6,10 @@ BIN := $(VENV)/bin
 PIP := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pip
 NEXT := printf '\n%s\n' 'carpool is installed in $(VENV). To use it in this shell: . $(BIN)/activate'
 
-.PHONY: install demo demo-sim quick test thorough test-cluster chaos attack lint types bench study docs dist clean
+# Which tests `make tests` runs, as pytest -m understands it.
+MARKS := not alone and not cluster
+
+.PHONY: install demo demo-sim quick test tests thorough test-cluster chaos attack lint types bench study docs dist clean
 
 install: $(VENV)/.installed
 	@$(NEXT)
@@ -33,19 +36,24 @@ demo-sim: $(VENV)/.installed
 	$(BIN)/carpool simulate --policy sjf-bsbf --cluster 4x4 --jobs 60 --load 0.3 --seed 2 --out out/demo-run
 	@echo "Pictures: out/demo/mean_jct.png, out/demo/jct_cdf.png, out/demo-run/gantt.png"
 
+# mypy runs beside the tests, which often wait for other processes. Tests that measure times run afterwards, by
+# themselves; only their files are imported.
+test: lint
+	$(MAKE) --jobs 2 types tests
+	$(BIN)/python -m pytest -m 'alone and not cluster' $$(grep -rl --include='test_*.py' 'pytest\.mark\.alone' tests)
+
 # Two processes, each of which takes whole files, so that a module's fixtures are set up once; the longest files come
-# first (tests/conftest.py). Tests that measure times run afterwards, by themselves.
-test: lint types
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not alone and not cluster'
-	$(BIN)/python -m pytest -m 'alone and not cluster'
+# first (tests/conftest.py).
+tests: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m '$(MARKS)'
 
 # The same with the full number of random cases and with the longest comparisons: before a release.
 thorough:
 	CARPOOL_THOROUGH=1 $(MAKE) test
 
-# The checks to run before every commit: below two minutes on two cores, once mypy has its cache.
-quick: lint types
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not slow and not alone and not cluster'
+# The checks to run before every commit: below two minutes on two cores.
+quick: lint
+	$(MAKE) --jobs 2 types tests MARKS='not slow and not alone and not cluster'
 
 # Tests against real servers. Each script in .ci/servers installs one of them if it is missing, as root with apt.
 test-cluster: $(VENV)/.installed-dev

@@ -1,5 +1,6 @@
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,11 @@ from tests.support.effort import cases
 # A suite that was started in the background ignores these, and so would every process that the tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# Images of containers often switch the caching of bytecode off. Here hundreds of processes import Carpool, and each of
+# them would compile all of it.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # pytest imports readline, which tells all child processes how wide it believes the terminal to be.
 for name in ("COLUMNS", "LINES"):

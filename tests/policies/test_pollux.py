@@ -32,7 +32,7 @@ from carpool.sim import Setup, read, simulate
 from carpool.sim.engine import Engine
 from carpool.sim.estimation_error import MisestimatedTimes
 from carpool.sim.generate import philly_like
-from tests.support.effort import cases
+from tests.support.effort import cases, thorough_only
 from tests.support.world import TASKS, cluster, given, model, nodes, pending, running, starting
 from tests.support.world import job as world_job
 
@@ -514,7 +514,9 @@ def test_the_generators_workload_is_the_same_twice_and_better_than_fifo():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("jobs", "seed", "published_s"), [(160, 5, 2751), (240, 4, 3685), (320, 4, 5289)])
+@pytest.mark.parametrize(
+    ("jobs", "seed", "published_s"), [(160, 5, 2751), pytest.param(240, 4, 3685, marks=thorough_only), (320, 4, 5289)]
+)
 def test_pollux_on_its_own_workloads(data, jobs, seed, published_s):
     """One seed whose mean lies near that of all eight; bench/pollux.py runs them all."""
     workload = read(data / "pollux" / "workloads.csv", {"n": str(jobs), "seed": str(seed)})

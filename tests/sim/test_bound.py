@@ -18,6 +18,7 @@ from carpool.sim.bound import lower_bound
 from carpool.sim.mixes import Seat, find_mixes
 from carpool.sim.run import cluster_nodes, true_model
 from tests.support.command_line import call
+from tests.support.effort import cases
 
 MODELS = ("bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3")
 TABLES = ("1", "1.2", "1.5", "2.5", "gavel", "h200:mps", "h200:time-slicing")
@@ -57,7 +58,7 @@ def random_setup(random: Random) -> Setup:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(cases(20)))
 def test_no_policy_does_better(seed):
     random = Random(seed)
     jobs, setup = random_workload(random), random_setup(random)

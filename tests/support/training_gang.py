@@ -29,7 +29,7 @@ from tests.support.training_models import (
     weights,
 )
 
-STEPS = 20 if THOROUGH else 8
+STEPS = 20 if THOROUGH else 5
 
 
 def launch(world, scenario, directory):
