@@ -241,6 +241,7 @@ class Agent:
             pilot=self.options.pilot,
             as_root=os.getuid() == 0,
             leaving=self.leaving,
+            term=self.memory.term,
             seen=self._mark,
             shared=self._shared,
             parts=states,

@@ -254,6 +254,11 @@ class ClusterExecutor:
     async def sync(self, state: NodeState) -> NodeOrders:
         """Answer an agent: at once if it has something new to do, else after `HOLD_S`. Raise `InputError`."""
         self._check_leading()
+        if state.term > self.term:
+            raise Unavailable(
+                f"node {state.node} has obeyed a later start of a service (term {state.term}, not {self.term}), so this "
+                "one must not lead it; stop this service"
+            )
         try:
             node = self._admit(state)
         except OSError as error:

@@ -143,6 +143,8 @@ class NodeState:
     as_root: bool = False
     leaving: bool = False
     """The agent ends for good as soon as no part is left."""
+    term: int = 0
+    """Highest term that the agent has obeyed."""
     seen: str = ""
     """Mark of the orders that the agent carries out, as the last answer gave it."""
     shared: str = ""
