@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from typing import Any
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+AGENT = [sys.executable, "-m", "carpool.live.agent.main"]
+"""The command of the agent's process."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
 """Pauses before an agent is started again."""
 STEADY_S = 30.0
@@ -55,8 +57,7 @@ def supervise(settings: Mapping[str, Any]) -> int:
 
 
 def _start(settings: Mapping[str, Any]) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "carpool.live.agent.main"]
-    child = subprocess.Popen(command, stdin=subprocess.PIPE)
+    child = subprocess.Popen(AGENT, stdin=subprocess.PIPE)
     assert child.stdin is not None
     with contextlib.suppress(OSError):
         child.stdin.write(json.dumps(dict(settings)).encode())

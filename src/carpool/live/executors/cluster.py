@@ -192,9 +192,10 @@ class ClusterExecutor:
         said = False
         while not gang.recorded and not gang.stop:
             try:
+                self._check_leading()
                 await asyncio.to_thread(write_parts, self.home.attempt(*gang.key), gang)
                 gang.recorded = True
-            except OSError as error:
+            except (OSError, Unavailable) as error:
                 if not said:
                     self._note(gang.key, f"cannot start now ({error}); the executor tries again")
                 said = True
@@ -417,9 +418,10 @@ class ClusterExecutor:
         ended, said = gang.ended(), False
         while True:
             try:
+                self._check_leading()
                 await asyncio.to_thread(write_end, self.home.attempt(*gang.key), gang, ended)
                 break
-            except OSError as error:
+            except (OSError, Unavailable) as error:
                 if not said:
                     self._note(gang.key, f"its end cannot be recorded now ({error}); the executor tries again")
                 said = True
@@ -444,6 +446,8 @@ class ClusterExecutor:
                 log.exception("nodes could not be looked at")
 
     def _look(self) -> None:
+        if not self._leadership.leads():  # it may have slept while another service took over
+            return
         for node in self.book.present:
             if node.silent_s > self.lease_s + self.margin_s:
                 self._lose(node, f"node {node.name} was silent for {node.silent_s:.0f} s")
