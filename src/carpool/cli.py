@@ -39,6 +39,7 @@ SECTIONS = {
         "nodes": "carpool.live.commands.nodes:nodes",
         "agent": "carpool.live.commands.agent:agent",
         "service": "carpool.live.commands.system_service:service",
+        "journal": "carpool.live.commands.journal:journal",
         "doctor": "carpool.live.commands.doctor:doctor",
         "demo": "carpool.live.commands.demo:demo",
         "completion": "carpool.commands.completion:completion",

@@ -9,7 +9,7 @@ import shutil
 import stat
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,9 @@ import click
 from carpool import __version__
 from carpool.errors import InputError
 from carpool.live.accounts import installation_problem
-from carpool.live.commands.options import home_option, json_option, print_json
+from carpool.live.commands.diagnosis import Diagnosis
+from carpool.live.commands.doctor_database import examine_database
+from carpool.live.commands.options import database_option, home_option, json_option, print_json
 from carpool.live.commands.system_service import unit_file, unit_problem
 from carpool.live.home import OWN_JSON_BYTES, Home, read_json
 from carpool.live.http.client import ENV_URL, Client, Unreachable
@@ -30,22 +32,13 @@ MARKS = {"ok": "✓", "note": "·", "warning": "!", "error": "✗"}
 COLOURS = {"ok": "green", "note": "", "warning": "yellow", "error": "red"}
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """The result of one check."""
-
-    what: str
-    level: Literal["ok", "note", "warning", "error"]
-    found: str
-    remedy: str = ""
-
-
 @click.command()
 @home_option
+@database_option
 @json_option
-def doctor(home: Path | None, as_json: bool) -> None:
+def doctor(home: Path | None, database: str | None, as_json: bool) -> None:
     """Check this set-up and say how to fix problems. Exits with 1 if something must be fixed."""
-    findings = list(examine(home))
+    findings = list(examine(home, database))
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:
@@ -53,10 +46,11 @@ def doctor(home: Path | None, as_json: bool) -> None:
     raise SystemExit(any(finding.level == "error" for finding in findings))
 
 
-def examine(home: Path | None) -> Iterator[Diagnosis]:
+def examine(home: Path | None, database: str | None = None) -> Iterator[Diagnosis]:
     yield from _installation()
     place = Home(home)
     yield from _home(place)
+    yield from examine_database(database, place)
     yield from _users(place)
     yield from _gpus()
     yield from _units()

@@ -120,7 +120,12 @@ def _check_options(options: Sequence[str]) -> None:
     """Let `serve` itself read its options, so that a wrong one is refused now and not at the next boot."""
     from carpool.live.commands.serve import serve
 
-    serve.make_context("carpool serve", list(options), resilient_parsing=False)
+    given = serve.make_context("carpool serve", list(options), resilient_parsing=False)
+    if given.params["database"]:
+        from carpool.live.journal.postgres import PostgresJournal
+
+        if PostgresJournal(given.params["database"]).has_password:
+            raise InputError("--database: a unit is no place for a password; write it into ~/.pgpass of its user")
 
 
 def unit_problem(path: Path, *, user: bool) -> str:

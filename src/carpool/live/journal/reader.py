@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from sqlalchemy import Connection, Engine, select
+from sqlalchemy import Connection, Engine, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from carpool.core import codec
@@ -67,6 +67,21 @@ class JournalReader:
         """Return the version of the tables; 0: there are none."""
         with self._reading() as connection:
             return schema.version_of(connection)
+
+    def settings(self) -> dict[str, str]:
+        """Return what an operator should know of a PostgreSQL server."""
+        names = ("server_version", "server_encoding", "fsync", "full_page_writes")
+        with self._reading() as connection:
+            found = {name: str(connection.execute(text(f"SHOW {name}")).scalar()) for name in names}
+            replica = connection.execute(text("SELECT pg_is_in_recovery()")).scalar()
+        return {**found, "in_recovery": "on" if replica else "off"}
+
+    def can_write(self) -> bool:
+        """Return whether this user may change all tables of a journal in PostgreSQL."""
+        rights = " AND ".join(f"has_table_privilege(name, '{right}')" for right in ("INSERT", "UPDATE", "DELETE"))
+        asked = text(f"SELECT bool_and({rights}) FROM unnest(cast(:names AS text[])) AS name")
+        with self._reading() as connection:
+            return bool(connection.execute(asked, {"names": list(schema.metadata.tables)}).scalar())
 
     def leader(self) -> leadership.LeaderState:
         """Return which service leads."""
@@ -140,10 +155,10 @@ class JournalReader:
 
     def living_jobs(self) -> list[dict[str, Any]]:
         """Return the rows of jobs that have not ended."""
-        return self._rows(select(schema.jobs).where(schema.jobs.c.state.is_(None)).order_by(schema.jobs.c.id))
+        return self.select_rows(select(schema.jobs).where(schema.jobs.c.state.is_(None)).order_by(schema.jobs.c.id))
 
     def job(self, number: int) -> dict[str, Any] | None:
-        rows = self._rows(select(schema.jobs).where(schema.jobs.c.id == number))
+        rows = self.select_rows(select(schema.jobs).where(schema.jobs.c.id == number))
         return rows[0] if rows else None
 
     def ended_jobs(self, limit: int | None, before: int | None = None, user: str | None = None) -> list[dict[str, Any]]:
@@ -154,7 +169,7 @@ class JournalReader:
             asked = asked.where(table.c.id < before)
         if user is not None:
             asked = asked.where(table.c.user == user)
-        return self._rows(asked.limit(limit) if limit is not None else asked)
+        return self.select_rows(asked.limit(limit) if limit is not None else asked)
 
     def ends(self) -> list[tuple[str, str, float]]:
         """Return all jobs that have ended, with their users, and when."""
@@ -168,14 +183,15 @@ class JournalReader:
             return {row[0] for row in connection.execute(select(schema.jobs.c.id))}
 
     def estimates(self) -> list[dict[str, Any]]:
-        return self._rows(select(schema.estimates).order_by(schema.estimates.c.id))
+        return self.select_rows(select(schema.estimates).order_by(schema.estimates.c.id))
 
     def rows(self, last: int = 1000) -> list[dict[str, Any]]:
         """Return the latest rows of the journal unchanged, notes included."""
         table = schema.events
-        return self._rows(select(table).order_by(table.c.seq.desc()).limit(last))[::-1]
+        return self.select_rows(select(table).order_by(table.c.seq.desc()).limit(last))[::-1]
 
-    def _rows(self, asked: Any) -> list[dict[str, Any]]:
+    def select_rows(self, asked: Any) -> list[dict[str, Any]]:
+        """Return the rows that a SELECT finds."""
         with self._reading() as connection:
             return [dict(row) for row in connection.execute(asked).mappings()]
 

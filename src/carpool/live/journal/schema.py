@@ -97,6 +97,10 @@ RELEASES = "releases"
 """Key of the meta row that says which release wrote which events: a list of pairs, first event and release."""
 IDENTITY = "journal"
 """Key of the meta row with the id of the journal."""
+MOVED = "moved"
+"""Key of the meta row of a journal that was copied elsewhere: where it continues."""
+HOMED, MACHINE = "home", "machine"
+"""Keys of the meta rows with the home of a shared journal, and with the machine on which its jobs run."""
 
 
 def _to_1(connection: Connection) -> None:

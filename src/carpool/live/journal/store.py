@@ -245,6 +245,15 @@ class Store(JournalReader):
         """Leave event `seq` and all later ones out of every replay from now on."""
         await self._do(self._set_aside, seq)
 
+    async def transact(self, function: Callable[[Connection], Result]) -> Result:
+        """Run a function in one transaction of the leader; durable on return."""
+
+        def run() -> Result:
+            with self._transaction() as connection:
+                return function(connection)
+
+        return await self._do(run)
+
     async def _do(self, function: Callable[..., Result], *arguments: Any) -> Result:
         loop = asyncio.get_running_loop()
         try:

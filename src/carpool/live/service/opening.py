@@ -7,7 +7,7 @@ that leads locks the home, and a service that stands by touches nothing there. `
 import contextlib
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from carpool.errors import InputError
@@ -15,15 +15,11 @@ from carpool.live.errors import Unavailable
 from carpool.live.home import Home, read_json, write_private
 from carpool.live.journal.leadership import LeaderState
 from carpool.live.journal.reader import JournalReader
-from carpool.live.journal.schema import IDENTITY
+from carpool.live.journal.schema import HOMED, IDENTITY, MACHINE, MOVED
 from carpool.live.journal.sqlite import SqliteJournal
 from carpool.live.journal.store import Commit, Store
 from carpool.live.service.config import ServiceConfig
 
-MOVED = "moved"
-"""Key of the meta row of a journal that was copied elsewhere: where it continues."""
-HOMED, MACHINE = "home", "machine"
-"""Keys of the meta rows with the home of a shared journal, and with the machine on which its jobs run."""
 MACHINE_ID = Path("/etc/machine-id")
 Waiting = Callable[[LeaderState], None]
 
@@ -51,15 +47,14 @@ async def open_journal(config: ServiceConfig, store: Store, waiting: Waiting) ->
             f"or move it back with `carpool journal copy`"
         )
     store.open()
-    moved = store.meta().get(MOVED)
-    if moved:
-        raise InputError(f"journal {store.place}: was moved to {moved}; serve with that --database")
+    _check_not_moved(store, store.meta())
     await store.lead()
 
 
 def _check_home(config: ServiceConfig, store: Store) -> None:
     """Refuse a home that belongs to another journal, and a machine that cannot see the workers of the jobs."""
     home, meta = config.home, store.meta()
+    _check_not_moved(store, meta)
     record = read_json(home.journal_record)
     known = record.get("id") if isinstance(record, dict) else None
     if known is not None and known != meta.get(IDENTITY):
@@ -69,7 +64,7 @@ def _check_home(config: ServiceConfig, store: Store) -> None:
             f"home {home.path}: the journal in {store.place} has its files in {meta[HOMED]}, which must be a directory "
             "that all its services share; give it as --home"
         )
-    if known is None and _has_own_journal(home):
+    if known is None and _has_own_journal(home, meta.get(IDENTITY, "")):
         raise InputError(
             f"home {home.path}: has a journal of its own; move it first: "
             f"`carpool journal copy {home.journal} {store.place}`"
@@ -82,14 +77,20 @@ def _check_home(config: ServiceConfig, store: Store) -> None:
         )
 
 
-def _has_own_journal(home: Home) -> bool:
-    """Return whether a home has a journal in a file that was not moved."""
+def _check_not_moved(store: Store, meta: Mapping[str, str]) -> None:
+    if MOVED in meta:
+        raise InputError(f"journal {store.place}: was moved to {meta[MOVED]}; serve from there")
+
+
+def _has_own_journal(home: Home, identity: str) -> bool:
+    """Return whether a home has a journal in a file that was not moved to the journal with this id."""
     if not home.journal.exists():
         return False
     reader = JournalReader(SqliteJournal(home.journal))
     try:
         with contextlib.suppress(Unavailable):
-            return MOVED not in reader.meta()
+            found = reader.meta()
+            return MOVED not in found or found.get(IDENTITY) != identity
         return True
     finally:
         reader.close()
