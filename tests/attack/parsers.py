@@ -291,9 +291,9 @@ async def _ask_everything(home: Home) -> None:
                 except InputError as error:
                     one_line(error)
         queries.gpus()
-        queries.history(limit=50)
+        await queries.history(limit=50)
         queries.accuracy()
-        queries.workload()
+        await queries.workload()
         queries.users()
     finally:
         await service.close()

@@ -74,7 +74,7 @@ def test_a_service_that_is_not_root_warns_that_users_must_trust_each_other(monke
         def gpus(self):
             return {"nodes": [{"gpus": [{}, {}]}], "mechanism": "logical"}
 
-    config = SimpleNamespace(home=Home(tmp_path), policy="sjf")
+    config = SimpleNamespace(home=Home(tmp_path), policy="sjf", database=None)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     serve._greet("http://127.0.0.1:1", config, SimpleNamespace(queries=Nothing()), "127.0.0.1")
     said = capsys.readouterr().err
@@ -90,7 +90,7 @@ def test_a_service_that_is_not_root_warns_that_users_must_trust_each_other(monke
 
 def test_a_service_on_all_interfaces_says_that_other_machines_can_reach_it(capsys, tmp_path):
     queries = SimpleNamespace(gpus=lambda: {"nodes": [{"gpus": [{}]}], "mechanism": "mps"})
-    config = SimpleNamespace(home=Home(tmp_path), policy="sjf")
+    config = SimpleNamespace(home=Home(tmp_path), policy="sjf", database=None)
     serve._greet("http://127.0.0.1:1", config, SimpleNamespace(queries=queries), "0.0.0.0")
     said = capsys.readouterr().err
     assert "carpool serves 1 GPU (mps) under sjf at http://127.0.0.1:1" in said

@@ -76,7 +76,7 @@ async def test_a_job_that_ended_while_no_service_ran_is_recorded_with_its_own_ti
             assert row["started"] == pytest.approx(seen["began"], abs=0.2)
             assert row["finished"] == pytest.approx(seen["ended"], abs=0.2)
             assert row["ran_s"] < seen["ended"] - seen["began"] + 0.5
-        (replayed,) = [row for row in service.queries.workload() if row["job"] == job]
+        (replayed,) = [row for row in await service.queries.workload() if row["job"] == job]
         assert replayed["finished"] == pytest.approx(exits(home, job)["ended"], abs=0.2)
         now = service.clock.now()
     async with serving(home) as service:

@@ -1,7 +1,8 @@
 """The Python client of the HTTP API: it finds the service, sends requests and turns refusals into `InputError`.
 
 It uses the HTTP client of the standard library: a command starts in half the time, and a proxy named in the
-environment never sees a token. The commands use it, and scripts can.
+environment never sees a token. The commands use it, and scripts can. Where several services share a journal, the leader
+has written its address into the home, or `CARPOOL_URL` names all of them and only the leader answers.
 """
 
 import http.client
@@ -44,13 +45,18 @@ class Unreachable(InputError):
 
 class Client:
     def __init__(self, url: str, token: str, place: Home | None = None) -> None:
-        """`place` is the home where the address was found: a service that starts again may write another one there."""
+        """`url`: address of the service, or several addresses with commas between them, one of which leads.
+
+        `place` is the home where the address was found: a service that starts again may write another one there.
+        """
         self._place = place
+        self._others = [one.strip() for one in url.split(",") if one.strip()]
         self._answered = False
         self._headers = {"Authorization": f"Bearer {token}"}
         if not token.isascii() or not token.isprintable() or not token:
             raise InputError(f"{ENV_TOKEN}: does not hold a token; ask the administrator for one")
-        self._go_to(url)
+        for one in reversed(self._others or [url]):
+            self._go_to(one)
 
     def _go_to(self, url: str) -> None:
         parts = urlsplit(url)
@@ -69,7 +75,8 @@ class Client:
         """Return a client by `CARPOOL_URL` and `CARPOOL_TOKEN`; the home directory has what is not set."""
         place = Home(home)
         url, token = None if home else os.environ.get(ENV_URL), os.environ.get(ENV_TOKEN)
-        if url and not token and urlsplit(url).hostname not in LOOPBACK:
+        far = any(urlsplit(one.strip()).hostname not in LOOPBACK for one in (url or "").split(","))
+        if url and not token and far:
             raise InputError(f"{ENV_TOKEN}: is not set; {url} needs the token that its administrator gave you")
         from_home = not url
         if not url:
@@ -115,6 +122,7 @@ class Client:
     ) -> tuple[http.client.HTTPResponse, bytes]:
         given = {key: _word(value) for key, value in params.items() if value is not None}
         target = f"{path}?{urlencode(given)}" if given else path
+        self._find_listener()
         for attempt in (1, 2):
             try:
                 self._connection.request(method, target, body, {**self._headers, **headers})
@@ -132,6 +140,19 @@ class Client:
                 self._connection.close()
                 raise self._unreachable(error) from None
         raise AssertionError("unreachable")
+
+    def _find_listener(self) -> None:
+        """Connect to the first of several services that listens: one that stands by does not. Nothing is sent."""
+        if self._connection.sock is not None or len(self._others) < 2:
+            return
+        for one in list(self._others):
+            self._go_to(one)
+            try:
+                self._connection.connect()
+                return
+            except OSError:
+                self._connection.close()
+                self._others.append(self._others.pop(0))  # the next command asks the others first
 
     def _unreachable(self, error: Exception) -> Unreachable:
         if isinstance(error, ConnectionRefusedError):
@@ -166,7 +187,9 @@ class Client:
         while True:
             try:
                 return ask()
-            except Unreachable:
+            except (Unreachable, Refusal) as error:
+                if isinstance(error, Refusal) and error.status != 503:  # 503: it does not lead now
+                    raise
                 if until is None:
                     until = time.monotonic() + AWAY_S
                     if self._answered:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Path, Query
+from fastapi import APIRouter, Depends, Path, Query, Request
 from starlette.responses import Response
 
 from carpool.errors import InputError
@@ -21,13 +21,22 @@ from carpool.live.http.auth import Principal
 from carpool.live.http.code_snapshot import MAX_ARRAY_BYTES, tree_size
 from carpool.live.service.queries import MAX_LOG_BYTES
 
-router = APIRouter(tags=["jobs"])
 Me = Annotated[Principal, Depends(me)]
 Context = Annotated[ApiContext, Depends(api_context)]
 Job = Annotated[str, Path(pattern=r"^[0-9]{1,18}$", max_length=18)]
 MAX_ROWS = 10_000
 PRIVATE = ("spec", "env", "command", "directory", "attempts", "note")
 """Fields of `show` that other users do not see: commands and paths may hold secrets, environments often do."""
+
+
+async def _read_ahead(request: Request, context: Context) -> None:
+    """Read the row of a job that has ended before its route asks for it, because a database may take a while."""
+    job = request.path_params.get("job")
+    if job is not None:
+        await context.service.queries.book.read_ahead([job])
+
+
+router = APIRouter(tags=["jobs"], dependencies=[Depends(_read_ahead)])
 
 
 def _own(context: ApiContext, who: Principal, job: str) -> None:
@@ -90,7 +99,7 @@ async def jobs(
     before: Annotated[str | None, Query(pattern=r"^[0-9]{1,18}$", max_length=18)] = None,
 ) -> Json:
     """Return running and waiting jobs in order of submission: the latest `limit`, or the latest before a job."""
-    rows = context.service.queries.jobs(all, limit=limit + 1, before=before)
+    rows = await context.service.queries.page(all, limit=limit + 1, before=before)
     page = rows[-limit:]
     return Json({"jobs": page, "next": page[0]["job"] if len(page) < len(rows) else None})
 
@@ -118,6 +127,7 @@ async def wait(
     context.service.queries.owner(job)
     with suppress(TimeoutError):
         await asyncio.wait_for(context.service.queries.wait(job), timeout_s)
+    await context.service.queries.book.read_ahead([job])
     row = context.service.queries.show(job)
     return Json({key: row.get(key) for key in ("job", "status", "exit_code", "reason")})
 
@@ -169,6 +179,7 @@ async def read_log(
 
 
 async def _changed(context: ApiContext, job: str) -> Json:
+    await context.service.queries.book.read_ahead([job])
     return Json(context.service.queries.status(job))
 
 
@@ -179,6 +190,7 @@ CHANGE = answers(403, 404, 409, 422, 503, model=messages.JobStatusAnswer)
 async def cancel_all(request: messages.JobsRequest, context: Context, who: Me) -> Json:
     """Stop all workers of many jobs for good. Jobs that cannot be cancelled are in `refused`, and stop no other."""
     refused: dict[str, Exception] = {}
+    await context.service.queries.book.read_ahead(request.jobs)
     for job in dict.fromkeys(request.jobs):
         try:
             _own(context, who, job)
@@ -186,6 +198,7 @@ async def cancel_all(request: messages.JobsRequest, context: Context, who: Me) -
             refused[job] = error
     own = [job for job in dict.fromkeys(request.jobs) if job not in refused]
     refused |= await context.service.requests.cancel_all(own)
+    await context.service.queries.book.read_ahead(own)
     done = [context.service.queries.status(job) for job in own if job not in refused]
     return Json({"jobs": done, "refused": [{"job": job, "error": str(why)} for job, why in refused.items()]})
 

@@ -67,7 +67,7 @@ async def history(
     context: Context, who: Me, limit: Annotated[int, Query(ge=1, le=10_000)] = 100, before: Before = None
 ) -> Json:
     """Return ended jobs, the latest first, with their receipts: the time that sharing gained or cost them."""
-    rows = context.service.queries.history(limit=limit + 1, before=before)
+    rows = await context.service.queries.history(limit=limit + 1, before=before)
     page = rows[:limit]
     return Json({"jobs": page, "next": page[-1]["job"] if len(page) < len(rows) else None})
 
@@ -81,13 +81,13 @@ async def retention(context: Context, who: Me) -> Json:
 @router.get("/accuracy", tags=["service"], responses=answers(model=dict[str, Any]))
 async def accuracy(context: Context, who: Me) -> Json:
     """Return how accurate the estimates of the service were."""
-    return Json(context.service.queries.accuracy())
+    return Json(await asyncio.to_thread(context.service.queries.accuracy))
 
 
 @router.get("/workload", tags=["service"], responses=answers(model=messages.WorkloadAnswer))
 async def workload(context: Context, who: Me) -> Json:
     """Return the finished jobs as the simulator reads them."""
-    return Json({"jobs": context.service.queries.workload()})
+    return Json({"jobs": await context.service.queries.workload()})
 
 
 @router.post(

@@ -5,7 +5,7 @@ the event loop reads through threads. `Store` adds the writing; commands that on
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -160,6 +160,10 @@ class JournalReader:
     def job(self, number: int) -> dict[str, Any] | None:
         rows = self.select_rows(select(schema.jobs).where(schema.jobs.c.id == number))
         return rows[0] if rows else None
+
+    def jobs(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
+        """Return the rows of these jobs, as far as there are any."""
+        return self.select_rows(select(schema.jobs).where(schema.jobs.c.id.in_(numbers)))
 
     def ended_jobs(self, limit: int | None, before: int | None = None, user: str | None = None) -> list[dict[str, Any]]:
         """Return the rows of jobs that have ended, the latest submitted first."""

@@ -7,7 +7,8 @@ ended stay here until their last row, the story, is in the journal. Requests, qu
 import asyncio
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,8 @@ from carpool.live.journal.store import Store
 from carpool.live.spec import Spec
 
 Row = dict[str, Any]
+KEPT_ROWS = 1000
+"""Number of rows of ended jobs that stay in memory."""
 SPEC_FILE, END_FILE = "job.json", "ended.json"
 """Copies in a job's directory of what was submitted and how it ended, for when the journal is damaged."""
 
@@ -54,6 +57,8 @@ class JobBook:
         self.faults: dict[str, int] = {}
         """Number of node faults that hit each job."""
         self._next_id = 1
+        self._read: OrderedDict[str, Row | None] = OrderedDict()
+        """Rows of ended jobs that were read from the journal, which do not change any more; None: there is no row."""
         self._copying = ThreadPoolExecutor(1, "stories")
         self._waiters: dict[str, list[asyncio.Future[None]]] = {}
 
@@ -100,20 +105,44 @@ class JobBook:
         return row
 
     def find_row(self, job: str) -> Row | None:
-        """Return a job's row as it is in the journal or will be written."""
+        """Return a job's row as it is in the journal or will be written. `read_ahead` makes it quick."""
         for ended in self.ended:
             if ended.id == job:
                 return self._unwritten_row(ended)
-        return self._store.job(int(job)) if job.isdigit() and len(job) < 19 else None
+        if job in self._read:
+            return self._read[job]
+        return self._store.job(int(job)) if self._may_have_row(job) else None
+
+    def _may_have_row(self, job: str) -> bool:
+        return job.isdigit() and len(job) < 19 and int(job) < self._next_id
+
+    async def read_ahead(self, jobs: Iterable[str]) -> None:
+        """Read the rows of jobs that have ended in the background, so that nothing waits for a database on the loop."""
+        unknown = {job for job in jobs if job not in self.specs and job not in self._read and self._may_have_row(job)}
+        if not unknown:
+            return
+        rows = {str(row["id"]): row for row in await asyncio.to_thread(self._store.jobs, sorted(map(int, unknown)))}
+        for job in unknown - self.specs.keys():
+            if job not in rows or rows[job]["state"] is not None:
+                self._read[job] = rows.get(job)
+        while len(self._read) > KEPT_ROWS:
+            self._read.popitem(last=False)
 
     def ended_rows(self, limit: int | None, before: str | None = None, user: str | None = None) -> list[Row]:
         """Return the rows of ended jobs, the latest first: those still to be written, then those on disk."""
-        rows = self._store.ended_jobs(limit, int(before) if before is not None else None, user)
-        written = {row["id"] for row in rows}
-        fresh = [ended for ended in self.ended if int(ended.id) not in written]
-        fresh = [ended for ended in fresh if before is None or int(ended.id) < int(before)]
+        fresh = self._unwritten_rows(before, user)
+        return _together(fresh, self._store.ended_jobs(limit, int(before) if before is not None else None, user))
+
+    async def read_ended(self, limit: int | None, before: str | None = None, user: str | None = None) -> list[Row]:
+        """Return the same as `ended_rows`, without waiting for a database on the loop."""
+        fresh = self._unwritten_rows(before, user)  # first: one that is written meanwhile is found in the journal
+        last = int(before) if before is not None else None
+        return _together(fresh, await asyncio.to_thread(self._store.ended_jobs, limit, last, user))
+
+    def _unwritten_rows(self, before: str | None, user: str | None) -> list[Row]:
+        fresh = [ended for ended in self.ended if before is None or int(ended.id) < int(before)]
         fresh = [ended for ended in fresh if user is None or ended.record.job.user == user]
-        return [self._unwritten_row(ended) for ended in reversed(fresh)] + rows
+        return [self._unwritten_row(ended) for ended in reversed(fresh)]
 
     def _unwritten_row(self, ended: EndedJob) -> Row:
         job = ended.record.job
@@ -153,6 +182,7 @@ class JobBook:
         self.specs.pop(ended.id, None)
         self.sources.pop(ended.id, None)
         self.faults.pop(ended.id, None)
+        self._read.pop(ended.id, None)
         for waiter in self._waiters.pop(ended.id, ()):
             if not waiter.done():
                 waiter.set_result(None)
@@ -175,7 +205,14 @@ class JobBook:
                 await waiter
             finally:
                 waiters.remove(waiter)  # also when the query was given up
+        await self.read_ahead([job])
         return str(self.ended_row(job)["state"])
+
+
+def _together(fresh: Sequence[Row], written: Sequence[Row]) -> list[Row]:
+    """Return rows still to be written and rows of the journal, each once."""
+    known = {row["id"] for row in written}
+    return [row for row in fresh if row["id"] not in known] + list(written)
 
 
 def new_row(name: str, user: str, submitted: float, spec: Spec, source: Mapping[str, Any]) -> Row:

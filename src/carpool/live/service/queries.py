@@ -67,9 +67,17 @@ class Queries:
         if before is not None:
             living = [record for record in living if int(record.job.id) < int(before)]
         rows = self._rows(living if limit is None else living[-limit:], self.clock.now())
-        if all:
-            rows += map(_without_receipt, views.read_stories(self.book.ended_rows(limit, before)))
-            rows.sort(key=lambda row: int(row["job"]))
+        return self._with_ended(rows, self.book.ended_rows(limit, before), limit) if all else rows
+
+    async def page(self, all: bool, *, limit: int, before: str | None) -> list[Row]:
+        """Return the same as `jobs`, without waiting for a database on the loop."""
+        rows = self.jobs(limit=limit, before=before)  # first: a job that ends meanwhile is found in the journal
+        return self._with_ended(rows, await self.book.read_ended(limit, before), limit) if all else rows
+
+    def _with_ended(self, living: list[Row], ended: list[Row], limit: int | None) -> list[Row]:
+        stories = map(_without_receipt, views.read_stories(ended))
+        found = {row["job"]: row for row in (*living, *stories)}
+        rows = sorted(found.values(), key=lambda row: int(row["job"]))
         return rows if limit is None else rows[-limit:]
 
     def _rows(self, records: list[JobRecord], now: float) -> list[Row]:
@@ -166,6 +174,7 @@ class Queries:
         if doubt:
             raise InputError(doubt)
         model = await asyncio.to_thread(self.estimator.model, spec, self.user_book.uid_of(user))
+        await self.book.read_ahead(spec.after)
         wanted, now = replace(spec, after=unmet_dependencies(self.book, spec)), self.clock.now()
         job, source = self.estimator.job(self.state.perf, wanted, model, "0", user, now)
         refusal = self.state.refusal(job)
@@ -239,9 +248,10 @@ class Queries:
         first = {key: nodes[0][key] if nodes else "" for key in ("mechanism", "why")}
         return {"nodes": nodes, **first, "jobs_per_gpu": self.state.jobs_per_gpu}
 
-    def history(self, *, limit: int = 100, before: str | None = None, user: str | None = None) -> list[Row]:
+    async def history(self, *, limit: int = 100, before: str | None = None, user: str | None = None) -> list[Row]:
         """Return ended jobs, the latest first, with their receipts."""
-        return list(views.read_stories(self.book.ended_rows(limit, before, user)[:limit]))
+        rows = await self.book.read_ended(limit, before, user)
+        return list(views.read_stories(rows[:limit]))
 
     def retention(self, user: str | None) -> Row:
         """Return how long files of ended jobs are kept and what is removed next; `user` None: of all users."""
@@ -253,9 +263,9 @@ class Queries:
         tried = {"begun": trials.begun, "running": len(trials.running), "kept": trials.kept, "cost_s": trials.cost_s}
         return {**accuracy(self.store.estimates()), "trials": tried}
 
-    def workload(self) -> list[Row]:
+    async def workload(self) -> list[Row]:
         """Return the finished jobs as the simulator reads them, for `carpool replay`."""
-        rows = reversed(self.book.ended_rows(None))
+        rows = reversed(await self.book.read_ended(None))
         return list(views.workload_rows(row for row in rows if row["state"] == "finished"))
 
 

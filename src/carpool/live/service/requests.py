@@ -53,6 +53,7 @@ class Requests:
             raise InputError(doubt)
         for directory in {spec.directory for spec in specs if not spec.snapshot}:
             await asyncio.to_thread(check_directory, directory, self.users.uid_of(user))
+        await self.book.read_ahead({name for spec in specs for name in spec.after})
         names = self.book.new_ids(len(specs))
         numbered = [replace(spec, array_job=names[0]) if spec.array_index is not None else spec for spec in specs]
         kept = await self._copy_directories(dict(zip(names, numbered, strict=True)), user)
