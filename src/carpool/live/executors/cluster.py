@@ -257,8 +257,8 @@ class ClusterExecutor:
         self._check_leading()
         if state.term > self.term:
             raise Unavailable(
-                f"node {state.node} has obeyed a later start of a service (term {state.term}, not {self.term}), so this "
-                "one must not lead it; stop this service"
+                f"node {state.node} has obeyed a later start of a service (term {state.term}, not {self.term}), "
+                "so this one must not lead it; stop this service"
             )
         try:
             node = self._admit(state)

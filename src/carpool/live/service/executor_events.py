@@ -35,6 +35,7 @@ class ExecutorEvents:
     book: JobBook
     inbox: Inbox
     clock: Clock
+    _node_changes: int = 0
 
     def _time(self, moment: float | None, now: float) -> float:
         """Return a moment of the machine's clock on the service's; None is now. Time never goes back."""
@@ -130,10 +131,19 @@ class ExecutorEvents:
         self.inbox.add_events(ev.MemoryTaken(self.clock.now(), gpu, memory))
 
     def nodes_changed(self) -> None:
-        """Bring the state's nodes up to date with the executor's."""
+        """Bring the state's nodes up to date with the executor's.
+
+        Of several calls in one turn, only the latest makes events: the state changes after all of them were asked.
+        """
         for line in self.inventory.describe_changes(self.state):
             self.inbox.note(line)
-        self.inbox.add(lambda now, commit: self.inventory.changes(self.state, now))
+        self._node_changes += 1
+        mine = self._node_changes
+
+        def prepare(now: float, commit: Commit) -> Sequence[ev.Event]:
+            return self.inventory.changes(self.state, now) if mine == self._node_changes else ()
+
+        self.inbox.add(prepare)
 
     def note(self, text: str) -> None:
         self.inbox.note(text)
