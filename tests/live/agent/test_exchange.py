@@ -1,0 +1,192 @@
+"""Agents and the cluster's executor in one process: messages that are lost, repeated or late change nothing."""
+
+import asyncio
+import random
+from dataclasses import replace
+
+import pytest
+
+from carpool.errors import InputError
+from carpool.live.errors import Unavailable, WrongStatus
+from carpool.live.executors import wire
+from carpool.live.executors.base import ExecutorOptions, GangOutcome, Launch, StopMode
+from carpool.live.executors.cluster import ClusterExecutor
+from carpool.live.executors.contract import eventually, opened
+from tests.support.agents import agent_world
+
+KEY = ("1", 1)
+WRITING = ("sh", "-c", "i=0; while [ $i -lt 12000 ]; do i=$((i + 1)); echo $i; sleep 0.05; done")
+
+
+def launch(gpus, command=WRITING, key=KEY):
+    return Launch(*key, gpus, command, "/", {}, grace_s=5.0)
+
+
+async def test_a_gang_over_two_nodes_starts_whole_and_ends_whole(tmp_path):
+    async with agent_world(tmp_path, ("a", "b")) as world, opened(world.make_executor) as (executor, listener):
+        gpus = tuple(sorted(slot.id for node in executor.nodes() for slot in node.slots))
+        failing = ("sh", "-c", 'test "$RANK" = 2 && sleep 0.3 && exit 7; sleep 600')
+        executor.launch(launch(gpus, failing))
+        await listener.wait_for_start(KEY)
+        assert [row["rank"] for row in executor.ranks(KEY)] == [0, 1, 2, 3]
+        ended = await listener.wait_for_end(KEY)
+        assert (ended.outcome, ended.exit_code) == (GangOutcome.FAILED, 7)
+        assert "worker 2" in ended.reason
+
+
+async def test_a_gang_over_two_nodes_that_is_stopped_before_it_is_ready_never_starts(tmp_path):
+    async with agent_world(tmp_path, ("a", "b")) as world, opened(world.make_executor) as (executor, listener):
+        world.roads["b"].cut = True
+        gpus = tuple(slot.id for node in executor.nodes() for slot in node.slots)
+        executor.launch(launch(gpus))
+        await eventually(lambda: executor._gangs[KEY].parts["a"].phase == "ready")
+        assert listener.started == []
+        executor.stop(KEY, StopMode.TERMINATE)
+        world.roads["b"].cut = False
+        assert (await listener.wait_for_end(KEY)).outcome is GangOutcome.NEVER_STARTED
+
+
+async def test_lost_answers_and_roads_that_fail_change_nothing(tmp_path):
+    drawn = random.Random(4)
+    async with agent_world(tmp_path, ("a", "b")) as world, opened(world.make_executor) as (executor, listener):
+        gpus = tuple(slot.id for node in executor.nodes() for slot in node.slots)
+        stop = asyncio.Event()
+
+        async def disturb():
+            while not stop.is_set():
+                road = world.roads[drawn.choice("ab")]
+                road.cut, road.lose_answers = drawn.random() < 0.3, drawn.random() < 0.5
+                await asyncio.sleep(0.1)
+            for road in world.roads.values():
+                road.cut = road.lose_answers = False
+
+        disturbing = asyncio.create_task(disturb())
+        keys = [("1", 1), ("2", 1), ("3", 1)]
+        for key, own in zip(keys, (gpus[:1], gpus[2:3], (gpus[1], gpus[3])), strict=True):
+            executor.launch(launch(own, ("sh", "-c", f"echo once; sleep 0.5; exit {key[0]}"), key))
+        for key in keys:
+            ended = await listener.wait_for_end(key)
+            assert ended.exit_code == int(key[0])
+        stop.set()
+        await disturbing
+        assert sorted(listener.started) == keys
+        assert sorted(end.key for end in listener.ended) == keys
+        for key in keys:
+            assert (await executor.read_log(key, 0, "stdout", limit=99)).data == b"once\n"
+
+
+async def test_an_agent_that_restarts_goes_on_where_it_was(tmp_path):
+    async with agent_world(tmp_path) as world, opened(world.make_executor) as (executor, listener):
+        executor.launch(launch((0,)))
+        await listener.wait_for_start(KEY)
+        await world.end("a")
+        world.start("a")
+        before = (await executor.read_log(KEY, 0, "stdout", limit=1 << 20)).next
+
+        async def grows():
+            while (await executor.read_log(KEY, 0, "stdout", limit=1 << 20)).next <= before:
+                await asyncio.sleep(0.05)
+
+        await asyncio.wait_for(grows(), 20)
+        assert listener.started == [KEY]
+        assert listener.ended == []
+        executor.pause(KEY)
+        await listener.wait_for_switch(KEY, paused=True)
+
+
+async def test_an_agent_that_leaves_is_waited_for_by_nobody(tmp_path):
+    async with agent_world(tmp_path, ("a", "b")) as world, opened(world.make_executor) as (executor, listener):
+        node = next(node for node in executor.nodes() if node.id == "a")
+        executor.launch(launch((node.slots[0].id,)))
+        await listener.wait_for_start(KEY)
+        world.agents["a"].leave()
+        await eventually(lambda: bool(listener.faults))
+        assert listener.faults[0].gangs == {KEY}
+        executor.stop(KEY, StopMode.SAVE)  # as the service does then
+        await listener.wait_for_end(KEY)
+        await asyncio.wait_for(world.running.pop("a"), 20)
+        assert [node.id for node in executor.nodes()] == ["b"]
+
+
+# ---- what the service refuses ----------------------------------------------------------------------------------------
+
+
+def state(node="a", **changes):
+    devices = (wire.DeviceRow(0), wire.DeviceRow(1))
+    found = wire.NodeState(node, "home", "boot", "process", 1, "127.0.0.1", 1, "logical", "0", devices, parts={})
+    return replace(found, **changes)
+
+
+@pytest.fixture
+async def executor(home):
+    from carpool.live.executors.contract import RecordingListener
+
+    home.create()
+    found = ClusterExecutor(ExecutorOptions(home, settings={"lease": "0.5s", "margin": "0.5s"}))
+    await found.open()
+    await found.recover([], RecordingListener())
+    yield found
+    await found.close()
+
+
+async def test_a_node_keeps_the_numbers_of_its_gpus(executor):
+    for name, instance in (("a", "1"), ("b", "2")):
+        assert (await executor.sync(state(name, instance=instance, seen="x"))).joined
+    before = {node.id: [slot.id for slot in node.slots] for node in executor.nodes()}
+    assert before == {"a": [0, 1], "b": [2, 3]}
+    await eventually(lambda: not executor.nodes())
+    assert (await executor.sync(state("b", instance="3", boot="another", seen="x"))).joined
+    assert {node.id: [slot.id for slot in node.slots] for node in executor.nodes()} == {"b": [2, 3]}
+    larger = (wire.DeviceRow(0), wire.DeviceRow(1), wire.DeviceRow(2))
+    await executor.sync(state("a", instance="4", devices=larger, seen="x"))
+    assert {node.id: [slot.id for slot in node.slots] for node in executor.nodes()}["a"] == [4, 5, 6]
+
+
+async def test_a_second_agent_of_a_name_is_refused_until_the_first_must_be_gone(executor):
+    await executor.sync(state(seen="x"))
+    for other in (state(identity="other"), state(identity="other", boot="other")):
+        with pytest.raises(WrongStatus, match=r"another|stop one"):
+            await executor.sync(other)
+    await eventually(lambda: not executor.nodes())
+    assert (await executor.sync(state(identity="other", instance="q", seen="x"))).joined
+
+
+async def test_a_node_with_something_to_get_rid_of_does_not_join(executor):
+    running = {"9-1": wire.PartState(wire.Phase.UP)}
+    for parts in (None, running):
+        answer = await executor.sync(state(parts=parts))
+        assert (answer.joined, answer.lease_s, dict(answer.orders)) == (False, 0.0, {})
+    assert not executor.nodes()
+    assert (await executor.sync(state(parts={"9-1": wire.PartState(wire.Phase.GONE)}, seen="x"))).joined
+
+
+async def test_a_service_of_an_earlier_term_or_without_the_lead_answers_nothing(executor):
+    with pytest.raises(Unavailable, match="later start of a service"):
+        await executor.sync(state(term=7))
+
+    class Deposed:
+        term = 1
+
+        def leads(self):
+            return False
+
+    executor._leadership = Deposed()
+    with pytest.raises(Unavailable, match="does not lead"):
+        await executor.sync(state())
+
+
+async def test_a_request_that_was_overtaken_is_not_believed(executor):
+    await executor.sync(state(number=5, seen="x"))
+    executor.launch(launch((0,)))
+    await eventually(lambda: executor._gangs[KEY].recorded)
+    up = {"1-1": wire.PartState(wire.Phase.UP, started_ago_s=0.0)}
+    await executor.sync(state(number=6, parts=up, seen="x"))
+    await executor.sync(state(number=4, parts={}, seen="x"))
+    assert executor._gangs[KEY].parts["a"].phase is wire.Phase.UP
+    assert not executor._gangs[KEY].broken
+
+
+@pytest.mark.parametrize("settings", [{"lease": "soon"}, {"leese": "3s"}])
+def test_wrong_settings_are_refused(home, settings):
+    with pytest.raises(InputError, match="--executor agents"):
+        ClusterExecutor(ExecutorOptions(home, settings=settings))
