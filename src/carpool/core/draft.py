@@ -118,9 +118,10 @@ class Draft:
         memory = view.topology.memory_of(gpu)
         return sharing_problem([*self.residents(gpu), guest], view, memory) is None
 
-    def may_hold_paused(self, gpus: Set[GpuId]) -> bool:
-        """Return whether some of these GPUs may hold jobs that a policy that pauses jobs may resume."""
-        return self.pauses and not (gpus.isdisjoint(self.view.with_paused()) and gpus.isdisjoint(self._touched))
+    def with_paused(self, gpus: Iterable[GpuId]) -> list[GpuId]:
+        """Return those of some GPUs that may hold jobs that a policy that pauses jobs may resume."""
+        paused, touched = self.view.with_paused(), self._touched
+        return [gpu for gpu in gpus if gpu in paused or gpu in touched] if self.pauses else []
 
     def idle(self) -> list[GpuId]:
         """Return the GPUs that hold jobs, none of which computes in the draft."""
@@ -132,7 +133,10 @@ class Draft:
 
     def only_resident(self, record: JobView) -> bool:
         """Return whether a job has all of its GPUs to itself in the draft, paused jobs included."""
-        return all(len(self.jobs_on(gpu)) == 1 for gpu in self.gpus_of(record))
+        for gpu in self.gpus_of(record):  # noqa: SIM110 (a generator costs more, and this is asked often)
+            if len(self.jobs_on(gpu)) != 1:
+                return False
+        return True
 
     @property
     def hosts(self) -> HostsView:

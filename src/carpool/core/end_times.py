@@ -178,15 +178,25 @@ class RunningJobs:
 
     def update(self, record: JobRecord, cluster: Cluster, ends: dict[int, float]) -> None:
         """Enter a job again: it, its mates or its predicted end changed."""
-        place = self._places.pop(record.seq, None)
+        place = self._places.get(record.seq)
+        if not record.computing:
+            if place is not None:
+                self._remove(record.seq, *place)
+            return
+        key = (len(record.gpus), len(cluster.mates(record)))
+        end = ends[record.seq]
         if place is not None:
-            group = self.groups[place[0]]
-            del group[bisect_left(group, place[1])]
-        if record.computing:
-            key = (len(record.gpus), len(cluster.mates(record)))
-            entry = (ends[record.seq], record.seq, record)
-            insort(self.groups.setdefault(key, []), entry)
-            self._places[record.seq] = key, entry
+            if place[0] == key and place[1][0] == end:
+                return
+            self._remove(record.seq, *place)
+        entry = (end, record.seq, record)
+        insort(self.groups.setdefault(key, []), entry)
+        self._places[record.seq] = key, entry
+
+    def _remove(self, seq: int, key: tuple[int, int], entry: tuple[float, int, JobRecord]) -> None:
+        del self._places[seq]
+        group = self.groups[key]
+        del group[bisect_left(group, entry)]
 
 
 def _alone_left(record: JobRecord) -> float:

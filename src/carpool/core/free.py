@@ -4,7 +4,7 @@ A set of nodes is an integer whose bit i stands for node i; the free GPUs of a n
 pick takes a few operations on a cluster of any size, and a draft can copy the index for a what-if.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from carpool.core.model import GpuId, Node
@@ -126,8 +126,10 @@ class Topology:
         node_of = self.node_of
         return len({node_of[gpu] for gpu in gpus})
 
-    def most_consolidated(self, gpus: Iterable[GpuId], count: int) -> list[GpuId]:
+    def most_consolidated(self, gpus: Collection[GpuId], count: int) -> list[GpuId]:
         """Return `count` of the given GPUs on as few nodes as possible."""
+        if len(gpus) == 1:
+            return [*gpus][:count]
         by_node: dict[int, list[GpuId]] = {}
         for gpu in sorted(gpus):
             by_node.setdefault(self.node_of[gpu], []).append(gpu)

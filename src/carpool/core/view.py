@@ -5,7 +5,7 @@ protocol has a setter, a mutable container or a method that changes anything: `m
 writes to what it sees. A policy changes the cluster only by the decisions that it returns.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple, Protocol
 
 from carpool.core.availability import Availability, Until
@@ -275,7 +275,7 @@ class TopologyView(Protocol):
     def nodes_spanned(self, gpus: Sequence[GpuId]) -> int:
         """Return the number of nodes on which these GPUs are."""
 
-    def most_consolidated(self, gpus: Iterable[GpuId], count: int) -> list[GpuId]:
+    def most_consolidated(self, gpus: Collection[GpuId], count: int) -> list[GpuId]:
         """Return `count` of the given GPUs on as few nodes as possible."""
 
 

@@ -14,19 +14,29 @@ from carpool.policies.joint.objective import CLOSE, Objective
 class Choice:
     """The best of the moves that were offered so far."""
 
-    def __init__(self, objective: Objective, *, at_any_price: bool = False) -> None:
-        """`at_any_price`: the move with the largest gain is chosen even if that is a loss."""
+    def __init__(self, objective: Objective, guest: JobView | None = None, *, at_any_price: bool = False) -> None:
+        """`guest`: the job that all moves are for, unless they free GPUs. `at_any_price`: the move with the largest
+        gain is chosen even if that is a loss."""
         self.best: Move | None = None
         self.bar = -inf if at_any_price else CLOSE
         """What a move must gain more than."""
         self._objective = objective
+        self._guest = guest
+        self._most: float | None = None
 
-    def most(self, guest: JobView) -> float:
-        """Return a cost from which on no move for this guest can be the best, even if the waiting jobs lose nothing.
+    @property
+    def most(self) -> float:
+        """A cost from which on no move can be the best, even if the waiting jobs lose nothing.
 
         A paused guest may free GPUs sooner if it goes on, so no cost is too high for it.
         """
-        return inf if guest.gpus else self._objective.budget(guest) - self.bar + CLOSE  # CLOSE: for rounding
+        if self._most is None:
+            guest = self._guest
+            if guest is None or guest.gpus:
+                self._most = inf
+            else:
+                self._most = self._objective.budget(guest) - self.bar + CLOSE  # for rounding
+        return self._most
 
     def offer(self, move: Move) -> None:
         """Price a move, unless it costs too much, and keep it if it gains most."""
@@ -36,4 +46,4 @@ class Choice:
             return
         gain = self._objective.price(move)
         if gain is not None and gain > self.bar:
-            self.best, self.bar = move, gain
+            self.best, self.bar, self._most = move, gain, None

@@ -35,7 +35,7 @@ class DeferredCandidates:
         """Offer claims on the GPUs of the lone hosts that end soonest."""
         objective, need = self.objective, guest.shape.gpus
         own = guest.alone_left(objective.now) + guest.startup_s
-        until = objective.now + choice.most(guest) - own
+        until = objective.now + choice.most - own
         soonest: list[JobView] = []
         for group in self.draft.hosts.lone.values():
             in_time = takewhile(lambda entry: entry[0] < until, islice(group.entries, PER_KIND))
@@ -45,7 +45,7 @@ class DeferredCandidates:
             )
         for host in nsmallest(PRICED, soonest, key=lambda host: (objective.end(host), host.seq)):
             cost = objective.left(host) + own
-            if cost >= choice.most(guest):
+            if cost >= choice.most:
                 break
             gpus = tuple(self.topology.most_consolidated(host.gpus, need))
             choice.offer(ClaimGpus(guest, gpus, {guest.seq: objective.now + cost}, cost, (host,), lone=True))

@@ -102,7 +102,7 @@ class Displacements:
         objective = self.objective
         victims = [resident.record for resident in self.active(gpus) if resident not in kept]
         least = left + len(victims) * (left + SWITCH_S) - CLOSE
-        if least >= choice.most(guest) or (kept and not self._may_share(guest, gpus, size, kept)):
+        if least >= choice.most or (kept and not self._may_share(guest, gpus, size, kept)):
             return
         took, *kept_left = self._simulate(guest, gpus, size, left, kept)
         gib = swapped.memory / 2**30 if swapped is not None else 0.0
@@ -119,7 +119,7 @@ class Displacements:
         cost += gib * SWAP_IN_S
         hosts = (*(resident.record for resident in kept), *victims)
         move = Displace(guest, tuple(gpus), ends, cost, size, hosts, tuple(victims), swapped=swapped)
-        if objective.delay_paused(move, choice.most(guest)):
+        if objective.delay_paused(move, choice.most):
             choice.offer(move)
 
     def _simulate(

@@ -133,7 +133,7 @@ class JoinCandidates:
         host = first.residents[0]
         is_pair = len(cells) == first.number == 1 and len(self.draft.gpus_of(host.record)) == len(first.gpus)
         least = first.cost if is_pair else guest.alone_left(self.objective.now)
-        if least - CLOSE >= choice.most(guest):
+        if least - CLOSE >= choice.most:
             return
         size = max((cell.option.size for cell in cells), key=lambda size: size.accumulation)
         gpus = self._gpus(guest, cells, size)
@@ -206,12 +206,12 @@ class JoinCandidates:
                 return
             cost += max(0.0, end - objective.left(host.record))
             new_ends[host.record.seq] = objective.now + end
-        if cost >= choice.most(guest):
+        if cost >= choice.most:
             return
         records = tuple([host.record for host in hosts])
         lone = len(hosts) == 1 and self.draft.only_resident(records[0])
         move = Join(guest, tuple(gpus), new_ends, cost, size, records, lone=lone)
-        if objective.delay_paused(move, choice.most(guest)):
+        if objective.delay_paused(move, choice.most):
             choice.offer(move)
 
     def _participant(self, host: Resident, simulated: Set[Sequence[JobView]]) -> Participant:

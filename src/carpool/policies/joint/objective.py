@@ -126,12 +126,10 @@ class Objective:
         draft, ends, guest = self.draft, move.ends, move.guest
         joined = set(move.gpus)
         concerned = joined.union(*(draft.gpus_of(host) for host in move.hosts))
-        if not draft.may_hold_paused(concerned):
-            return True
-        residents = {r.record.seq: r for gpu in concerned for r in draft.residents(gpu)}
-        waiting = [r.record for r in residents.values() if not r.active and r.record.seq not in ends]
+        there = [r.record for gpu in draft.with_paused(concerned) for r in draft.residents(gpu) if not r.active]
+        waiting = {record.seq: record for record in there if record.seq not in ends}
         delayed = []
-        for paused in sorted(waiting, key=lambda job: (self.end(job), job.seq)):
+        for paused in sorted(waiting.values(), key=lambda job: (self.end(job), job.seq)):
             if paused.paused_by_owner:
                 continue
             start = 0.0 if joined.isdisjoint(paused.gpus) else ends[guest.seq]

@@ -55,7 +55,7 @@ class PauseCandidates:
             return
         at_least = 2.0 * left + SWITCH_S - CLOSE
         of_one = self.places.of_one_host(guest, size, until)
-        while at_least < choice.most(guest) and (gpus := next(of_one, None)) is not None:
+        while at_least < choice.most and (gpus := next(of_one, None)) is not None:
             yield gpus
         if need > 1:
             yield from self.places.of_several(guest, size, until, idle, most)

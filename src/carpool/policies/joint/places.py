@@ -51,10 +51,16 @@ class Places:
         self.displacements = displacements
         self.topology = draft.view.topology
         self._orders: dict[tuple[Callable[[int, Group], tuple[int, ...]], int], list[Group]] = {}
+        self._idle: list[GpuId] = []  # as last asked: after how many decisions, and for how much memory
+        self._idle_for = (-1, -1)
 
     def idle(self, size: Size) -> list[GpuId]:
         """Return the GPUs that hold only paused jobs and on which the size fits."""
-        return [gpu for gpu in self.draft.idle() if self.draft.fits(gpu, size.memory)]
+        asked = (len(self.draft.decisions), size.memory)
+        if asked != self._idle_for:
+            self._idle_for = asked
+            self._idle = [gpu for gpu in self.draft.idle() if self.draft.fits(gpu, size.memory)]
+        return self._idle
 
     def of_one_host(self, guest: JobView, size: Size, until: float) -> Iterator[tuple[GpuId, ...]]:
         """Yield the GPUs of one host, host by host; each of them ends after `until`."""

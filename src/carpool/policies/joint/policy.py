@@ -227,7 +227,7 @@ class JointPass:
         move = self._choose(job) if within or self.policy.suspend else None
         if move is None and job in self.starved:
             if self.policy.pause:
-                choice = Choice(self.objective, at_any_price=True)
+                choice = Choice(self.objective, job, at_any_price=True)
                 self._offer_displacements(job, choice)
                 move = choice.best
             if move is None:
@@ -243,7 +243,7 @@ class JointPass:
             gain = self.objective.price(alone)
             if gain is not None and gain >= -CLOSE:
                 return alone
-        choice = Choice(self.objective)
+        choice = Choice(self.objective, job)
         self.joins.offer(job, choice)
         if choice.best is not None:
             self.deferred.offer_later(job, choice)
@@ -267,7 +267,7 @@ class JointPass:
         """Make the best move for a paused job, if there is one. It goes on in any case if its GPUs are idle."""
         idle = not any(self.draft.active_on(gpu) for gpu in job.gpus)
         overdue = is_overdue(job, self.view.now, self.policy.patience, self.view.mean_jct_s)
-        choice = Choice(self.objective, at_any_price=idle or overdue)
+        choice = Choice(self.objective, job, at_any_price=idle or overdue)
         self.resuming.offer(job, choice)
         if self.policy.suspend:
             self.resuming.offer_relocation(job, choice)
@@ -356,7 +356,7 @@ class JointPass:
             if not job.startup_s:
                 return
             if job.seq not in self.objective.moved and self.draft.may_start(job):
-                choice = Choice(self.objective)
+                choice = Choice(self.objective, job)
                 self.starting_up.offer(job, choice)
                 self._make_best(choice)
 

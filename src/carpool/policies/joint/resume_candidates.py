@@ -90,7 +90,7 @@ class ResumeCandidates:
         size = next(size for size in guest.shape.sizes if size.accumulation == guest.accumulation)
         hosts = tuple([resident.record for resident in mates])
         move = Displace(guest, guest.gpus, ends, cost, size, hosts, (), withdraws=True)
-        if objective.delay_paused(move, choice.most(guest)):
+        if objective.delay_paused(move, choice.most):
             choice.offer(move)
 
     def _outlives(self, guest: JobView, mate: JobView) -> bool:

@@ -104,7 +104,7 @@ class StartUpCandidates:
         cost = turn + left + sum([left + SWITCH_S for _ in delayed])
         ends = {guest.seq: now + turn + left, **{host.seq: objective.end(host) + left for host in delayed}}
         move = Displace(guest, tuple(gpus), ends, cost, size, tuple(delayed), (), starts_up=True)
-        if objective.delay_paused(move, choice.most(guest)):
+        if objective.delay_paused(move, choice.most):
             choice.offer(move)
 
 
