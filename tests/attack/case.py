@@ -21,7 +21,10 @@ class Case:
     short: bool = False
     """Whether `make test` runs it, too."""
     own: tuple[str, ...] | None = None
-    """Options of a service of its own; None: it attacks the one that all cases share."""
+    """Options of the service, which is shared with all cases that have the same ones. The case may kill and start the
+    service, and leaves one that runs; None: it leaves the service as it is."""
+    fresh: bool = False
+    """Whether it needs a home that no other case has used, or leaves one that no other can use."""
 
 
 CASES: list[Case] = []

@@ -73,7 +73,7 @@ def lost_journal(world: World) -> None:
     hold(world.ask("GET", "/v1/jobs", user="ann").status == 200, "users and tokens survive the journal")
 
 
-@case("the same with one bit of the log flipped", "the jobs run as their owners", where=ROOT_ONLY, own=RUN)
+@case("the same with one bit of the log flipped", "the jobs run as their owners", where=ROOT_ONLY, own=RUN, fresh=True)
 def flipped_bit(world: World) -> None:
     run_as_owners(world, flip_bit)
 
@@ -83,6 +83,7 @@ def flipped_bit(world: World) -> None:
     "the jobs run as their owners, and lost tokens open nothing",
     where=ROOT_ONLY,
     own=RUN,
+    fresh=True,
 )
 def lost_users(world: World) -> None:
     def damage(world: World) -> None:
@@ -208,6 +209,7 @@ def deleted_home(world: World) -> None:
         hold(answer.split(b" ")[1] == b"503", f"it is refused for now, not {answer[:80]!r}")
     finally:
         aside.rename(world.home)
+        world.kill()
 
 
 @case("a home that nothing may be written into", "one line, no traceback", where=PLAIN_ONLY, own=RUN)
@@ -256,6 +258,8 @@ def bad_policies(world: World) -> None:
         doctor = world.carpool("doctor")
         hold("fifo decides" in " ".join(doctor.stdout.split()), f"{name}: doctor says it: {doctor.stdout[-500:]}")
         hold("Traceback" not in world.log.read_text(), f"{name}: no traceback in the log")
+    world.kill(signal.SIGTERM)
+    world.serve()
 
 
 @case("two services on one home, and a home of another user", "refused in one line", short=True)

@@ -95,6 +95,11 @@ class World:
         if not self.root and not self.tokens:
             self.tokens = {name: self.ask("POST", "/v1/users", {"name": name}).data["token"] for name in UIDS}
 
+    def serve_if_needed(self) -> None:
+        """Start the service unless it runs."""
+        if self.service is None or self.service.poll() is not None:
+            self.serve()
+
     def answers(self) -> bool:
         if self.service is not None and self.service.poll() is not None:
             raise Broken(f"the service ended by itself: {self.log.read_text()[-800:]}")
@@ -116,8 +121,7 @@ class World:
     def close(self) -> None:
         """End the service and all its jobs, and remove the folder."""
         with contextlib.suppress(Exception):
-            if self.service is None or self.service.poll() is not None:
-                self.serve()
+            self.serve_if_needed()
             self.ask("POST", "/v1/jobs/cancel", {"jobs": [row["job"] for row in self.jobs()]})
             self.until(lambda: not self.jobs(), "all jobs end", 20.0)
         if self.service is not None and self.service.poll() is None:
@@ -142,7 +146,8 @@ class World:
         return [*self.prefix, sys.executable, "-m", "carpool.cli", *words, "--home", str(self.home)]
 
     def env(self, **more: str) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("CARPOOL")}
+        left_out = ("CARPOOL", "PYTHONDONTWRITEBYTECODE")  # every start would compile everything again
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
         return {**kept, "PYTHONPATH": str(ROOT / "src"), "HOME": str(self.folder), **more}
 
     def carpool(self, *words: str, user: str = "", **more: str) -> subprocess.CompletedProcess[str]:

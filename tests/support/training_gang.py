@@ -7,6 +7,7 @@ import time
 import traceback
 import warnings
 from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -269,8 +270,14 @@ def retuned(rank, world, directory):
     return passes
 
 
+def missing_frameworks():
+    """Return the frameworks that are not installed, without importing any: that takes seconds."""
+    return [name for name in ("lightning", "accelerate", "transformers") if find_spec(name) is None]
+
+
 def several(rank, world, directory):
-    scenarios = (retuned, plain_ddp, synchronisations, memory, late, stop_and_resume)
+    scenarios = [retuned, plain_ddp, synchronisations, memory, late, stop_and_resume]
+    scenarios += [] if missing_frameworks() else [adapters]
     return {scenario.__name__: scenario(rank, world, directory) for scenario in scenarios}
 
 

@@ -11,6 +11,7 @@ from carpool import channel
 from carpool.channel import WorkerStatus
 from carpool.train import TrainingStopped
 from tests.support import training_frameworks as frameworks
+from tests.support.effort import THOROUGH
 from tests.support.training_models import weights
 
 pytestmark = pytest.mark.slow  # imports three frameworks
@@ -170,7 +171,7 @@ def test_trainer_trains_the_same(transformers, worker, tmp_path, kind, own):
         return weights(model), trainer.state.global_step, trainer.lr_scheduler.get_last_lr(), loss
 
     expected = run(None)
-    for accumulation in (1, 3, 4):
+    for accumulation in (1, 3, 4) if THOROUGH else (1, 3):  # 3 does not divide the batch
         got = run(accumulation)
         assert (got[0] - expected[0]).abs().max() <= 1e-12
         assert got[1:3] == expected[1:3]

@@ -1,7 +1,5 @@
 """Gangs of two and four processes over gloo: equality, synchronisation, memory, stopping together."""
 
-from importlib.util import find_spec
-
 import pytest
 
 from tests.support import training_gang as gang
@@ -18,9 +16,14 @@ def test_weights_equal_the_full_batch_of_the_whole_gang(world, cases, tmp_path):
         assert not late
 
 
-def test_a_gang_of_two(tmp_path):
-    """Several scenarios in one start, because starting processes is what takes the time."""
-    results = gang.launch(2, gang.several, tmp_path)
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """What each of two processes found. All scenarios in one start, because starting processes takes the time."""
+    return gang.launch(2, gang.several, tmp_path_factory.mktemp("two"))
+
+
+def test_a_gang_of_two(two):
+    results = two
     for result in results:
         assert result["retuned"] == [1, 1, 1, 1, 1, 1, 3, 3, 3]
         assert result["plain_ddp"] <= 1e-11
@@ -34,9 +37,10 @@ def test_a_gang_of_two(tmp_path):
     assert len({result["stop_and_resume"]["stopped"] for result in results}) == 1
 
 
-def test_the_adapters_in_a_gang(tmp_path):
-    for name in ("lightning", "accelerate", "transformers"):
-        if find_spec(name) is None:  # importing them here would take as long as the test itself
-            pytest.skip(f"{name} is not installed: pip install 'carpool[adapters]'")
-    for result in gang.launch(2, gang.adapters, tmp_path):
-        assert result == {name: pytest.approx(0, abs=1e-12) for name in ("lightning", "trainer", "accelerated")}
+def test_the_adapters_in_a_gang(two):
+    missing = gang.missing_frameworks()
+    if missing:
+        pytest.skip(f"{', '.join(missing)} not installed: pip install 'carpool[adapters]'")
+    for result in two:
+        expected = {name: pytest.approx(0, abs=1e-12) for name in ("lightning", "trainer", "accelerated")}
+        assert result["adapters"] == expected

@@ -27,6 +27,7 @@ def test_a_step_costs_little_more(tmp_path, can_shrink):
     assert cheapest["extra_us"] <= bench.BOUND_US or cheapest["ratio"] <= SHARE_OF_A_PLAIN_STEP, found
 
 
+@pytest.mark.alone
 def test_a_report_costs_far_less(tmp_path):
     with bench.environment(str(tmp_path)):
         assert min(bench.report_cost(3000) for _ in range(3)) < 50
