@@ -159,6 +159,8 @@ class Relay:
         self.port = self._listening.getsockname()[1]
         self.swallow_after: bytes | None = None
         """After a client has sent this, nothing more comes back, and its connection is cut."""
+        self.cut_before: bytes | None = None
+        """When a client sends this, its connection is cut instead."""
         self.swallowed = threading.Event()
         self.refusing = False
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
@@ -191,6 +193,9 @@ class Relay:
     def _copy(self, one: socket.socket, other: socket.socket, upward: bool, silent: threading.Event) -> None:
         with contextlib.suppress(OSError):
             while data := one.recv(65536):
+                if upward and self.cut_before is not None and self.cut_before in data:
+                    self.cut_before = None
+                    break
                 if upward and self.swallow_after is not None and self.swallow_after in data:
                     self.swallow_after = None
                     silent.set()

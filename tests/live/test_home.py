@@ -6,7 +6,8 @@ import stat
 import pytest
 
 from carpool.errors import InputError
-from carpool.live.home import default_home
+from carpool.live.errors import HomeInUse
+from carpool.live.home import Home, default_home
 from tests.support.services import one, serving, shell
 
 
@@ -39,3 +40,29 @@ def test_the_home_follows_the_environment(monkeypatch, tmp_path):
     monkeypatch.delenv("CARPOOL_HOME")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert default_home() == tmp_path / "carpool"
+
+
+def test_the_address_of_another_service_is_not_removed(home):
+    home.create()
+    home.write_address("http://127.0.0.1:1")
+    home.remove_address("http://127.0.0.1:2")
+    assert home.read_address()["url"] == "http://127.0.0.1:1"
+    home.remove_address("http://127.0.0.1:1")
+    assert home.read_address() is None
+
+
+def test_a_leader_takes_over_the_lock_of_an_earlier_leader_of_the_same_journal(home, monkeypatch):
+    monkeypatch.setattr("carpool.live.home.LOCK_S", 0.1)
+    home.create()
+    old, new, other = Home(home.path), Home(home.path), Home(home.path)
+    old.acquire("a-journal")
+    new.acquire("a-journal")
+    for stranger in ("", "another-journal"):
+        with pytest.raises(HomeInUse):
+            other.acquire(stranger)
+    old.release()
+    with pytest.raises(HomeInUse):
+        other.acquire("another-journal")
+    new.release()
+    other.acquire()
+    other.release()

@@ -67,11 +67,13 @@ class PostgresJournal:
         )
 
     def __str__(self) -> str:
-        """Return the address for people: without password and options."""
+        """Return the address for people: without password, and without options other than the place."""
         url = self._url
-        host = url.host or ",".join(_words(url.query.get("host")))
-        where = f"{url.username}@{host}" if url.username else host
-        return f"postgresql://{where}{f':{url.port}' if url.port else ''}/{url.database or ''}"
+        user = url.username or ",".join(_words(url.query.get("user")))
+        hosts = ",".join(_words(url.query.get("host")))
+        where = f"{user}@" if user else ""
+        port = f":{url.port}" if url.port else ""
+        return f"postgresql://{where}{url.host or ''}{port}/{url.database or ''}{f'?host={hosts}' if hosts else ''}"
 
     def __repr__(self) -> str:
         return f"PostgresJournal({str(self)!r})"

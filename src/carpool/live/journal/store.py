@@ -99,6 +99,7 @@ class Store(JournalReader):
         """Id of a journal that services can share; a copy has the same."""
         self._keeping: asyncio.Task[None] | None = None
         self._release_recorded = False
+        self._closed = False
         self._beat = 0
         self._doubt: DoubtfulCommit | None = None
         self._doubt_written = False
@@ -146,6 +147,9 @@ class Store(JournalReader):
 
     def close(self) -> None:
         """Release the lead and everything else. The service that stands by takes over at once."""
+        if self._closed:
+            return
+        self._closed = True
         if self._keeping is not None:
             self._keeping.cancel()
         if self.place.shared and self.leadership.leads():
