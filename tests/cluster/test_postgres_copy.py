@@ -16,10 +16,11 @@ def address(postgres):
     return postgres.new_database()
 
 
-def test_a_journal_moves_to_postgresql_and_back_with_its_jobs(postgres, address, tmp_path):
+def test_a_journal_moves_to_postgresql_and_back_with_its_jobs(postgres, address, tmp_path, monkeypatch):
+    assert "no journal so far" in call("doctor", "--home", tmp_path, "--database", address).out
     home = tmp_path / "home"
     served = Served(home, "--gpus", "2").start()
-    running = served.submit("sh", "-c", "sleep 20; exit 0", watch=False)
+    running = served.submit("sh", "-c", "sleep 90", watch=False)
     ended = served.submit("true", watch=False)
     served.until(ended, "finished")
     served.until(running, "running")
@@ -57,9 +58,14 @@ def test_a_journal_moves_to_postgresql_and_back_with_its_jobs(postgres, address,
         fresh = pair.submit("true")
         pair.until(fresh, "finished")
         assert fresh == "3", "ids go on"
+        check_the_doctor(pair, address, tmp_path, monkeypatch)
+        led = call("journal", "copy", address, tmp_path / "backup.db", "--backup")
+        assert led.code == 2
+        assert "leads; stop the service first" in led.err
         service.end()
         assert service.process.returncode == 0
 
+        check_a_backup(postgres, pair, address, tmp_path)
         full = call("journal", "copy", address, home)
         assert full.code == 2
         assert "is not empty" in full.err
@@ -77,63 +83,46 @@ def test_a_journal_moves_to_postgresql_and_back_with_its_jobs(postgres, address,
         served.end()
 
 
+def check_the_doctor(pair, address, tmp_path, monkeypatch) -> None:
+    """The doctor checks the database and names the leader."""
+    found = json.loads(call("doctor", "--home", pair.home, "--database", address, "--json").out)
+    assert PASSWORD not in str(found)
+    (leader,) = [one for one in found if one["what"] == "leader"]
+    assert leader["level"] == "ok"
+    assert f"term {pair.services[-1].term}, renewed" in leader["found"]
+    told = {one["found"]: one["level"] for one in found if one["what"] == "database"}
+    assert told["the address holds the password"] == "warning"
+    assert told["fsync is off"] == "error", "the server of the tests does not sync"
+    loose = tmp_path / "pgpass"
+    loose.write_text(f"*:*:*:carpool:{PASSWORD}\n")
+    loose.chmod(0o644)
+    monkeypatch.setenv("PGPASSFILE", str(loose))
+    by_home = call("doctor", "--home", pair.home)
+    assert by_home.code == 1
+    assert "others can read" in by_home.out
+    away = call("doctor", "--home", pair.home, "--database", "postgresql://carpool@127.0.0.1:1/x")
+    assert "cannot be read" in away.out
+
+
+def check_a_backup(postgres, pair, address, tmp_path) -> None:
+    """A backup is a journal of its own, and leaves the original in use."""
+    kept = call("journal", "copy", address, tmp_path / "backup.db", "--backup")
+    assert kept.code == 0, kept.err
+    other = postgres.new_database()
+    assert call("journal", "copy", tmp_path / "backup.db", other, "--backup").code == 0
+    counts = [postgres.sql("SELECT count(*), max(seq) FROM events", one) for one in (address, other)]
+    assert counts[0] == counts[1]
+    twin = call("serve", "--home", pair.home, "--port", "0", "--gpus", "2", "--database", other)
+    assert twin.code == 2
+    assert "belongs to the journal in" in twin.err
+
+
 def served_term(home) -> int:
     import sqlite3
     from contextlib import closing
 
     with closing(sqlite3.connect(home / "journal.db")) as raw:
         return raw.execute("SELECT term FROM leader").fetchone()[0]
-
-
-def test_a_backup_is_a_journal_of_its_own(postgres, address, tmp_path):
-    pair = Pair(tmp_path, address)
-    try:
-        service = pair.serve()
-        service.leads()
-        pair.until(pair.submit("true"), "finished")
-        led = call("journal", "copy", address, tmp_path / "backup.db", "--backup")
-        assert led.code == 2
-        assert "leads; stop the service first" in led.err
-        service.end()
-        kept = call("journal", "copy", address, tmp_path / "backup.db", "--backup")
-        assert kept.code == 0, kept.err
-        other = postgres.new_database()
-        assert call("journal", "copy", tmp_path / "backup.db", other, "--backup").code == 0
-        counts = [postgres.sql("SELECT count(*), max(seq) FROM events", one) for one in (address, other)]
-        assert counts[0] == counts[1]
-        twin = call("serve", "--home", pair.home, "--port", "0", "--gpus", "2", "--database", other)
-        assert twin.code == 2
-        assert "belongs to the journal in" in twin.err
-        pair.serve().leads()
-    finally:
-        pair.close()
-
-
-def test_the_doctor_checks_the_database_and_names_the_leader(postgres, address, tmp_path, monkeypatch):
-    pair = Pair(tmp_path, address)
-    try:
-        empty = call("doctor", "--home", pair.home, "--database", address)
-        assert "no journal so far" in empty.out
-        pair.serve().leads()
-        found = json.loads(call("doctor", "--home", pair.home, "--database", address, "--json").out)
-        assert PASSWORD not in str(found)
-        (leader,) = [one for one in found if one["what"] == "leader"]
-        assert leader["level"] == "ok"
-        assert "term 1, renewed" in leader["found"]
-        told = {one["found"]: one["level"] for one in found if one["what"] == "database"}
-        assert told["the address holds the password"] == "warning"
-        assert told["fsync is off"] == "error", "the server of the tests does not sync"
-        loose = tmp_path / "pgpass"
-        loose.write_text(f"*:*:*:carpool:{PASSWORD}\n")
-        loose.chmod(0o644)
-        monkeypatch.setenv("PGPASSFILE", str(loose))
-        by_home = call("doctor", "--home", pair.home)
-        assert by_home.code == 1
-        assert "others can read" in by_home.out
-        away = call("doctor", "--home", pair.home, "--database", "postgresql://carpool@127.0.0.1:1/x")
-        assert "cannot be read" in away.out
-    finally:
-        pair.close()
 
 
 def test_a_unit_never_holds_a_password(address):
