@@ -363,6 +363,7 @@ async def _run_until_signal(service: Any, server: Any, uploads: Any, listening: 
     sweeping.cancel()
     if scheduling in done and isinstance(scheduling.exception(), Deposed):
         _leave(scheduling.exception())
+    service.book.end_waiting()  # else the server would cancel these requests, and answer with a fault of its own
     server.should_exit = True
     failed = [task for task in done if task is not waiting and not task.cancelled() and task.exception()]
     await asyncio.wait({answering}, timeout=5.0)

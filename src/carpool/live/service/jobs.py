@@ -15,7 +15,7 @@ from typing import Any
 
 from carpool.core.record import JobRecord
 from carpool.core.state import State
-from carpool.live.errors import NoSuchJob, WrongStatus
+from carpool.live.errors import NoSuchJob, Unavailable, WrongStatus
 from carpool.live.executors.base import Executor
 from carpool.live.home import Home, write_private
 from carpool.live.insight import views
@@ -194,6 +194,12 @@ class JobBook:
     def finish(self) -> None:
         """Wait until all stories are written beside the journal. Blocks."""
         self._copying.shutdown()
+
+    def end_waiting(self) -> None:
+        """Tell everyone who waits for a job that the service ends; clients ask the next one."""
+        for waiter in [waiter for waiters in self._waiters.values() for waiter in waiters]:
+            if not waiter.done():
+                waiter.set_exception(Unavailable("the service is stopping; try again when it runs again"))
 
     async def wait(self, job: str) -> str:
         """Wait until a job has ended and return how: finished, failed or cancelled."""
