@@ -138,7 +138,7 @@ def play(folder: Path, faults: int, seed: int, show: bool = False) -> list[str]:
             before = sum(chaos.counts.values())
             chaos.fault()
             done += sum(chaos.counts.values()) - before
-            time.sleep(chaos.drawn.uniform(0.2, 1.2))
+            time.sleep(chaos.drawn.uniform(0.2, 2.5))
         chaos.join()
         until(world._answers, 60, f"the service does not answer\n{world.said()}")
         with contextlib.suppress(AssertionError):

@@ -2,15 +2,20 @@
 
 import json
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import time
 
 import pytest
 
+from carpool.live.home import Home
 from carpool.live.http.client import Client, Refusal
+from tests.cluster import world as worlds
 from tests.cluster.judge import double_runs, violations
 from tests.cluster.world import ClusterWorld, until
+from tests.support.served import Served
 
 SLOW = "i=0; while [ $i -lt 600 ]; do i=$((i + 1)); echo $i; sleep 0.05; done"
 
@@ -180,6 +185,36 @@ def test_pytorch_trains_over_two_nodes(world):
     outputs = {world.log(job, rank) for rank in range(3)}
     assert len(outputs) == 1, outputs
     assert outputs.pop().startswith("sum 3.0"), world.client().raw(f"/v1/jobs/{job}/logs", stream="stderr")
+
+
+def test_agents_and_clients_speak_tls_with_the_certificate_that_they_were_given(tmp_path):
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    words = ["-keyout", key, "-out", certificate, "-subj", "/CN=carpool", "-addext", "subjectAltName=IP:127.0.0.1"]
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *words]
+    subprocess.run(made, check=True, capture_output=True)
+    served = Served(tmp_path / "home", "--executor", "agents", "--tls-certificate", certificate, "--tls-key", key)
+    process = None
+    try:
+        served.client = lambda token=None: Client(served.url, token or served.token, Home(served.home))
+        served.start()
+        assert served.url.startswith("https:")
+        (tmp_path / "token").touch(0o600)
+        (tmp_path / "token").write_text(served.client().post("/v1/nodes", {"name": "a"})["token"])
+        agent = [*worlds.COMMAND, "agent", "--join", served.url, "--token-file", tmp_path / "token", "--name", "a"]
+        agent += ["--gpus", "1", "--home", tmp_path / "agent"]
+        refused = subprocess.run(agent, capture_output=True, text=True, timeout=60, env=worlds.environment())
+        assert refused.returncode == 2
+        assert "certificate is not trusted" in refused.stderr
+        shutil.rmtree(tmp_path / "agent")
+        process = subprocess.Popen([*agent, "--ca", certificate], env=worlds.environment())
+        until(lambda: [row["state"] for row in served.client().get("/v1/nodes")["nodes"]] == ["open"], 60)
+        with pytest.raises(ValueError):
+            Client(served.url.replace("https", "http"), served.token).get("/v1/me")
+    finally:
+        if process is not None:
+            process.terminate()
+            process.wait(20)
+        served.stop()
 
 
 # ---- leases ----------------------------------------------------------------------------------------------------------

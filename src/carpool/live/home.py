@@ -58,6 +58,8 @@ class Home:
         self.running = self.path / "running"
         """One empty file for each gang that may have processes, for a restarted service."""
         self.mps = self.path / "mps"
+        self.certificate = self.path / "certificate.pem"
+        """Copy of the service's TLS certificate, by which clients of this home know it."""
         self.nodes = self.path / "nodes.json"
         """The nodes of a cluster."""
         self._locked: int | None = None

@@ -12,6 +12,7 @@ import logging
 import os
 import secrets
 import shutil
+import sys
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -92,6 +93,8 @@ class Agent:
         self.joined = False
         """A service has accepted this node in the life of this process."""
         self._recovered = False
+        self._answering = True
+        """The last exchange was answered."""
         self._numbers = 0
         self._latest = (0, 0)
         self._mark = ""
@@ -204,6 +207,9 @@ class Agent:
 
     async def _not_answered(self, error: InputError) -> None:
         """Wait before the next exchange; give up where the first answer says that there is no place for this node."""
+        if self._answering:
+            self._answering = False
+            say(f"no answer ({error}); it is tried again, and jobs here end when the lease is over")
         refused = isinstance(error, Turned) and error.status in (400, 401, 403, 404, 409, 422)
         if refused and not self.memory.identity_known:  # an agent that came back may have workers to look after
             raise error
@@ -277,6 +283,9 @@ class Agent:
             if (answer.term, answer.number) <= self._latest:
                 return
             self._latest = answer.term, answer.number
+            if answer.joined and not (self._answering and self.joined):
+                say(f"node {self.options.node} is part of the cluster at {self.road.url}")
+            self._answering = True
             self._heard_at = since_boot()
             await asyncio.to_thread(self._take_terms, answer, sent_at)
             if not self._recovered:
@@ -351,7 +360,7 @@ class Agent:
         if order.accumulation:
             self.executor.retune(key, order.accumulation)
         if order.switch and order.switch != part.asked_switch and part.started_at is not None:
-            part.asked_switch, part.asked_pause = order.switch, order.paused
+            part.asked_switch, part.asked_pause, part.stands = order.switch, order.paused, False
             if order.paused:
                 self.executor.pause(key, swap=order.swap)
             else:
@@ -419,6 +428,11 @@ class Agent:
         if not os.path.isdir(launch.directory):
             raise InputError(f"{node}: has no directory {launch.directory!a}; share it, or submit with --snapshot")
         return launch
+
+
+def say(text: str) -> None:
+    """Print a line for the operator."""
+    print(f"carpool agent: {text}", file=sys.stderr, flush=True)
 
 
 def _check_user(uid: int, user: str, node: str) -> None:

@@ -1,7 +1,7 @@
 """Copies of the workers' logs for the service: what a worker writes here is appended there, by offset.
 
-The service says how much it has, so that a lost answer or a restart repeats nothing. The end of a part is told only
-when the service has its logs, so that whoever waits for a job can read all of it.
+The service says how much it has, so that a lost answer or a restart repeats nothing. The end of a part, and that it is
+paused, are told only when the service has its logs: all of it can be read then.
 """
 
 import asyncio
@@ -39,10 +39,13 @@ class LogCopies:
                 if part.logged:
                     continue
                 try:
-                    ended = part.ended is not None
+                    ended, stood = part.ended is not None, part.asked_switch if part.stands else 0
                     await asyncio.to_thread(self._copy, part.key)
                     if ended:
                         self._done(part)
+                    elif stood and part.stands and part.switch != stood:
+                        part.switch = stood
+                        self._changed()
                 except Turned as error:
                     if error.status == 404 or (error.status != 503 and part.ended is not None):
                         self._done(part)  # the service does not want it
@@ -52,11 +55,11 @@ class LogCopies:
                     log.exception("logs of %s", part.key)
                     self._done(part)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ended_part(), EVERY_S)
+                await asyncio.wait_for(self._news(), EVERY_S)
 
-    async def _ended_part(self) -> None:
-        """Return soon after a part ended whose logs are not copied."""
-        while not any(part.ended is not None and not part.logged for part in self._parts.parts.values()):
+    async def _news(self) -> None:
+        """Return soon after something happened that is told when logs are copied."""
+        while not any(part.has_news for part in self._parts.parts.values()):
             await asyncio.sleep(0.02)
 
     def _done(self, part: NodePart) -> None:

@@ -34,11 +34,18 @@ class NodePart:
     asked_pause: bool = False
     switch: int = 0
     """Number of the latest one that is carried out."""
+    stands: bool = False
+    """It is paused, and that is told as soon as the service has its logs."""
     swapped: bool = False
     stop: str = ""
     """Strongest `StopMode` that was handed to the executor."""
     ranks: tuple[RankRow, ...] = ()
     port: int = 0
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something waits to be told until its logs are copied."""
+        return not self.logged and (self.ended is not None or (self.stands and self.switch != self.asked_switch))
 
 
 @dataclass
@@ -78,8 +85,10 @@ class NodeParts:
     def _switched(self, key: GangKey, *, paused: bool, swapped: bool = False) -> None:
         part = self.parts.get(key)
         if part is not None and part.asked_pause is paused:
-            part.switch, part.swapped = part.asked_switch, swapped
-            self.changed()
+            part.stands, part.swapped = paused, swapped
+            if not paused:
+                part.switch = part.asked_switch
+                self.changed()
 
     def gang_ended(self, ended: GangEnded) -> None:
         part = self.parts.setdefault(ended.key, NodePart(ended.key))

@@ -13,6 +13,7 @@ from urllib.parse import urlencode, urlsplit
 
 from carpool.errors import InputError
 from carpool.live.executors.wire import HOLD_S
+from carpool.live.http.tls import client_context
 
 TIMEOUT_S = 10.0
 """Seconds without an answer after which a request is given up."""
@@ -42,7 +43,7 @@ class Road:
             raise InputError("the join token is missing or damaged; `carpool nodes add` makes one")
         self._urls = [_checked(url) for url in urls]
         self._token = token
-        self._tls = _tls(ca) if any(url.startswith("https:") for url in self._urls) else None
+        self._tls = client_context(ca=ca) if any(url.startswith("https:") for url in self._urls) else None
         self._idle: list[tuple[str, http.client.HTTPConnection]] = []
         self._lock = threading.Lock()
         self.timeout_s = TIMEOUT_S
@@ -68,8 +69,9 @@ class Road:
         return self._send("GET", f"{SNAPSHOT}?{urlencode({'job': job})}", None, "")
 
     def _json(self, method: str, target: str, body: bytes, kind: str = "application/json") -> Any:
+        data = self._send(method, target, body, kind)
         try:
-            return json.loads(self._send(method, target, body, kind))
+            return json.loads(data)
         except (ValueError, RecursionError):
             raise NoAnswer(f"{self.url}: what answers there is no Carpool service") from None
 
@@ -104,6 +106,9 @@ class Road:
                 data = response.read(MAX_ANSWER)
             except (OSError, http.client.HTTPException) as error:
                 connection.close()
+                if isinstance(error, ssl.SSLCertVerificationError):
+                    why = f"its certificate is not trusted ({error.verify_message})"
+                    raise Turned(403, f"{url}: {why}; give --ca with the right one") from None
                 if fresh or isinstance(error, TimeoutError | ssl.SSLError):
                     raise NoAnswer(f"{url}: {_why(error)}") from None
                 continue
@@ -147,13 +152,6 @@ def _checked(url: str) -> str:
     if not usable:
         raise InputError(f"--join {ascii(url)[:100]}: write an address such as http://127.0.0.1:8471")
     return url.rstrip("/")
-
-
-def _tls(ca: str | None) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=ca)
-    except (OSError, ssl.SSLError) as error:
-        raise InputError(f"--ca {ca}: {error}; give the certificate of the service, or of the authority") from None
 
 
 def _why(error: Exception) -> str:

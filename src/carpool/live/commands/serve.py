@@ -45,6 +45,7 @@ VISIBLE = (
 )
 WIDE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Addresses that stand for all of a machine, with the one that clients on it use."""
+CERTIFIED = "everyone who reaches {host} can talk to this service, over TLS"
 OPEN = "everyone who reaches {host} can talk to this service, and tokens travel in clear text: put TLS in front of it"
 
 
@@ -136,15 +137,22 @@ OPEN = "everyone who reaches {host} can talk to this service, and tokens travel 
     multiple=True,
     help="Host name in the URLs of clients; needed where they use a name other than localhost. Repeatable.",
 )
+@click.option(
+    "--tls-certificate", "certificate", type=click.Path(path_type=Path, dir_okay=False), help="Certificate for HTTPS."
+)
+@click.option("--tls-key", "key", type=click.Path(path_type=Path, dir_okay=False), help="Key of the certificate.")
 def serve(
     home: Path | None, port: int, host: str, names: tuple[str, ...], database: str | None, **options: Any
 ) -> None:
     """Run the scheduling service in the foreground until SIGTERM. Jobs outlive it."""
     _check_installed()
     from carpool import policies
+    from carpool.live.http.tls import check_files
     from carpool.live.service.config import ServiceConfig
     from carpool.profile.schema import load
 
+    tls = (options.pop("certificate"), options.pop("key"))
+    check_files(*tls)
     policies.make(options["policy"])
     if options["profile"] is not None:
         load(options["profile"])
@@ -156,7 +164,7 @@ def serve(
     with _bound(host, port) as listening:
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         try:
-            code = asyncio.run(_serve(config, listening, names))
+            code = asyncio.run(_serve(config, listening, names, tls))
         except OSError as error:
             where = error.filename or place.path
             raise InputError(f"{where}: {error.strerror or error}; make the home writable, or give --home") from None
@@ -206,22 +214,33 @@ def _bound(host: str, port: int) -> Iterator[socket.socket]:
         yield listening
 
 
-def _url(listening: socket.socket, shared: str = "") -> str:
+def _url(listening: socket.socket, shared: str = "", *, scheme: str = "http") -> str:
     """Return where clients find the service. `shared`: name of this machine, where those on other machines look too."""
     host, port = listening.getsockname()[:2]
     if host in WIDE:
         host = shared or WIDE[host]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-async def _serve(config: Any, listening: socket.socket, names: tuple[str, ...]) -> int:
+def _publish_certificate(place: Home, certificate: Path | None) -> None:
+    """Copy the certificate into the home, for the clients that look there; without one, remove an earlier copy."""
+    if certificate is None:
+        place.certificate.unlink(missing_ok=True)
+    else:
+        place.certificate.write_bytes(certificate.read_bytes())
+
+
+async def _serve(
+    config: Any, listening: socket.socket, names: tuple[str, ...], tls: tuple[Path | None, Path | None]
+) -> int:
     from carpool.live.http.auth import AGENT, Keyring, admin_token, digest
 
     place = config.home
     service = await _opened(config)
     if service is None:
         return 0
-    url = _url(listening)
+    scheme = "https" if tls[0] else "http"
+    url = _url(listening, scheme=scheme)
     try:
         token = admin_token(place.admin_token)
         known = {name: row["token_hash"] for name, row in service.queries.users().items() if row.get("token_hash")}
@@ -229,9 +248,10 @@ async def _serve(config: Any, listening: socket.socket, names: tuple[str, ...]) 
         speaking = {name: str(row["node"]) for name, row in rows if row.get("role") == AGENT}
         if config.database is not None and listening.getsockname()[0] in WIDE:
             names = names or (socket.gethostname(),)
-            url = _url(listening, names[0])
+            url = _url(listening, names[0], scheme=scheme)
         context = _context(service, config, Keyring(digest(token), known, speaking), listening, names)
-        server = _server(context)
+        server = _server(context, tls)
+        _publish_certificate(place, tls[0])
         listening.listen(1024)  # a client that reads the address may connect at once
         place.write_address(url)
         _greet(url, config, service, listening.getsockname()[0])
@@ -284,7 +304,7 @@ def _context(service: Any, config: Any, keyring: Any, listening: Any, names: tup
     )
 
 
-def _server(context: Any) -> Any:
+def _server(context: Any, tls: tuple[Path | None, Path | None] = (None, None)) -> Any:
     import uvicorn
     from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
@@ -307,6 +327,8 @@ def _server(context: Any) -> Any:
         timeout_graceful_shutdown=2,
         h11_max_incomplete_event_size=32_768,
         ws="none",
+        ssl_certfile=tls[0],
+        ssl_keyfile=tls[1],
     )
     return SignalFreeServer(settings)
 
@@ -316,7 +338,7 @@ def _greet(url: str, config: Any, service: Any, listens_on: str) -> None:
 
     gpus = service.queries.gpus()
     number, mechanism = len(gpus_of(gpus)), gpus.get("mechanism")
-    kind, shared = ("logical GPU", "") if mechanism == "logical" else ("GPU", f" ({mechanism})")
+    kind, shared = ("logical GPU", "") if mechanism == "logical" else ("GPU", f" ({mechanism})" if mechanism else "")
     plural = "" if number == 1 else "s"
     click.echo(f"carpool serves {number} {kind}{plural}{shared} under {config.policy} at {url}", err=True)
     if config.database is not None:
@@ -333,7 +355,7 @@ def _greet(url: str, config: Any, service: Any, listens_on: str) -> None:
     if listens_on in ("0.0.0.0", "::"):
         click.echo(f"listens on {listens_on}: other machines can reach it", err=True)
     if listens_on not in ("127.0.0.1", "::1", "localhost"):
-        click.echo(OPEN.format(host=listens_on), err=True)
+        click.echo((CERTIFIED if url.startswith("https:") else OPEN).format(host=listens_on), err=True)
 
 
 def _leave(deposed: BaseException | None) -> None:

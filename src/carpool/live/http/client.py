@@ -67,8 +67,13 @@ class Client:
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
             raise InputError(f"{ENV_URL} {url!r}: write an address such as http://127.0.0.1:8471")
         self.url = url.rstrip("/")
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._connection = kind(parts.hostname, port, timeout=TIMEOUT_S)
+        if parts.scheme == "http":
+            self._connection = http.client.HTTPConnection(parts.hostname, port, timeout=TIMEOUT_S)
+            return
+        from carpool.live.http.tls import client_context
+
+        trusted = client_context(self._place)
+        self._connection = http.client.HTTPSConnection(parts.hostname, port, timeout=TIMEOUT_S, context=trusted)
 
     @classmethod
     def find(cls, home: str | Path | None = None) -> "Client":

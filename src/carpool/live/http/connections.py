@@ -16,6 +16,8 @@ STRANGERS, STRANGERS_PER_ADDRESS = 128, 96
 """Connections without a token: all, and those of one address."""
 KNOWN, KNOWN_PER_USER = 512, 384
 """Connections with a token: all, and those of one user."""
+AGENTS, PER_AGENT = 8192, 4
+"""Connections of agents: all, and those of one node. They have a room of their own, so that users find theirs."""
 HEAD_S = 10.0
 """Seconds in which the first request of a connection must have sent its head."""
 KEPT_S = 30.0
@@ -66,23 +68,24 @@ class Room:
 
 
 class Rooms:
-    """The two rooms of a service."""
+    """The rooms of a service."""
 
     def __init__(self) -> None:
         self.strangers = Room(STRANGERS, STRANGERS_PER_ADDRESS)
         self.known = Room(KNOWN, KNOWN_PER_USER)
+        self.agents = Room(AGENTS, PER_AGENT)
 
     def arrived(self, guest: Guest, address: str) -> None:
         self.strangers.enter(guest, address)
 
-    def authenticated(self, guest: Guest, user: str) -> None:
-        """Move a connection, because a request on it carries a user's token."""
+    def authenticated(self, guest: Guest, user: str, *, agent: bool = False) -> None:
+        """Move a connection, because a request on it carries the token of a user, or of an agent."""
         self.left(guest)
-        self.known.enter(guest, user)
+        (self.agents if agent else self.known).enter(guest, user)
 
     def left(self, guest: Guest) -> None:
-        self.strangers.leave(guest)
-        self.known.leave(guest)
+        for room in (self.strangers, self.known, self.agents):
+            room.leave(guest)
 
 
 def guarded_protocol(base: Any, rooms: Rooms, head_s: float = HEAD_S, kept_s: float = KEPT_S) -> Any:
@@ -107,10 +110,10 @@ def guarded_protocol(base: Any, rooms: Rooms, head_s: float = HEAD_S, kept_s: fl
             rooms.left(self)
             super().connection_lost(error)
 
-        def authenticated(self, user: str) -> None:
+        def authenticated(self, user: str, *, agent: bool = False) -> None:
             if self._user != user:
                 self._user = user
-                rooms.authenticated(self, user)
+                rooms.authenticated(self, user, agent=agent)
 
         def close_now(self) -> None:
             self._stop_timer()

@@ -90,7 +90,7 @@ class Gate:
             if scope["path"] != HEALTH:
                 principal = scope.setdefault("state", {})["principal"] = self._authenticate(scope)
                 if CONNECTION in scope:
-                    scope[CONNECTION].authenticated(principal.name)
+                    scope[CONNECTION].authenticated(principal.name, agent=bool(principal.node))
                 if bool(principal.node) is not scope["path"].startswith(AGENTS):
                     raise Refused(403, "agents may use the paths of agents only, and nobody else may")
             limit = self.large_bodies.get(scope["path"])
