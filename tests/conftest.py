@@ -51,6 +51,14 @@ LONGEST_FIRST = (
     "cli/test_commands.py",
     "live/executors/test_gangs.py",
     "profile/measure/test_measure.py",
+    "train/test_adapters.py",
+    "live/service/test_twin.py",
+    "sim/test_calibrated.py",
+    "bench/test_demands.py",
+    "live/commands/test_demo.py",
+    "train/test_check.py",
+    "train/test_memory.py",
+    "sim/test_generate.py",
 )
 """Files that take longest. They start first: a process that gets one of them last keeps the other one waiting."""
 

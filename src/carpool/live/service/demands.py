@@ -1,7 +1,8 @@
 """Measures what jobs ask of a GPU: twice a second the counters of GPUs on which one job alone computes.
 
-The counters are those of a whole GPU, so they are a job's own only while its mates are paused or start up. The
-first look makes a demand, which becomes an event, and again when the mean of later ones differs. The belief keeps it with the job's family.
+The counters are those of a whole GPU, so they are a job's own only while its mates are paused or start up. The first
+look makes a demand, which becomes an event, and again when the mean of later ones differs. The belief keeps it with the
+job's family.
 """
 
 import asyncio

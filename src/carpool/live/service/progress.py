@@ -40,7 +40,7 @@ DROPS_SAID = 3
 SETTLING_ITERATIONS, SETTLING_S = 3, 0.4
 """Iterations and seconds beside the same mates after which a measurement counts."""
 FIRST_ALONE_S = 0.7
-"""The same for the first time alone: a trial waits for it, and the GPU's counters need this long to be the job's own."""
+"""The same for the first time alone: a trial waits for it, and the GPU's counters are the job's own only after that."""
 QUICK_LOOKS = 4
 """Looks for each one at all gangs, at which only gangs are read whose mates changed: measurements of them are news."""
 GUESS_S, GUESS_SHARE = 3.0, 0.02
