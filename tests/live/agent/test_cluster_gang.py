@@ -1,5 +1,7 @@
 """Gangs over nodes without processes: when parts may go, and what the ends of parts mean for the whole."""
 
+from dataclasses import replace
+
 import pytest
 
 from carpool.live.executors.base import GangEnded, GangOutcome, Launch, StopMode
@@ -53,6 +55,14 @@ def test_no_part_goes_before_all_are_ready():
     assert (found.order("b").want, found.order("b").port) == (Want.GO, 4711), "a service that restarted says the same"
     found.tell("b", UP)
     assert found.up
+
+
+def test_a_part_goes_even_if_another_has_finished_already():
+    found = gang()
+    found.tell("a", PartState(Phase.READY, 4711))
+    found.tell("b", PartState(Phase.READY, 999))
+    found.tell("a", replace(ended(GangOutcome.FINISHED), port=4711))
+    assert (found.order("b").want, found.order("b").port) == (Want.GO, 4711)
 
 
 def test_a_gang_on_one_node_goes_at_once():

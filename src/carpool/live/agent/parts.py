@@ -115,16 +115,17 @@ def part_state(part: NodePart, executor: LocalExecutor) -> PartState:
     if part.ended is not None and part.logged:
         ended, at = replace(part.ended, ended_at=None), part.ended.ended_at
         ago = None if at is None else max(0.0, now - at)
-        return PartState(Phase.GONE, 0, started, ended, ago, ranks=_ranks(part, executor))
+        return PartState(Phase.GONE, part.port, started, ended, ago, ranks=_ranks(part, executor))
     waiting = executor.gate.ports.get(part.key)
     if waiting is not None:
         part.port = waiting
         return PartState(Phase.READY, waiting)
     if part.started_at is None:
         return PartState(Phase.PREPARING)
+    part.port = part.port or meeting_port(executor.home.attempt(*part.key))
     return PartState(
         Phase.UP,
-        part.port or meeting_port(executor.home.attempt(*part.key)),
+        part.port,
         started,
         report=first_report(part, executor),
         ranks=_ranks(part, executor),

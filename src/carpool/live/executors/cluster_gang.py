@@ -175,7 +175,7 @@ class ClusterGang:
             order = replace(order, launch=self._launch_of(part), user=self.user)
         if len(self.parts) == 1 or part.phase in (Phase.UP, Phase.GONE):
             return replace(order, want=Want.GO)
-        if all(other.phase in (Phase.READY, Phase.UP) for other in self.parts.values()):
+        if all(other.phase in (Phase.READY, Phase.UP, Phase.GONE) for other in self.parts.values()):
             return replace(order, want=Want.GO, port=self.first.state.port if self.first.state is not None else 0)
         return replace(order, want=Want.READY)
 
