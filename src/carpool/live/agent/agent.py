@@ -307,9 +307,9 @@ class Agent:
             self._lease_s = answer.lease_s
             self.road.timeout_s = max(1.0, min(10.0, 0.25 * answer.lease_s))
             self.lease.extend(sent_at, answer.lease_s)
-        proof = Path(answer.home, answer.proof)
-        with contextlib.suppress(OSError):
-            self._shared = proof.read_text()[:100] if answer.proof else ""
+        self._shared = ""
+        with contextlib.suppress(OSError, ValueError):
+            self._shared = Path(answer.home, answer.proof).read_text()[:100] if answer.proof else ""
         self._home_seen = answer.home if self._shared else ""
 
     async def _carry_out(self, answer: NodeOrders) -> None:

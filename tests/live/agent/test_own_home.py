@@ -1,0 +1,111 @@
+"""A node that does not see the service's home fetches snapshots and refuses gangs over nodes and unknown users."""
+
+import os
+import tarfile
+
+import pytest
+
+from carpool.errors import InputError
+from carpool.live.agent.agent import Agent, AgentOptions, _check_user
+from carpool.live.executors.base import GangOutcome, Launch
+from carpool.live.executors.contract import opened
+from carpool.live.home import Home
+from tests.support.agents import agent_world
+
+KEY = ("1", 1)
+
+
+class PackedRoad:
+    """A road that has one code snapshot to give."""
+
+    def __init__(self, archive):
+        self.archive, self.asked = archive, 0
+
+    def snapshot(self, job):
+        self.asked += 1
+        return self.archive.read_bytes()
+
+
+@pytest.fixture
+def archive(tmp_path):
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "train.py").write_text("print('hello')")
+    path = tmp_path / "code.tar.gz"
+    with tarfile.open(path, "w:gz") as packed:
+        packed.add(folder / "train.py", "train.py")
+    return path
+
+
+def agent(home, road):
+    home.create()
+    found = Agent(AgentOptions(home, "a", "127.0.0.1", gpus=1), road)
+    from carpool.live.executors.node import open_node
+
+    found.executor._node = open_node(found._executor_options())
+    return found
+
+
+async def test_a_code_snapshot_is_fetched_once(home, archive):
+    road = PackedRoad(archive)
+    found = agent(home, road)
+    launch = Launch(*KEY, (0,), ("true",), "/gone/snapshot", {}, snapshot=True, checkpoints="/gone/checkpoints")
+    for _ in range(2):
+        adapted = found._adapt(launch, "")
+        assert adapted.directory == str(home.snapshot("1"))
+        assert adapted.checkpoints == ""
+        assert (home.snapshot("1") / "train.py").read_text() == "print('hello')"
+    assert road.asked == 1
+
+
+async def test_a_directory_that_is_not_there_is_said(home, archive):
+    found = agent(home, PackedRoad(archive))
+    with pytest.raises(InputError, match="a: has no directory '/gone'; share it, or submit with --snapshot"):
+        found._adapt(Launch(*KEY, (0,), ("true",), "/gone", {}), "")
+    with pytest.raises(InputError, match="has 1 GPUs, and the job got others"):
+        found._adapt(Launch(*KEY, (7,), ("true",), "/tmp", {}), "")
+
+
+async def test_a_gang_over_nodes_is_refused_where_the_home_is_not_shared(tmp_path):
+    async with agent_world(tmp_path, ("a", "b")) as world, opened(world.make_executor) as (executor, listener):
+        (executor.home.path / "shared-home").unlink()
+        from carpool.live.executors.contract import eventually
+
+        await eventually(lambda: not world.agents["b"]._home_seen)
+        gpus = tuple(slot.id for node in executor.nodes() for slot in node.slots)
+        executor.launch(Launch(*KEY, gpus, ("sleep", "60"), "/", {}))
+        ended = await listener.wait_for_end(KEY)
+        assert ended.outcome is GangOutcome.FAILED
+        assert "does not see the service's home" in ended.reason
+        assert listener.started == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root changes users")
+@pytest.mark.parametrize(
+    ("uid", "user", "problem"),
+    [
+        (0, "root", "jobs of users do not run as root"),
+        (1, "nobody-else", "uid 1 is 'nobody-else' at the service and 'daemon' there"),
+        (7_654_321, "eve", "unknown there"),
+        (1, "", "without a login name"),
+    ],
+)
+def test_a_user_who_is_somebody_else_on_the_node_is_refused(uid, user, problem):
+    with pytest.raises(InputError, match=problem):
+        _check_user(uid, user, "a")
+    _check_user(1, "daemon", "a")
+    _check_user(7_654_321, "", "a")
+
+
+def test_an_agent_without_root_refuses_jobs_of_other_users(monkeypatch):
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    with pytest.raises(InputError, match="does not run as root"):
+        _check_user(7, "eve", "a")
+
+
+def test_two_agents_cannot_use_one_home(home):
+    home.create()
+    home.acquire()
+    with pytest.raises(InputError, match="another service"):
+        Home(home.path).acquire()
+    home.release()
