@@ -64,6 +64,7 @@ chaos: $(VENV)/.installed-dev
 	$(BIN)/python tests/live/service/chaos.py --rounds 500 --seed 1 --show
 	$(BIN)/python tests/live/chaos_outside.py --kills 100 --seed 1
 	$(BIN)/python -m tests.cluster.chaos_postgres --faults 200 --seed 1
+	$(BIN)/python -m tests.cluster.chaos_agents --faults 200 --seed 1
 
 # Attacks from outside on a real service (as root also with users of their own), and damaged inputs for every parser:
 # about five minutes. `make test` runs a short form of both.

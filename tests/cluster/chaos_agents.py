@@ -140,7 +140,7 @@ def play(folder: Path, faults: int, seed: int, show: bool = False) -> list[str]:
             done += sum(chaos.counts.values()) - before
             time.sleep(chaos.drawn.uniform(0.2, 2.5))
         chaos.join()
-        until(world._answers, 60, f"the service does not answer\n{world.said()}")
+        until(world._answers, 60, world.said)
         with contextlib.suppress(AssertionError):
             until(lambda: not world.client().jobs(), DRAIN_S)
         rows = world.client().jobs(all=True)

@@ -22,11 +22,11 @@ WORKER = Path(__file__).with_name("ledger_job.py")
 START_S = 60.0
 
 
-def until(condition, seconds: float = 30.0, what: str = ""):
-    """Wait for something to become true, and return it."""
+def until(condition, seconds: float = 30.0, what=lambda: ""):
+    """Wait for something to become true, and return it. `what`: returns what to say if it does not."""
     end = time.monotonic() + seconds
     while not (found := condition()):
-        assert time.monotonic() < end, what or "it did not happen in time"
+        assert time.monotonic() < end, what() or "it did not happen in time"
         time.sleep(0.05)
     return found
 
@@ -78,9 +78,9 @@ class ClusterWorld:
         options = ["--home", str(self.home), "--port", str(self.port), "--executor", settings, "--jobs-per-gpu", "1"]
         with (self.folder / "serve.log").open("ab") as log:
             self.service = subprocess.Popen([*COMMAND, "serve", *options], stdout=log, stderr=log, env=environment())
-        address = until(lambda: Home(self.home).read_address(), START_S, self.said("serve"))
+        address = until(lambda: Home(self.home).read_address(), START_S, lambda: self.said("serve"))
         self.port = int(address["url"].rpartition(":")[2])
-        until(self._answers, START_S, self.said("serve"))
+        until(self._answers, START_S, lambda: self.said("serve"))
 
     def _answers(self) -> bool:
         with contextlib.suppress(ValueError, OSError):
@@ -137,7 +137,7 @@ class ClusterWorld:
         return {row["node"]: row for row in self.client().get("/v1/nodes")["nodes"]}
 
     def until_open(self, *names: str, seconds: float = START_S) -> None:
-        until(lambda: all(self.nodes().get(name, {}).get("state") == "open" for name in names), seconds, self.said())
+        until(lambda: all(self.nodes().get(name, {}).get("state") == "open" for name in names), seconds, self.said)
 
     def submit(self, *command: str, **fields) -> str:
         request = {"command": list(command), "directory": "/tmp", "grace_s": 1.0, "watch": False, **fields}
@@ -151,7 +151,7 @@ class ClusterWorld:
         return self.client().get(f"/v1/jobs/{job}")
 
     def until_status(self, job: str, *states: str, seconds: float = 60.0) -> dict:
-        until(lambda: self.job(job)["status"] in states, seconds, f"job {job}: {self.job(job)}\n{self.said()}")
+        until(lambda: self.job(job)["status"] in states, seconds, lambda: f"job {job}: {self.job(job)}\n{self.said()}")
         return self.job(job)
 
     def log(self, job: str, rank: int = 0) -> str:
