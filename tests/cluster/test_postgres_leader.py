@@ -10,7 +10,7 @@ from sqlalchemy import text
 
 from carpool.core import events as ev
 from carpool.live.errors import Deposed, Unavailable
-from carpool.live.journal import leadership, postgres, schema
+from carpool.live.journal import keeper, leadership, postgres, schema
 from carpool.live.journal.postgres import PostgresJournal
 from carpool.live.journal.store import Commit, CommitInDoubt, Store, StoreError
 from tests.cluster.services import Relay
@@ -47,8 +47,7 @@ def open_store(postgres):
 
 async def freeze(store: Store) -> None:
     """Let a store renew nothing more, as if its process were stopped."""
-    store._keeping.cancel()
-    await asyncio.gather(store._keeping, return_exceptions=True)
+    await asyncio.to_thread(store._keeper.stop)
 
 
 async def test_a_standby_waits_as_long_as_the_leader_renews(open_store):
@@ -123,6 +122,21 @@ async def test_a_leader_stopped_inside_a_transaction_does_not_keep_the_lock(open
     with pytest.raises((StoreError, Deposed)):
         await hanging
     assert "stuck" not in second.meta()
+
+
+async def test_a_busy_service_keeps_the_lead_and_a_stuck_one_does_not(open_store, monkeypatch):
+    store = open_store()
+    await store.lead()
+    time.sleep(2.0)  # the event loop stands still for longer than a lease
+    assert store.leadership.leads()
+    monkeypatch.setattr(keeper, "STUCK_S", 0.3)
+    time.sleep(1.0)
+    assert not store.leadership.leads()
+    beat = store.leader().beat
+    time.sleep(0.5)
+    assert store.leader().beat == beat, "another service can take over"
+    await asyncio.sleep(0.5)
+    assert store.leadership.leads(), "nobody did, and it turns again"
 
 
 async def test_one_of_many_leads_each_term(open_store):

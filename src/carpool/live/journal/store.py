@@ -28,6 +28,7 @@ from carpool.errors import InputError
 from carpool.live.clock import since_boot
 from carpool.live.errors import Deposed
 from carpool.live.journal import leadership, schema
+from carpool.live.journal.keeper import LeadKeeper
 from carpool.live.journal.leadership import LeaderLease
 from carpool.live.journal.reader import DAMAGE, DAMAGED, NOTE, JournalPlace, JournalReader, read_releases
 from carpool.live.journal.sqlite import SqliteJournal
@@ -97,7 +98,7 @@ class Store(JournalReader):
         """Whether this service leads; it does not before `lead`."""
         self.identity = ""
         """Id of a journal that services can share; a copy has the same."""
-        self._keeping: asyncio.Task[None] | None = None
+        self._keeper: LeadKeeper | None = None
         self._release_recorded = False
         self._closed = False
         self._beat = 0
@@ -150,8 +151,8 @@ class Store(JournalReader):
         if self._closed:
             return
         self._closed = True
-        if self._keeping is not None:
-            self._keeping.cancel()
+        if self._keeper is not None:
+            self._keeper.stop()
         if self.place.shared and self.leadership.leads():
             with contextlib.suppress(SQLAlchemyError, OSError, Deposed):
                 self._writer.submit(self._release).result()
@@ -183,7 +184,8 @@ class Store(JournalReader):
             if not self.leadership.term:
                 await asyncio.sleep(leadership.LOOK_S)
         if self.place.shared:
-            self._keeping = asyncio.create_task(self._keep_lead(), name="keeping the lead")
+            self._keeper = LeadKeeper(self.leadership, lambda: self._writer.submit(self._renew).result())
+            self._keeper.start(asyncio.get_running_loop())
             await self._do(self._upgrade)
 
     def _read_leader(self) -> leadership.LeaderState:
@@ -206,14 +208,6 @@ class Store(JournalReader):
             self.identity = connection.execute(asked).scalar() or secrets.token_hex(8)
             _replace_row(connection, schema.meta, schema.IDENTITY, self.identity)
         self._find_end()
-
-    async def _keep_lead(self) -> None:
-        """Renew the lead while nothing is written, until another service leads."""
-        while not self.leadership.lost.is_set():
-            await asyncio.sleep(leadership.RENEW_S)
-            if self.leadership.age_s >= leadership.RENEW_S:
-                with contextlib.suppress(StoreError, Deposed):
-                    await self.renew()
 
     async def renew(self) -> None:
         """Renew the lead. Raise `Deposed` if another service has it, `StoreError` if it cannot be found out."""
