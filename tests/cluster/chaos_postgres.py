@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 from carpool.live.home import Home
@@ -79,6 +80,14 @@ class SharedWorld(chaos_outside.World):
             time.sleep(0.1)
         return False
 
+    def describe(self) -> str:
+        """Return what helps to understand why no service leads."""
+        leader = self.server.sql("SELECT term, beat, released, holder FROM leader", self.direct)
+        asked = "SELECT pid, state, wait_event, now() - state_change, left(query, 60) FROM pg_stat_activity"
+        sessions = self.server.sql(f"{asked} WHERE application_name = 'carpool'", self.direct)
+        alive = [process and process.poll() for process in self.sides]
+        return "\n".join(map(str, (leader, *sessions, alive, self.log.read_text()[-2000:])))
+
     def kill(self, side: int) -> None:
         process = self.sides[side]
         assert process is not None
@@ -117,7 +126,7 @@ class SharedWorld(chaos_outside.World):
         process.send_signal(signal.SIGSTOP)
         if drawn.random() < 0.7:
             if not self.wait_until_led(other_than=side):
-                raise SystemExit(f"nobody took over: {self.log.read_text()[-3000:]}")
+                raise SystemExit(f"nobody took over: {self.describe()}")
             time.sleep(drawn.uniform(0.0, 2.0))
         else:
             time.sleep(drawn.uniform(1.0, 6.0))
@@ -166,7 +175,7 @@ def judge_journal(world: SharedWorld, rows: dict[str, list[dict]]) -> list[str]:
     return broken
 
 
-def run(world: SharedWorld, faults: int, drawn: random.Random) -> dict:
+def run(world: SharedWorld, faults: int, drawn: random.Random, only: Collection[str] = ()) -> dict:
     world.serve()
     if not world.wait_until_led():
         raise SystemExit(f"no service: {world.log.read_text()[-3000:]}")
@@ -177,7 +186,8 @@ def run(world: SharedWorld, faults: int, drawn: random.Random) -> dict:
         client.start()
     hit: dict[str, int] = {}
     try:
-        todo = [*world.FAULTS] * (faults // len(world.FAULTS) + 1)
+        kinds = [fault for fault in world.FAULTS if not only or fault.__name__ in only]
+        todo = kinds * (faults // len(kinds) + 1)
         drawn.shuffle(todo)
         for fault in todo[:faults]:
             time.sleep(drawn.uniform(0.2, 2.0))
@@ -185,7 +195,7 @@ def run(world: SharedWorld, faults: int, drawn: random.Random) -> dict:
             fault(world, drawn)
             hit[fault.__name__] = hit.get(fault.__name__, 0) + 1
             if not world.wait_until_led():
-                raise SystemExit(f"no service leads after {fault.__name__}: {world.log.read_text()[-3000:]}")
+                raise SystemExit(f"no service leads after {fault.__name__}: {world.describe()}")
             if fault is SharedWorld.kill_leader:
                 world.slowest_s = max(world.slowest_s, time.monotonic() - began)
     finally:
@@ -215,6 +225,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--faults", type=int, default=8)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", action="append", default=[], help="kind of fault; repeatable")
     parser.add_argument("--log", type=Path, help="where the log of the services is kept")
     given = parser.parse_args()
     began = time.monotonic()
@@ -222,7 +233,7 @@ def main() -> int:
         server = PostgresServer().start()
         world = SharedWorld(Path(folder), server)
         try:
-            result = run(world, given.faults, random.Random(given.seed))
+            result = run(world, given.faults, random.Random(given.seed), given.only)
         finally:
             world.close()
             if given.log:

@@ -72,7 +72,10 @@ class World:
 
     def rows(self) -> dict[str, list[dict]] | None:
         """Return all jobs by ticket; None if there was no answer."""
-        found = self.carpool("jobs", "--all", "--json")
+        try:
+            found = self.carpool("jobs", "--all", "--json")
+        except subprocess.TimeoutExpired:
+            return None
         if found.returncode:
             return None
         rows: dict[str, list[dict]] = defaultdict(list)
@@ -97,9 +100,13 @@ class World:
             fields = ["--name", ticket, "--gpus", str(gpus), "--retries", "9", "--time", "1s", "--directory", "/tmp"]
             fields += ["--array", f"1-{ARRAY}"]
             options = ["submit", *fields, "--no-watch", "--home", str(self.home), "--", *command]
-            answer = subprocess.run(
-                [sys.executable, "-m", "carpool.cli", *options], capture_output=True, text=True, timeout=PATIENCE_S
-            )
+            try:
+                answer = subprocess.run(
+                    [sys.executable, "-m", "carpool.cli", *options], capture_output=True, text=True, timeout=PATIENCE_S
+                )
+            except subprocess.TimeoutExpired:  # a stopped service accepts connections, and never answers
+                doubtful = True
+                continue
             if answer.returncode == 0:
                 self.accepted.add(ticket)
                 return

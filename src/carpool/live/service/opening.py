@@ -40,8 +40,7 @@ async def open_journal(config: ServiceConfig, store: Store, waiting: Waiting) ->
         return
     home.create()
     home.acquire()
-    record = read_json(home.journal_record)
-    if isinstance(record, dict):
+    if record := _record(home):
         raise InputError(
             f"home {home.path}: its journal is in {record.get('database')}; give --database, "
             f"or move it back with `carpool journal copy`"
@@ -53,18 +52,18 @@ async def open_journal(config: ServiceConfig, store: Store, waiting: Waiting) ->
 
 def _check_home(config: ServiceConfig, store: Store) -> None:
     """Refuse a home that belongs to another journal, and a machine that cannot see the workers of the jobs."""
-    home, meta = config.home, store.meta()
+    home = config.home
+    # A first leader writes the id, then the record, then the place of the home: so the record is read twice.
+    before, meta, after = _record(home), store.meta(), _record(home)
     _check_not_moved(store, meta)
-    record = read_json(home.journal_record)
-    known = record.get("id") if isinstance(record, dict) else None
-    if known is not None and known != meta.get(IDENTITY):
-        raise InputError(f"home {home.path}: belongs to the journal in {record.get('database')}; give another --home")
-    if known is None and HOMED in meta:
+    if before and before.get("id") != meta.get(IDENTITY):
+        raise InputError(f"home {home.path}: belongs to the journal in {before.get('database')}; give another --home")
+    if not after and HOMED in meta:
         raise InputError(
             f"home {home.path}: the journal in {store.place} has its files in {meta[HOMED]}, which must be a directory "
             "that all its services share; give it as --home"
         )
-    if known is None and _has_own_journal(home, meta.get(IDENTITY, "")):
+    if not after and _has_own_journal(home, meta.get(IDENTITY, "")):
         raise InputError(
             f"home {home.path}: has a journal of its own; move it first: "
             f"`carpool journal copy {home.journal} {store.place}`"
@@ -75,6 +74,12 @@ def _check_home(config: ServiceConfig, store: Store) -> None:
             f"{store.place}: its jobs run on machine {elsewhere}, and --executor local can take over on that machine "
             "only; if it is gone for good, add --machine-is-gone"
         )
+
+
+def _record(home: Home) -> dict[str, str]:
+    """Return which shared journal a home belongs to; empty: none."""
+    found = read_json(home.journal_record)
+    return found if isinstance(found, dict) else {}
 
 
 def _check_not_moved(store: Store, meta: Mapping[str, str]) -> None:
