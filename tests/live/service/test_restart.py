@@ -180,6 +180,25 @@ def test_the_cgroup_of_a_wrapper_that_never_ran_its_worker_is_removed(tmp_path):
     assert not os.path.exists(cgroup.path)
 
 
+async def test_a_wrapper_that_records_its_cgroup_while_it_is_killed_leaves_none(home, monkeypatch):
+    """A service was killed right after it started the wrapper, which has written nothing when the next one looks."""
+    path = cgroup_below(f"{CGROUP}late-{os.getpid()}") or ""
+
+    def kill_too_late(processes):
+        make_cgroup(path)
+        (home.rank("7", 1, 0) / "process.json").write_text(json.dumps({**gone, "cgroup": path}))
+        return 1
+
+    gone = {"pid": 2**22 + 1, "start": 1, "boot": boot_id()}
+    home.create()
+    home.rank("7", 1, 0).mkdir(parents=True)
+    (home.running / "7-1").touch()
+    monkeypatch.setattr(local, "kill_processes", kill_too_late)
+    async with serving(home):
+        assert not os.path.exists(path)
+        assert not (home.running / "7-1").exists()
+
+
 @pytest.mark.parametrize("copy", [True, False])
 async def test_damaged_rows_of_jobs_do_not_keep_the_service_from_starting(home, copy):
     """A spec that is damaged comes from the copy in the job's directory; without one, the job is kept on hold."""
