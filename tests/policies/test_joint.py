@@ -5,11 +5,12 @@ import sys
 import pytest
 
 from carpool.core import events as ev
+from carpool.core.draft import Draft
 from carpool.core.model import Allocation, Decision, Node
 from carpool.core.perf import MeasuredPair, TableInterference
 from carpool.core.rules import check
 from carpool.policies.joint.deferred_candidates import DeferredCandidates
-from carpool.policies.joint.policy import Carpool
+from carpool.policies.joint.policy import Carpool, JointPass
 from carpool.policies.sharing.bsbf import SjfBsbf
 from tests.support import ROOT
 from tests.support.world import GIB, cluster, given, job, pending, running
@@ -294,6 +295,31 @@ class TestWhatBecamePossible:
         for gpu in range(4):
             state.apply(ev.MemoryTaken(60.0, gpu, 0))
         assert [d.job for d in Carpool(pause=False).decide(state)] == ["b"]
+
+
+class TestTryingAgain:
+    """p has found no place; of its 6,400 s, a 64th are 100 s."""
+
+    def _is_due(self, now, *events):
+        """Return whether p is tried after these events, before which a job ended at 210 s."""
+        jobs = (running("h", on=[0, 1, 2], left=9999.0), running("i", on=[3], left=9999.0))
+        state = given(FOUR, *jobs, pending("p", gpus=4, left=6400.0)).state(Carpool().key)
+        for event in (ev.Submitted(210.0, job("x")), ev.Cancelled(210.0, "x"), *events):
+            state.apply(event)
+        state.advance(now)
+        return JointPass(Carpool(), Draft(state, pauses=True))._is_due(state.jobs["p"])
+
+    def test_a_job_is_tried_once_in_a_part_of_its_length(self):
+        ends = ev.Finished(250.0, "i", 1), ev.Finished(310.0, "i", 1)
+        assert [self._is_due(event.at, event) for event in ends] == [False, True]
+
+    def test_a_change_other_than_an_end_is_a_reason_to_try_at_once(self):
+        ended, held, released = ev.Finished(250.0, "i", 1), ev.Held(250.0, "p"), ev.Released(250.0, "p")
+        assert self._is_due(250.0, ended, held, released)
+        assert self._is_due(250.0, ended, ev.PriorityChanged(250.0, "h", -1))
+
+    def test_a_job_is_tried_where_enough_gpus_are_free(self):
+        assert self._is_due(250.0, ev.Finished(250.0, "i", 1), ev.Finished(250.0, "h", 1))
 
 
 class TestWhatCannotBe:

@@ -13,7 +13,7 @@ from carpool.core.shapes import Size
 from carpool.core.shared_cells import kind_of
 from carpool.policies.joint.cell_speeds import CellSpeeds
 from carpool.policies.joint.policy import Carpool
-from carpool.policies.joint.queue_estimate import queue_sum
+from carpool.policies.joint.queue_estimate import QueueEstimate, queue_sum
 from carpool.policies.joint.simulate_ends import Participant, simulate_ends
 from carpool.policies.sharing.pair import SharingOption, best, host_needs, pair_ends
 from tests.support.situations import situations
@@ -123,6 +123,18 @@ def test_the_estimate_of_the_queue_equals_one_gpu_by_gpu(moments, jobs, now):
         available.add(float(moment), 1)
     waiting = [(gpus, float(left), seq, 0) for seq, (gpus, left) in enumerate(jobs)]
     assert queue_sum(available.moments, waiting, float(now)) == pytest.approx(naive_queue_sum(moments, waiting, now))
+
+
+@given(
+    st.lists(st.integers(0, 50), min_size=4, max_size=12),
+    st.lists(st.tuples(st.integers(1, 4), st.integers(1, 30)), max_size=6),
+    st.integers(1, 40),
+)
+def test_gpus_that_are_free_after_the_last_start_leave_the_estimate_as_it_is(moments, jobs, later):
+    waiting = [(gpus, float(left), seq, 0) for seq, (gpus, left) in enumerate(jobs)]
+    before = QueueEstimate(sorted(map(float, moments)), 5.0).add(waiting)
+    moved = [moment if moment <= before.horizon else before.horizon + later for moment in map(float, moments)]
+    assert QueueEstimate(sorted(moved), 5.0).add(waiting).sum == before.sum
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4)), min_size=1, max_size=8), st.randoms())

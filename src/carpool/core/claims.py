@@ -75,7 +75,7 @@ def leave(state: State, record: JobRecord) -> None:
     state.reindex(record)
     if mates:
         update_pace(state, mates)
-    state.capacity_changed()
+    state.capacity_changed(routine=True)
 
 
 def preempt(state: State, record: JobRecord) -> None:

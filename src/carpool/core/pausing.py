@@ -32,7 +32,7 @@ def pause(state: State, record: JobRecord, *, swapped: bool = False) -> None:
         swap_out(state, record)
     state.cluster.note_activity(record.gpus)
     update_pace(state, [record, *state.cluster.mates(record)])
-    state.capacity_changed()
+    state.capacity_changed(routine=True)
 
 
 def swap_out(state: State, record: JobRecord) -> None:

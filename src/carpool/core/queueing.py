@@ -83,7 +83,7 @@ def end(state: State, record: JobRecord, status: Status, reason: str) -> None:
             later.waits_for = tuple([other for other in later.waits_for if other != record.job.id])
             if not later.waits_for:
                 requeue(state, later)
-    state.capacity_changed()
+    state.capacity_changed(routine=True)
 
 
 def never_starts(earlier: JobRecord) -> str:

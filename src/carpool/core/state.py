@@ -93,6 +93,8 @@ class State:
         """Something happened that may open or close a place for a job; the scheduler resets it."""
         self.last_capacity_change = 0.0
         """Time of the last event other than a submission that may open a place for a pending job."""
+        self.previous_capacity_change = -1.0
+        """Time of the one before it; −1: the last one was neither the end nor the pause of a job."""
         self.pace_changes: list[JobRecord] = []
         """Jobs whose pace changed; the driver empties the list."""
         self.trials = Trials()
@@ -262,10 +264,13 @@ class State:
         if isinstance(self.perf, FollowsNodes):
             self.perf.node_joined(len(node.gpus))
 
-    def capacity_changed(self) -> None:
-        """Note that a place may have opened for a pending job."""
+    def capacity_changed(self, *, routine: bool = False) -> None:
+        """Note that a place may have opened for a pending job; `routine`: because a job ended or was paused."""
         self.needs_decision = True
-        self.last_capacity_change = self.now
+        if self.now != self.last_capacity_change:
+            self.previous_capacity_change, self.last_capacity_change = self.last_capacity_change, self.now
+        if not routine:
+            self.previous_capacity_change = -1.0
 
     def reserve(self, record: JobRecord, memory: int) -> None:
         """Let a job hold this many bytes on each of its GPUs; what its mates could offer to a guest changes with it."""

@@ -139,7 +139,7 @@ def _priority_changed(state: State, event: ev.PriorityChanged) -> None:
     record = state.jobs.get(event.job)
     if record is None:
         return
-    state.last_capacity_change = state.now
+    state.capacity_changed()
     if event.priority is not None:
         reshape(state, record, event.priority)
     elif record.status is Status.PENDING:

@@ -508,6 +508,10 @@ class View(Protocol):
         """Time of the last event other than a submission that may open a place for a pending job."""
 
     @property
+    def previous_capacity_change(self) -> float:
+        """Time of the one before it; −1: the last one was neither the end nor the pause of a job."""
+
+    @property
     def jobs(self) -> Mapping[JobId, JobView]:
         """The jobs that have not ended, in the order of submission."""
 

@@ -35,6 +35,9 @@ from carpool.policies.sharing.explain import ASKED_NOT_TO_SHARE, FITS_BESIDE_NO_
 LOOK_AGAIN_S = 60.0
 """Smallest time in seconds between two looks at jobs that were paused for too long."""
 
+AGAIN = 1.0 / 64.0
+"""Part of a job's length after which it is tried again if it has found no place."""
+
 
 @dataclass
 class Carpool(BasePolicy):
@@ -159,7 +162,7 @@ class JointPass:
             elif not one_waits and self._start_alone(job):
                 continue
             else:
-                alike_too = not self._place(job)
+                alike_too = not (self._is_due(job) and self._place(job))
                 one_waits = one_waits or alike_too or bool(self.objective.claimed)
                 blocked += alike_too
             if alike_too and from_scan:
@@ -197,6 +200,19 @@ class JointPass:
                 self._resume(self.resumable.popleft())
             if job not in self.starved:
                 yield job, True
+
+    def _is_due(self, job: JobView) -> bool:
+        """Return whether a job is to be tried in this pass, although it cannot simply start.
+
+        Where jobs end all the time, a job that finds no place is tried in vain again and again. So it is tried once in
+        a part of its length, unless it is new or this pass has changed something. A longer job can wait longer.
+        """
+        view, draft = self.view, self.draft
+        if job.shape.gpus <= draft.free_count or draft.decisions or job.startup_s or job in self.starved:
+            return True
+        every = AGAIN * job.alone_left(view.now)
+        before = view.previous_capacity_change if view.last_capacity_change == view.now else view.last_capacity_change
+        return not every or job.pending_since == view.now or view.now // every > before // every
 
     def _sooner(self, paused: JobView, pending: JobView) -> bool:
         now = self.view.now
