@@ -73,6 +73,7 @@ def end(state: State, record: JobRecord, status: Status, reason: str) -> None:
             state.completed += 1
             state.completed_jct_s += state.now - record.job.submitted
         state.ended[record.job.id] = state.jobs.pop(record.job.id)
+        state.awakened.pop(record.seq, None)
         for name in state.dependents.pop(record.job.id, ()):
             later = state.jobs.get(name)
             if later is None or later.status is not Status.BLOCKED:

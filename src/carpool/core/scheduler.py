@@ -73,7 +73,9 @@ class Scheduler:
         rounds only if `wake` is true.
         """
         state = self.state
-        for event in events:
+        if now > state.now:
+            state.awakened.clear()
+        for event in events:  # they may have happened a little before now
             state.apply(event)
         if not (wake or (state.needs_decision and not self.in_rounds)):
             return None

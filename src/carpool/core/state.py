@@ -253,7 +253,6 @@ class State:
         """Let time pass. A clock that was set back stands still until it catches up."""
         if now <= self.now:
             return
-        self.awakened.clear()
         unused = self.cluster.by_load[0].bit_count() if self.topology.closed else self.free.count
         self.busy_gpu_s += (len(self.cluster.residents) - unused) * (now - self.now)
         self.now = now

@@ -39,9 +39,9 @@ DROPS_SAID = 3
 """Number of dropped reports in a row after which it is said."""
 SETTLING_ITERATIONS, SETTLING_S = 3, 0.4
 """Iterations and seconds beside the same mates after which a measurement counts."""
-FIRST_ALONE_S = 0.7
-"""The same for the first time alone: a trial waits for it, and the GPU's counters are the job's own only after that."""
-QUICK_LOOKS = 4
+FIRST_ALONE_S = 0.6
+"""The same for the first time alone: a trial waits for it, and the counters need this long to be the job's own."""
+QUICK_LOOKS = 8
 """Looks for each one at all gangs, at which only gangs are read whose mates changed: measurements of them are news."""
 GUESS_S, GUESS_SHARE = 3.0, 0.02
 """Least seconds between two measurements of a job whose duration is a guess, and as a share of what it has run."""

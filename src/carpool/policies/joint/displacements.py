@@ -53,6 +53,11 @@ class Displacements:
             )
         return known
 
+    def may_pause_later(self, host: JobView, guest: JobView) -> bool:
+        """Return whether a job may be paused for a guest once both have started up."""
+        can_pause = host.job.can_pause and host.batch is None and host.shape.priority <= guest.shape.priority
+        return self.may_pause(host, guest) or (not host.computing and can_pause)
+
     def kept(
         self, guest: JobView, gpus: Sequence[GpuId], active: Sequence[Resident], left: float, *, several: bool
     ) -> list[tuple[Resident, ...]]:
@@ -92,17 +97,18 @@ class Displacements:
         kept: Sequence[Resident],
         choice: Choice,
         *,
+        starting: Sequence[Resident] = (),
         swapped: JobView | None = None,
     ) -> None:
         """Offer the move that lets a guest run beside the residents in `kept`, unless a rule forbids it.
 
-        The other active residents are paused. `swapped`: the one that gives up its memory; the guest starts once that
-        is free.
+        The other active residents are paused, except for those in `starting`: they start up, and slow no job down.
+        `swapped`: the one that gives up its memory; the guest starts once that is free.
         """
-        objective = self.objective
-        victims = [resident.record for resident in self.active(gpus) if resident not in kept]
+        objective, mates = self.objective, [*kept, *starting]
+        victims = [resident.record for resident in self.active(gpus) if resident not in mates]
         least = left + len(victims) * (left + SWITCH_S) - CLOSE
-        if least >= choice.most or (kept and not self._may_share(guest, gpus, size, kept)):
+        if least >= choice.most or (mates and not self._may_share(guest, gpus, size, mates)):
             return
         took, *kept_left = self._simulate(guest, gpus, size, left, kept)
         gib = swapped.memory / 2**30 if swapped is not None else 0.0
@@ -147,3 +153,8 @@ class Displacements:
         new = Resident(guest, size.accumulation, 0)
         cells = {tuple([r for r in self.draft.active_on(gpu) if r in kept]) for gpu in gpus}
         return all(computing_problem([new, *cell], self.view) is None for cell in cells)
+
+
+def starts_up(job: JobView, now: float) -> bool:
+    """Return whether a job that has or gets GPUs does not compute so far, so that it slows no job down."""
+    return job.warming_up or job.startup_left(now) > 0.0

@@ -18,7 +18,7 @@ from carpool.policies.base import BasePolicy, Explanation, option, shortest_firs
 from carpool.policies.joint.cell_speeds import CellSpeedsCache
 from carpool.policies.joint.choice import Choice
 from carpool.policies.joint.deferred_candidates import DeferredCandidates
-from carpool.policies.joint.displacements import Displacements
+from carpool.policies.joint.displacements import Displacements, starts_up
 from carpool.policies.joint.join_candidates import JoinCandidates
 from carpool.policies.joint.moves import ClaimGpus, Displace, Join, Move, Relocate, StartAlone, Suspend, names
 from carpool.policies.joint.objective import CLOSE, Objective
@@ -281,7 +281,8 @@ class JointPass:
 
     def _resume(self, job: JobView) -> None:
         """Make the best move for a paused job, if there is one. It goes on in any case if its GPUs are idle."""
-        idle = not any(self.draft.active_on(gpu) for gpu in job.gpus)
+        beside = [mate.record for gpu in job.gpus for mate in self.draft.active_on(gpu)]
+        idle = all(starts_up(mate, self.view.now) for mate in beside)
         overdue = is_overdue(job, self.view.now, self.policy.patience, self.view.mean_jct_s)
         choice = Choice(self.objective, job, at_any_price=idle or overdue)
         self.resuming.offer(job, choice)
@@ -328,6 +329,16 @@ class JointPass:
                 draft.pause(host, why, trial=guest.job.id)
             elif not measure and host.status is Status.PAUSED and self._may_go_on(host):
                 draft.resume(host, f"it goes on beside {guest.job.id}, to see how fast both are", trial=guest.job.id)
+        if measure:
+            self._keep_out(guest)
+
+    def _keep_out(self, guest: JobView) -> None:
+        """Pause the jobs that began to compute beside a guest while it is seen alone."""
+        for resident in [one for gpu in guest.gpus for one in self.draft.active_on(gpu)]:
+            mate = resident.record
+            if mate.computing and mate.seq not in self.objective.moved and mate.job.can_pause and mate.batch is None:
+                self.draft.pause(mate, f"paused for a moment, to see how fast {guest.job.id} is alone")
+                self._keep_apart([mate])
 
     def _may_go_on(self, host: JobView) -> bool:
         """Return whether a paused host may compute beside those that do now."""

@@ -10,7 +10,7 @@ from carpool.core.draft import Draft
 from carpool.core.rules import Resident
 from carpool.core.view import JobView
 from carpool.policies.joint.choice import Choice
-from carpool.policies.joint.displacements import SWITCH_S, Displacements
+from carpool.policies.joint.displacements import SWITCH_S, Displacements, starts_up
 from carpool.policies.joint.moves import Displace, Relocate
 from carpool.policies.joint.objective import Objective
 from carpool.policies.joint.simulate_ends import Participant, simulate_ends
@@ -33,13 +33,16 @@ class ResumeCandidates:
         if guest.swapped and not all(self.draft.fits(gpu, self._memory(guest)) for gpu in guest.gpus):
             return
         size = next(size for size in guest.shape.sizes if size.accumulation == guest.accumulation)
-        left, active = guest.alone_left(self.objective.now), self.displacements.active(guest.gpus)
+        now = self.objective.now
+        left, beside = guest.alone_left(now), self.displacements.active(guest.gpus)
+        starting = [resident for resident in beside if starts_up(resident.record, now)]
+        active = [resident for resident in beside if resident not in starting]
         shares = not guest.shape.exclusive
         choices = self.displacements.kept(guest, guest.gpus, active, left, several=shares)
         if shares and len(active) > 1 and self.displacements.room_beside(guest.gpus, active) == len(active):
             choices.append(tuple(active))
         for kept in choices:
-            self.displacements.offer(guest, guest.gpus, size, left, kept, choice)
+            self.displacements.offer(guest, guest.gpus, size, left, kept, choice, starting=starting)
 
     def _memory(self, guest: JobView) -> int:
         return self.view.perf.memory(guest.job, guest.accumulation)

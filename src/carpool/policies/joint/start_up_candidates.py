@@ -94,7 +94,8 @@ class StartUpCandidates:
             if not resident.active:
                 first = not record.paused_by_owner and record.alone_left(now) <= left
             else:
-                first = record.alone_left(now) - startup <= left or not self.displacements.may_pause(record, guest)
+                stays = not self.displacements.may_pause_later(record, guest)
+                first = stays or record.alone_left(now) - startup <= left
             if first:
                 turn = max(turn, objective.left(record))
             elif resident.active:
