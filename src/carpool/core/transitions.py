@@ -226,7 +226,7 @@ def _started(state: State, event: ev.Started) -> None:
 def _computes(state: State, record: JobRecord) -> None:
     """Let a job compute that has started up, or pause it where it is not its turn."""
     learn_startup(state, record)
-    waits = record.standby and any(mate.active and not mate.starts_up for mate in state.cluster.mates(record))
+    waits = record.standby and any(mate.active for mate in state.cluster.mates(record))
     record.standby, record.active = False, True
     update_pace(state, [record, *state.cluster.mates(record)])
     _awaken_unseen(state, record)

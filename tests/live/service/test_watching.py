@@ -91,7 +91,7 @@ async def test_a_pair_of_scripts_of_which_nothing_is_known_is_tried(home, path, 
         await until(lambda: service.state.jobs[host].alone_seen)
         guest = await one(service, python(TRAIN, "guest", duration_s=15.0, env=env))
         (trial,) = await until(lambda: service.state.trials.ended)
-        assert (trial.guest.job, trial.host.job, trial.kept) == (guest, host, True)
+        assert (trial.guest.job, trial.hosts[0].job, trial.kept) == (guest, host, True)
         assert 0.0 < sum(trial.costs_s) < 6.0
         jobs = [service.state.jobs[job] for job in (host, guest)]
         assert [record.slowdown for record in jobs] == [pytest.approx(1.0, abs=0.3)] * 2, "they only sleep"

@@ -20,8 +20,8 @@ PER_KIND = 4
 """Number of hosts of a kind that are looked at."""
 PRICED = 3
 """Number of the cheapest trials that are priced."""
-WORTH_S = 2.0
-"""Seconds that jobs must have left for a look at one of them alone to be worth it."""
+WORTH_S = 10.0
+"""Seconds that jobs must have left for a look at one of them alone to be worth it: the others wait for about one."""
 SLACK = 1.0 - 1e-9
 """Factor that cuts the hosts of a kind a little early: the exact test on each host decides."""
 
