@@ -3,7 +3,9 @@
 `python tests/live/chaos_outside.py --kills 20 --seed 1`. Only the command line is used. A service runs as a process of
 its own and is killed at random moments, also while it starts. Clients submit jobs of 0.2 to 1 s on one or two GPUs, and
 submit again where the answer was lost and no job of that name is listed. Workers append whole lines to one ledger when
-they start, while they run and when they end; nothing else is believed. Exit code 1: a guarantee was violated.
+they start, while they run and when they end; nothing else is believed. The policy pauses jobs, which keep their GPU and
+write nothing meanwhile: one job may compute on a GPU at a time, and `RESIDENTS` may be there. Exit code 1: a guarantee
+was violated.
 """
 
 import argparse
@@ -22,6 +24,13 @@ from itertools import pairwise
 from pathlib import Path
 
 GPUS = 3
+RESIDENTS = 3
+"""Most jobs on a GPU, all but one of them paused."""
+BEAT_S = 0.05
+"""Seconds between two lines of a worker."""
+MIXED = 3
+"""Number of lines in a row, each of them between two lines of another job that was not paused between them, from which
+two jobs compute at once. A switch makes one."""
 CLIENTS = 2
 DRAIN_S = 120.0
 ARRAY = 4
@@ -33,10 +42,12 @@ import os, sys, time
 ledger = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND)
 names = ("CARPOOL_ATTEMPT", "RANK", "WORLD_SIZE", "CARPOOL_GPUS")
 me = [sys.argv[2] + "." + os.environ["CARPOOL_ARRAY_INDEX"]] + [os.environ[name] for name in names]
-def say(what): os.write(ledger, (" ".join([what, *me, str(os.getpid()), str(os.getppid())]) + "\\n").encode())
+def say(what):
+    words = [what, *me, str(os.getpid()), str(os.getppid()), str(time.monotonic())]
+    os.write(ledger, (" ".join(words) + "\\n").encode())
 say("start")
-for _ in range(int(float(sys.argv[3]) / 0.05)):
-    time.sleep(0.05)
+for _ in range(int(float(sys.argv[3]) / float(sys.argv[4]))):
+    time.sleep(float(sys.argv[4]))
     say("beat")
 say("end")
 """
@@ -67,7 +78,9 @@ class World:
         command = [sys.executable, "-m", "carpool.cli", "serve", "--home", str(self.home), "--port", "0"]
         with self.log.open("ab") as log:
             self.service = subprocess.Popen(
-                [*command, "--gpus", str(GPUS), "--jobs-per-gpu", "1"], stdout=log, stderr=log
+                [*command, "--gpus", str(GPUS), "--jobs-per-gpu", "1", "--resident-per-gpu", str(RESIDENTS)],
+                stdout=log,
+                stderr=log,
             )
 
     def rows(self) -> dict[str, list[dict]] | None:
@@ -96,7 +109,8 @@ class World:
                 if ticket in rows:
                     self.accepted.add(ticket)
                     return
-            command = [sys.executable, "-I", "-S", str(self.worker), str(self.ledger), ticket, str(seconds)]
+            numbers = [str(seconds), str(BEAT_S)]
+            command = [sys.executable, "-I", "-S", str(self.worker), str(self.ledger), ticket, *numbers]
             fields = ["--name", ticket, "--gpus", str(gpus), "--retries", "9", "--time", "1s", "--directory", "/tmp"]
             fields += ["--array", f"1-{ARRAY}"]
             options = ["submit", *fields, "--no-watch", "--home", str(self.home), "--", *command]
@@ -164,7 +178,7 @@ def judge(world: World, rows: dict[str, list[dict]]) -> list[str]:
 def judge_ledger(world: World) -> list[str]:
     broken = []
     runs: dict[tuple[str, int, int], dict] = {}
-    for at, (what, ticket, attempt, rank, size, gpu, pid, _) in enumerate(world.lines()):
+    for at, (what, ticket, attempt, rank, size, gpu, pid, _, _) in enumerate(world.lines()):
         run = runs.setdefault((ticket, int(attempt), int(rank)), {"first": at, "pid": pid, "gpu": gpu, "ended": False})
         run.update(last=at, size=int(size), ended=run["ended"] or what == "end")
         if run["pid"] != pid:
@@ -183,15 +197,34 @@ def judge_ledger(world: World) -> list[str]:
             broken.append(f"{ticket} was complete as attempt {min(whole)} and ran again up to attempt {max(found)}")
         if not whole and ticket.partition(".")[0] not in world.touched:
             broken.append(f"{ticket} was never complete")
-    return broken + judge_gpus(busy)
+    return broken + judge_residents(busy) + judge_computing(world.lines())
 
 
-def judge_gpus(busy: dict[str, list[tuple[int, int, str]]]) -> list[str]:
+def judge_residents(busy: dict[str, list[tuple[int, int, str]]]) -> list[str]:
+    """Count the jobs on each GPU, paused or not."""
     broken = []
     for gpu, times in busy.items():
-        for (_, last, one), (first, _, other) in pairwise(sorted(times)):
-            if first < last:
-                broken.append(f"GPU {gpu} held {one} and {other} at once")
+        there: list[tuple[int, str]] = []
+        for first, last, ticket in sorted(times):
+            there = [*(one for one in there if one[0] > first), (last, ticket)]
+            if len(there) > RESIDENTS:
+                broken.append(f"GPU {gpu} held {', '.join(name for _, name in there)} at once")
+    return broken
+
+
+def judge_computing(lines: list[list[str]]) -> list[str]:
+    """Look for jobs on one GPU whose lines mix: one that is paused writes none until it goes on."""
+    broken = []
+    written: dict[str, list[tuple[str, float]]] = defaultdict(list)
+    for _, ticket, attempt, _, _, gpu, _, _, at in lines:
+        written[gpu].append((f"{ticket} attempt {attempt}", float(at)))
+    for gpu, found in written.items():
+        mixed = 0
+        for (one, before), (other, _), (again, after) in zip(found, found[1:], found[2:], strict=False):
+            between = one == again != other and after - before < 3 * BEAT_S
+            mixed = mixed + 1 if between else 0
+            if mixed == MIXED:
+                broken.append(f"GPU {gpu}: {one} and {other} computed at once")
     return broken
 
 

@@ -7,9 +7,29 @@ from pathlib import Path
 
 import pytest
 
+from tests.live import chaos_outside as chaos
 from tests.support.effort import thorough_only
 
 SCRIPT = Path(__file__).with_name("chaos_outside.py")
+
+
+def ledger(*beats: tuple[str, int]) -> list[list[str]]:
+    """Lines of workers on one GPU: the job, and when it wrote, in beats."""
+    return [["beat", job, "1", "0", "1", "node0:0", "7", "6", str(chaos.BEAT_S * at)] for job, at in beats]
+
+
+def test_jobs_that_compute_at_once_are_found_and_a_pause_is_none():
+    at_once = [beat for at in range(6) for beat in (("a", at), ("b", at))]
+    paused = [*(("a", at) for at in range(4)), *(("b", at) for at in range(4, 9)), *(("a", at) for at in range(9, 12))]
+    switch = [("a", 0), ("b", 1), ("a", 1), *(("b", at) for at in range(3, 9))]
+    assert chaos.judge_computing(ledger(*at_once)) == ["GPU node0:0: a attempt 1 and b attempt 1 computed at once"]
+    assert chaos.judge_computing(ledger(*paused)) == chaos.judge_computing(ledger(*switch)) == []
+
+
+def test_more_residents_than_allowed_are_found():
+    stays = [(0, 9, "a"), (1, 8, "b"), (2, 7, "c")]
+    assert chaos.judge_residents({"node0:0": [*stays, (8, 9, "d")]}) == []
+    assert chaos.judge_residents({"node0:0": [*stays, (3, 4, "d")]}) == ["GPU node0:0 held a, b, c, d at once"]
 
 
 @pytest.mark.slow
