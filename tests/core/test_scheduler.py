@@ -181,3 +181,27 @@ class TestResumes:
         asked = scheduler.policy_calls
         scheduler.step(6.0, [ev.Resumed(6.0, "a", 1)])
         assert scheduler.policy_calls == asked + 1
+
+
+def test_what_an_event_changed_is_known_to_the_policy_a_moment_later():
+    """Live, a job's end is dated when it happened, a little before the turn that takes it in."""
+
+    class Watching(Tiresias):
+        pauses = True
+
+        def decide(self, view):
+            self.awakened = [job.job.id for job in view.awakened.values()]
+            names = list(view.jobs)
+            if view.now == 1.0:
+                return [Decision("b", Allocation((0,), 1, active=False), "later")]
+            return [put(name, 0) for name in names if not view.jobs[name].gpus]
+
+    scheduler = Scheduler(Watching(), model(), jobs_per_gpu=3)
+    scheduler.step(0.0, [ev.NodeJoined(0.0, node) for node in nodes("1x1", 64.0)])
+    scheduler.step(0.0, [ev.Submitted(0.0, job(name)) for name in "abc"])
+    scheduler.step(1.0, [ev.Started(1.0, name, 1) for name in "abc"], wake=True)
+    scheduler.step(2.0, [ev.Paused(2.0, "b", 1)])
+    scheduler.step(9.0, [ev.Finished(8.9, "a", 1)])
+    assert scheduler.policy.awakened == ["b"]
+    scheduler.step(20.0, [ev.Submitted(20.0, job("d"))])
+    assert scheduler.policy.awakened == []
