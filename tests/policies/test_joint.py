@@ -9,8 +9,13 @@ from carpool.core.draft import Draft
 from carpool.core.model import Allocation, Decision, Node
 from carpool.core.perf import MeasuredPair, TableInterference
 from carpool.core.rules import check
+from carpool.policies.joint.choice import Choice
 from carpool.policies.joint.deferred_candidates import DeferredCandidates
+from carpool.policies.joint.displacements import Displacements
+from carpool.policies.joint.moves import ClaimGpus
+from carpool.policies.joint.objective import Objective
 from carpool.policies.joint.policy import Carpool, JointPass
+from carpool.policies.joint.resume_candidates import ResumeCandidates
 from carpool.policies.sharing.bsbf import SjfBsbf
 from tests.support import ROOT
 from tests.support.world import GIB, cluster, given, job, pending, running
@@ -265,6 +270,21 @@ class TestStarvation:
         plan = Carpool(pause=False, patience=0.5).decide(state)
         check(state, plan)
         assert [d.job for d in plan][:1] == ["old"]
+
+    def test_a_paused_job_can_be_weighed_on_gpus_that_a_starved_job_waits_for(self):
+        jobs = (running("p", on=[0, 1], left=1000.0), pending("s", left=50.0))
+        state = given(cluster("1x2"), *jobs).state(Carpool().key)
+        p, starved = (state.jobs[name] for name in ("p", "s"))
+        pause = Decision("p", Allocation(p.gpus, p.accumulation, None, False), "turn")
+        for event in (ev.Planned(1.0, (pause,)), ev.Paused(1.0, "p", p.attempt)):
+            state.apply(event)
+        state.advance(2.0)
+        draft = Draft(state, pauses=True)
+        objective = Objective(draft, 48, 30.0)
+        objective.note(ClaimGpus(starved, (0,), {starved.seq: 5000.0}, 4999.0, (p,)))
+        choice = Choice(objective, p, at_any_price=True)
+        ResumeCandidates(draft, objective, Displacements(draft, objective, 10.0)).offer(p, choice)
+        assert choice.best is not None
 
 
 class TestWhatBecamePossible:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from carpool.core.availability import Availability
 from carpool.core.draft import Draft
+from carpool.core.model import GpuId
 from carpool.core.view import JobView, WaitingJob
 from carpool.policies.joint.moves import Change, ClaimGpus, Displace, Join, Move, Relocate, StartAlone, Suspend
 from carpool.policies.joint.queue_estimate import GPUS, LEFT, PRIORITY, SEQ, QueueEstimate, queue_sum
@@ -42,6 +43,7 @@ class Objective:
         self.restart_s = restart_s
         self.claimed: set[int] = set()
         """Hosts for whose GPUs a job of this pass waits, by `seq`."""
+        self._claimed_gpus: set[GpuId] = set()  # when they are free follows from the claim alone
         self.closed: set[int] = set()
         """Jobs that no other job may join in this pass, because they are part of a trial, by `seq`."""
         self.moved: set[int] = set()
@@ -262,7 +264,8 @@ class Objective:
     def _changes_where_left(self, move: Relocate) -> list[Change]:
         """Return the changes on the GPUs that a job leaves, and on the other GPUs of its mates."""
         ends, changes = move.ends, []
-        for gpu in set(move.guest.gpus).union(*(self.draft.gpus_of(host) for host in move.hosts)):
+        left = set(move.guest.gpus).union(*(self.draft.gpus_of(host) for host in move.hosts))
+        for gpu in left - self._claimed_gpus:
             records = self.draft.jobs_on(gpu)
             before = max([self.end(record) for record in records])
             stay = [record for record in records if record is not move.guest]
@@ -276,7 +279,7 @@ class Objective:
         draft, ends, changes = self.draft, move.ends, []
         joined = set(move.gpus)
         cells: dict[tuple[bool, Sequence[JobView]], int] = {}
-        for gpu in joined.union(*(draft.gpus_of(host) for host in move.hosts)):
+        for gpu in joined.union(*(draft.gpus_of(host) for host in move.hosts)) - self._claimed_gpus:
             cell = (gpu in joined, draft.jobs_on(gpu))
             cells[cell] = cells.get(cell, 0) + 1
         for (is_joined, records), gpus in cells.items():
@@ -303,6 +306,7 @@ class Objective:
             self.moved.update(hosts)
             if isinstance(move, ClaimGpus):
                 self.claimed.update(hosts)
+                self._claimed_gpus.update(move.gpus)
         elif isinstance(move, Suspend):
             self.moved.update(victim.seq for victim in move.victims)
 
