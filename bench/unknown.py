@@ -209,6 +209,7 @@ def _record(
     first = min(row["submitted"] for row in rows)
     table = [
         {
+            "job": row["job"],
             "name": job.name,
             "kind": job.kind,
             **{key: round(row[key] - first, 3) for key in ("submitted", "started", "finished")},
