@@ -4,12 +4,13 @@
 its own and is killed at random moments, also while it starts. Clients submit jobs of 0.2 to 1 s on one or two GPUs, and
 submit again where the answer was lost and no job of that name is listed. Workers append whole lines to one ledger when
 they start, while they run and when they end; nothing else is believed. The policy pauses jobs, which keep their GPU and
-write nothing meanwhile: one job may compute on a GPU at a time, and `RESIDENTS` may be there. Exit code 1: a guarantee
-was violated.
+write nothing meanwhile: `RESIDENTS` may be on a GPU, and one of them computes where a service is up. A service that is
+killed before it has paused a job leaves it running; the next one pauses it. Exit code 1: a guarantee was violated.
 """
 
 import argparse
 import json
+import math
 import os
 import random
 import re
@@ -28,6 +29,8 @@ RESIDENTS = 3
 """Most jobs on a GPU, all but one of them paused."""
 BEAT_S = 0.05
 """Seconds between two lines of a worker."""
+SETTLE_S = 2.0
+"""Seconds that a service has, from when it listens, to pause what must not compute."""
 MIXED = 3
 """Number of lines in a row, each of them between two lines of another job that was not paused between them, from which
 two jobs compute at once. A switch makes one."""
@@ -69,6 +72,8 @@ class World:
         self.touched: set[str] = set()
         """Tickets of jobs of which a process was killed."""
         self.done = threading.Event()
+        self.up: list[tuple[float, float]] = []
+        """From when to when a service listened, on the clock of the ledger."""
 
     def carpool(self, *words: str, timeout: float = 30.0) -> subprocess.CompletedProcess:
         command = [sys.executable, "-m", "carpool.cli", *words, "--home", str(self.home)]
@@ -127,12 +132,16 @@ class World:
             doubtful = True
         self.unsure.add(ticket)
 
+    def is_up(self) -> bool:
+        """Return whether the present service listens."""
+        try:
+            return f'"pid": {self.service.pid}' in (self.home / "address.json").read_text()
+        except OSError:
+            return False
+
     def wait_until_up(self) -> None:
-        """Wait until the present service listens."""
-        address, until = self.home / "address.json", time.monotonic() + PATIENCE_S
-        while time.monotonic() < until and self.service.poll() is None:
-            if address.exists() and f'"pid": {self.service.pid}' in address.read_text():
-                return
+        until = time.monotonic() + PATIENCE_S
+        while time.monotonic() < until and self.service.poll() is None and not self.is_up():
             time.sleep(0.05)
 
     def client(self, number: int, seed: float) -> None:
@@ -197,7 +206,7 @@ def judge_ledger(world: World) -> list[str]:
             broken.append(f"{ticket} was complete as attempt {min(whole)} and ran again up to attempt {max(found)}")
         if not whole and ticket.partition(".")[0] not in world.touched:
             broken.append(f"{ticket} was never complete")
-    return broken + judge_residents(busy) + judge_computing(world.lines())
+    return broken + judge_residents(busy) + judge_computing(world.lines(), world.up)
 
 
 def judge_residents(busy: dict[str, list[tuple[int, int, str]]]) -> list[str]:
@@ -212,8 +221,8 @@ def judge_residents(busy: dict[str, list[tuple[int, int, str]]]) -> list[str]:
     return broken
 
 
-def judge_computing(lines: list[list[str]]) -> list[str]:
-    """Look for jobs on one GPU whose lines mix: one that is paused writes none until it goes on."""
+def judge_computing(lines: list[list[str]], up: list[tuple[float, float]]) -> list[str]:
+    """Look for jobs on one GPU whose lines mix while a service is up: one that is paused writes none."""
     broken = []
     written: dict[str, list[tuple[str, float]]] = defaultdict(list)
     for _, ticket, attempt, _, _, gpu, _, _, at in lines:
@@ -222,6 +231,7 @@ def judge_computing(lines: list[list[str]]) -> list[str]:
         mixed = 0
         for (one, before), (other, _), (again, after) in zip(found, found[1:], found[2:], strict=False):
             between = one == again != other and after - before < 3 * BEAT_S
+            between = between and any(since + SETTLE_S < before and after < until for since, until in up)
             mixed = mixed + 1 if between else 0
             if mixed == MIXED:
                 broken.append(f"GPU {gpu}: {one} and {other} computed at once")
@@ -239,14 +249,19 @@ def run(world: World, kills: int, drawn: random.Random) -> dict:
             if drawn.random() < 0.8:  # else it is killed while it starts
                 world.wait_until_up()
             until = time.monotonic() + drawn.choice([0.2, 1.0, 2.0, 3.0]) * drawn.uniform(0.5, 1.5)
+            since = math.inf
             while time.monotonic() < until:
+                since = min(since, time.monotonic() if world.is_up() else math.inf)
                 hits += drawn.random() < 0.2 and world.kill_a_process(drawn)
                 time.sleep(0.05)
             if world.service.poll() is not None:
                 raise SystemExit(f"the service ended by itself: {world.log.read_text()[-2000:]}")
+            world.up.append((since, time.monotonic()))
             world.service.kill()
             world.service.wait()
             world.serve()
+        world.wait_until_up()
+        world.up.append((time.monotonic(), math.inf))
     finally:
         world.done.set()
         for client in clients:

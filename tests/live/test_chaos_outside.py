@@ -22,8 +22,10 @@ def test_jobs_that_compute_at_once_are_found_and_a_pause_is_none():
     at_once = [beat for at in range(6) for beat in (("a", at), ("b", at))]
     paused = [*(("a", at) for at in range(4)), *(("b", at) for at in range(4, 9)), *(("a", at) for at in range(9, 12))]
     switch = [("a", 0), ("b", 1), ("a", 1), *(("b", at) for at in range(3, 9))]
-    assert chaos.judge_computing(ledger(*at_once)) == ["GPU node0:0: a attempt 1 and b attempt 1 computed at once"]
-    assert chaos.judge_computing(ledger(*paused)) == chaos.judge_computing(ledger(*switch)) == []
+    always = [(-9.0, 9.0)]
+    for up, found in ((always, 1), ([(-9.0, 0.0)], 0), ([(0.0, 9.0)], 0)):  # the service is killed, or has just begun
+        assert len(chaos.judge_computing(ledger(*at_once), up)) == found
+    assert chaos.judge_computing(ledger(*paused), always) == chaos.judge_computing(ledger(*switch), always) == []
 
 
 def test_more_residents_than_allowed_are_found():
