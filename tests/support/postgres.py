@@ -27,7 +27,9 @@ def binary(name: str) -> str | None:
 class PostgresServer:
     """A server. `url()` is the address of a database in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, durable: bool = False) -> None:
+        """`durable`: a commit waits for the disk, which tests do not need."""
+        self._durable = durable
         self.folder = Path(tempfile.mkdtemp(prefix="carpool-pg-"))
         self.data = self.folder / "data"
         self.port = _free_port()
@@ -49,7 +51,12 @@ class PostgresServer:
     def start(self) -> "PostgresServer":
         """Start the server, and return when it answers."""
         settings = {"listen_addresses": "127.0.0.1", "port": self.port, "unix_socket_directories": self.folder}
-        settings |= {"fsync": "off", "max_connections": 40, "shared_buffers": "16MB", "logging_collector": "off"}
+        settings |= {
+            "fsync": "on" if self._durable else "off",
+            "max_connections": 40,
+            "shared_buffers": "16MB",
+            "logging_collector": "off",
+        }
         command = [_needed("postgres"), "-D", str(self.data)]
         for name, value in settings.items():
             command += ["-c", f"{name}={value}"]
