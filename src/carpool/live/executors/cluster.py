@@ -8,7 +8,6 @@ only some time after that the node is lost and its jobs may run elsewhere. Logs 
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import secrets
@@ -82,6 +81,10 @@ class ClusterExecutor:
         self._leadership = options.leadership
         self.book = NodeBook(options.home.nodes)
         self._gangs: dict[GangKey, ClusterGang] = {}
+        self._present: dict[GangKey, tuple[GpuId, ...]] = {}
+        """The GPUs of each gang."""
+        self._on: dict[str, dict[GangKey, ClusterGang]] = {}
+        """The gangs with a part on each node."""
         self._listener: ExecutorListener | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._answers = 0
@@ -112,7 +115,21 @@ class ClusterExecutor:
         return [node.inventory for node in self.book.present]
 
     def present(self) -> Mapping[GangKey, tuple[GpuId, ...]]:
-        return {key: gang.gpus for key, gang in self._gangs.items()}
+        return self._present.copy()
+
+    def _enter(self, gang: ClusterGang) -> None:
+        self._gangs[gang.key] = gang
+        self._present[gang.key] = gang.gpus
+        for name in gang.parts:
+            self._on.setdefault(name, {})[gang.key] = gang
+
+    def _leave(self, gang: ClusterGang) -> None:
+        del self._gangs[gang.key], self._present[gang.key]
+        for name in gang.parts:
+            del self._on[name][gang.key]
+
+    def _gangs_on(self, node: str) -> list[ClusterGang]:
+        return list(self._on.get(node, {}).values())
 
     async def close(self) -> None:
         self._closed = True
@@ -145,7 +162,7 @@ class ClusterExecutor:
             if end is not None:
                 ends.append(end[0])
                 continue
-            self._gangs[key] = gang
+            self._enter(gang)
             for part in gang.parts.values():
                 self._lose_if_gone(gang, part)
         for ended in sorted(ends, key=lambda end: end.ended_at or 0.0):
@@ -171,7 +188,7 @@ class ClusterExecutor:
         if missing:  # the node was lost while the plan was written
             gang = ClusterGang(launch.key, {}, launch)
             ended = GangEnded(*launch.key, GangOutcome.NEVER_STARTED)
-            self._gangs[launch.key] = gang
+            self._enter(gang)
             asyncio.get_running_loop().call_soon(self._give_up, gang, ended)
             return
         shares = share_out(launch.gpus, places)
@@ -179,12 +196,12 @@ class ClusterExecutor:
         launch = replace(launch, checkpoints=str(self.home.checkpoints(launch.job)))
         gang = ClusterGang(launch.key, parts, launch, accumulation=launch.accumulation)
         gang.user = login_name(launch.uid) if launch.uid is not None else ""
-        self._gangs[launch.key] = gang
+        self._enter(gang)
         self._spawn(self._record(gang))
 
     def _give_up(self, gang: ClusterGang, ended: GangEnded) -> None:
         if self._gangs.get(gang.key) is gang:
-            del self._gangs[gang.key]
+            self._leave(gang)
             self.listener.gang_ended(ended)
 
     async def _record(self, gang: ClusterGang) -> None:
@@ -329,7 +346,7 @@ class ClusterExecutor:
         """Take everything that an agent says."""
         before = node.closed
         if state.leaving and not node.leaving:
-            gangs = frozenset(key for key, gang in self._gangs.items() if node.name in gang.parts)
+            gangs = frozenset(gang.key for gang in self._gangs_on(node.name))
             self.listener.node_fault(NodeFault(node.name, "the node leaves the cluster", gangs))
         node.heard, node.silent, node.leaving = True, False, state.leaving
         node.as_root, node.release = state.as_root, state.release
@@ -341,9 +358,8 @@ class ClusterExecutor:
         if state.parts is None:
             return
         told = {wire.read_key(name): part for name, part in state.parts.items()}
-        for key, gang in list(self._gangs.items()):
-            if node.name in gang.parts and gang.recorded:
-                gang.tell(node.name, told.get(key, PartState(Phase.UNKNOWN)))
+        for gang in self._gangs_on(node.name):
+            if gang.recorded and gang.tell(node.name, told.get(gang.key, PartState(Phase.UNKNOWN))):
                 self._follow(gang)
         if state.leaving and not any(part.phase is not Phase.GONE for part in told.values()):
             self._lose(node, f"node {node.name} left")
@@ -383,14 +399,14 @@ class ClusterExecutor:
 
     def _orders(self, node: ClusterNode) -> dict[str, PartOrder]:
         orders = {}
-        for key, gang in self._gangs.items():
-            if node.name not in gang.parts or not gang.recorded or gang.parts[node.name].lost:
+        for gang in self._gangs_on(node.name):
+            if not gang.recorded or gang.parts[node.name].lost:
                 continue
             order = gang.order(node.name)
             if order.want is Want.GO and order.port:
                 first = self.book.nodes.get(gang.first.share.node)
                 order = replace(order, address=first.record.address if first is not None else "")
-            orders[wire.key_text(key)] = order
+            orders[wire.key_text(gang.key)] = order
         return orders
 
     def _follow(self, gang: ClusterGang) -> None:
@@ -431,7 +447,7 @@ class ClusterExecutor:
             return
         if not gang.started and gang.up:
             self.listener.gang_started(gang.key, ended.ended_at)
-        del self._gangs[gang.key]
+        self._leave(gang)
         self._call_agents(gang)
         self.listener.gang_ended(ended)
 
@@ -460,10 +476,9 @@ class ClusterExecutor:
         self.book.change(node, lost=why, since=time.time())
         self.listener.note(f"{why}; it is no part of the cluster now")
         self.listener.nodes_changed()
-        for gang in list(self._gangs.values()):
-            if node.name in gang.parts:
-                gang.lose(node.name, why)
-                self._follow(gang)
+        for gang in self._gangs_on(node.name):
+            gang.lose(node.name, why)
+            self._follow(gang)
         node.changed.set()
 
     def give_up(self, name: str) -> None:
@@ -500,7 +515,7 @@ class ClusterExecutor:
             "address": record.address,
             "gpus": len(record.devices),
             "mechanism": record.mechanism,
-            "jobs": sum(node.name in gang.parts for gang in self._gangs.values()),
+            "jobs": len(self._on.get(node.name, ())),
             "lease_s": lease,
             "since": record.since,
             "shared_home": node.shared,
@@ -518,7 +533,7 @@ class ClusterExecutor:
 
     def has_job(self, node: str, job: str) -> bool:
         """Return whether a gang of a job has a part on a node."""
-        return any(key[0] == job and node in gang.parts for key, gang in self._gangs.items())
+        return any(gang.key[0] == job for gang in self._gangs_on(node))
 
     # ---- what is recorded ------------------------------------------------------------------------------------------
 
@@ -552,8 +567,11 @@ class ClusterExecutor:
 
 def _mark(orders: Mapping[str, PartOrder]) -> str:
     """Return a name for orders, by which an agent says that it has them."""
-    shown = {name: wire.plain(replace(order, launch=None)) for name, order in sorted(orders.items())}
-    return f"{zlib.crc32(json.dumps(shown).encode()):08x}"
+    shown = sorted(
+        (name, one.want, one.how, one.address, one.port, one.accumulation, one.switch, one.paused, one.swap)
+        for name, one in orders.items()
+    )
+    return f"{zlib.crc32(repr(shown).encode()):08x}"
 
 
 def _seconds(text: str | None, default: float) -> float:

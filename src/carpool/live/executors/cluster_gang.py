@@ -125,11 +125,12 @@ class ClusterGang:
 
     # ---- what agents say -------------------------------------------------------------------------------------------
 
-    def tell(self, node: str, state: PartState) -> None:
-        """Take what an agent says about its part."""
+    def tell(self, node: str, state: PartState) -> bool:
+        """Take what an agent says about its part; return whether something follows from it."""
         part = self.parts[node]
         if part.over:
-            return
+            return False
+        before = part.phase, part.state.switch if part.state is not None else 0, part.state is None
         if state.phase is Phase.UNKNOWN and part.seen:  # its files are gone, and so is what ran there
             part.lost = f"node {node} lost its files"
         elif state.phase is Phase.UNKNOWN and self.launch is None:  # an earlier service never told this agent
@@ -137,6 +138,8 @@ class ClusterGang:
         elif state.phase is not Phase.UNKNOWN:
             part.state = state
         self._note_end(part)
+        after = part.phase, part.state.switch if part.state is not None else 0, part.state is None
+        return part.over or before != after
 
     def lose(self, node: str, why: str) -> None:
         """Give up the part on a node that is lost."""
