@@ -6,10 +6,11 @@ An agent's token is good for these paths and for no other, and speaks for one no
 
 import asyncio
 import contextlib
+import json
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Request
@@ -20,15 +21,17 @@ from carpool.live.errors import NoSuchJob, WrongStatus
 from carpool.live.executors import wire
 from carpool.live.executors.cluster import ClusterExecutor
 from carpool.live.http import messages
-from carpool.live.http.api import ApiContext, Forbidden, Json, answers, api_context, me
+from carpool.live.http.api import ApiContext, Forbidden, Json, answers, api_context, me, status_of
 from carpool.live.http.auth import AGENT, Principal, digest, new_token
 from carpool.live.http.code_snapshot import pack
+from carpool.live.http.gate import App, Receive, Send
 
 router = APIRouter(tags=["nodes"])
 Me = Annotated[Principal, Depends(me)]
 Context = Annotated[ApiContext, Depends(api_context)]
 NodeName = Annotated[str, Path(pattern=r"^[a-z0-9][a-z0-9_.-]{0,62}$", max_length=63)]
-LARGE_BODIES = {"/v1/agents/sync": 16 << 20, "/v1/agents/logs": 1 << 20}
+SYNC = "/v1/agents/sync"
+LARGE_BODIES = {SYNC: 16 << 20, "/v1/agents/logs": 1 << 20}
 """Paths whose bodies are read as they arrive, with their limits in bytes."""
 BODY = {"required": True, "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
 
@@ -66,15 +69,46 @@ def _own_node(who: Principal) -> str:
 )
 async def sync(request: Request, context: Context, who: Me) -> Json:
     """Exchange what is on a node for what shall be there. Held for up to one second where nothing is new."""
+    return Json(await _exchange(context, who, await request.body()))
+
+
+async def _exchange(context: ApiContext, who: Principal, body: bytes) -> dict[str, Any]:
     node = _own_node(who)
     try:
-        data = await request.json()
+        data = json.loads(body)
     except (ValueError, RecursionError):
         raise InputError("the body is not JSON") from None
     state = wire.read(wire.NodeState, data)
     if state.node != node:
         raise Forbidden(f"this token speaks for node {node} only; `carpool nodes add` makes one for another node")
-    return Json(wire.plain(await _cluster(context).sync(state)))
+    found: dict[str, Any] = wire.plain(await _cluster(context).sync(state))
+    return found
+
+
+def with_quick_exchange(app: App, context: ApiContext) -> App:
+    """Return an application that answers exchanges without the framework, which takes three times as long as they do.
+    Everything else, and everything that is refused, goes the usual way."""
+
+    async def answer(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope.get("path") != SYNC or scope.get("method") != "POST":
+            await app(scope, receive, send)
+            return
+        parts, more = [], True
+        while more:
+            message = await receive()
+            parts.append(message.get("body", b""))
+            more = message.get("more_body", False)
+        body, status = b"".join(parts), 200
+        try:
+            found = await _exchange(context, scope["state"]["principal"], body)
+        except (InputError, Forbidden) as error:
+            status, found = status_of(error), {"error": " ".join(str(error).split())}
+        data = json.dumps(found, separators=(",", ":")).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": data})
+
+    return answer
 
 
 @router.post(

@@ -7,7 +7,6 @@ Routes are thin: they check whose job it is, call the service and answer in JSON
 import json
 import logging
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from time import time
@@ -65,6 +64,21 @@ class ApiContext:
 
 class Forbidden(Exception):
     """The user may not do that; the message says who may."""
+
+
+STATUSES: tuple[tuple[type[Exception], int], ...] = (
+    (Forbidden, 403),
+    (NoSuchJob, 404),
+    (WrongStatus, 409),
+    (Unavailable, 503),
+    (InputError, 422),
+)
+"""Statuses of refusals; the first that fits counts."""
+
+
+def status_of(error: Exception) -> int:
+    """Return the HTTP status of a refusal."""
+    return next((status for kind, status in STATUSES if isinstance(error, kind)), 500)
 
 
 class Json(JSONResponse):
@@ -132,25 +146,23 @@ def create_app(context: ApiContext) -> App:
     app.include_router(agent_routes.router, prefix="/v1")
     _document_security(app)
     large = {"/v1/snapshots": MAX_PACKED, **agent_routes.LARGE_BODIES}
-    return Gate(app, context.keyring.who, hosts=context.hosts, large_bodies=large, leads=context.leads)
+    return Gate(
+        agent_routes.with_quick_exchange(app, context),
+        context.keyring.who,
+        hosts=context.hosts,
+        large_bodies=large,
+        leads=context.leads,
+    )
 
 
 def _answer_errors(app: FastAPI) -> None:
-    statuses: Iterable[tuple[type[Exception], int]] = (
-        (Forbidden, 403),
-        (NoSuchJob, 404),
-        (WrongStatus, 409),
-        (Unavailable, 503),
-        (InputError, 422),
-    )
-
     def answering(status: int) -> Any:
         async def respond(request: Request, error: Exception) -> JSONResponse:
             return problem(status, " ".join(str(error).split()))
 
         return respond
 
-    for kind, status in statuses:
+    for kind, status in STATUSES:
         app.add_exception_handler(kind, answering(status))
 
     @app.exception_handler(RequestValidationError)

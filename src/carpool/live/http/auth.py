@@ -52,23 +52,30 @@ class Keyring:
     ) -> None:
         """`nodes`: those names of `digests` that belong to agents, with the nodes that they speak for."""
         self._digests = {ADMIN: admin_digest}
-        self._digests.update(digests or {})
-        self._nodes = dict(nodes or {})
+        self._agents: dict[str, Principal] = {}
+        """Agents by the digests of their tokens: there may be thousands."""
+        for name, known in (digests or {}).items():
+            self.add(name, known, (nodes or {}).get(name, ""))
 
     def who(self, token: str) -> Principal | None:
         offered, found = digest(token), None
         for name, known in self._digests.items():  # all of them, so that the time does not reveal which one was close
             if hmac.compare_digest(offered, known):
                 found = name
-        return None if found is None else Principal(found, found == ADMIN, self._nodes.get(found, ""))
+        if found is None:
+            return self._agents.get(offered)  # the time tells about digests only, which nobody can choose
+        return Principal(found, found == ADMIN)
 
     def add(self, name: str, known: str, node: str = "") -> None:
-        self._digests[name] = known
+        """Accept a token by its digest; `node`: the one that an agent's token speaks for."""
         if node:
-            self._nodes[name] = node
+            self._agents[known] = Principal(name, node=node)
+        else:
+            self._digests[name] = known
 
     def revoke(self, name: str) -> None:
         self._digests.pop(name, None)
+        self._agents = {known: agent for known, agent in self._agents.items() if agent.name != name}
 
 
 def admin_token(path: Path) -> str:
