@@ -2,10 +2,13 @@
 
 import asyncio
 import random
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+import carpool
 from carpool.errors import InputError
 from carpool.live.errors import Unavailable, WrongStatus
 from carpool.live.executors import wire
@@ -104,6 +107,27 @@ async def test_an_agent_that_leaves_is_waited_for_by_nobody(tmp_path):
         await listener.wait_for_end(KEY)
         await asyncio.wait_for(world.running.pop("a"), 20)
         assert [node.id for node in executor.nodes()] == ["b"]
+
+
+HOSTILE = """
+import os, time
+from carpool.channel import Report, ReportWriter
+writer = ReportWriter(os.environ["CARPOOL_WORKER_DIR"])
+writer.write(Report(attempt=1, iteration=2**63, peak_memory=2**63, total=2**63))
+time.sleep(600)
+"""
+
+
+async def test_a_worker_with_impossible_reports_does_not_silence_its_node(tmp_path):
+    async with agent_world(tmp_path) as world, opened(world.make_executor) as (executor, listener):
+        env = {"PYTHONPATH": str(Path(carpool.__file__).parents[1])}
+        executor.launch(replace(launch((0,), (sys.executable, "-c", HOSTILE)), env=env))
+        await listener.wait_for_start(KEY)
+        local = world.agents["a"].executor
+        await eventually(lambda: (report := local.report(KEY)) is not None and report.iteration == 2**63)
+        executor.launch(launch((1,), ("sh", "-c", "exit 3"), ("2", 1)))
+        assert (await listener.wait_for_end(("2", 1))).exit_code == 3
+        assert executor.report(KEY) is None
 
 
 # ---- what the service refuses ----------------------------------------------------------------------------------------

@@ -10,7 +10,9 @@ from pathlib import Path
 
 from carpool.channel import Report, read_json
 from carpool.core.model import GpuId
+from carpool.errors import InputError
 from carpool.live.clock import since_boot
+from carpool.live.executors import wire
 from carpool.live.executors.base import GangEnded, GangKey, NodeFault
 from carpool.live.executors.local import LocalExecutor
 from carpool.live.executors.wire import PartState, Phase, RankRow, Remark, key_text
@@ -114,6 +116,8 @@ def part_state(part: NodePart, executor: LocalExecutor) -> PartState:
     started = None if part.started_at is None else max(0.0, now - part.started_at)
     if part.ended is not None and part.logged:
         ended, at = replace(part.ended, ended_at=None), part.ended.ended_at
+        if not _can_be_told(ended):
+            ended = GangEnded(*part.key, part.ended.outcome, part.ended.reason)
         ago = None if at is None else max(0.0, now - at)
         return PartState(Phase.GONE, part.port, started, ended, ago, ranks=_ranks(part, executor))
     waiting = executor.gate.ports.get(part.key)
@@ -135,7 +139,18 @@ def part_state(part: NodePart, executor: LocalExecutor) -> PartState:
 
 
 def first_report(part: NodePart, executor: LocalExecutor) -> Report | None:
-    return executor.report(part.key) if part.ended is None else None
+    """Return the report of the first worker here. Workers write it themselves: one with a number that the service would
+    not read is left out, because the service would refuse all that the agent says."""
+    found = executor.report(part.key) if part.ended is None else None
+    return found if found is None or _can_be_told(found) else None
+
+
+def _can_be_told(value: Report | GangEnded) -> bool:
+    try:
+        wire.read(type(value), wire.plain(value))
+    except InputError:
+        return False
+    return True
 
 
 def meeting_port(directory: Path) -> int:
