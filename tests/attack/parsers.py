@@ -25,8 +25,10 @@ from carpool.errors import InputError
 from carpool.field_types import FieldError
 from carpool.job_schema import FIELDS
 from carpool.live.commands import job_file
-from carpool.live.executors import gang
+from carpool.live.executors import gang, wire
+from carpool.live.executors.cluster_gang import END_FILE, PARTS_FILE, read_end, read_parts
 from carpool.live.executors.memory import MemoryExecutor
+from carpool.live.executors.nodes import NodeBook
 from carpool.live.executors.processes import ProcessIdentity
 from carpool.live.executors.registry import check_executor
 from carpool.live.home import Home
@@ -299,6 +301,28 @@ async def _ask_everything(home: Home) -> None:
         await service.close()
 
 
+def exchange(data: bytes, folder: Path) -> None:
+    """Both messages between an agent and its service."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        raise InputError("the body is not JSON") from None
+    kind = wire.NodeOrders if isinstance(found, dict) and "orders" in found else wire.NodeState
+    message = wire.read(kind, found)
+    for name in (message.orders if kind is wire.NodeOrders else message.parts) or ():
+        wire.read_key(name)
+
+
+def cluster_files(data: bytes, folder: Path) -> None:
+    """The files that the service keeps about its nodes and about gangs over nodes."""
+    for name in (PARTS_FILE, END_FILE):
+        (folder / name).write_bytes(data)
+    read_parts(folder, ("1", 1))
+    read_end(folder)
+    (folder / "nodes.json").write_bytes(data)
+    NodeBook(folder / "nodes.json").load()
+
+
 PARSERS = {
     "yaml": Parser(written("job.yaml", job_file.read), seeds=tuple(OLD.glob("job_files/*.y*ml"))),
     "toml": Parser(written("job.toml", job_file.read), seeds=tuple(OLD.glob("job_files/*.toml"))),
@@ -322,6 +346,8 @@ PARSERS = {
     "control": Parser(control, ()),
     "gang": Parser(gang_files, (), weight=0.5),
     "home": Parser(home_files, (), weight=0.5),
+    "exchange": Parser(exchange),
+    "cluster-files": Parser(cluster_files),
 }
 """All of them, by name."""
 
