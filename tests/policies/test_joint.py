@@ -272,7 +272,7 @@ class TestStarvation:
         assert [d.job for d in plan][:1] == ["old"]
 
     def test_a_paused_job_can_be_weighed_on_gpus_that_a_starved_job_waits_for(self):
-        jobs = (running("p", on=[0, 1], left=1000.0), pending("s", left=50.0))
+        jobs = (running("p", on=[0, 1], left=1000.0), pending("s", left=50.0), pending("w", gpus=2, left=10.0))
         state = given(cluster("1x2"), *jobs).state(Carpool().key)
         p, starved = (state.jobs[name] for name in ("p", "s"))
         pause = Decision("p", Allocation(p.gpus, p.accumulation, None, False), "turn")
