@@ -6,6 +6,7 @@ the kinds of cells for each shape of guest.
 """
 
 from collections.abc import Mapping, Sequence
+from math import inf
 
 from carpool.core.model import Job
 from carpool.core.perf import Mate, PerformanceModel
@@ -60,34 +61,35 @@ class CellSpeeds:
 
     def ends(self, left: Sequence[float], jobs: int) -> list[float]:
         """Return the seconds until each job of a set is done, by its time left alone; 0 for jobs that are not there."""
-        rest, ends, now = list(left), [0.0] * len(left), 0.0
-        while jobs:
-            slowdowns = self.slowdowns(jobs)
-            step = min([rest[n] * xi for n, xi in slowdowns])
-            now += step
-            for n, xi in slowdowns:
-                rest[n] -= step / xi
-                if rest[n] <= DONE * left[n]:
-                    ends[n] = now
-                    jobs ^= 1 << n
+        ends = [0.0] * len(left)
+        self._run(left, list(left), jobs, ends)
         return ends
 
     def ends_after(self, left: Sequence[float], startup: float) -> list[float]:
         """Return the seconds until each job is done if the guest computes after `startup` seconds."""
         if not startup:
             return self.ends(left, self.all)
-        rest, ends, now, jobs = list(left), [0.0] * len(left), 0.0, self.hosts
-        while jobs and now < startup:
+        rest, ends = list(left), [0.0] * len(left)
+        jobs = self._run(left, rest, self.hosts, ends, until=startup)
+        joined = self.ends(rest, jobs | GUEST)
+        return [end or startup + later for end, later in zip(ends, joined, strict=True)]
+
+    def _run(self, left: Sequence[float], rest: list[float], jobs: int, ends: list[float], until: float = inf) -> int:
+        """Let a set of jobs run beside each other until they are done, or until then. Return those that are not done.
+
+        `rest` is what each of them has left of `left`, and `ends` gets the ends.
+        """
+        now = 0.0
+        while jobs and now < until:
             slowdowns = self.slowdowns(jobs)
-            step = min([startup - now, *(rest[n] * xi for n, xi in slowdowns)])
+            step = min([until - now, *[rest[n] * xi for n, xi in slowdowns]])
             now += step
             for n, xi in slowdowns:
                 rest[n] -= step / xi
                 if rest[n] <= DONE * left[n]:
                     ends[n] = now
                     jobs ^= 1 << n
-        joined = self.ends(rest, jobs | GUEST)
-        return [end or startup + later for end, later in zip(ends, joined, strict=True)]
+        return jobs
 
     def join_later(self, left: Sequence[float], alone: Sequence[float]) -> float:
         """Return the sum of all ends if the guest joins once the first resident has left.
