@@ -225,10 +225,14 @@ class JoinCandidates:
         gpus = draft.gpus_of(record)
         if len(gpus) == 1:
             return []
-        cells = {there: gpu for gpu in gpus if len(there := draft.jobs_on(gpu)) > 1 and there not in simulated}
+        cells = {}
+        for gpu in gpus:
+            there = tuple([resident.record for resident in draft.active_on(gpu)])
+            if len(there) > 1 and there not in simulated:
+                cells[there] = gpu
         steps: list[Until] = []
         for gpu in cells.values():
-            mates = [mate for mate in draft.residents(gpu) if mate.record is not record]
+            mates = [mate for mate in draft.active_on(gpu) if mate.record is not record]
             mates.sort(key=lambda mate: (objective.end(mate.record), mate.record.seq))
             for index, mate in enumerate(mates):
                 beside = [(m.record.job, m.accumulation) for m in mates[index:]]
