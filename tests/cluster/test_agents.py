@@ -144,6 +144,17 @@ def test_an_agents_token_is_good_for_its_node_only(world):
     assert refused.value.status == 403
 
 
+def test_commands_show_the_nodes(world):
+    home = ["--home", str(world.home)]
+    shown = subprocess.run([*worlds.COMMAND, "nodes", *home], capture_output=True, text=True, env=worlds.environment())
+    assert [line.split()[:4] for line in shown.stdout.splitlines()[2:]] == [[n, "open", "hand", "2"] for n in "ab"]
+    checked = subprocess.run(
+        [*worlds.COMMAND, "doctor", *home, "--json"], capture_output=True, text=True, env=worlds.environment()
+    )
+    found = {row["what"]: row["level"] for row in json.loads(checked.stdout) if row["what"].startswith("node ")}
+    assert found == {"node a": "ok", "node b": "ok"}
+
+
 def test_no_secret_is_where_jobs_can_read_it(world):
     token = (world.folder / "a.token").read_bytes()
     job = world.submit("sh", "-c", "env; sleep 30")

@@ -24,6 +24,7 @@ async def test_a_job_can_be_submitted_before_the_first_node_has_joined(quick_hom
         await settle(service)
         assert status(service, job) == "pending"
         assert service.queries.gpus()["nodes"] == []
+        assert "It needs 4 GPUs, and the nodes that are here have 0." in service.queries.explain(job)["sentences"]
         executor.node_names = ["a", "b"]
         executor.listener.nodes_changed()
         await settle(service)
@@ -108,6 +109,8 @@ async def test_a_closed_node_gets_no_job_until_it_opens(quick_home):
         jobs = [await one(service, shell("true")) for _ in range(2)]
         await settle(service)
         assert [launch.gpus for launch in executor.launched] == [(1,)]
+        waiting = next(job for job in jobs if status(service, job) == "pending")
+        assert "Node a takes no new job: it is silent." in service.queries.explain(waiting)["sentences"]
         executor.shut = frozenset()
         executor.listener.nodes_changed()
         await settle(service)

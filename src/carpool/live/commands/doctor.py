@@ -24,7 +24,7 @@ from carpool.live.commands.doctor_database import examine_database
 from carpool.live.commands.options import database_option, home_option, json_option, print_json
 from carpool.live.commands.system_service import unit_file, unit_problem
 from carpool.live.home import OWN_JSON_BYTES, Home, read_json
-from carpool.live.http.client import ENV_URL, Client, Unreachable
+from carpool.live.http.client import ENV_URL, Client, Refusal, Unreachable
 from carpool.live.text import printable, size, span
 
 LITTLE_DISK = 1 << 30
@@ -181,6 +181,27 @@ def _service(place: Home, home: Path | None) -> Iterator[Diagnosis]:
     yield from _retention(client)
     gpus = client.get("/v1/gpus")
     yield Diagnosis("sharing", "ok", str(gpus.get("mechanism", "unknown")))
+    yield from _nodes(client)
+
+
+def _nodes(client: Client) -> Iterator[Diagnosis]:
+    """Say which nodes of a cluster take jobs, and what is the matter with the others."""
+    try:
+        rows = client.get("/v1/nodes")["nodes"]
+    except Refusal:  # a service that runs jobs on its own machine
+        return
+    for row in rows:
+        name, state = f"node {row['node']}", row["state"]
+        if state == "awaited":
+            yield Diagnosis(name, "note", "has a token and never joined", f"`carpool agent --name {row['node']}` there")
+        elif state == "open" and row["release"] != __version__:
+            yield Diagnosis(name, "warning", f"its agent runs release {row['release']}", "restart it; jobs run on")
+        elif state == "open" and not row["shared_home"]:
+            yield Diagnosis(name, "note", "does not see the service's home", "jobs that span nodes are refused there")
+        elif state == "open":
+            yield Diagnosis(name, "ok", f"{row['gpus']} GPUs, lease {span(row['lease_s'])}")
+        else:
+            yield Diagnosis(name, "warning", f"{state}: {row['why']}", "see `carpool nodes` and the agent's output")
 
 
 def _retention(client: Client) -> Iterator[Diagnosis]:

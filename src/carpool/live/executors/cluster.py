@@ -500,7 +500,7 @@ class ClusterExecutor:
 
     def node_rows(self) -> list[dict[str, Any]]:
         """Return the nodes as operators see them."""
-        return [self._row(node) for node in self.book.nodes.values()]
+        return [self._row(self.book.nodes[name]) for name in sorted(self.book.nodes)]
 
     def _row(self, node: ClusterNode) -> dict[str, Any]:
         record = node.record

@@ -76,6 +76,7 @@ class ClusterNode:
     use: dict[GpuId, GpuUse] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when its orders may be others than before."""
+    _shown: tuple[NodeRecord, str, NodeInventory] | None = None
 
     @property
     def name(self) -> str:
@@ -109,13 +110,17 @@ class ClusterNode:
     @property
     def inventory(self) -> NodeInventory:
         record = self.record
+        if self._shown is not None and self._shown[:2] == (record, self.closed):
+            return self._shown[2]
         slots = tuple(
             GpuSlot(gpu, record.name, row.index, row.uuid, row.device)
             for gpu, row in zip(self.gpus, record.devices, strict=True)
         )
-        return NodeInventory(
+        found = NodeInventory(
             record.name, slots, record.memory, record.mechanism, record.why, record.can_swap, closed=self.closed
         )
+        self._shown = record, self.closed, found
+        return found
 
 
 class NodeBook:
@@ -124,6 +129,7 @@ class NodeBook:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.nodes: dict[str, ClusterNode] = {}
+        self._texts: dict[str, tuple[NodeRecord, str]] = {}
 
     def load(self) -> None:
         """Read the nodes of earlier services. Raise `InputError` for a file that cannot be read: without the numbers of
@@ -139,9 +145,17 @@ class NodeBook:
 
     def save(self) -> None:
         """Write the nodes; durable on return."""
-        records = [wire.plain(node.record) for node in self.nodes.values()]
-        write_private(self._path, json.dumps({"nodes": records}, indent=1))
+        texts = ",\n".join([self._text(node.record) for node in self.nodes.values()])
+        write_private(self._path, f'{{"nodes": [\n{texts}\n]}}\n')
         sync_directory(self._path.parent)
+
+    def _text(self, record: NodeRecord) -> str:
+        """Return a record as JSON. Many nodes may join at once, and each writes all."""
+        known, text = self._texts.get(record.name, (None, ""))
+        if known is not record:
+            text = json.dumps(wire.plain(record))
+            self._texts[record.name] = record, text
+        return text
 
     @property
     def present(self) -> list[ClusterNode]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 from carpool.belief.model import Belief
+from carpool.core.model import Status
 from carpool.core.record import JobRecord
 from carpool.core.state import State
 from carpool.core.trial import Trial
@@ -162,11 +163,23 @@ class Queries:
             if self.state.jobs[job].warming_up:
                 more.append("It starts up: it has made no step, and slows no other job down so far.")
             more += [f"It cannot start: {doubt}."] if doubt else []
+            more += self._absent_nodes(job)
             more += [f"{failure[0].upper()}{failure[1:]}."] if failure else []
             return {**answer, "sentences": [*answer["sentences"], *more]}
         row = {key: value for key, value in self.show(job).items() if key not in ("spec", "attempts")}
         why = f": {row['reason']}" if row["reason"] else ""
         return {**row, "sentences": [f"Job {job} has {row['status']}{why}.", *row["receipt"]["sentences"]]}
+
+    def _absent_nodes(self, job: str) -> list[str]:
+        """Say which nodes a waiting job cannot use now, and whether those that are here suffice for it."""
+        record = self.state.jobs[job]
+        if record.status is not Status.PENDING:
+            return []
+        lines = [f"Node {node.id} takes no new job: {node.closed}." for node in self.inventory.nodes if node.closed]
+        here = sum(len(node.slots) for node in self.inventory.nodes)
+        if record.job.gpus > here:
+            lines.append(f"It needs {record.job.gpus} GPUs, and the nodes that are here have {here}.")
+        return lines
 
     async def dry_run(self, spec: Spec, user: str) -> Row:
         """Return what would happen to a job: `where` (GPUs or None), `mates`, `start`, `end` with range and source."""
