@@ -30,6 +30,7 @@ from tests.support.postgres import PASSWORD, PostgresServer
 LEADS_S = 30.0
 """Seconds after a fault within which a service must lead again, on a busy machine."""
 SIDES = 2
+chaos_outside.RESIDENTS = 1  # no job is paused here, so that the judge can be strict: one job on a GPU at any time
 
 
 class SharedWorld(chaos_outside.World):
@@ -50,7 +51,8 @@ class SharedWorld(chaos_outside.World):
         """Start the services that do not run."""
         address = self.direct.replace(f":{self.server.port}/", f":{self.relay.port}/")
         words = ["serve", "--home", str(self.home), "--port", "0", "--database", address]
-        words += ["--gpus", str(chaos_outside.GPUS), "--jobs-per-gpu", "1", "--resident-per-gpu", "1"]
+        words += ["--gpus", str(chaos_outside.GPUS), "--jobs-per-gpu", "1"]
+        words += ["--resident-per-gpu", str(chaos_outside.RESIDENTS)]
         for side, process in enumerate(self.sides):
             if process is None or process.poll() is not None:
                 if process is not None and process.returncode != -signal.SIGKILL:
