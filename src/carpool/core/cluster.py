@@ -86,7 +86,8 @@ class Cluster:
                 unused.append(gpu)
         if unused:
             self.free.give(unused)
-        self.note_activity(record.gpus)
+        if self.with_paused:
+            self.note_activity(record.gpus)
 
     def note_activity(self, gpus: tuple[GpuId, ...]) -> None:
         """Find out which of these GPUs hold paused jobs, and which hold no others: a job of theirs left, was paused or

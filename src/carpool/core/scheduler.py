@@ -53,18 +53,12 @@ class Scheduler:
         self.policy = policy
         self.state = State(perf, policy.key, jobs_per_gpu, resident_per_gpu)
         self.strict = strict
+        self.in_rounds = bool(getattr(policy, "in_rounds", False))
+        self.pauses = bool(getattr(policy, "pauses", False))
         self.policy_calls = 0
         """Number of times that the policy decided."""
         self.refused: deque[IllegalPlan] = deque(maxlen=100)
         """The latest decisions that broke a rule. Where `strict` is off (live), only these are refused."""
-
-    @property
-    def in_rounds(self) -> bool:
-        return bool(getattr(self.policy, "in_rounds", False))
-
-    @property
-    def pauses(self) -> bool:
-        return bool(getattr(self.policy, "pauses", False))
 
     def step(self, now: float, events: Iterable[Event], *, wake: bool = False) -> Planned | None:
         """Apply events, ask the policy, check its plan, apply it as `Planned`, and return it to the driver.

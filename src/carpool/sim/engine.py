@@ -165,7 +165,8 @@ class Engine:
             wake = wake or self.belief.needs_decision
         while batch or wake:
             planned = self._deliver(now, batch, wake)
-            self._pause_those_without_a_turn(now, batch)
+            if scheduler.pauses:
+                self._pause_those_without_a_turn(now, batch)
             batch, wake = self._act(now, planned.decisions) if planned is not None else [], False
             moved = [record for record in pace_changes if record.iteration_s]  # the same plan may have paused it since
             for record in moved:
