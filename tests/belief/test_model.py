@@ -15,7 +15,7 @@ from carpool.belief.prior import believe, busy_of, kappa_of
 from carpool.core import events as ev
 from carpool.core import snapshot
 from carpool.core.codec import decode, encode
-from carpool.core.learning import LearningModel, ModelChange, Observation
+from carpool.core.learning import LearningModel, ModelChange, Observation, StartUp
 from carpool.core.model import Allocation, Decision, Job, Node
 from carpool.core.perf import (
     ConstantInterference,
@@ -507,3 +507,13 @@ class LearningLife(Life):
 
 LearningLife.TestCase.settings = settings(max_examples=cases(100), stateful_step_count=40)
 TestLearningLife = LearningLife.TestCase
+
+
+def test_only_what_may_be_a_training_is_expected_to_start_up():
+    known = belief()
+    train, command, named = (job("a", model=name) for name in ("script:train.py:1f", "script:sleep:2e", "plain"))
+    assert [known.startup_s(one) for one in (train, command, named)] == [5.0, 0.0, 0.0]
+    known.learn_startup(StartUp(job("b", model="script:other.py:3d"), 8.0))
+    assert [known.startup_s(one) for one in (train, command, named)] == [8.0, 0.0, 8.0]
+    known.learn_startup(StartUp(command, 2.0))
+    assert known.startup_s(command) == 2.0

@@ -21,6 +21,7 @@ from carpool.belief.pairs import (
     PairBelief,
     UnknownPairs,
     is_python_script,
+    is_script,
     job_class,
 )
 from carpool.belief.speeds import NOTICEABLE, SpeedKey, Speeds, StartUps
@@ -183,8 +184,12 @@ class Belief:
         self.tried.update([(own, other), (other, own)])
 
     def startup_s(self, job: Job) -> float:
-        known = self.startups.seconds(job.model)
-        return known if known is not None else TRAINING_STARTUP_S if is_python_script(job.model) else 0.0
+        own, overall = self.startups.mean_s.get(job.model), self.startups.overall_s
+        if own is not None:
+            return own
+        if is_python_script(job.model):
+            return TRAINING_STARTUP_S if overall is None else overall
+        return 0.0 if is_script(job.model) else overall or 0.0  # a command that is no training computes at once
 
     def scaling(self, job: Job) -> Scaling | None:
         return self.times.scaling(job) if job.model in self.fitted.tasks else None

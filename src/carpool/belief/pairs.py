@@ -58,9 +58,14 @@ SCRIPT = "script:"
 """Beginning of the models of jobs that are known by what they run."""
 
 
+def is_script(model: str) -> bool:
+    """Return whether a job with this model is known by what it runs."""
+    return model.startswith(SCRIPT)
+
+
 def is_python_script(model: str) -> bool:
     """Return whether a job with this model runs a Python script, which is most likely a training."""
-    return model.startswith(SCRIPT) and ".py:" in model
+    return is_script(model) and ".py:" in model
 
 
 @lru_cache(maxsize=4096)

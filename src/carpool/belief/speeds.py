@@ -89,10 +89,6 @@ class StartUps:
         moved = abs(self.mean_s[family] - (overall or 0.0 if before is None else before))
         return moved > NOTICEABLE_STARTUP_S or abs(self.overall_s - (overall or 0.0)) > NOTICEABLE_STARTUP_S
 
-    def seconds(self, family: str) -> float | None:
-        """Return the start-up that is expected of a family; None: no job took time to start."""
-        return self.mean_s.get(family, self.overall_s)
-
 
 @dataclass(slots=True)
 class Speeds:
