@@ -128,7 +128,7 @@ class Hosts:
         if self.only_active and not record.active:
             return None
         job = record.job
-        alone_on = tuple([gpu for gpu in record.gpus if len(self._counted(gpu)) == 1 and self._has_room(gpu)])
+        alone_on = self._alone_on(record)
         if not alone_on:
             return None
         kind = HostKind(
@@ -137,6 +137,14 @@ class Hosts:
         if len(alone_on) == len(record.gpus) and record.computing:
             return kind
         return OtherHost(record, kind, alone_on)
+
+    def _alone_on(self, record: JobRecord) -> tuple[GpuId, ...]:
+        """Return the GPUs on which a job is the only one that counts, and another may join it."""
+        cluster = self.cluster
+        if self.only_active or cluster.topology.closed or cluster.resident_per_gpu == 1:
+            return tuple([gpu for gpu in record.gpus if len(self._counted(gpu)) == 1 and self._has_room(gpu)])
+        residents = cluster.residents  # mostly, and asked often
+        return tuple([gpu for gpu in record.gpus if len(residents[gpu]) == 1])
 
     def _counted(self, gpu: GpuId) -> tuple[JobRecord, ...]:
         """Return the residents of a GPU that count."""
