@@ -48,6 +48,10 @@ class Job:
     """The scheduler may pause the job. Its owner may pause it in any case."""
 
 
+MOST_GPUS = 1 << 24
+"""Numbers of GPUs are below this one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """A machine: the ids of its GPUs and the memory of each."""
@@ -57,6 +61,11 @@ class Node:
     memory: int
     can_swap: bool = False
     """The memory that a paused job of one GPU holds there can be moved to main memory and back."""
+
+    def __post_init__(self) -> None:
+        """Refuse a number of a GPU that a damaged journal may contain: sets of GPUs have a bit for each number."""
+        if not all(0 <= gpu < MOST_GPUS for gpu in self.gpus):
+            raise ValueError(f"node {self.id}: has a GPU with an impossible number")
 
 
 @dataclass(frozen=True, slots=True)
