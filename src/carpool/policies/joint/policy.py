@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from carpool.core.draft import Draft
-from carpool.core.model import Decision, Status
+from carpool.core.model import Decision, JobId, Status
 from carpool.core.view import JobView, ScanView, View
 from carpool.policies.base import BasePolicy, Explanation, option, shortest_first
 from carpool.policies.joint.cell_speeds import CellSpeedsCache
@@ -317,16 +317,18 @@ class JointPass:
         """Pause the mates of a job for a moment, if nobody knows how fast it is alone."""
         mates = self.trying.in_the_way(job) if self.trying is not None else []
         for mate in mates:
-            self.draft.pause(mate, f"paused for a moment, to see how fast {job.job.id} is alone", trial=job.job.id)
+            self._pause_for_look(mate, job, trial=job.job.id)
         if mates:
             self._keep_apart([job, *mates])
+
+    def _pause_for_look(self, mate: JobView, job: JobView, trial: JobId | None = None) -> None:
+        self.draft.pause(mate, f"paused for a moment, to see how fast {job.job.id} is alone", trial=trial)
 
     def _continue_trial(self, guest: JobView, hosts: Sequence[JobView]) -> None:
         draft, measure = self.draft, guest.computing and not guest.alone_seen
         for host in hosts:
             if measure and host.computing and host.job.can_pause and host.batch is None:
-                why = f"paused for a moment, to see how fast {guest.job.id} is alone"
-                draft.pause(host, why, trial=guest.job.id)
+                self._pause_for_look(host, guest, trial=guest.job.id)
             elif not measure and host.status is Status.PAUSED and self._may_go_on(host):
                 draft.resume(host, f"it goes on beside {guest.job.id}, to see how fast both are", trial=guest.job.id)
         if measure:
@@ -337,7 +339,7 @@ class JointPass:
         for resident in [one for gpu in guest.gpus for one in self.draft.active_on(gpu)]:
             mate = resident.record
             if mate.computing and mate.seq not in self.objective.moved and mate.job.can_pause and mate.batch is None:
-                self.draft.pause(mate, f"paused for a moment, to see how fast {guest.job.id} is alone")
+                self._pause_for_look(mate, guest)
                 self._keep_apart([mate])
 
     def _may_go_on(self, host: JobView) -> bool:
