@@ -31,12 +31,24 @@ from carpool.field_types import (
     YesNo,
     shown,
 )
+from carpool.notices import NoticeTargets
 from carpool.sweeps import SweepValues
 
 MAX_NUMBER = 10**12
 """Largest number of a field: sums of larger times lose their milliseconds."""
 PRIORITY = WholeNumber(-(10**6), 10**6)
 """Range of priorities, also of the highest one that an administrator allows a user."""
+
+LIMIT = Duration(1.0, MAX_NUMBER)
+"""Range of time limits."""
+GROUP_FIELDS: dict[str, FieldType] = {
+    "weight": RealNumber(1e-3, 1e6),
+    "guarantee": WholeNumber(0, 10**6),
+    "cap": WholeNumber(0, 10**6),
+    "default_limit_s": LIMIT,
+    "max_limit_s": LIMIT,
+}
+"""What an operator says about a group of users: the fields of `core.model.UserGroup`."""
 
 
 class Edge(Flag):
@@ -167,7 +179,17 @@ class Spec:
         old_names=("time_s",),
         old_short_names=("time",),
     )
+    limit_s: float | None = job_field(
+        LIMIT,
+        "Longest time that the job may compute, such as 6h; then it saves and ends. Pauses do not count.",
+        default_text="that of the group",
+    )
+    requeue: bool = job_field(
+        YesNo(), "At its limit, go back into the queue and go on from the checkpoint.", default=False
+    )
     user: str = job_field(Label(), "User that the job belongs to.", default="", edges=Edge.COLUMN)
+    group: str = job_field(Label(), "Group whose share of the cluster the job uses.", default="", edges=Edge.COLUMN)
+    project: str = job_field(Label(), "Project that `carpool usage` counts the job for.", default="")
     can_shrink: bool | None = job_field(
         YesNo(),
         "Allow the scheduler to split the batch into micro-batches.",
@@ -198,7 +220,10 @@ class Spec:
         edges=Edge.COLUMN,
     )
     can_checkpoint: bool = job_field(
-        YesNo(), "Allow the scheduler to suspend the job and resume it later.", default=True, edges=Edge.COLUMN
+        YesNo(),
+        "Allow the scheduler to suspend the job and resume it later.",
+        default=True,
+        negated="--no-checkpoint",
     )
     env: Mapping[str, str] = job_field(
         Variables(), "Environment variable for the workers.", default_factory=dict, edges=LIVE
@@ -225,6 +250,23 @@ class Spec:
         default=True,
         edges=LIVE,
         negated="--no-watch",
+    )
+    terminal: bool = job_field(
+        YesNo(),
+        "Give the command a terminal, which `carpool attach` reaches: one process that has all GPUs.",
+        default=False,
+        edges=LIVE,
+    )
+    idle_s: float | None = job_field(
+        Duration(1.0, 30 * 86_400.0),
+        "Time without a key or output after which a job with a terminal ends.",
+        edges=LIVE,
+        default_text="30m",
+    )
+    notify: Mapping[str, str] | None = job_field(
+        NoticeTargets(),
+        "Send a notice at start, end, failure, limit or slowdown:1.5 to a URL, slack:URL, ntfy:URL or mailto:ADDRESS.",
+        edges=LIVE,
     )
     array: str | None = job_field(
         ArrayIndexes(),

@@ -9,6 +9,9 @@ from collections.abc import Iterable, Sequence
 Until = tuple[float, float]
 """A time and the slow-down that lasts until then."""
 
+Change = tuple[float, float, int]
+"""A time from which GPUs are free, the time from which they will be free instead, and the number of these GPUs."""
+
 
 class Availability:
     """The times from which GPUs are free, one for each GPU, soonest first."""
@@ -39,6 +42,24 @@ class Availability:
             raise ValueError(f"fewer than {gpus} GPUs become free at {moment}")
         del moments[index : index + gpus]
 
+    def change(self, changes: Iterable[Change]) -> None:
+        """Let GPUs be free at other times."""
+        for before, after, gpus in changes:
+            self.remove(before, gpus)
+            self.add(after, gpus)
+
+    def first_after(self, changes: Sequence[Change], number: int) -> list[float]:
+        """Return the first `number` moments, or a few more, as they would be with some changes.
+
+        The changes take no more GPUs away than they name, so moments later than that many more do not matter.
+        """
+        first = Availability(self.moments[: number + sum([gpus for _, _, gpus in changes])])
+        for before, after, gpus in changes:
+            index = bisect_left(first.moments, before)
+            del first.moments[index : index + gpus]
+            first.add(after, gpus)
+        return first.moments
+
 
 def finish(start: float, work: float, steps: Iterable[Until]) -> float:
     """Return when a job is done that has `work` seconds left alone at `start`, under slow-downs that end on the way.
@@ -46,6 +67,10 @@ def finish(start: float, work: float, steps: Iterable[Until]) -> float:
     Where several hold at the same time the worst counts, because a gang waits for its slowest worker.
     """
     ordered = sorted(steps)
+    if len(ordered) == 1:  # mostly: one mate
+        until, slowdown = ordered[0][0], max(1.0, ordered[0][1])
+        done = max(0.0, until - start) / slowdown
+        return start + work * slowdown if done >= work else max(start, until) + (work - done)
     worst = [1.0] * (len(ordered) + 1)
     for index in range(len(ordered) - 1, -1, -1):
         worst[index] = max(worst[index + 1], ordered[index][1])

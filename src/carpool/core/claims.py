@@ -4,6 +4,7 @@ Keeps the residents, the counts of each user and the pace of mates up to date. C
 """
 
 from carpool.core import trials
+from carpool.core.charging import charge_mates, rate
 from carpool.core.model import Allocation, Job, Status, as_scaled
 from carpool.core.pace import predict_alone, settle, update_pace
 from carpool.core.pausing import end_pause
@@ -21,7 +22,7 @@ def claim(state: State, record: JobRecord, allocation: Allocation) -> None:
     record.attempt += 1
     record.gpus = allocation.gpus
     record.active = allocation.active
-    record.standby = not allocation.active
+    record.standby = not record.active
     record.accumulation = allocation.accumulation
     if allocation.batch is None:
         record.memory = state.perf.memory(record.job, allocation.accumulation)
@@ -33,14 +34,24 @@ def claim(state: State, record: JobRecord, allocation: Allocation) -> None:
     state.holders[record.seq] = record
     if state.limits:
         count_for_user(state, record, 1)
-    state.cluster.enter(record)
-    residents = state.cluster.residents
-    state.most_residents = max(state.most_residents, *[len(residents[gpu]) for gpu in allocation.gpus])
-    beside = state.cluster.mates(record)
-    mates = [mate for mate in beside if mate.active]
+    most = state.cluster.enter(record)
+    if state.tenants.on:
+        state.tenants.hold(record, 1, rate(state, record), state.now)
+        if most > 1:
+            charge_mates(state, record)
+    if most > state.most_residents:
+        state.most_residents = most
     if record.standby:
         state.cluster.note_activity(record.gpus)
-    elif mates:
+    if most > 1:
+        _join(state, record, state.cluster.mates(record))
+    state.reindex(record)
+
+
+def _join(state: State, record: JobRecord, beside: list[JobRecord]) -> None:
+    """Count that a job shares GPUs from now on, and note what changes for the jobs that are there."""
+    mates = [] if record.standby else [mate for mate in beside if mate.active]
+    if mates:
         record.shares += 1
         record.saved_s += max([mate.alone_left(state.now) for mate in mates])
         state.shares += 1
@@ -48,7 +59,6 @@ def claim(state: State, record: JobRecord, allocation: Allocation) -> None:
             mate.hosted += 1
     for mate in beside:
         state.reindex(mate)
-    state.reindex(record)
 
 
 def leave(state: State, record: JobRecord) -> None:
@@ -56,7 +66,8 @@ def leave(state: State, record: JobRecord) -> None:
     settle(state, record)
     if state.trials.running:
         trials.withdraw(state, record)
-    end_pause(state, record)
+    if record.paused_since >= 0.0:
+        end_pause(state, record)
     record.active = record.standby = False
     record.warming_up = False
     record.iteration_s = 0.0
@@ -64,6 +75,10 @@ def leave(state: State, record: JobRecord) -> None:
     record.pace_version += 1
     mates = state.cluster.mates(record)
     state.cluster.leave(record)
+    if state.tenants.on:
+        state.tenants.hold(record, -1, 0.0, state.now)
+        for mate in mates:
+            state.tenants.charge(mate, rate(state, mate), state.now)
     record.served = record.service(state.now)
     del state.holders[record.seq]
     if state.limits:

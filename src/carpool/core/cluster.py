@@ -24,6 +24,8 @@ class Cluster:
         """Bytes reserved on each GPU."""
         self.by_load = [0] * (resident_per_gpu + 1)
         """The GPUs that hold n jobs, one bit each, by n. Paused jobs count."""
+        self.in_use = 0
+        """Number of GPUs that hold jobs."""
         self.idle: set[GpuId] = set()
         """The GPUs that hold jobs, all of them paused."""
         self.with_paused: set[GpuId] = set()
@@ -33,58 +35,80 @@ class Cluster:
         """Add a node."""
         if node.id in self.topology.present or any(gpu in self.residents for gpu in node.gpus):
             raise ValueError(f"node {node.id} or one of its GPUs is part of the cluster already")
-        self.free.add_node(self.topology.add(node))
+        number = self.topology.add(node)
+        self.free.add_node(number)
         for gpu in node.gpus:
             self.residents[gpu] = ()
             self.memory[gpu] = 0
             self.by_load[0] |= 1 << gpu
+        if self.topology.kept:
+            self._hide(number, self.topology.closed_of(number))
 
     def set_closed(self, number: int, closed: bool) -> None:
         """Let nothing new start on a node, or let it again."""
-        if closed is not (number in self.topology.closed):
-            self.free.set_closed(number, closed)
-            self.topology.set_closed(number, closed)
+        (self.topology.closed.add if closed else self.topology.closed.discard)(number)
+        self._hide(number, self.topology.closed_of(number))
+
+    def set_kept(self, kept: int) -> None:
+        """Let nothing new start on these GPUs, one bit each, and on others again."""
+        self.topology.kept = kept
+        for number in self.topology.present.values():
+            self._hide(number, self.topology.closed_of(number))
+
+    def _hide(self, number: int, bits: int) -> None:
+        before = self.topology.hidden.get(number, 0)
+        if bits != before:
+            self.free.hide(number, bits)
 
     def lose(self, name: str) -> None:
         """Remove a node whose GPUs hold no jobs."""
-        self.set_closed(self.topology.present[name], False)
+        number = self.topology.present[name]
+        self.topology.closed.discard(number)
+        self._hide(number, 0)
         gpus = self.topology.nodes[self.topology.present[name]].gpus
         self.free.remove_node(self.topology.remove(name))
         for gpu in gpus:
             del self.residents[gpu], self.memory[gpu]
             self.by_load[0] ^= 1 << gpu
 
-    def enter(self, record: JobRecord) -> None:
-        """Make a job a resident of its GPUs, with the memory that it reserves."""
-        unused = []
+    def enter(self, record: JobRecord) -> int:
+        """Make a job a resident of its GPUs, with the memory that it reserves. Return the number of residents of the
+        fullest of them."""
+        residents, by_load, unused, most = self.residents, self.by_load, [], 1
         for gpu in record.gpus:
-            before = self.residents[gpu]
-            self.residents[gpu] = (*before, record)
+            before = residents[gpu]
+            residents[gpu] = (*before, record)
             self.memory[gpu] += record.memory
-            bit = 1 << gpu
-            self.by_load[len(before)] ^= bit
-            self.by_load[len(before) + 1] ^= bit
-            if not before:
+            load, bit = len(before), 1 << gpu
+            by_load[load] ^= bit
+            by_load[load + 1] ^= bit
+            if not load:
                 unused.append(gpu)
+            elif load >= most:
+                most = load + 1
         if unused:
+            self.in_use += len(unused)
             self.free.take(unused)
         if self.idle:
             self.idle.difference_update(record.gpus)
+        return most
 
     def leave(self, record: JobRecord) -> None:
         """Remove a job from its GPUs."""
-        unused = []
+        residents, by_load, unused = self.residents, self.by_load, []
         for gpu in record.gpus:
-            before = self.residents[gpu]
-            after = tuple([other for other in before if other is not record]) if len(before) > 1 else ()
-            self.residents[gpu] = after
+            before = residents[gpu]
+            load, bit = len(before), 1 << gpu
             self.memory[gpu] -= record.memory
-            bit = 1 << gpu
-            self.by_load[len(after) + 1] ^= bit
-            self.by_load[len(after)] ^= bit
-            if not after:
+            by_load[load] ^= bit
+            by_load[load - 1] ^= bit
+            if load == 1:
+                residents[gpu] = ()
                 unused.append(gpu)
+            else:
+                residents[gpu] = tuple([other for other in before if other is not record])
         if unused:
+            self.in_use -= len(unused)
             self.free.give(unused)
         if self.with_paused:
             self.note_activity(record.gpus)
@@ -114,7 +138,8 @@ class Cluster:
         """Return the other jobs on a job's GPUs, each once."""
         residents = self.residents
         if len(record.gpus) == 1:
-            return [mate for mate in residents[record.gpus[0]] if mate is not record]
+            there = residents[record.gpus[0]]
+            return [mate for mate in there if mate is not record] if len(there) > 1 else []
         found = {mate.seq: mate for gpu in record.gpus for mate in residents[gpu] if mate is not record}
         return list(found.values())
 

@@ -25,6 +25,10 @@ class Draft:
         self.decisions: list[Decision] = []
         self.free_count = view.free.count
         """Number of GPUs that are free in the draft."""
+        self._kept = {job.shape: (job, number) for job, number in view.kept_for()} if view.shares_count else {}
+        """The jobs for which free GPUs are kept from jobs whose groups are not entitled to them, by shape."""
+        self._kept_gpus: dict[int, int] | None = None  # how many, by the priority of others; None: the draft changed
+        self._kept_groups: set[str | None] = set()
         self._placed: dict[JobId, tuple[GpuId, ...]] = {}
         self._free: FreeGpus | None = None  # a copy of the view's free GPUs, once the draft changes them
         self._just_taken: list[GpuId] = []
@@ -37,6 +41,7 @@ class Draft:
         self._shareable: int | None = None
         self._changed: list[GpuId] = []  # GPUs that changed before `shareable` was first asked
         self._held: dict[str, list[int]] = {}
+        self._held_by_groups: dict[str, int] = {}
         self._residents: dict[GpuId, list[Resident]] = {}  # as last asked; forgotten where the draft changes a GPU
         self._active: dict[GpuId, list[Resident]] = {}
 
@@ -53,8 +58,7 @@ class Draft:
             for jobs in range(1, self._most_jobs):
                 self._shareable |= self.view.gpus_holding(jobs)
             self._shareable &= ~self.view.topology.closed_gpus
-            for gpu in self._changed:
-                self._note_room(gpu)
+            self._note_room(self._changed)
         return self._shareable
 
     def residents(self, gpu: GpuId) -> Sequence[Resident]:
@@ -118,10 +122,9 @@ class Draft:
         memory = view.topology.memory_of(gpu)
         return sharing_problem([*self.residents(gpu), guest], view, memory) is None
 
-    def with_paused(self, gpus: Iterable[GpuId]) -> list[GpuId]:
+    def with_paused(self, gpus: Set[GpuId]) -> Set[GpuId]:
         """Return those of some GPUs that may hold jobs that a policy that pauses jobs may resume."""
-        paused, touched = self.view.with_paused(), self._touched
-        return [gpu for gpu in gpus if gpu in paused or gpu in touched] if self.pauses else []
+        return gpus & self.view.with_paused() | gpus & self._touched.keys() if self.pauses else set()
 
     def idle(self) -> list[GpuId]:
         """Return the GPUs that hold jobs, none of which computes in the draft."""
@@ -157,20 +160,43 @@ class Draft:
         """Return the GPUs of a job in the draft."""
         return self._placed.get(record.job.id, record.gpus)
 
-    def some_free(self, at_most: int, size: Size) -> tuple[GpuId, ...]:
-        """Return up to `at_most` free GPUs on which the size fits, as consolidated as possible."""
-        for count in range(min(at_most, self.free_count), 0, -1):
+    def free_for(self, record: JobView) -> int:
+        """Return the number of free GPUs that a job may use: some may be kept for other jobs."""
+        return max(0, self.free_count - self._kept_from(record)) if self._kept else self.free_count
+
+    def _kept_from(self, record: JobView) -> int:
+        """Return the number of GPUs that are kept for others than a job. Its own group's are not."""
+        ours = record.shape
+        if self._kept_gpus is None:
+            self._kept_gpus, self._kept_groups = {}, {shape.group for shape in self._kept}
+        if ours.group in self._kept_groups:
+            return 0
+        kept = self._kept_gpus.get(ours.priority)
+        if kept is None:
+            first = [(shape, *one) for shape, one in self._kept.items() if shape.priority >= ours.priority]
+            kept = sum([shape.gpus * number for shape, job, number in first if self.may_start(job)])
+            self._kept_gpus[ours.priority] = kept
+        return kept
+
+    def some_free(self, record: JobView, at_most: int, size: Size) -> tuple[GpuId, ...]:
+        """Return up to `at_most` free GPUs for a job on which the size fits, as consolidated as possible."""
+        for count in range(min(at_most, self.free_for(record)), 0, -1):
             gpus = self._pick(count, size)
             if gpus is not None:
                 return gpus
         return ()
 
     def may_start(self, record: JobView) -> bool:
-        """Return whether the limits of the job's user allow it to start."""
-        user = record.shape.user
-        if user is None:
+        """Return whether the limits of the job's user and its group's cap and share allow it to start."""
+        view, user, group = self.view, record.shape.user, record.shape.group
+        if self._kept and view.shares_above_all and self._kept_from(record):
+            return False
+        cap = None if group is None else view.caps.get(group)
+        if cap is not None and group is not None and self._held_by_group(group) + record.shape.gpus > cap:
+            return False
+        if user is None or not view.limits:
             return True
-        limits, held = self.view.limits_of(user), self._held_by(user)
+        limits, held = view.limits_of(user), self._held_by(user)
         within_jobs = limits.jobs is None or held[0] < limits.jobs
         return within_jobs and (limits.gpus is None or held[1] + record.shape.gpus <= limits.gpus)
 
@@ -178,6 +204,8 @@ class Draft:
         """Return the most consolidated free GPUs and the largest sub-batch that fits; None: it cannot start alone."""
         shape = record.shape
         if shape.gpus > self.free_count or not self.may_start(record):
+            return None
+        if self._kept and shape.gpus > self.free_for(record):
             return None
         for size in shape.sizes:
             gpus = self._pick(shape.gpus, size)
@@ -219,12 +247,12 @@ class Draft:
         self._forget(record.gpus)
         self._stopped.add(record.seq)
         self._inactive.add(record.seq)
-        for gpu in record.gpus:
-            self._note_room(gpu)
+        self._note_room(record.gpus)
         emptied = [gpu for gpu in record.gpus if not self.jobs_on(gpu)]
         self._own_free_gpus().give(emptied)
         self.free_count += sum([not self.view.topology.is_closed(gpu) for gpu in emptied])
-        self._count_for_user(record, -1)
+        if record.shape.user is not None:
+            self._count_for_tenants(record, -1)
         self.decisions.append(Decision(record.job.id, None, why))
 
     def pause(self, record: JobView, why: str, *, swapped: bool = False, trial: JobId | None = None) -> None:
@@ -260,25 +288,33 @@ class Draft:
     def _enter(
         self, record: JobView, allocation: Allocation, memory: int, why: str, trial: JobId | None = None
     ) -> None:
-        resident = Resident(record, allocation.accumulation, memory, active=allocation.active)
-        self._touched.update(dict.fromkeys(allocation.gpus))
-        self._forget(allocation.gpus)
+        resident = Resident(record, allocation.accumulation, memory, None, allocation.active)
+        if self._residents:
+            self._forget(allocation.gpus)
         for gpu in allocation.gpus:
+            self._touched[gpu] = None
             self._arrived.setdefault(gpu, []).append(resident)
-            self._note_room(gpu)
-        self._count_for_user(record, 1)
+        self._note_room(allocation.gpus)
+        if record.shape.user is not None:
+            self._count_for_tenants(record, 1)
         if not allocation.active:
             self._inactive.add(record.seq)
         self._placed[record.job.id] = allocation.gpus
+        if record.shape in self._kept:
+            job, number = self._kept.pop(record.shape)
+            if number > 1:
+                self._kept[record.shape] = job, number - 1
         self.decisions.append(Decision(record.job.id, allocation, why, trial))
 
-    def _note_room(self, gpu: GpuId) -> None:
+    def _note_room(self, gpus: Sequence[GpuId]) -> None:
+        """Note whether these GPUs, which changed, have room for one more job; not before `shareable` is first asked."""
         if self._shareable is None:
-            self._changed.append(gpu)
+            self._changed += gpus
             return
-        bit = 1 << gpu
-        room = 0 < len(self.jobs_on(gpu)) < self._most_jobs and not self.view.topology.is_closed(gpu)
-        self._shareable = self._shareable | bit if room else self._shareable & ~bit
+        for gpu in gpus:
+            bit = 1 << gpu
+            room = 0 < len(self.jobs_on(gpu)) < self._most_jobs and not self.view.topology.is_closed(gpu)
+            self._shareable = self._shareable | bit if room else self._shareable & ~bit
 
     def _take(self, gpus: Sequence[GpuId]) -> None:
         self._just_taken += gpus
@@ -312,8 +348,17 @@ class Draft:
             held = self._held[user] = list(self.view.held_by(user))
         return held
 
-    def _count_for_user(self, record: JobView, sign: int) -> None:
-        if record.shape.user is not None:
-            held = self._held_by(record.shape.user)
+    def _held_by_group(self, group: str) -> int:
+        held = self._held_by_groups.get(group)
+        return self.view.held_by_group(group) if held is None else held
+
+    def _count_for_tenants(self, record: JobView, sign: int) -> None:
+        """Count a job for its user and its group, where their limits and caps depend on it."""
+        user, group, gpus = record.shape.user, record.shape.group, sign * record.shape.gpus
+        self._kept_gpus = None
+        if user is not None and self.view.limits:
+            held = self._held_by(user)
             held[0] += sign
-            held[1] += sign * record.shape.gpus
+            held[1] += gpus
+        if group is not None and self.view.caps:
+            self._held_by_groups[group] = self._held_by_group(group) + gpus

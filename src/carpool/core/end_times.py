@@ -59,7 +59,10 @@ class EndTimes:
             if not record.gpus:
                 self.ends.pop(seq, None)
             elif record.active:
-                self.ends[seq] = self._end(record)
+                end = self._end(record)
+                if len(record.gpus) > 1 and end != self.ends.get(seq):  # its paused mates may be on other GPUs
+                    paused += [mate for mate in self.cluster.mates(record) if not mate.active]
+                self.ends[seq] = end
             else:
                 paused.append(record)
         if paused:

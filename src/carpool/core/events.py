@@ -11,7 +11,20 @@ one more thing, a function that applies it to the state: see `transitions`.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from carpool.core.model import Decision, GpuDemand, GpuId, Job, JobId, Limits, Node, NodeId
+from carpool.core.model import (
+    Closure,
+    Decision,
+    FairShare,
+    GpuDemand,
+    GpuId,
+    Job,
+    JobId,
+    Limits,
+    Node,
+    NodeId,
+    UserGroup,
+)
+from carpool.core.values import quick
 
 EVENTS: dict[str, type["Event"]] = {}
 """All kinds of events by name, abstract ones left out. Filled by the subclasses of `Event`."""
@@ -35,6 +48,7 @@ class Event:
         EVENTS[cls.__name__] = cls
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Submitted(Event):
     """A user submitted a job."""
@@ -42,6 +56,7 @@ class Submitted(Event):
     job: Job
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Planned(Event):
     """The scheduler made a plan. It is applied as a whole: all releases, then all claims."""
@@ -58,6 +73,7 @@ class JobEvent(Event):
     attempt: int
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Started(JobEvent):
     """The whole gang is up."""
@@ -72,6 +88,9 @@ class Started(JobEvent):
 class Computing(JobEvent):
     """A gang that was up but warmed up does its first iteration."""
 
+    told: bool = True
+    """Whether its workers told so; False: it is assumed, because they told nothing for a time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Progressed(JobEvent):
@@ -80,6 +99,7 @@ class Progressed(JobEvent):
     done: float
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Observed(JobEvent):
     """The workers reported the iterations done and the seconds per iteration that they measure now."""
@@ -95,6 +115,11 @@ class DemandMeasured(JobEvent):
     """What the job asks of a GPU was measured, while it alone computed on its GPUs."""
 
     demand: GpuDemand
+
+
+@dataclass(frozen=True, slots=True)
+class Outlived(JobEvent):
+    """The job runs, and should have ended by what is believed of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +140,20 @@ class Checkpointed(JobEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class SavingSeen(JobEvent):
+    """The workers showed whether they save when they are asked to stop."""
+
+    saves: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Stopped(JobEvent):
     """The workers are gone on request. A restart resumes after `done` iterations."""
 
     done: float
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Paused(JobEvent):
     """All workers of the gang have stopped computing. They keep their memory."""
@@ -131,6 +164,7 @@ class SwapFailed(JobEvent):
     """The memory of a paused gang could not be moved to main memory. The gang is paused and keeps its memory."""
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Resumed(JobEvent):
     """All workers of a paused gang go on."""
@@ -141,6 +175,20 @@ class Requeued(JobEvent):
     """A user asked for the job to be stopped and put back into the queue."""
 
 
+@dataclass(frozen=True, slots=True)
+class LimitNeared(JobEvent):
+    """The job reaches its time limit soon. Its workers are asked for a checkpoint."""
+
+    left_s: float
+    """Seconds for which it may still compute."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitReached(JobEvent):
+    """The job has computed for as long as it may. Its workers save and stop, and the job ends or is requeued."""
+
+
+@quick
 @dataclass(frozen=True, slots=True)
 class Finished(JobEvent):
     """The job did all its iterations."""
@@ -224,6 +272,35 @@ class LimitsChanged(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class GroupChanged(Event):
+    """The operator described a group, or described it anew."""
+
+    group: UserGroup
+
+
+@dataclass(frozen=True, slots=True)
+class FairShareChanged(Event):
+    """The operator chose how strongly shares count."""
+
+    fair_share: FairShare
+
+
+@dataclass(frozen=True, slots=True)
+class AccountsOpened(Event):
+    """What jobs use of the GPUs is counted from now on. Repeated, it changes nothing."""
+
+    exact: bool = False
+    """Whether the state's iteration times are true, as in a simulation, so that none must be measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class GuessesTrusted(Event):
+    """From now on guesses of users count as they are, or are corrected by what came of earlier ones."""
+
+    trusted: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class NodeJoined(Event):
     """A node became part of the cluster."""
 
@@ -242,6 +319,27 @@ class NodeOpened(Event):
     """Jobs may start on a node again."""
 
     node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class ClosureSet(Event):
+    """The operator closes GPUs from a time on, or changes a closure."""
+
+    closure: Closure
+
+
+@dataclass(frozen=True, slots=True)
+class ClosureBegan(Event):
+    """The time of a closure has come: jobs that must not be there save and move, or are paused."""
+
+    closure: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClosureRemoved(Event):
+    """A closure is over, or the operator took it back."""
+
+    closure: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,23 +35,32 @@ class Topology:
         """The numbers of the nodes that can move the memory of a paused job to main memory."""
         self.closed: set[int] = set()
         """The numbers of the nodes on which nothing new may start."""
+        self.kept = 0
+        """The GPUs that closures cover, one bit each, whether their nodes are there or not."""
         self.closed_gpus = 0
-        """The GPUs of these nodes, one bit each."""
+        """The GPUs of closed nodes and of closures, one bit each."""
+        self.hidden: dict[int, int] = {}
+        """The closed GPUs of nodes that have some, in the form of `FreeGpus.of_node`."""
         self._eligible: dict[int, int] = {}
+        self._totals: dict[int, int] = {}
 
     def is_closed(self, gpu: GpuId) -> bool:
         """Return whether nothing new may start on a GPU."""
         return bool(self.closed_gpus >> gpu & 1)
 
-    def set_closed(self, number: int, closed: bool) -> None:
-        """Note whether nothing new may start on a node."""
-        bits = sum(1 << gpu for gpu in self.nodes[number].gpus)
-        if closed:
-            self.closed.add(number)
-            self.closed_gpus |= bits
+    def closed_of(self, number: int) -> int:
+        """Return the GPUs of a node that are closed with it or covered by closures, in the form of `hidden`."""
+        gpus = enumerate(self.nodes[number].gpus)
+        return sum(1 << index for index, gpu in gpus if number in self.closed or self.kept >> gpu & 1)
+
+    def hide(self, number: int, bits: int) -> None:
+        """Note which GPUs of a node are closed."""
+        for index, gpu in enumerate(self.nodes[number].gpus):
+            self.closed_gpus = self.closed_gpus & ~(1 << gpu) | (bits >> index & 1) << gpu
+        if bits:
+            self.hidden[number] = bits
         else:
-            self.closed.discard(number)
-            self.closed_gpus &= ~bits
+            self.hidden.pop(number, None)
 
     def memory_of(self, gpu: GpuId) -> int:
         """Return the bytes that all jobs together may use on a GPU."""
@@ -73,17 +82,18 @@ class Topology:
             self.bit_of[gpu] = 1 << index
         self.largest_memory = max(self.largest_memory, node.memory)
         self._eligible.clear()
+        self._totals.clear()
         return number
 
     def remove(self, node_id: str) -> int:
         """Remove a node and return its number."""
         number = self.present.pop(node_id)
-        self.set_closed(number, False)
         self.can_swap.discard(number)
         for gpu in self.nodes[number].gpus:
             del self.node_of[gpu], self.bit_of[gpu]
             self.taken.pop(gpu, None)
         self._eligible.clear()
+        self._totals.clear()
         self.largest_memory = max((self.nodes[number].memory for number in self.present.values()), default=0)
         return number
 
@@ -117,7 +127,15 @@ class Topology:
 
     def total(self, mask: int = -1) -> int:
         """Return the number of GPUs that these nodes have."""
-        return sum(len(self.nodes[n].gpus) for n in self.present.values() if mask >> n & 1)
+        total = self._totals.get(mask)
+        if total is None:
+            numbers = self.present.values()
+            total = self._totals[mask] = sum(len(self.nodes[n].gpus) for n in numbers if mask >> n & 1)
+        return total
+
+    def total_open(self, mask: int = -1) -> int:
+        """Return the number of GPUs of these nodes on which jobs may start."""
+        return self.total(mask) - sum(bits.bit_count() for n, bits in self.hidden.items() if mask >> n & 1)
 
     def nodes_spanned(self, gpus: Sequence[GpuId]) -> int:
         """Return the number of nodes on which these GPUs are."""
@@ -147,7 +165,7 @@ class Topology:
 class FreeGpus:
     """The index of free GPUs by node, and of nodes by their number of free GPUs.
 
-    The free GPUs of a closed node do not count: the node is listed as one without any.
+    Free GPUs that are closed do not count: their node is listed as if it had only the others.
     """
 
     __slots__ = ("by_count", "count", "of_node", "topology")
@@ -184,34 +202,35 @@ class FreeGpus:
 
     def take(self, gpus: Iterable[GpuId]) -> None:
         """Mark GPUs as used."""
-        topology, of_node = self.topology, self.of_node
+        topology = self.topology
         for gpu in gpus:
             number = topology.node_of[gpu]
-            self._set(number, of_node[number] & ~topology.bit_of[gpu])
+            self._set(number, self.of_node[number] & ~topology.bit_of[gpu])
 
     def give(self, gpus: Iterable[GpuId]) -> None:
         """Mark GPUs as free."""
-        topology, of_node = self.topology, self.of_node
+        topology = self.topology
         for gpu in gpus:
             number = topology.node_of[gpu]
-            self._set(number, of_node[number] | topology.bit_of[gpu])
+            self._set(number, self.of_node[number] | topology.bit_of[gpu])
+
+    def hide(self, number: int, bits: int) -> None:
+        """Note which GPUs of a node are closed, and count its free ones again."""
+        free = self.of_node[number]
+        self._set(number, 0)
+        self.topology.hide(number, bits)
+        self._set(number, free)
 
     def _set(self, number: int, bits: int) -> None:
-        before, after = self.of_node[number].bit_count(), bits.bit_count()
+        free, by_count, hidden = self.of_node[number], self.by_count, self.topology.hidden
         self.of_node[number] = bits
-        if number not in self.topology.closed:
-            self._list(number, before, after)
-
-    def set_closed(self, number: int, closed: bool) -> None:
-        """Stop or begin counting the free GPUs of a node, before the topology knows of it or after that."""
-        free = self.of_node[number].bit_count()
-        self._list(number, *((free, 0) if closed else (0, free)))
-
-    def _list(self, number: int, before: int, after: int) -> None:
+        if hidden and number in hidden:
+            free, bits = free & ~hidden[number], bits & ~hidden[number]
+        before, after = free.bit_count(), bits.bit_count()
         if before != after:
             node = 1 << number
-            self.by_count[before] ^= node
-            self.by_count[after] ^= node
+            by_count[before] ^= node
+            by_count[after] ^= node
             self.count += after - before
 
     def pick(self, count: int, eligible: int = -1) -> tuple[GpuId, ...] | None:
@@ -249,6 +268,8 @@ class FreeGpus:
 
     def _gpus(self, number: int, at_most: int) -> list[GpuId]:
         gpus, bits = self.topology.nodes[number].gpus, self.of_node[number]
+        if self.topology.hidden:
+            bits &= ~self.topology.hidden.get(number, 0)
         picked: list[GpuId] = []
         while bits and len(picked) < at_most:
             picked.append(gpus[lowest(bits)])

@@ -19,6 +19,9 @@ from carpool.core.record import JobRecord
 from carpool.core.shared_cells import SharedCells, describe_cell
 from carpool.core.view import CellKind, HostKind, OtherHost, SharedCell
 
+MOST_TOUCHED = 10_000
+"""Number of jobs that changed after which the index is brought up to date even if no policy asks for it."""
+
 
 class LoneHosts:
     """The lone hosts of one kind, sorted by the time at which they end."""
@@ -97,6 +100,7 @@ class Hosts:
         """The same hosts by kind."""
         self._lone_entries: dict[int, LoneEntry] = {}
         self._shared = SharedCells()
+        self._touched: dict[int, JobRecord] = {}  # jobs to enter again, in the order of their last change
 
     @property
     def cells(self) -> dict[CellKind, list[SharedCell]]:
@@ -108,8 +112,22 @@ class Hosts:
         """Number of times that a kind of cell appeared or disappeared."""
         return self._shared.kinds_version
 
-    def update(self, record: JobRecord) -> None:
-        """Enter a job again: it or its mates changed."""
+    def touch(self, record: JobRecord) -> None:
+        """Note that a job or its mates changed. Many a job starts and ends before a policy asks for hosts."""
+        self._touched.pop(record.seq, None)
+        self._touched[record.seq] = record
+        if len(self._touched) > MOST_TOUCHED:
+            self.refresh()
+
+    def refresh(self) -> "Hosts":
+        """Enter the jobs again that were touched."""
+        if self._touched:
+            for record in self._touched.values():
+                self._update(record)
+            self._touched.clear()
+        return self
+
+    def _update(self, record: JobRecord) -> None:
         self._discard(record)
         if self.jobs_per_gpu > 2:
             self._shared.update(record, self.describe_cells(record))
@@ -141,7 +159,7 @@ class Hosts:
     def _alone_on(self, record: JobRecord) -> tuple[GpuId, ...]:
         """Return the GPUs on which a job is the only one that counts, and another may join it."""
         cluster = self.cluster
-        if self.only_active or cluster.topology.closed or cluster.resident_per_gpu == 1:
+        if self.only_active or cluster.topology.closed_gpus or cluster.resident_per_gpu == 1:
             return tuple([gpu for gpu in record.gpus if len(self._counted(gpu)) == 1 and self._has_room(gpu)])
         residents = cluster.residents  # mostly, and asked often
         return tuple([gpu for gpu in record.gpus if len(residents[gpu]) == 1])

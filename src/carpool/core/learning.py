@@ -36,6 +36,8 @@ class StartUp(NamedTuple):
 
     job: Job
     seconds: float
+    told: bool = True
+    """Whether the job told when it was up; False: it is assumed."""
 
 
 class ModelChange(Flag):
@@ -68,6 +70,14 @@ class LearningModel(UncertainModel, Protocol):
 
     def restore(self, data: dict[str, Any]) -> None:
         """Replace all that was learned by what `dump` returned."""
+
+
+@runtime_checkable
+class WeighsGuesses(Protocol):
+    """A model that believes in a user's guess of a duration only where it knows nothing better."""
+
+    def relies_on_guess(self, job: Job) -> bool:
+        """Return whether the iteration times of a job follow from the duration that its user gave."""
 
 
 @runtime_checkable

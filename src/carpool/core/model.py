@@ -6,11 +6,22 @@ All of them are frozen. Times are in seconds, sizes in bytes, and work is counte
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from carpool.core.values import quick
+
 JobId = str
 GpuId = int
 NodeId = str
 
 
+class Guess(StrEnum):
+    """What the user of a job guessed about its length."""
+
+    DURATION = "duration"
+    ITERATIONS = "iterations"
+    NOTHING = "nothing"
+
+
+@quick
 @dataclass(frozen=True, slots=True)
 class Job:
     """A training that a user submitted."""
@@ -43,9 +54,29 @@ class Job:
     elastic: bool = False
     """The scheduler may choose another number of GPUs and another batch, within the limits of the task."""
     can_checkpoint: bool = True
-    """The scheduler may suspend the job and resume it later. Only policies that suspend jobs read it."""
+    """The scheduler may suspend the job and resume it later."""
+    saves: bool | None = True
+    """The job saves its work when it is asked to stop; None: it is not known so far."""
     can_pause: bool = True
     """The scheduler may pause the job. Its owner may pause it in any case."""
+    can_start_ahead: bool | None = True
+    """The job may start up before its turn to compute: it says of itself that it tells when its start-up is over. What
+    was seen of its model counts more. None: it may once a job of its model did."""
+    group: str = ""
+    """Group whose share of the cluster the job uses: that of its user at submission."""
+    project: str = ""
+    """Project that accounts count the job for."""
+    limit_s: float | None = None
+    """Seconds for which the job may compute; None: what its group says, and else any time."""
+    requeue: bool = False
+    """At its time limit, the job goes back into the queue instead of ending, and goes on from its checkpoint."""
+    guess: Guess | None = None
+    """What its user guessed; None: the duration where the job has one, else the iterations."""
+
+    @property
+    def can_suspend(self) -> bool:
+        """Whether a policy may suspend it: that is allowed, and it is not known to lose its work."""
+        return self.can_checkpoint and self.saves is not False
 
 
 MOST_GPUS = 1 << 24
@@ -68,6 +99,7 @@ class Node:
             raise ValueError(f"node {self.id}: has a GPU with an impossible number")
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Allocation:
     """A gang's GPUs and its gradient accumulation: the sub-batch is ceil(batch / accumulation)."""
@@ -78,11 +110,12 @@ class Allocation:
     """Samples per GPU per iteration that the scheduler chose for an elastic job; None: the user's own."""
     active: bool = True
     """Whether the gang computes. A paused gang keeps its place and its memory, and makes no progress. A gang that
-    starts like that is paused once it is up, unless no job computes on its GPUs then."""
+    starts like that stands still once it is up, until no job computes on its GPUs."""
     swapped: bool = False
     """Whether the memory of a paused gang is in main memory, so that other jobs can use it."""
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Decision:
     """What a policy wants changed for one job.
@@ -126,6 +159,53 @@ class Limits:
 
     jobs: int | None = None
     gpus: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UserGroup:
+    """Users that share one part of the cluster, as the operator describes them."""
+
+    name: str
+    weight: float = 1.0
+    """Share of the cluster, relative to the weights of the other groups that have jobs."""
+    guarantee: int = 0
+    """GPUs that are the group's when it wants them. Others may use them while it does not."""
+    cap: int | None = None
+    """Largest number of GPUs that the group may hold; None: any."""
+    default_limit_s: float | None = None
+    """Time limit of jobs that name none; None: `max_limit_s`."""
+    max_limit_s: float | None = None
+    """Longest time limit that a job may have; None: any."""
+
+
+@dataclass(frozen=True, slots=True)
+class FairShare:
+    """How strongly groups and users that used less than their share go first."""
+
+    strength: float = 0.0
+    """0: not at all; 1: shares above all."""
+    half_life_s: float = 86_400.0
+    """Seconds after which a GPU-second that was used counts half."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closure:
+    """GPUs that are closed from a time on: drained by the operator, or reserved for a group."""
+
+    id: str
+    """Name that operators use: the node or GPU that is drained, or the number of a reservation."""
+    gpus: tuple[GpuId, ...]
+    start: float
+    end: float | None = None
+    """When it is over; None: when the operator says so."""
+    group: str | None = None
+    """Group whose jobs may use the GPUs; None: no job may."""
+    lets_finish: bool = False
+    """Jobs that run there when it begins run to their ends."""
+
+    def is_for(self, job: Job) -> bool:
+        """Return whether the GPUs are reserved for a job's group."""
+        return self.group is not None and self.group == job.group
 
 
 class Status(StrEnum):

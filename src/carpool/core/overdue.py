@@ -7,7 +7,7 @@ lost `patience` times its time left to waits and pauses. A policy asks for the f
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from math import inf
 
 from carpool.core.record import JobRecord
@@ -24,18 +24,20 @@ class OverdueJobs:
     With another `least`, each moment moves by the difference at most.
     """
 
-    def __init__(self, patience: float, paused: Iterable[JobRecord]) -> None:
+    def __init__(self, patience: float, paused: Mapping[int, JobRecord]) -> None:
+        """`paused`: the paused jobs by `seq`, as they are whenever a job is touched."""
         self.patience = patience
+        self._paused = paused
         self._least = 0.0
-        self._places = {record.seq: self._entry(record) for record in paused}
+        self._places = {record.seq: self._entry(record) for record in paused.values()}
         self._entries = sorted(self._places.values())
 
-    def update(self, record: JobRecord, *, paused: bool) -> None:
+    def touch(self, record: JobRecord) -> None:
         """Enter a job again: it was paused or resumed, or its time left changed."""
         place = self._places.pop(record.seq, None)
         if place is not None:
             del self._entries[bisect_left(self._entries, place)]
-        if paused:
+        if record.seq in self._paused:
             entry = self._places[record.seq] = self._entry(record)
             insort(self._entries, entry)
 

@@ -6,12 +6,12 @@ time since the last change into iterations first. Called by `transitions` and `c
 
 from collections.abc import Iterable
 
+from carpool.core.elastic import Pace
 from carpool.core.learning import ModelChange, Observation, StartUp
 from carpool.core.model import Status
 from carpool.core.perf import Placement
 from carpool.core.queueing import reshape
 from carpool.core.record import JobRecord
-from carpool.core.shapes import Shapes
 from carpool.core.state import State
 
 
@@ -30,7 +30,7 @@ def update_pace(state: State, records: Iterable[JobRecord]) -> None:
     for record in records:
         if record.status is Status.RUNNING and not record.warming_up:
             settle(state, record)
-            record.slowdown = _slowdown(state, record)
+            record.slowdown = predicted_slowdown(state, record)
             record.iteration_s = record.alone_iteration_s * record.slowdown
             record.pace_seen = False
             record.pace_version += 1
@@ -41,7 +41,7 @@ def update_pace(state: State, records: Iterable[JobRecord]) -> None:
         state.reindex(record)
 
 
-def _slowdown(state: State, record: JobRecord) -> float:
+def predicted_slowdown(state: State, record: JobRecord) -> float:
     """Return the worst ξ over a job's GPUs: a gang waits for its slowest worker. Only mates that compute count."""
     worst = 1.0
     for cell in state.cluster.shared_cells(record):
@@ -58,45 +58,58 @@ def _slowdown(state: State, record: JobRecord) -> float:
 def predict_alone(state: State, record: JobRecord) -> None:
     """Compute a job's iteration time alone on its GPUs at its accumulation and batch."""
     record.alone_seen = False
-    nodes = state.topology.nodes_spanned(record.gpus)
     if record.batch is not None:
-        placement = Placement(len(record.gpus), nodes)
-        pace = state.perf.scaled_pace(record.job, record.batch, record.accumulation, placement, record.done)
-        record.alone_iteration_s, record.pace_valid_until = pace
+        record.alone_iteration_s, record.pace_valid_until = predicted_alone(state, record)
         return
+    nodes = state.topology.nodes_spanned(record.gpus)
     if record.accumulation == 1 and nodes == record.shape.placement.nodes:
         record.alone_iteration_s = record.whole_iteration_s
     else:
         placement = Placement(len(record.gpus), nodes)
-        record.alone_iteration_s = state.perf.iteration_time(record.job, record.accumulation, placement)
+        predicted = state.perf.iteration_time(record.job, record.accumulation, placement)
+        record.alone_iteration_s = predicted * record.stretch
+
+
+def predicted_alone(state: State, record: JobRecord) -> Pace:
+    """Return a job's pace alone on its GPUs by the model and the correction of its guess, whatever it reported."""
+    placement = Placement(len(record.gpus), state.topology.nodes_spanned(record.gpus))
+    job, accumulation = record.job, record.accumulation
+    if record.batch is None:
+        seconds = state.perf.iteration_time(job, accumulation, placement)
+        return Pace(seconds * record.stretch, record.pace_valid_until)
+    pace = state.perf.scaled_pace(job, record.batch, accumulation, placement, record.done)
+    return pace._replace(iteration_s=pace.iteration_s * record.stretch)
 
 
 def learn(state: State, observation: Observation) -> None:
     """Pass an observation to the model. If its answers change, compute again all that follows from them."""
     if state.learner is not None:
-        follow(state, state.learner.learn(observation))
+        follow(state, state.learner.learn(observation), observation.job.model)
 
 
-def follow(state: State, change: ModelChange) -> None:
-    """Compute again all that follows from answers of the model that changed."""
+def follow(state: State, change: ModelChange, model: str = "") -> None:
+    """Compute again all that follows from answers of the model that changed. `model`: whose speeds did."""
     if not change:
         return
     state.belief_version += 1
     if change & ModelChange.SPEEDS:
-        state.shapes = Shapes(state.perf)
-        for record in state.jobs.values():
-            _refresh_speed(state, record)
+        state.shapes.forget(model)
+        state.new_speeds.add(model)
+        for seq in sorted(state.holders):
+            _refresh_speed(state, state.holders[seq])
+        if not state.defers_waiting:
+            refresh_waiting(state)
     # an iteration time that was measured beside the present mates does not depend on the belief
     unseen = [record for record in state.holders.values() if not record.pace_seen and record.computing]
     update_pace(state, unseen)
     state.needs_decision = True
 
 
-def learn_startup(state: State, record: JobRecord) -> None:
+def learn_startup(state: State, record: JobRecord, told: bool) -> None:
     """Pass the time that a job took from its claim to its first iteration to the model."""
     if state.learner is None or record.attempt > 1:  # a restart has to load a checkpoint as well
         return
-    if state.learner.learn_startup(StartUp(record.job, state.now - record.gpus_since)):
+    if state.learner.learn_startup(StartUp(record.job, state.now - record.gpus_since, told)):
         for other in state.jobs.values():
             other.startup_s = state.perf.startup_s(other.job)
             if other.gpus:
@@ -104,8 +117,21 @@ def learn_startup(state: State, record: JobRecord) -> None:
         state.queue.forget_waiting()
 
 
+def refresh_waiting(state: State) -> None:
+    """Compute the jobs without GPUs again whose speeds changed, and those whose estimate was corrected step by step:
+    computing it anew rounds differently."""
+    if not state.new_speeds:
+        return
+    models, state.new_speeds = state.new_speeds, set()
+    for record in state.jobs.values():
+        if not record.gpus and (record.job.model in models or record.stretched != 1.0 or record.guess_iterations):
+            _refresh_speed(state, record)
+
+
 def _refresh_speed(state: State, record: JobRecord) -> None:
-    record.whole_iteration_s = state.perf.iteration_time(record.job, 1, record.shape.placement)
+    if record.guess_s and not state.relies_on_guess(record.job):
+        record.correction = 1.0
+    record.whole_iteration_s = state.perf.iteration_time(record.job, 1, record.shape.placement) * record.stretch
     reshape(state, record, record.shape.priority)
     if record.gpus and not record.alone_seen:
         predict_alone(state, record)

@@ -6,6 +6,7 @@ The plan changes what counts: from then on the job is active or not. The workers
 `PAUSING` or `RESUMING`, and a driver resumes or launches nobody on the GPUs of a job that is still `PAUSING`.
 """
 
+from carpool.core.charging import charge
 from carpool.core.model import Status
 from carpool.core.pace import settle, update_pace
 from carpool.core.record import JobRecord
@@ -31,6 +32,8 @@ def pause(state: State, record: JobRecord, *, swapped: bool = False) -> None:
     if swapped:
         swap_out(state, record)
     state.cluster.note_activity(record.gpus)
+    if state.tenants.on:
+        charge(state, record)
     update_pace(state, [record, *state.cluster.mates(record)])
     state.capacity_changed(routine=True)
 
@@ -60,16 +63,17 @@ def resume(state: State, record: JobRecord) -> None:
     del state.paused[record.seq]
     state.switching[record.seq] = record
     state.cluster.note_activity(record.gpus)
+    if state.tenants.on:
+        charge(state, record)
     state.reindex(record)
     for mate in state.cluster.mates(record):
         state.reindex(mate)
 
 
 def end_pause(state: State, record: JobRecord) -> None:
-    """Count the time that a job was paused: it computes again, or it leaves its GPUs."""
+    """Count the time that a paused job was paused: it computes again, or it leaves its GPUs."""
     state.paused.pop(record.seq, None)
     state.switching.pop(record.seq, None)
     record.swapped = False
-    if record.paused_since >= 0.0:
-        record.paused_s += state.now - record.paused_since
-        record.paused_since = -1.0
+    record.paused_s += state.now - record.paused_since
+    record.paused_since = -1.0

@@ -76,6 +76,9 @@ class SlowdownRange(NamedTuple):
 class UncertainModel(PerformanceModel, Protocol):
     """A performance model that says how certain it is."""
 
+    def announces(self, job: Job) -> bool | None:
+        """Return whether jobs like this one tell when their start-up is over; None: none was seen."""
+
     def is_observed(self, job: Job, accumulation: int, mate: Job, mate_accumulation: int) -> bool:
         """Return whether ξ of a job beside this mate was observed, in a profile or while they ran."""
 

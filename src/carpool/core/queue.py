@@ -16,6 +16,9 @@ from carpool.core.view import WaitingJob
 Entry = tuple[int, tuple[float, ...], int, JobRecord]
 """−priority, the policy's sort key, the job's `seq`, the job."""
 
+Impatience = tuple[float, int, JobRecord]
+"""When a job loses its patience, the job's `seq`, the job."""
+
 
 class Queue:
     """The pending jobs. Only `queueing` adds and removes them."""
@@ -26,6 +29,9 @@ class Queue:
         self._in_order: list[Entry] | None = None
         self._waiting: list[WaitingJob] | None = None
         self._by_age: list[tuple[int, JobRecord]] | None = None
+        self._patience = 0.0
+        self._by_patience: list[Impatience] | None = None
+        self._impatience: dict[int, Impatience] = {}  # the entries of `_by_patience`, by `seq`
 
     def __len__(self) -> int:
         return self._size
@@ -45,8 +51,16 @@ class Queue:
     def waiting(self) -> Sequence[WaitingJob]:
         """What the jobs wait for, in the overall order; kept from the first use on."""
         if self._waiting is None:
-            self._waiting = [_waiting_job(record) for *_, record in self.in_order]
+            self._waiting = [waiting_job(record) for *_, record in self.in_order]
         return self._waiting
+
+    def first(self, number: int) -> Sequence[Entry]:
+        """Return the first entries in the overall order."""
+        return self.in_order[:number]
+
+    def first_waiting(self, number: int) -> Sequence[WaitingJob]:
+        """Return what the first jobs wait for."""
+        return self.waiting[:number]
 
     def forget_waiting(self) -> None:
         """Forget what the jobs wait for: their expected start-up changed."""
@@ -56,8 +70,18 @@ class Queue:
     def by_age(self) -> Sequence[tuple[int, JobRecord]]:
         """All jobs in the order of submission; kept from the first use on."""
         if self._by_age is None:
-            self._by_age = sorted((record.seq, record) for *_, record in self.in_order)
+            self._by_age = sorted((entry[2], entry[3]) for bucket in self.buckets.values() for entry in bucket)
         return self._by_age
+
+    def by_patience(self, patience: float) -> Sequence[Impatience]:
+        """All jobs in the order of the moments at which their submission will be `patience` times their time left ago;
+        kept from the first use on."""
+        if self._by_patience is None or patience != self._patience:
+            self._patience = patience
+            records = [entry[3] for bucket in self.buckets.values() for entry in bucket]
+            self._impatience = {record.seq: impatience(record, patience) for record in records}
+            self._by_patience = sorted(self._impatience.values())
+        return self._by_patience
 
     def add(self, record: JobRecord, key: tuple[float, ...]) -> None:
         """Add a job with its sort key."""
@@ -72,9 +96,12 @@ class Queue:
             place = bisect_left(self._in_order, entry)
             self._in_order.insert(place, entry)
             if self._waiting is not None:
-                self._waiting.insert(place, _waiting_job(record))
+                self._waiting.insert(place, waiting_job(record))
         if self._by_age is not None:
             insort(self._by_age, (record.seq, record))
+        if self._by_patience is not None:
+            entered = self._impatience[record.seq] = impatience(record, self._patience)
+            insort(self._by_patience, entered)
 
     def remove(self, record: JobRecord) -> None:
         """Remove a job."""
@@ -95,15 +122,24 @@ class Queue:
                 del self._waiting[place]
         if self._by_age is not None:
             del self._by_age[bisect_left(self._by_age, (record.seq,))]
+        if self._by_patience is not None:
+            del self._by_patience[bisect_left(self._by_patience, self._impatience.pop(record.seq))]
 
     def scan(self, largest: int | None = None) -> "Scan":
         """Iterate over the pending jobs in order, except gangs of more than `largest` GPUs."""
         return Scan([b for s, b in self.buckets.items() if largest is None or s.gpus <= largest])
 
 
-def _waiting_job(record: JobRecord) -> WaitingJob:
+def waiting_job(record: JobRecord) -> WaitingJob:
+    """Return what a pending job waits for."""
     left = (record.job.iterations - record.done) * record.alone_iteration_s
     return record.shape.gpus, left + record.startup_s, record.seq, record.shape.priority
+
+
+def impatience(record: JobRecord, patience: float) -> Impatience:
+    """Return when a pending job will have been submitted `patience` times its time left ago."""
+    left = (record.job.iterations - record.done) * record.alone_iteration_s
+    return record.job.submitted + patience * left, record.seq, record
 
 
 class Scan:

@@ -73,8 +73,13 @@ def end(state: State, record: JobRecord, status: Status, reason: str) -> None:
             state.completed += 1
             state.completed_jct_s += state.now - record.job.submitted
         state.ended[record.job.id] = state.jobs.pop(record.job.id)
-        state.awakened.pop(record.seq, None)
-        for name in state.dependents.pop(record.job.id, ()):
+        if state.tenants.on:
+            state.tenants.count(record, -1)
+        if state.accounts.on:
+            state.accounts.end(record, state.now)
+        if state.awakened:
+            state.awakened.pop(record.seq, None)
+        for name in state.dependents.pop(record.job.id, ()) if state.dependents else ():
             later = state.jobs.get(name)
             if later is None or later.status is not Status.BLOCKED:
                 continue

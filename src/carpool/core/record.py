@@ -6,6 +6,7 @@ rest.
 """
 
 from dataclasses import dataclass, field
+from math import inf
 
 from carpool.core.model import GpuId, Job, JobId, Status
 from carpool.core.shapes import Shape
@@ -44,9 +45,23 @@ class JobRecord:
     on_hold: bool = field(default=False, init=False)
     """It must not be started before it is released."""
     paused_by_owner: bool = field(default=False, init=False)
-    """Its owner paused it: no policy may resume it."""
+    """Its owner paused it, or the closure of its GPUs did: no policy may resume it."""
+    kept_paused: bool = field(default=False, init=False)
+    """A closure of its GPUs paused it, and not its owner."""
+    paused_before: bool = field(default=False, init=False)
+    """Its owner had paused it when a closure kept it paused, so it stays paused when the closure is over."""
     waits_for: tuple[JobId, ...] = field(default=(), init=False)
     """The jobs of `after` that have not finished."""
+
+    # ---- its time limit ----
+    limit_s: float | None = field(default=None, init=False)
+    """Seconds for which it may compute: its own limit or that of its group; None: any time."""
+    limit_from: float = field(default=0.0, init=False)
+    """The value of `ran_s` from which the limit counts: where it was requeued at its limit, it counts anew."""
+    near_limit: bool = field(default=False, init=False)
+    """`LimitNeared` has come since then."""
+    at_limit: bool = field(default=False, init=False)
+    """It reached its limit, and its workers are still to stop."""
 
     # ---- progress and pace ----
     done: float = field(default=0.0, init=False)
@@ -78,6 +93,22 @@ class JobRecord:
     reported: bool = field(default=False, init=False)
     """It reported its speed at least once."""
 
+    # ---- what its user guessed ----
+    guess_s: float = field(default=0.0, init=False)
+    """Duration that its user guessed; 0: none, or guesses are trusted."""
+    guess_iterations: int = field(default=0, init=False)
+    """Iterations that its user guessed, where there is no guess of a duration; 0: none."""
+    correction: float = field(default=1.0, init=False)
+    """What the user's record, or a measured speed, multiplies the guessed duration by."""
+    stretched: float = field(default=1.0, init=False)
+    """What it is multiplied by, because the job outlived it."""
+    grown: float = field(default=1.0, init=False)
+    """What its iterations are multiplied by, because it reported more of them than there should have been."""
+    outlived: int = field(default=0, init=False)
+    """Number of times that it outlived what was believed of it."""
+    relative: bool = field(default=False, init=False)
+    """It reported its speed without telling how many iterations it makes."""
+
     queue_entry: object = field(default=None, init=False)
     """Its entry in `Queue`, which alone writes it; None while it is not pending."""
 
@@ -93,6 +124,8 @@ class JobRecord:
     """Seconds pending, up to `pending_since`."""
     gpus_since: float = field(default=0.0, init=False)
     """When it got its present GPUs."""
+    charge: float = field(default=0.0, init=False)
+    """GPUs that its tenants pay for now: one that several jobs compute on counts in parts. 0 without shares."""
     served: float = field(default=0.0, init=False)
     """GPU-seconds held, up to `gpus_since`."""
     ran_s: float = field(default=0.0, init=False)
@@ -170,6 +203,14 @@ class JobRecord:
         """Return the seconds that the job was pending (not held, not blocked), over all its attempts."""
         return self.waited_s + (now - self.pending_since) if self.queue_entry is not None else self.waited_s
 
+    def ran(self, now: float) -> float:
+        """Return the seconds in which the job computed, over all its attempts."""
+        return self.ran_s + (now - self.since) if self.iteration_s else self.ran_s
+
+    def limit_left(self, now: float) -> float:
+        """Return the seconds for which the job may still compute."""
+        return inf if self.limit_s is None else self.limit_s - (self.ran(now) - self.limit_from)
+
     def paused(self, now: float) -> float:
         """Return the seconds that the job was paused, over all its attempts."""
         return self.paused_s + (now - self.paused_since) if self.paused_since >= 0.0 else self.paused_s
@@ -177,6 +218,11 @@ class JobRecord:
     def service(self, now: float) -> float:
         """Return the GPU-seconds held so far."""
         return self.served + len(self.gpus) * (now - self.gpus_since) if self.gpus else self.served
+
+    @property
+    def stretch(self) -> float:
+        """What the iteration times of the model are multiplied by, because its guess was corrected or outlived."""
+        return self.correction * self.stretched
 
     def forget_scale(self) -> None:
         """Return to the user's own batch, with which one pace holds up to the end."""

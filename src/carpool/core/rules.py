@@ -35,7 +35,7 @@ def resident_of(record: JobView) -> Resident:
 
 def sharing_problem(residents: Sequence[Resident], view: View, memory: int) -> str | None:
     """Return why these jobs cannot be together on one GPU with this much memory, or None."""
-    needed = sum(resident.memory for resident in residents)
+    needed = sum([resident.memory for resident in residents])
     if needed > memory:
         return f"{needed / 2**30:.2f} GiB do not fit in {memory / 2**30:.2f} GiB"
     if len(residents) == 1:
@@ -92,7 +92,10 @@ def check(state: View, decisions: Sequence[Decision]) -> None:
         named[decision.job] = record
         _check_gang(state, record, decision)
     _check_gpus(state, named, decisions)
-    _check_users(state, named, decisions)
+    if state.limits:
+        _check_users(state, named, decisions)
+    if state.caps:
+        _check_groups(state, named, decisions)
 
 
 def legal_part(view: View, decisions: Sequence[Decision]) -> tuple[tuple[Decision, ...], list[IllegalPlan]]:
@@ -123,7 +126,7 @@ def _check_gang(state: View, record: JobView, decision: Decision) -> None:
     if gpus and gpus == record.gpus:
         _check_change(record, allocation)
     elif not allocation.active:
-        _check_start_up(record, allocation)
+        _check_start_up(state, record, allocation)
     if allocation.batch is not None:
         _check_scale(state, record, allocation)
     elif len(gpus) != job.gpus:
@@ -136,20 +139,33 @@ def _check_gang(state: View, record: JobView, decision: Decision) -> None:
 
 def _check_places(state: View, record: JobView, gpus: Sequence[GpuId]) -> None:
     """Check that the GPUs of a job exist, and that it may start on those that it does not have already."""
+    topology = state.topology
+    node_of, some_closed = topology.node_of, topology.closed_gpus != 0
     for gpu in gpus:
-        if gpu not in state.topology.node_of:
+        if gpu not in node_of:
             raise IllegalPlan(f"job {record.job.id} got GPU {gpu}, which does not exist")
-        if gpu not in record.gpus and state.topology.is_closed(gpu):
+        if some_closed and gpu not in record.gpus and topology.is_closed(gpu) and not state.may_use(record, gpu):
             raise IllegalPlan(f"job {record.job.id} got GPU {gpu}, where nothing new may start")
 
 
-def _check_start_up(record: JobView, allocation: Allocation) -> None:
+def _check_start_up(state: View, record: JobView, allocation: Allocation) -> None:
     """Check the start of a job that has no turn to compute so far."""
     job = record.job
     if record.gpus or allocation.batch is not None:
         raise IllegalPlan(f"job {job.id} cannot be paused where it does not run")
     if not job.can_pause:
         raise IllegalPlan(f"job {job.id} asked not to be paused, and cannot start without a turn to compute")
+    if not may_start_ahead(state, job):
+        raise IllegalPlan(f"job {job.id} may compute without a word, and cannot start without a turn to compute")
+
+
+def may_start_ahead(state: View, job: Job) -> bool:
+    """Return whether a job may start up before its turn to compute: it can be paused, and is known to tell when its
+    start-up is over. Of a job that does not tell, nothing says when it must be paused."""
+    if not job.can_pause or job.can_start_ahead is False:
+        return False
+    seen = state.learner.announces(job) if state.learner is not None else None
+    return job.can_start_ahead is True if seen is None else seen
 
 
 def _check_change(record: JobView, allocation: Allocation) -> None:
@@ -237,8 +253,6 @@ def _check_gpus(state: View, named: dict[str, JobView], decisions: Iterable[Deci
 
 
 def _check_users(state: View, named: dict[str, JobView], decisions: Iterable[Decision]) -> None:
-    if not state.limits:
-        return
     change: dict[str, list[int]] = {}
     for decision in decisions:
         record = named[decision.job]
@@ -252,3 +266,15 @@ def _check_users(state: View, named: dict[str, JobView], decisions: Iterable[Dec
             raise IllegalPlan(f"user {user or '(none)'} may run {limits.jobs} jobs at a time")
         if gpus > 0 and limits.gpus is not None and held[1] + gpus > limits.gpus:
             raise IllegalPlan(f"user {user or '(none)'} may hold {limits.gpus} GPUs at a time")
+
+
+def _check_groups(state: View, named: dict[str, JobView], decisions: Iterable[Decision]) -> None:
+    change: dict[str, int] = {}
+    for decision in decisions:
+        record, allocation = named[decision.job], decision.allocation
+        more = (len(allocation.gpus) if allocation else 0) - len(record.gpus)
+        change[record.job.group] = change.get(record.job.group, 0) + more
+    for group, gpus in change.items():
+        cap = state.caps.get(group)
+        if gpus > 0 and cap is not None and state.held_by_group(group) + gpus > cap:
+            raise IllegalPlan(f"group {group or '(none)'} may hold {cap} GPUs at a time")

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from carpool.core.batches import apply_together
+from carpool.core.closures import fill
 from carpool.core.events import Event, Planned
 from carpool.core.model import Allocation, Decision
 from carpool.core.perf import PerformanceModel
@@ -67,34 +69,41 @@ class Scheduler:
         rounds only if `wake` is true.
         """
         state = self.state
-        if now > state.now:
+        if state.awakened and now > state.now:
             state.awakened.clear()
-        for event in events:  # they may have happened a little before now
-            state.apply(event)
+        apply_together(state, events)
         if not (wake or (state.needs_decision and not self.in_rounds)):
             return None
         state.needs_decision = False
         if state.now != now:
             state.advance(now)
+        if state.tenants.on:
+            state.rank_queue()
         self.policy_calls += 1
         decisions = tuple(self.policy.decide(state))
         if state.paused and not self.pauses:
             decisions = (*decisions, *self._resumes(decisions))
+        if decisions:
+            decisions = self._legal(decisions)
+        if state.closures:
+            decisions = fill(state, decisions)
         if not decisions:
             return None
-        try:
-            check(state, decisions)
-        except IllegalPlan:
-            if self.strict:
-                raise
-            decisions, refused = legal_part(state, decisions)
-            self.refused.extend(refused)
-            if not decisions:
-                return None
         planned = Planned(now, decisions)
         state.apply(planned)
         state.needs_decision = False  # the plan itself set it, and the policy knows the plan
         return planned
+
+    def _legal(self, decisions: tuple[Decision, ...]) -> tuple[Decision, ...]:
+        """Return a plan if it obeys the rules. Else raise `IllegalPlan`, or return its legal part (live)."""
+        try:
+            check(self.state, decisions)
+        except IllegalPlan:
+            if self.strict:
+                raise
+            decisions, refused = legal_part(self.state, decisions)
+            self.refused.extend(refused)
+        return decisions
 
     def _resumes(self, decisions: tuple[Decision, ...]) -> tuple[Decision, ...]:
         """Return the resumes that the rules allow beside a plan: of jobs that nobody wants paused, where there is room.

@@ -33,11 +33,19 @@ class Shape:
     exclusive: bool
     max_slowdown: float | None
     user: str | None
-    """The user, where limits apply to it; None otherwise."""
+    """The user, where limits apply to it or shares count; None otherwise."""
     sizes: tuple[Size, ...]
     """Sizes from the whole batch down to the smallest sub-batch that the job allows."""
     placement: Placement
     """The most consolidated placement."""
+    group: str | None = None
+    """The group, where shares, guarantees or caps count; None otherwise."""
+    _general: "Shape | None" = None
+
+    @property
+    def general(self) -> "Shape":
+        """The same shape without priority, user and group. Jobs with the same general shape find the same hosts."""
+        return self._general or self
 
 
 class Shapes:
@@ -45,18 +53,29 @@ class Shapes:
 
     def __init__(self, perf: PerformanceModel) -> None:
         self.perf = perf
-        self._known: dict[tuple[object, ...], Shape] = {}
+        self._known: dict[str, dict[tuple[object, ...], Shape]] = {}
+        """By the model of the jobs, and then by all else that decides."""
 
-    def of(self, job: Job, priority: int, user: str | None) -> Shape:
-        """Return the shape of a job. `user` is given only where limits apply to that user."""
+    def forget(self, model: str) -> None:
+        """Forget the shapes of jobs of a model whose iteration times changed."""
+        self._known.pop(model, None)
+
+    def of(self, job: Job, priority: int, user: str | None, group: str | None = None) -> Shape:
+        """Return the shape of a job. `user` is given only where limits apply to that user or shares count, `group`
+        only where shares, guarantees or caps count."""
         split = (job.can_shrink, job.min_accumulation)
-        key = (job.gpus, job.model, job.batch, split, job.exclusive, job.max_slowdown, priority, user)
-        shape = self._known.get(key)
+        key = (job.gpus, job.batch, split, job.exclusive, job.max_slowdown, priority, user, group)
+        known = self._known.setdefault(job.model, {})
+        shape = known.get(key)
         if shape is None:
-            best = Placement(job.gpus, self.perf.fewest_nodes(job.gpus))
-            sizes = self._sizes(job, best)
-            shape = Shape(job.gpus, priority, job.exclusive, job.max_slowdown, user, sizes, best)
-            self._known[key] = shape
+            general = self.of(job, 0, None) if priority or user is not None or group is not None else None
+            if general is None:
+                best = Placement(job.gpus, self.perf.fewest_nodes(job.gpus))
+                sizes = self._sizes(job, best)
+            else:
+                best, sizes = general.placement, general.sizes
+            shape = Shape(job.gpus, priority, job.exclusive, job.max_slowdown, user, sizes, best, group, general)
+            known[key] = shape
         return shape
 
     def _sizes(self, job: Job, best: Placement) -> tuple[Size, ...]:

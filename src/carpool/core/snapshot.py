@@ -8,15 +8,19 @@ of the jobs it waits for have not finished.
 from dataclasses import fields
 from typing import Any
 
-from carpool.core import renames
+from carpool.core import closures, renames
+from carpool.core.accounts import Accounts
 from carpool.core.claims import count_for_user
 from carpool.core.codec import builder, decode_job, plain
+from carpool.core.guesses import Guesses
 from carpool.core.learning import LearningModel
 from carpool.core.model import Limits, Node, Status
 from carpool.core.perf import PerformanceModel
+from carpool.core.ranked_queue import RankedQueue
 from carpool.core.record import JobRecord
 from carpool.core.renames import renamed
 from carpool.core.state import RESIDENT_PER_GPU, State
+from carpool.core.tenants import Tenants
 from carpool.core.trial import Trials
 from carpool.core.view import SortKey
 
@@ -48,7 +52,11 @@ def encode(state: State) -> dict[str, Any]:
         "present": sorted(topology.present.values()),
         "taken": sorted(topology.taken.items()),
         "closed": sorted(topology.closed),
+        "closures": closures.dump(state),
         "trials": state.trials.dump(),
+        "tenants": state.tenants.dump(),
+        "accounts": state.accounts.dump() if state.accounts.on else None,
+        "guesses": state.guesses.dump(),
         "limits": {user: plain(limits) for user, limits in state.limits.items()},
         "jobs": [_encode_job(record) for record in state.jobs.values()],
         "running": [record.job.id for record in state.running],
@@ -88,6 +96,12 @@ def restore(
     state = State(perf, sort_key, jobs_per_gpu, resident_per_gpu)
     _restore_nodes(state, data)
     state.limits = {user: Limits(**limits) for user, limits in data["limits"].items()}
+    if "tenants" in data:  # a snapshot of an older release has none
+        state.tenants = Tenants.load(data["tenants"])
+        if state.tenants.on:
+            state.queue = RankedQueue(state.tenants)
+    if "guesses" in data:  # a snapshot of an older release has none
+        state.guesses = Guesses.load(data["guesses"])
     for entry in data["jobs"]:
         _restore_job(state, entry)
     _restore_residents(state, data)
@@ -95,6 +109,8 @@ def restore(
         state.trials = Trials.load(data["trials"])
     for name, value in renamed(data["counters"], renames.COUNTERS).items():
         setattr(state, name, value)
+    if data.get("accounts") is not None:  # a snapshot of an older release has none
+        state.accounts = Accounts.load(data["accounts"])
     return state
 
 
@@ -107,6 +123,8 @@ def _restore_nodes(state: State, data: dict[str, Any]) -> None:
     state.topology.taken = dict(data["taken"])
     for number in data.get("closed", ()):  # a snapshot of an older release has none
         state.cluster.set_closed(number, True)
+    if "closures" in data:  # a snapshot of an older release has none
+        closures.load(state, data["closures"])
 
 
 def _restore_job(state: State, data: dict[str, Any]) -> None:

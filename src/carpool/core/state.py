@@ -5,22 +5,27 @@ to change it: it calls the function that handles that kind of event. Those funct
 `queueing` (a job's way through the queue), `claims` (GPUs and memory) and `pace` (progress and iteration times).
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from typing import Any, TypeVar
 
 from carpool.core import events as ev
+from carpool.core.accounts import Accounts
 from carpool.core.cluster import Cluster
 from carpool.core.end_times import EndTimes
+from carpool.core.guesses import DURATION, ITERATIONS, Guesses
 from carpool.core.hosts import Hosts
-from carpool.core.learning import LearningModel
-from carpool.core.model import GpuId, Job, JobId, Limits, Node, allowed_accumulations
+from carpool.core.learning import LearningModel, WeighsGuesses
+from carpool.core.model import Closure, GpuId, Job, JobId, Limits, Node, allowed_accumulations
 from carpool.core.overdue import OverdueJobs
 from carpool.core.perf import FollowsNodes, PerformanceModel
 from carpool.core.queue import Queue
+from carpool.core.ranked_queue import RankedQueue
 from carpool.core.record import JobRecord
 from carpool.core.shapes import Shape, Shapes
+from carpool.core.tenants import Rank, Tenants
+from carpool.core.time_limits import limit_problem
 from carpool.core.trial import Trials
-from carpool.core.view import SortKey
+from carpool.core.view import JobView, SortKey
 
 UNLIMITED = Limits()
 RESIDENT_PER_GPU = 8
@@ -62,6 +67,7 @@ class State:
         self.perf = perf
         self.learner = perf if isinstance(perf, LearningModel) else None
         """The performance model, where it learns from what is observed."""
+        self._weighs_guesses = perf if isinstance(perf, WeighsGuesses) else None
         self.belief_version = 0
         """Number of times that `perf` learned something that may change its answers."""
         self.sort_key = sort_key
@@ -74,8 +80,17 @@ class State:
         self.cluster = Cluster(self.resident_per_gpu)
         self.topology = self.cluster.topology
         self.free = self.cluster.free
-        self.queue = Queue()
+        self.queue: Queue = Queue()
+        self.tenants = Tenants()
+        self.accounts = Accounts()
+        self.guesses = Guesses()
+        self.closures: dict[str, Closure] = {}
+        """The GPUs that the operator closes, now or later, by the name of the closure."""
+        self.closures_begun: set[str] = set()
+        """The names of the closures whose time has come."""
         self.limits: dict[str, Limits] = {}
+        self.may_come = 0
+        """Number of GPUs of nodes that never joined and that the operator lets the cluster grow by."""
         self.holders: dict[int, JobRecord] = {}
         """The jobs that hold GPUs, by `seq`."""
         self.paused: dict[int, JobRecord] = {}
@@ -89,6 +104,12 @@ class State:
         self.dependents: dict[JobId, list[JobId]] = {}
         """The jobs that wait for a job."""
         self.shapes = Shapes(perf)
+        self.new_speeds: set[str] = set()
+        """The models whose speeds changed since the waiting jobs were computed: see `pace.refresh_waiting`."""
+        self.new_factors: set[str] = set()
+        """The users whose records of guesses changed since then: see `healing.correct_waiting`."""
+        self.defers_waiting = False
+        """Several events are applied together, and the waiting jobs are computed again after them."""
         self.needs_decision = False
         """Something happened that may open or close a place for a job; the scheduler resets it."""
         self.last_capacity_change = 0.0
@@ -107,6 +128,8 @@ class State:
         self.submissions = 0
         self.completed = 0
         self.completed_jct_s = 0.0
+        self._indexes: tuple[Hosts | EndTimes | OverdueJobs, ...] = ()
+        """The indexes over jobs that a policy has asked for so far; those that none asks for cost nothing."""
         self._hosts: Hosts | None = None
         self._active_hosts: Hosts | None = None
         self._end_times: EndTimes | None = None
@@ -125,19 +148,20 @@ class State:
         share do not pay for it."""
         if self._hosts is None:
             self._hosts = self._index_hosts(only_active=False)
-        return self._hosts
+        return self._hosts.refresh()
 
     @property
     def active_hosts(self) -> Hosts:
         """The active jobs that may take a guest; paused residents do not count. Kept from the first use on."""
         if self._active_hosts is None:
             self._active_hosts = self._index_hosts(only_active=True)
-        return self._active_hosts
+        return self._active_hosts.refresh()
 
     def _index_hosts(self, *, only_active: bool) -> Hosts:
         hosts = Hosts(self.cluster, self.jobs_per_gpu, only_active=only_active)
         for record in self.holders.values():
-            hosts.update(record)
+            hosts.touch(record)
+        self._indexes = (*self._indexes, hosts)
         return hosts
 
     @property
@@ -147,12 +171,15 @@ class State:
             self._end_times = EndTimes(self.cluster, self.perf, self.holders)
             for record in self.holders.values():
                 self._end_times.touch(record)
+            self._indexes = (*self._indexes, self._end_times)
         return self._end_times.refresh()
 
     def overdue(self, patience: float) -> OverdueJobs:
         """Return the paused jobs by the moment at which they lose a patience. Kept from the first use on."""
         if self._overdue is None or self._overdue.patience != patience:
-            self._overdue = OverdueJobs(patience, self.paused.values())
+            others = [index for index in self._indexes if index is not self._overdue]
+            self._overdue = OverdueJobs(patience, self.paused)
+            self._indexes = (*others, self._overdue)
         return self._overdue
 
     @property
@@ -196,7 +223,13 @@ class State:
     def shape_of(self, job: Job, priority: int) -> Shape:
         """Return the shape of a job with this priority."""
         limited = bool(self.limits) and self.limits_of(job.user) != UNLIMITED
+        if self.tenants.on:
+            return self.shapes.of(job, priority, job.user, job.group)
         return self.shapes.of(job, priority, job.user if limited else None)
+
+    def relies_on_guess(self, job: Job) -> bool:
+        """Return whether what is believed of a job's speed follows from the duration that its user gave."""
+        return self._weighs_guesses is None or self._weighs_guesses.relies_on_guess(job)
 
     def current(self, event: ev.JobEvent) -> JobRecord | None:
         """Return the job of an event; None where the event belongs to an earlier attempt or the job has ended."""
@@ -222,6 +255,7 @@ class State:
         fitting = sum(len(node.gpus) for node in known if node.memory >= needed)
         if not known:  # nobody knows what will come
             return None
+        total, fitting = total + self.may_come, fitting + self.may_come
         if job.gpus > total:
             return f"gpus: job {job.id} asks for {job.gpus} GPUs and the cluster has {total}; ask for at most {total}"
         if job.gpus > fitting:
@@ -233,18 +267,22 @@ class State:
         limit = self.limits_of(job.user).gpus
         if limit is not None and job.gpus > limit:
             return f"gpus: job {job.id} asks for {job.gpus} GPUs and user {job.user or '(none)'} may hold {limit}"
-        return None
+        cap = self.tenants.caps.get(job.group)
+        if cap is not None and job.gpus > cap:
+            return f"gpus: job {job.id} asks for {job.gpus} GPUs and group {job.group or '(none)'} may hold {cap}"
+        return limit_problem(job, self.tenants.settings)
 
     # ---- writing -------------------------------------------------------------------------------------------------
 
     def apply(self, event: ev.Event) -> None:
         """Change the state as the event says."""
-        handler = HANDLERS.get(type(event))
-        if handler is None:
+        try:
+            handler = HANDLERS[type(event)]
+        except KeyError:
             name = type(event).__name__
             raise UnhandledEvent(
                 f"event {name}: no function applies it; write one with @handles({name}), as in transitions"
-            )
+            ) from None
         if event.at != self.now:
             self.advance(event.at)
         handler(self, event)
@@ -253,15 +291,111 @@ class State:
         """Let time pass. A clock that was set back stands still until it catches up."""
         if now <= self.now:
             return
-        unused = self.cluster.by_load[0].bit_count() if self.topology.closed else self.free.count
-        self.busy_gpu_s += (len(self.cluster.residents) - unused) * (now - self.now)
+        self.busy_gpu_s += self.cluster.in_use * (now - self.now)
+        if self.accounts.on:
+            self.accounts.pass_time(self.cluster, self.now, now)
         self.now = now
+
+    def rank_queue(self, *, at_once: bool = False) -> None:
+        """Sort the queue by what groups and users have used up to now, if that is due or wanted at once."""
+        self.tenants.refresh(self.now, len(self.topology.node_of), at_once=at_once)
+        if isinstance(self.queue, RankedQueue):
+            self.queue.rerank()
+
+    @property
+    def shares_count(self) -> bool:
+        """Whether shares, guarantees or caps of groups count."""
+        return self.tenants.on
+
+    @property
+    def shares_above_all(self) -> bool:
+        """Whether no job may start while one waits whose group is below its share."""
+        return self.tenants.fair_share.strength >= 1.0
+
+    def rank_of(self, job: JobView) -> Rank:
+        """Return the rank of a waiting job's tenants."""
+        return self.tenants.rank(job.shape)
+
+    def ranks_of_holders(self) -> dict[int, Rank]:
+        """Return the ranks that the jobs that hold GPUs would have if they waited, by `seq`.
+
+        What a group is entitled to goes to its jobs in the order of submission, and one that is too large for the rest
+        of it takes nothing. So a job that starts because its group is entitled to it stays entitled, whatever else
+        starts; otherwise a policy that preempts would stop it at once, and start it again for ever.
+        """
+        entitled: dict[str, int] = {}  # GPUs of the jobs that each group is entitled to
+        ranks = {}
+        for seq in sorted(self.holders):
+            record = self.holders[seq]
+            name = record.job.group
+            gpus = entitled.get(name, 0) + len(record.gpus)
+            ranks[seq] = rank = self.tenants.rank(record.shape, gpus)
+            if not rank[0]:
+                entitled[name] = gpus
+        return ranks
+
+    def may_use(self, job: JobView, gpu: GpuId) -> bool:
+        """Return whether a job may start on a closed GPU: it ends before the closure begins, or is of its group."""
+        if not self.closures or self.topology.node_of[gpu] in self.topology.closed:
+            return False
+        ends = self.latest_end(self.jobs[job.job.id])
+        covering = [closure for closure in self.closures.values() if gpu in closure.gpus]
+        return all(closure.is_for(job.job) or ends <= closure.start for closure in covering)
+
+    def latest_end(self, record: JobRecord) -> float:
+        """Return when a job ends at the latest, by its estimate and its time limit, if it computes alone from now."""
+        spread = 1.0
+        if record.guess_s or record.guess_iterations:
+            spread = self.guesses.of(record.job.user, DURATION if record.guess_s else ITERATIONS).spread
+        left = min(record.alone_left(self.now) * spread, max(0.0, record.limit_left(self.now)))
+        return self.now + record.startup_s + left
+
+    def weight_of(self, job: JobView) -> float:
+        """Return what a second of a job's completion time counts for."""
+        return self.tenants.weight(job.shape) if self.tenants.on else 1.0
+
+    def cap_of(self, group: str) -> int | None:
+        """Return the largest number of GPUs that a group may hold; None: any."""
+        return self.tenants.caps.get(group)
+
+    @property
+    def caps(self) -> Mapping[str, int]:
+        """The largest number of GPUs that a group may hold, of groups for which there is one."""
+        return self.tenants.caps
+
+    def held_by_group(self, group: str) -> int:
+        """Return how many GPUs a group holds; counted only where shares, guarantees or caps count."""
+        found = self.tenants.groups.get(group)
+        return 0 if found is None else found.gpus
+
+    def kept_for(self) -> list[tuple[JobRecord, int]]:
+        """Return the waiting jobs for which free GPUs are kept: one of a shape, and how many of them.
+
+        These are the first job of each group that is entitled to have it started, or all of them where shares are above
+        all.
+        """
+        if not isinstance(self.queue, RankedQueue) or not self.queue.entitled:
+            return []
+        found, groups = [], set()
+        above_all = self.shares_above_all
+        for _, _, entry, shape in sorted(self.queue.entitled.values()):
+            if (above_all or shape.group not in groups) and self._could_run(shape):
+                groups.add(shape.group)
+                found.append((entry[3], len(self.queue.buckets[shape]) if above_all else 1))
+        return found
+
+    def _could_run(self, shape: Shape) -> bool:
+        """Return whether enough GPUs have the memory that jobs of a shape need, whatever they hold now."""
+        nodes = self.topology.with_memory(shape.sizes[-1].memory)
+        return self.topology.total_open(nodes) >= shape.gpus
 
     def join(self, node: Node) -> None:
         """Add a node to the cluster. A performance model that was made before it knows how large nodes are."""
         self.cluster.join(node)
         if isinstance(self.perf, FollowsNodes):
             self.perf.node_joined(len(node.gpus))
+        if self.accounts.on:
+            self.accounts.note_nodes(self.topology)
 
     def capacity_changed(self, *, routine: bool = False) -> None:
         """Note that a place may have opened for a pending job; `routine`: because a job ended or was paused."""
@@ -279,12 +413,8 @@ class State:
             self.reindex(mate)
 
     def reindex(self, record: JobRecord) -> None:
-        """Note that a job or its mates changed, in the indexes that policies use."""
-        if self._hosts is not None:
-            self._hosts.update(record)
-        if self._active_hosts is not None:
-            self._active_hosts.update(record)
-        if self._end_times is not None:
-            self._end_times.touch(record)
-        if self._overdue is not None:
-            self._overdue.update(record, paused=record.seq in self.paused)
+        """Note that a job or its mates changed, in the indexes that policies use and in the accounts."""
+        if self.accounts.on:
+            self.accounts.follow(self.cluster, record, self.now)
+        for index in self._indexes:
+            index.touch(record)

@@ -12,6 +12,8 @@ LEAST_BUDGET_S = 3.0
 """Seconds that a trial may cost each side in any case."""
 SHARE_OF_LEFT = 0.02
 """Share of its time left that a trial may cost each side."""
+LEAST_LENGTH_S = 5.0
+"""Seconds that a trial may last in any case. A job of it may not be able to report, and other jobs wait for its end."""
 MOST_ENDED = 200
 """Number of ended trials that are kept."""
 
@@ -62,6 +64,8 @@ class Trial:
     hosts: tuple[Side, ...]
     began: float = -1.0
     """When the guest first computed beside them; −1: it still starts up."""
+    longest_s: float = inf
+    """Seconds after `began` at which it ends, whatever it has cost."""
     ended: float = -1.0
     kept: bool = False
     """Whether all went on beside each other."""
@@ -89,12 +93,15 @@ class Trial:
         )
 
     def spent(self, records: Sequence[Progress], now: float) -> bool:
-        """Return whether a side may have lost what it may lose."""
+        """Return whether a side may have lost what it may lose, or the trial has lasted long enough."""
         return self.spent_at(records, now) <= now + 1e-6
 
     def spent_at(self, records: Sequence[Progress], now: float) -> float:
-        """Return when a side may have lost what it may lose. A slow-down that was not measured counts as the worst."""
-        moment = inf
+        """Return when a side may have lost what it may lose, or the trial has lasted long enough.
+
+        A slow-down that was not measured counts as the worst.
+        """
+        moment = self.began + self.longest_s
         for side, record, cost in zip(self.sides, records, self.costs(records, now), strict=True):
             speed = 1.0 / record.slowdown if record.computing else 0.0
             if record.computing and not record.pace_seen:

@@ -4,7 +4,8 @@ A policy begins a trial with decisions that name the other side: a guest that st
 paused for a moment so that a job which joined them shows how fast it is alone. The core counts the cost of all sides,
 from the moment at which they all compute: what they lose to slow-downs and to pauses. A trial ends with a verdict once
 all have reported how fast they run beside each other, or without one when a side has lost what it may lose, is paused
-by another decision, or leaves. `transitions`, `claims` and `pausing` call the functions; policies read `State.trials`.
+by another decision, or leaves, and after some seconds at the latest. `transitions`, `claims` and `pausing` call the
+functions; policies read `State.trials`.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from dataclasses import replace
 from carpool.core.model import Decision, JobId, Status
 from carpool.core.record import JobRecord
 from carpool.core.state import State
-from carpool.core.trial import LEAST_BUDGET_S, SHARE_OF_LEFT, Side, Trial
+from carpool.core.trial import LEAST_BUDGET_S, LEAST_LENGTH_S, SHARE_OF_LEFT, Side, Trial
 
 
 def begin(state: State, decisions: Sequence[Decision]) -> None:
@@ -65,7 +66,9 @@ def _costing(state: State, trial: Trial, records: Sequence[JobRecord]) -> Trial:
     guest, *hosts = records
     sides = [_from_now(state, trial.guest, guest, hosts)]
     sides += [_from_now(state, side, host, [guest]) for side, host in zip(trial.hosts, hosts, strict=True)]
-    return Trial(sides[0], tuple(sides[1:]), began=state.now)
+    least_left = min([record.alone_left(state.now) for record in records])
+    longest = max(LEAST_LENGTH_S, SHARE_OF_LEFT * least_left)
+    return Trial(sides[0], tuple(sides[1:]), began=state.now, longest_s=longest)
 
 
 def _from_now(state: State, side: Side, record: JobRecord, mates: Sequence[JobRecord]) -> Side:
@@ -119,6 +122,8 @@ def end(state: State, trial: Trial, *, kept: bool, verdict: bool = True) -> None
     trials.ended.append(replace(trial, ended=state.now, kept=kept, costs_s=costs))
     trials.kept += kept
     trials.cost_s += sum(costs)
-    for record in records:  # each of them may go on, or be paused, now
+    for record in records:  # each of them may go on, or be paused, now, and so may those that it kept waiting
         state.awakened[record.seq] = record
-    state.needs_decision = True
+        for mate in state.cluster.mates(record):
+            state.awakened[mate.seq] = mate
+    state.capacity_changed()

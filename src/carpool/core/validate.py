@@ -6,15 +6,23 @@ service may call it to diagnose a problem.
 
 from collections.abc import Iterator
 
+from carpool.core.charging import rate
+from carpool.core.division import held_and_shared
 from carpool.core.end_times import EndTimes
 from carpool.core.hosts import Hosts, PartlyFreeHosts
 from carpool.core.model import HOLDING, PAUSE, GpuId, Status
+from carpool.core.queue import impatience
+from carpool.core.ranked_queue import RankedQueue
 from carpool.core.record import JobRecord
 from carpool.core.state import State
+from carpool.core.tenants import Tenant
+from carpool.core.usage_report import report_usage
 from carpool.core.view import CellKind, HostKind, OtherHost, SharedCell
 
 CLOSE = 1e-12
 """Difference up to which two slow-downs count as equal."""
+NEAR = 1e-9
+"""Relative difference up to which two iteration times count as equal."""
 
 
 class InvalidState(AssertionError):
@@ -30,9 +38,12 @@ def validate(state: State) -> None:
         _validate_job(state, record)
     _validate_idle(state)
     _validate_users(state)
+    _validate_tenants(state)
+    if state.accounts.on:
+        _validate_accounts(state)
     for hosts in (state._hosts, state._active_hosts):
         if hosts is not None:
-            _validate_hosts(state, hosts)
+            _validate_hosts(state, hosts.refresh())
     if state._end_times is not None:
         _validate_end_times(state, state._end_times.refresh())
 
@@ -54,6 +65,8 @@ def _holding(state: State) -> dict[GpuId, list[JobRecord]]:
 
 def _validate_gpus(state: State) -> None:
     holding = _holding(state)
+    in_use = sum(bool(records) for records in holding.values())
+    _require(state.cluster.in_use == in_use, f"{state.cluster.in_use} GPUs count as used, {in_use} hold jobs")
     for gpu, records in holding.items():
         there = state.jobs_on(gpu)
         _require(set(there) == set(records), f"GPU {gpu}: residents are {there}, the records tell {records}")
@@ -77,9 +90,11 @@ def _validate_gpus(state: State) -> None:
 def _validate_free(state: State) -> None:
     topology = state.topology
     free = {gpu for gpu in topology.node_of if not state.jobs_on(gpu)}
-    usable = {gpu for gpu in free if topology.node_of[gpu] not in topology.closed}
+    covered = {gpu for closure in state.closures.values() for gpu in closure.gpus}
+    closed_gpus = {gpu for gpu, number in topology.node_of.items() if number in topology.closed or gpu in covered}
+    usable = free - closed_gpus
     _require(state.free.count == len(usable), f"{state.free.count} GPUs count as free, not {len(usable)}")
-    closed = sum(1 << gpu for gpu, number in topology.node_of.items() if number in topology.closed)
+    closed = sum(1 << gpu for gpu in closed_gpus)
     _require(topology.closed_gpus == closed, f"the closed GPUs are {topology.closed_gpus:b}, not {closed:b}")
     for number in topology.present.values():
         bits = sum(1 << index for index, gpu in enumerate(topology.nodes[number].gpus) if gpu in free)
@@ -87,7 +102,7 @@ def _validate_free(state: State) -> None:
         _require(
             state.free.of_node[number] == bits, f"node {name}: free GPUs {state.free.of_node[number]:b}, not {bits:b}"
         )
-        listed = 0 if number in topology.closed else bits.bit_count()
+        listed = sum(gpu in usable for gpu in topology.nodes[number].gpus)
         counted = state.free.by_count[listed] >> number & 1
         _require(bool(counted), f"node {name} is not listed with {listed} free GPUs")
 
@@ -96,7 +111,12 @@ def _validate_queue(state: State) -> None:
     pending = [record for record in state.jobs.values() if record.status is Status.PENDING]
     entries = [record.queue_entry for record in pending]
     _require(None not in entries, "a pending job has no queue entry")
-    in_order = sorted(entries)  # type: ignore[type-var]
+    if isinstance(state.queue, RankedQueue):
+        ranks = {shape: rank for _, rank, _, shape in state.queue.heads()}
+        ranked = sorted((entry[0], ranks[entry[3].shape], entry) for entry in entries)  # type: ignore[index]
+        in_order = [entry for *_, entry in ranked]
+    else:
+        in_order = sorted(entries)  # type: ignore[type-var]
     expected = [entry[3] for entry in in_order]  # type: ignore[index]
     _require(list(state.queue) == expected, f"the queue is {list(state.queue)}, not {expected}")
     _require(len(state.queue) == len(pending), f"the queue counts {len(state.queue)} jobs, not {len(pending)}")
@@ -111,6 +131,46 @@ def _validate_queue(state: State) -> None:
     if state.queue._by_age is not None:
         by_age = sorted((record.seq, record) for record in pending)
         _require(state.queue._by_age == by_age, "the queue by age differs from its buckets")
+    if state.queue._by_patience is not None:
+        by_patience = sorted(impatience(record, state.queue._patience) for record in pending)
+        _require(state.queue._by_patience == by_patience, "the queue by patience differs from its records")
+
+
+def _validate_tenants(state: State) -> None:
+    tenants = state.tenants
+    _require(tenants.on is isinstance(state.queue, RankedQueue), "the queue does not follow whether shares count")
+    for group in tenants.groups.values() if tenants.on else ():
+        jobs = [record for record in state.jobs.values() if record.job.group == group.name]
+        _validate_tenant(group, jobs)
+        for user in group.members.values():
+            _validate_tenant(user, [record for record in jobs if record.job.user == user.name])
+        for record in jobs:
+            expected = rate(state, record)
+            _require(record.charge == expected, f"{record} is charged {record.charge} GPUs, not {expected}")
+
+
+def _validate_tenant(tenant: Tenant, jobs: list[JobRecord]) -> None:
+    held, charged = sum(len(record.gpus) for record in jobs), sum(record.charge for record in jobs)
+    _require(tenant.jobs == len(jobs), f"tenant {tenant.name!r} has {tenant.jobs} jobs, not {len(jobs)}")
+    _require(tenant.gpus == held, f"tenant {tenant.name!r} holds {tenant.gpus} GPUs, not {held}")
+    _require(abs(tenant.rate - charged) < 1e-6, f"tenant {tenant.name!r} pays for {tenant.rate} GPUs, not {charged}")
+
+
+def _validate_accounts(state: State) -> None:
+    for record in state.jobs.values():
+        meter = state.accounts.meters.get(record.job.id)
+        held, shared = held_and_shared(state.cluster, record)
+        if meter is None:
+            _require(not record.gpus, f"{record} holds GPUs and has no meter")
+            continue
+        _require((meter.held, meter.shared) == (held, shared), f"the meter of {record} shows {meter.held}, not {held}")
+        _require(meter.computed == (held if record.iteration_s else 0.0), f"the meter of {record} computes wrongly")
+        paused = len(record.gpus) if record.paused_since >= 0.0 else 0
+        _require(meter.paused == paused, f"the meter of {record} shows {meter.paused} paused GPUs, not {paused}")
+    found = report_usage(state, (), state.now)
+    total, gpus = found.total(), found.gpus
+    missing = gpus.existed - total.held - gpus.idle - gpus.closed
+    _require(abs(missing) <= 1e-9 * gpus.existed, f"the accounts miss {missing} GPU-seconds")
 
 
 def _validate_job(state: State, record: JobRecord) -> None:
@@ -124,6 +184,9 @@ def _validate_job(state: State, record: JobRecord) -> None:
     leaves = record.status in (Status.STOPPING, Status.STARTING, Status.CANCELLING)
     _require(leaves or not record.leaving, f"{record} leaves GPUs {record.leaving}")
     _require(0.0 <= record.done <= record.job.iterations, f"{record} has done {record.done} iterations")
+    whole_s = state.perf.iteration_time(record.job, 1, record.shape.placement) * record.stretch
+    near = abs(record.whole_iteration_s - whole_s) <= NEAR * whole_s
+    _require(near, f"{record}: iterations of {record.whole_iteration_s} s are believed, not of {whole_s} s")
     if holds and record.batch is None:
         _require(len(record.gpus) == record.job.gpus, f"{record} is a gang of {record.job.gpus}")
     elif holds:

@@ -96,6 +96,10 @@ class JobView(Protocol):
         """Iteration time with the whole batch, alone at the most consolidated placement."""
 
     @property
+    def stretch(self) -> float:
+        """What iteration times of the model are multiplied by for this job, because its guess was corrected."""
+
+    @property
     def alone_iteration_s(self) -> float:
         """Iteration time alone where it is placed, or, while it is not, at the best placement."""
 
@@ -215,6 +219,16 @@ class QueueView(Protocol):
     @property
     def by_age(self) -> Sequence[tuple[int, JobView]]:
         """All pending jobs with their `seq`, first submitted first."""
+
+    def by_patience(self, patience: float) -> Sequence[tuple[float, int, JobView]]:
+        """Return all pending jobs in the order of the moments at which their submission will be `patience` times their
+        time left ago, with that moment and their `seq`."""
+
+    def first(self, number: int) -> Sequence[EntryView]:
+        """Return the first entries in order."""
+
+    def first_waiting(self, number: int) -> Sequence[WaitingJob]:
+        """Return what the first jobs wait for."""
 
     def scan(self, largest: int | None = None) -> ScanView:
         """Iterate over the pending jobs in order, except gangs of more than `largest` GPUs."""
@@ -460,6 +474,9 @@ class View(Protocol):
     def now(self) -> float:
         """Time of the present decision."""
 
+    def may_use(self, job: JobView, gpu: GpuId) -> bool:
+        """Return whether a job may start on a closed GPU: it ends before the closure begins, or is of its group."""
+
     @property
     def jobs_per_gpu(self) -> int:
         """C: number of jobs that may compute on a GPU at the same time."""
@@ -542,6 +559,37 @@ class View(Protocol):
     @property
     def limits(self) -> Mapping[str, Limits]:
         """The limits of each user; "" stands for users without limits of their own."""
+
+    @property
+    def caps(self) -> Mapping[str, int]:
+        """The largest number of GPUs that a group may hold, of groups for which there is one."""
+
+    @property
+    def shares_count(self) -> bool:
+        """Whether shares, guarantees or caps of groups count."""
+
+    @property
+    def shares_above_all(self) -> bool:
+        """Whether no job may start while one waits whose group is below its share."""
+
+    def rank_of(self, job: JobView) -> tuple[int, ...]:
+        """Return the rank of a waiting job's tenants, the smallest first; the queue sorts by it within a priority."""
+
+    def ranks_of_holders(self) -> Mapping[int, tuple[int, ...]]:
+        """Return the ranks that the jobs that hold GPUs would have if they waited, by `seq`."""
+
+    def weight_of(self, job: JobView) -> float:
+        """Return what a second of a job's completion time counts for: more than 1 where its tenants are below their
+        shares."""
+
+    def cap_of(self, group: str) -> int | None:
+        """Return the largest number of GPUs that a group may hold; None: any."""
+
+    def held_by_group(self, group: str) -> int:
+        """Return how many GPUs a group holds; counted only where shares, guarantees or caps count."""
+
+    def kept_for(self) -> Sequence[tuple[JobView, int]]:
+        """Return the waiting jobs for which free GPUs are kept: one of a shape, and how many of them."""
 
     def newest_first(self) -> Iterator[JobView]:
         """Return the jobs that have not ended, last submitted first."""

@@ -1,0 +1,142 @@
+"""The pending jobs where shares, guarantees or caps count: the rank of a job's tenant comes before the policy's key.
+
+All jobs of a bucket have the same tenant and so the same rank. When the rank of a tenant changes, only the places of
+its buckets change, not the jobs in them. `State` uses this queue instead of `Queue` while `Tenants.on`.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Mapping, Sequence
+from heapq import heappop, heappush
+from itertools import islice
+
+from carpool.core.queue import Entry, Queue, Scan, waiting_job
+from carpool.core.record import JobRecord
+from carpool.core.shapes import Shape
+from carpool.core.tenants import Rank, Tenants
+from carpool.core.view import WaitingJob
+
+Head = tuple[int, Rank, Entry, Shape]
+"""−priority, the rank, the first entry of a bucket (no two are equal), the bucket's shape."""
+Place = tuple[int, Rank, Entry, Shape, int]
+"""The same for any entry of a bucket, with its index there."""
+
+
+class RankedQueue(Queue):
+    """A queue whose buckets are sorted by priority, rank and first entry."""
+
+    def __init__(self, tenants: Tenants) -> None:
+        super().__init__()
+        self._tenants = tenants
+        self._heads: list[Head] = []
+        self._head_of: dict[Shape, Head] = {}
+        self._shapes: dict[str | None, dict[Shape, None]] = {}
+        """The shapes of the jobs of each group."""
+        self.entitled: dict[Shape, Head] = {}
+        """The heads of the buckets whose groups are entitled to have their jobs started."""
+        self._first: list[Entry] = []  # the beginning of the queue, as last asked
+
+    @property
+    def in_order(self) -> Sequence[Entry]:
+        return self.first(len(self))
+
+    @property
+    def waiting(self) -> Sequence[WaitingJob]:
+        return self.first_waiting(len(self))
+
+    def first(self, number: int) -> Sequence[Entry]:
+        number = min(number, len(self))
+        if len(self._first) < number:
+            scan: Iterator[JobRecord] = iter(self.scan())
+            self._first = [record.queue_entry for record in islice(scan, number)]  # type: ignore[misc]
+        return self._first[:number]
+
+    def first_waiting(self, number: int) -> Sequence[WaitingJob]:
+        return [waiting_job(record) for *_, record in self.first(number)]
+
+    def add(self, record: JobRecord, key: tuple[float, ...]) -> None:
+        super().add(record, key)
+        self._first = []
+        self._place(record.shape)
+
+    def remove(self, record: JobRecord) -> None:
+        shape = record.shape
+        super().remove(record)
+        self._first = []
+        self._place(shape)
+
+    def rerank(self) -> None:
+        """Move the buckets whose rank is another one now."""
+        changed = self._tenants.changed
+        if changed:
+            for group in sorted(changed):
+                for shape in self._shapes.get(group, ()):
+                    self._place(shape, anew=True)
+            changed.clear()
+
+    def heads(self) -> Sequence[Head]:
+        """Return the first entries of all buckets, in order."""
+        return self._heads
+
+    def _place(self, shape: Shape, *, anew: bool = False) -> None:
+        """Put a bucket where its first entry and its rank belong, or drop it if it is empty."""
+        before, bucket = self._head_of.get(shape), self.buckets.get(shape)
+        if bucket is None:
+            if before is not None:
+                del self._heads[bisect_left(self._heads, before)]
+                del self._head_of[shape]
+                del self._shapes[shape.group][shape]
+                self.entitled.pop(shape, None)
+            return
+        if before is not None and not anew and before[2] is bucket[0]:
+            return
+        head = (-shape.priority, self._tenants.rank(shape), bucket[0], shape)
+        if before is not None:
+            if before[2] is head[2] and before[1] == head[1]:
+                return
+            del self._heads[bisect_left(self._heads, before)]
+        else:
+            self._shapes.setdefault(shape.group, {})[shape] = None
+        insort(self._heads, head)
+        self._head_of[shape] = head
+        if not head[1][0]:
+            self.entitled[shape] = head
+        elif self.entitled:
+            self.entitled.pop(shape, None)
+        self._first = []
+
+    def scan(self, largest: int | None = None) -> Scan:
+        heads = [head for head in self._heads if largest is None or head[3].gpus <= largest]
+        return RankedScan(heads, self.buckets)
+
+
+class RankedScan(Scan):
+    """An iteration over a ranked queue. The heads of its buckets are sorted, so that a bucket whose rest is skipped
+    costs little, however many there are. A heap holds the buckets that have been reached and not been skipped."""
+
+    __slots__ = ("_ahead", "_buckets", "_last", "_next_head", "_reached")
+
+    def __init__(self, heads: list[Head], buckets: Mapping[Shape, list[Entry]]) -> None:
+        self._ahead = iter(heads)
+        self._next_head = next(self._ahead, None)
+        self._buckets = buckets
+        self._reached: list[Place] = []
+        self._last: Place | None = None
+        self._skip = False
+
+    def __next__(self) -> JobRecord:
+        reached, head = self._reached, self._next_head
+        if self._last is not None and not self._skip:
+            number, rank, _, shape, index = self._last
+            bucket = self._buckets[shape]
+            if index + 1 < len(bucket):
+                heappush(reached, (number, rank, bucket[index + 1], shape, index + 1))
+        self._skip = False
+        if reached and (head is None or reached[0] < head):  # the first three of each decide: no two are equal
+            self._last = heappop(reached)
+        elif head is not None:
+            self._last = (*head, 0)
+            self._next_head = next(self._ahead, None)
+        else:
+            self._last = None
+            raise StopIteration
+        return self._last[2][3]
