@@ -25,7 +25,7 @@ def dump(belief: "Belief") -> dict[str, Any]:
         ],
         "times": [[*place, *asdict(times).values()] for place, times in speeds.times.items()],
         "ratios": [[model, *asdict(times).values()] for model, times in speeds.ratios.items()],
-        "startups": [dict(belief.startups.mean_s), belief.startups.overall_s],
+        "startups": [dict(belief.startups.mean_s), belief.startups.overall_s, sorted(belief.startups.silent)],
         "tried": sorted(_plain_cell(cell) for cell in belief.tried),
         "demands": belief.measured.dump(),
         "checked": [speeds.checked, speeds.squared_error],
@@ -50,7 +50,8 @@ def restore(belief: "Belief", data: dict[str, Any]) -> None:
         *data["checked"],
     )
     belief.tried = {_cell(row) for row in data.get("tried", ())}
-    belief.startups = StartUps(*data.get("startups", ()))
+    mean_s, overall_s, *silent = data.get("startups", ({}, None))
+    belief.startups = StartUps(mean_s, overall_s, set(*silent))
     belief.episodes = {
         job: Episode(**{**episode, "key": _tuples(episode["key"]), "cells": tuple(map(_cell, episode["cells"]))})
         for job, episode in data["episodes"]

@@ -156,6 +156,12 @@ class Belief:
             return predicted
         return (DEFAULT_RUN_S if job.duration_s is None else job.duration_s) / job.iterations
 
+    def relies_on_guess(self, job: Job) -> bool:
+        if job.duration_s is None or job.model in self.fitted.tasks:
+            return job.duration_s is not None
+        placement = Placement(job.gpus, self.fewest_nodes(job.gpus))
+        return self.speeds.seconds(SpeedKey(job.model, job.batch, 1, *placement), 1.0) is None
+
     def slowdown(self, job: Job, accumulation: int, mates: Sequence[Mate]) -> float:
         believed = self.fitted.slowdown(job, accumulation, mates)
         if self.probe is None or len(mates) > 1 or believed <= self.probe:
@@ -233,7 +239,16 @@ class Belief:
         self.version += bool(lesson)
         return lesson
 
+    def announces(self, job: Job) -> bool | None:
+        if job.model in self.startups.silent:
+            return False
+        return True if job.model in self.startups.mean_s else None
+
     def learn_startup(self, seen: StartUp) -> ModelChange:
+        if not seen.told:  # the time was assumed
+            self.startups.silent.add(seen.job.model)
+            return ModelChange.NOTHING
+        self.startups.silent.discard(seen.job.model)
         return ModelChange.STARTUPS if self.startups.add(seen.job.model, seen.seconds) else ModelChange.NOTHING
 
     def learn_demand(self, job: Job, accumulation: int, demand: GpuDemand) -> ModelChange:

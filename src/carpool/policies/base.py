@@ -29,6 +29,8 @@ class BasePolicy:
     """Seconds that the simulator charges when a suspended job starts again."""
     start_s: ClassVar[float] = 0.0
     """Seconds that the simulator charges when a job starts for the first time."""
+    jobs_per_gpu: ClassVar[int] = 2
+    """Number of jobs that the service lets compute on a GPU, unless its operator chooses another."""
 
     def key(self, job: JobView, now: float) -> tuple[float, ...]:
         """Return the job's sort key in the queue, smallest first. It stays as it is while the job waits."""

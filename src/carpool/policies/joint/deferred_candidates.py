@@ -38,11 +38,12 @@ class DeferredCandidates:
         until = objective.now + choice.most - own
         soonest: list[JobView] = []
         for group in self.draft.hosts.lone.values():
-            in_time = takewhile(lambda entry: entry[0] < until, islice(group.entries, PER_KIND))
-            large = (host for _, _, host in in_time if len(host.gpus) >= need)
-            soonest += islice(
-                (host for host in large if host.seq not in objective.moved and self.draft.only_resident(host)), PRICED
-            )
+            most = len(soonest) + PRICED
+            for end, seq, host in group.entries[:PER_KIND]:
+                if end >= until or len(soonest) == most:
+                    break
+                if len(host.gpus) >= need and seq not in objective.moved and self.draft.only_resident(host):
+                    soonest.append(host)
         for host in nsmallest(PRICED, soonest, key=lambda host: (objective.end(host), host.seq)):
             cost = objective.left(host) + own
             if cost >= choice.most:
@@ -56,7 +57,7 @@ class DeferredCandidates:
         """Return a claim on the GPUs that will be free soonest; None where there will never be enough."""
         objective, need = self.objective, guest.shape.gpus
         size = self._size_alone(guest)
-        gpus: list[GpuId] = list(self.draft.some_free(need, size))
+        gpus: list[GpuId] = list(self.draft.some_free(guest, need, size))
         hosts: dict[int, JobView] = {}
         moment = objective.now
         for end, gpu in self._next_gpus(size):
@@ -96,7 +97,7 @@ class DeferredCandidates:
         """
         objective = self.objective
         size = self._size_alone(guest)
-        short = guest.shape.gpus - len(self.draft.some_free(guest.shape.gpus, size))
+        short = guest.shape.gpus - len(self.draft.some_free(guest, guest.shape.gpus, size))
         if short <= 0:
             return
         left = guest.whole_left(objective.now) * size.relative_time
@@ -141,7 +142,7 @@ class DeferredCandidates:
     def _may_stop(self, job: JobView, guest: JobView, size: Size) -> bool:
         """Return whether a job may be suspended for this guest in this pass."""
         return (
-            job.job.can_checkpoint
+            job.job.can_suspend
             and job.seq not in self.objective.moved
             and job.shape.priority <= guest.shape.priority
             and all(self.topology.memory_of(gpu) >= size.memory for gpu in job.gpus)

@@ -31,13 +31,32 @@ class Displacements:
         self.view = draft.view
         self.patience = patience
         self._pausable: dict[int, bool] = {}  # by `seq`
+        self._known_cells: dict[tuple[GpuId, ...], Sequence[Sequence[Resident]]] = {}
+        self._as_of = -1  # number of decisions at which they were known
 
     def active(self, gpus: Sequence[GpuId]) -> list[Resident]:
         """Return the active residents of some GPUs, each once."""
+        cells = self._cells(gpus)
+        if len(cells) == 1:
+            return list(cells[0])
+        return list({resident.record.seq: resident for cell in cells for resident in cell}.values())
+
+    def _cells(self, gpus: Sequence[GpuId]) -> Sequence[Sequence[Resident]]:
+        """Return the sets of active residents that share some of these GPUs, each once. They are asked for again and
+        again, and most workers of a gang have the same mates."""
         if len(gpus) == 1:
-            return list(self.draft.active_on(gpus[0]))
-        found = {resident.record.seq: resident for gpu in gpus for resident in self.draft.active_on(gpu)}
-        return list(found.values())
+            return [self.draft.active_on(gpus[0])]
+        if self._as_of != len(self.draft.decisions):
+            self._as_of = len(self.draft.decisions)
+            self._known_cells.clear()
+        key = tuple(gpus)
+        known = self._known_cells.get(key)
+        if known is None:
+            there = {self.draft.jobs_on(gpu): gpu for gpu in gpus}
+            active = map(self.draft.active_on, there.values())
+            cells = {tuple([resident.record.seq for resident in cell]): cell for cell in active}
+            known = self._known_cells[key] = list(cells.values())
+        return known
 
     def may_pause(self, host: JobView, guest: JobView) -> bool:
         """Return whether a job may be paused for a guest in this pass."""
@@ -141,9 +160,7 @@ class Displacements:
             alone = record.alone_left(objective.now) if record.gpus else objective.left(record)
             participants.append(Participant(alone, record.job, resident.accumulation))
         number = {resident.record.seq: index for index, resident in enumerate(kept, start=1)}
-        cells = {
-            (0, *(number[r.record.seq] for r in self.draft.active_on(gpu) if r.record.seq in number)) for gpu in gpus
-        }
+        cells = {(0, *[number[r.record.seq] for r in cell if r.record.seq in number]) for cell in self._cells(gpus)}
         return simulate_ends(participants, sorted(cells), self.view.perf)
 
     def _may_share(self, guest: JobView, gpus: Sequence[GpuId], size: Size, kept: Sequence[Resident]) -> bool:
@@ -151,8 +168,8 @@ class Displacements:
         if not self.objective.may_join(guest, [resident.record for resident in kept]):
             return False
         new = Resident(guest, size.accumulation, 0)
-        cells = {tuple([r for r in self.draft.active_on(gpu) if r in kept]) for gpu in gpus}
-        return all(computing_problem([new, *cell], self.view) is None for cell in cells)
+        cells = [[new, *[resident for resident in cell if resident in kept]] for cell in self._cells(gpus)]
+        return all(computing_problem(cell, self.view) is None for cell in cells)
 
 
 def starts_up(job: JobView, now: float) -> bool:

@@ -7,6 +7,7 @@ jobs. A guest takes one cell, or a union of cells and free GPUs.
 
 from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import islice
+from math import inf
 from operator import attrgetter
 
 from carpool.core.availability import Until, corrected
@@ -34,6 +35,8 @@ HIGH_SPEED = 1.1
 MAX_STRETCH = 3.0
 """Maximum of a job's time left while sharing, relative to its time left alone or to SHORT_S, whichever is more."""
 SHORT_S = 600.0
+ROUNDING = 1e-9
+"""Share of its cost by which a host may seem cheaper than one of its kind that ends sooner."""
 
 _cost = attrgetter("cost")
 
@@ -56,7 +59,7 @@ class JoinCandidates:
             return
         cells = self._single(guest)
         if jobs_per_gpu > 2:
-            cells += self.shared.find(guest)
+            cells += self.shared.find(guest, self._limit(guest, cells))
         if not cells:
             return
         large = [cell for cell in cells if len(cell.gpus) >= guest.shape.gpus]
@@ -92,26 +95,29 @@ class JoinCandidates:
 
     # ---- cells -----------------------------------------------------------------------------------------------------
 
+    def _limit(self, guest: JobView, cells: Sequence[Candidate]) -> float:
+        """Return a cost above which a cell is not looked at. A gang looks at all: it may need a union of them."""
+        if guest.shape.gpus > 1 or len(cells) < PRICED:
+            return inf
+        return sorted([cell.cost for cell in cells])[PRICED - 1]
+
     def _single(self, guest: JobView) -> list[Candidate]:
         """Return the hosts with which, by Theorem 1, sharing beats waiting, and which cost less than the budget.
 
         Few of each kind: the sooner a host of a kind ends, the less it costs. Where the first costs too much, all do.
         """
+        budget = self.objective.budget(guest)
+        kinds = [self._open(stream, guest) for stream in self.candidates.by_kind(guest, 1, budget)]
+        firsts = [(first, kind) for kind in kinds if (first := next(kind, None)) is not None]
+        cheapest = [(first, kind) for first, kind in firsts if first.cost < budget]
+        limit = self._limit(guest, _fast([first for first, _ in cheapest])) * (1.0 + ROUNDING)
         most = PRICED if guest.shape.gpus == 1 else max(PER_KIND, guest.shape.gpus)
-        budget = None
         found: list[Candidate] = []
-        for stream in self.candidates.by_kind(guest, 1):
-            kind = self._open(stream, guest)
-            first = next(kind, None)
-            if first is None:
-                continue
-            if budget is None:
-                budget = self.objective.budget(guest)
-            if first.cost < budget:
-                found.append(first)
+        for first, kind in cheapest:
+            found.append(first)
+            if first.cost <= limit:
                 found += islice(kind, most - 1)
-        fast = [cell for cell in found if cell.option.total_speed >= GOOD_SPEED]
-        return fast or found or self._for_throughput(guest)
+        return _fast(found) or found or self._for_throughput(guest)
 
     def _for_throughput(self, guest: JobView) -> list[Candidate]:
         """Return the hosts that end soonest and with which total speed is high, where more jobs wait than there are
@@ -154,7 +160,7 @@ class JoinCandidates:
             short = guest.shape.gpus - len(gpus)
             gpus += self.topology.most_consolidated(cell.gpus, short) if len(cell.gpus) > short else cell.gpus
         if len(gpus) < guest.shape.gpus:
-            gpus += self.draft.some_free(guest.shape.gpus - len(gpus), size)
+            gpus += self.draft.some_free(guest, guest.shape.gpus - len(gpus), size)
         if len(gpus) < guest.shape.gpus:
             return None
         resized = any(cell.option.size is not size for cell in cells)  # one sub-batch for the whole gang
@@ -179,9 +185,8 @@ class JoinCandidates:
         if nodes == guest.shape.placement.nodes:
             return guest.whole_left(self.objective.now) * size.relative_time
         placement = Placement(len(gpus), nodes)
-        return guest.iterations_left(self.objective.now) * self.perf.iteration_time(
-            guest.job, size.accumulation, placement
-        )
+        seconds = self.perf.iteration_time(guest.job, size.accumulation, placement) * guest.stretch
+        return guest.iterations_left(self.objective.now) * seconds
 
     def _offer(
         self,
@@ -226,7 +231,7 @@ class JoinCandidates:
         if len(gpus) == 1:
             return []
         cells = {}
-        for gpu in gpus:
+        for gpu in {draft.jobs_on(gpu): gpu for gpu in gpus}.values():
             there = tuple([resident.record for resident in draft.active_on(gpu)])
             if len(there) > 1 and there not in simulated:
                 cells[there] = gpu
@@ -240,3 +245,7 @@ class JoinCandidates:
         if record.gpus and steps:
             return corrected(steps, max(xi for _, xi in steps), record.slowdown)
         return steps
+
+
+def _fast(cells: Sequence[Candidate]) -> list[Candidate]:
+    return [cell for cell in cells if cell.option.total_speed >= GOOD_SPEED]

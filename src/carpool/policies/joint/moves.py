@@ -6,12 +6,10 @@ The modules of candidates offer moves, `objective` prices them, `choice` keeps t
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from carpool.core.availability import Change
 from carpool.core.model import GpuId
 from carpool.core.shapes import Size
 from carpool.core.view import JobView
-
-Change = tuple[float, float, int]
-"""A time from which GPUs are free, the time from which they will be free instead, and the number of these GPUs."""
 
 
 @dataclass(slots=True)

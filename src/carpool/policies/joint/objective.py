@@ -4,15 +4,15 @@
 which jobs wait. It prices a move before it is made and notes it afterwards.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
-from carpool.core.availability import Availability
+from carpool.core.availability import Availability, Change
 from carpool.core.draft import Draft
 from carpool.core.model import GpuId
 from carpool.core.view import JobView, WaitingJob
-from carpool.policies.joint.moves import Change, ClaimGpus, Displace, Join, Move, Relocate, StartAlone, Suspend
+from carpool.policies.joint.moves import ClaimGpus, Displace, Join, Move, Relocate, StartAlone, Suspend
 from carpool.policies.joint.queue_estimate import GPUS, LEFT, PRIORITY, SEQ, QueueEstimate, queue_sum
 
 FREE = 0.0
@@ -31,6 +31,8 @@ class Prospect(NamedTuple):
     """Sum of the completion times of the others if the job were not there."""
     horizon: float
     """The latest start of the others in that case."""
+    gpus: int
+    """Number of GPUs that the others want in all."""
 
 
 class Objective:
@@ -40,6 +42,8 @@ class Objective:
         """`look_ahead` is the number of waiting jobs that count; jobs in `first` go before others of their priority."""
         self.draft = draft
         self.now = draft.view.now
+        self._view = draft.view
+        self._weighs = draft.view.shares_count
         self.restart_s = restart_s
         self.claimed: set[int] = set()
         """Hosts for whose GPUs a job of this pass waits, by `seq`."""
@@ -97,9 +101,9 @@ class Objective:
         """Return the waiting jobs that count, in order."""
         view, draft = self.draft.view, self.draft
         total = len(view.topology.node_of)
-        line = [job for job in view.queue.waiting[: self._look_ahead] if job[GPUS] <= total]
+        line = [job for job in view.queue.first_waiting(self._look_ahead) if job[GPUS] <= total]
         if view.limits:
-            allowed = {seq for _, _, seq, job in view.queue.in_order[: self._look_ahead] if draft.may_start(job)}
+            allowed = {seq for _, _, seq, job in view.queue.first(self._look_ahead) if draft.may_start(job)}
             line = [job for job in line if job[SEQ] in allowed]
         if self._first:
             moved_up, largest = {job.seq for job in self._first}, view.topology.largest_memory
@@ -129,14 +133,16 @@ class Objective:
         joined = set(move.gpus)
         concerned = joined.union(*(draft.gpus_of(host) for host in move.hosts))
         there = [r.record for gpu in draft.with_paused(concerned) for r in draft.residents(gpu) if not r.active]
+        if not there:
+            return True
         waiting = {record.seq: record for record in there if record.seq not in ends}
         delayed = []
         for paused in sorted(waiting.values(), key=lambda job: (self.end(job), job.seq)):
             if paused.paused_by_owner:
                 continue
             start = 0.0 if joined.isdisjoint(paused.gpus) else ends[guest.seq]
-            for gpu in paused.gpus:
-                start = max([start, *(ends.get(job.seq, 0.0) for job in draft.jobs_on(gpu) if job is not guest)])
+            for jobs in {draft.jobs_on(gpu) for gpu in paused.gpus}:
+                start = max([start, *[ends.get(job.seq, 0.0) for job in jobs if job is not guest]])
             late = start + paused.alone_left(self.now) - self.end(paused)
             if late > CLOSE:
                 move.cost += late
@@ -151,9 +157,10 @@ class Objective:
         """Return whether no host has a higher priority, and neither a job of this pass waits for their GPUs nor a trial
         needs them for itself."""
         claimed, closed, priority = self.claimed, self.closed, guest.shape.priority
-        if closed and any(host.seq in closed for host in hosts):
-            return False
-        return not any(host.shape.priority > priority or host.seq in claimed for host in hosts)
+        for host in hosts:  # noqa: SIM110 (a generator costs more, and this is asked often)
+            if host.shape.priority > priority or host.seq in claimed or host.seq in closed:
+                return False
+        return True
 
     # ---- what a move is worth --------------------------------------------------------------------------------------
 
@@ -162,17 +169,24 @@ class Objective:
 
         Waiting jobs of a lower priority do not count: they must not hold up a higher one.
         """
+        gain = self._price(move)
+        if gain is not None and self._weighs:
+            gain = move.gain = gain + self._more_for_weights(move)
+        return gain
+
+    def _price(self, move: Move) -> float | None:
         guest = move.guest
-        others, present, without, horizon = self._prospect(guest)
+        others, present, without, horizon, wanted = self._prospect(guest)
         changes = move.changes = self._changes(move)
         saved = present
         if isinstance(move, Suspend):
             others = _sorted([*others, *map(self._suspended, move.victims)])
+            wanted += sum([victim.shape.gpus for victim in move.victims])
             saved += sum(self.left(victim) for victim in move.victims)
         elif min([min(before, after) for before, after, _ in changes], default=inf) > horizon:
             move.gain = saved - move.cost - without  # mostly: no job that waits gets to these GPUs
             return move.gain
-        after = self._available_after(changes).moments
+        after = self.available.first_after(changes, wanted)
         if others and others[0][PRIORITY] > guest.shape.priority:
             higher = [job for job in others if job[PRIORITY] > guest.shape.priority]
             if queue_sum(after, higher, self.now) > queue_sum(self.available.moments, higher, self.now) + CLOSE:
@@ -185,8 +199,27 @@ class Objective:
 
         No move frees GPUs sooner, unless it suspends a job, so the waiting jobs gain no more than that.
         """
-        _, present, without, _ = self._prospect(guest)
+        _, present, without, _, _ = self._prospect(guest)
+        if self._weighs:
+            return present - without + max(0.0, self._view.weight_of(guest) - 1.0) * self._end_if_it_waits(guest)
         return present - without
+
+    def _more_for_weights(self, move: Move) -> float:
+        """Return what a move gains beyond its price, because a second of some jobs counts for more or less than one:
+        their tenants are below or above their shares."""
+        guest, weight_of = move.guest, self._view.weight_of
+        more = (weight_of(guest) - 1.0) * (self._end_if_it_waits(guest) - (move.ends[guest.seq] - self.now))
+        for host in move.hosts if isinstance(move, (Join, ClaimGpus, Displace)) else ():
+            if host.seq in move.ends:
+                more += (weight_of(host) - 1.0) * (self.end(host) - move.ends[host.seq])
+        return more
+
+    def _end_if_it_waits(self, guest: JobView) -> float:
+        """Return the seconds until the end of a job that waits, if nothing is done for it now."""
+        if guest.gpus:
+            return self.left(guest)
+        front = self._estimate_of_first(self._place_in_line(guest, len(self._waiting)))
+        return front.copy().add([self._entry(guest)]).sum - front.sum
 
     def _prospect(self, guest: JobView) -> Prospect:
         known = self._prospects.get(guest.seq)
@@ -201,16 +234,20 @@ class Objective:
             number -= 1
         if guest.gpus:  # it is paused: it waits for its own GPUs, not in the queue
             queue = self._present_estimate(number, priority)
-            return Prospect(waiting[:number], self.left(guest) + queue.sum, queue.sum, queue.horizon)
-        place = next((index for index in range(number) if waiting[index][SEQ] == guest.seq), number)
+            return _prospect(waiting[:number], self.left(guest) + queue.sum, queue)
+        place = self._place_in_line(guest, number)
         front = self._estimate_of_first(place)
         if place == number:  # it is too far down the queue to be in the line: all of them are before it
             present = front.copy().add([self._entry(guest)]).sum
-            return Prospect(waiting[:number], present, front.sum, front.horizon)
+            return _prospect(waiting[:number], present, front)
         present = self._present_estimate(number, priority).sum
         behind = waiting[place + 1 : number]
-        without = front.copy().add(behind)
-        return Prospect(waiting[:place] + behind, present, without.sum, without.horizon)
+        return _prospect(waiting[:place] + behind, present, front.copy().add(behind))
+
+    def _place_in_line(self, guest: JobView, number: int) -> int:
+        """Return the place of a job among the first `number` jobs of the line; `number`: it is not among them."""
+        seqs = [job[SEQ] for job in self._waiting[:number]]
+        return seqs.index(guest.seq) if guest.seq in seqs else number
 
     def _present_estimate(self, number: int, priority: int) -> QueueEstimate:
         """Return the estimate for the first `number` jobs of the line, which are those with at least this priority."""
@@ -230,13 +267,6 @@ class Objective:
         return front.add(self._waiting[len(front) : number])
 
     # ---- when GPUs will be free ------------------------------------------------------------------------------------
-
-    def _available_after(self, changes: Iterable[Change]) -> Availability:
-        available = self.available.copy()
-        for before, after, gpus in changes:
-            available.remove(before, gpus)
-            available.add(after, gpus)
-        return available
 
     def _changes(self, move: Move) -> list[Change]:
         """Return which GPUs will be free at another time if a move is made."""
@@ -311,13 +341,18 @@ class Objective:
             self.moved.update(victim.seq for victim in move.victims)
 
     def _enter(self, move: Move) -> None:
-        self._available = self._available_after(self._changes(move) if move.changes is None else move.changes)
+        self.available.change(self._changes(move) if move.changes is None else move.changes)
         self._line = [job for job in self._waiting if job[SEQ] != move.guest.seq]
         if isinstance(move, Suspend):
             self._line = _sorted([*self._waiting, *map(self._suspended, move.victims)])
         self._front = None
         self._present.clear()
         self._prospects.clear()
+
+
+def _prospect(others: list[WaitingJob], present: float, without: QueueEstimate) -> Prospect:
+    """Return what is in store for a job; `present` and `without` are as in `Prospect`."""
+    return Prospect(others, present, without.sum, without.horizon, sum([gpus for gpus, _, _, _ in others]))
 
 
 def _sorted(line: Sequence[WaitingJob]) -> list[WaitingJob]:

@@ -72,7 +72,7 @@ class Places:
     ) -> list[tuple[GpuId, ...]]:
         """Return unions of free and idle GPUs and of those of hosts: of fewer than `most`, which end after `until`."""
         need = guest.shape.gpus
-        free = (*self.draft.some_free(need, size), *idle)[:need]
+        free = (*self.draft.some_free(guest, need, size), *idle)[:need]
         number = ceil(min(float(need), most))
         unions = {
             self.union(free, islice(self.hosts(guest, until, order), number), need, size)

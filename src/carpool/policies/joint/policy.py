@@ -13,23 +13,19 @@ from itertools import takewhile
 
 from carpool.core.draft import Draft
 from carpool.core.model import Decision, JobId, Status
+from carpool.core.rules import may_start_ahead
 from carpool.core.view import JobView, ScanView, View
 from carpool.policies.base import BasePolicy, Explanation, option, shortest_first
 from carpool.policies.joint.cell_speeds import CellSpeedsCache
 from carpool.policies.joint.choice import Choice
-from carpool.policies.joint.deferred_candidates import DeferredCandidates
-from carpool.policies.joint.displacements import Displacements, starts_up
-from carpool.policies.joint.join_candidates import JoinCandidates
+from carpool.policies.joint.displacements import starts_up
+from carpool.policies.joint.finders import Finders
 from carpool.policies.joint.moves import ClaimGpus, Displace, Join, Move, Relocate, StartAlone, Suspend, names
 from carpool.policies.joint.objective import CLOSE, Objective
-from carpool.policies.joint.patience import is_overdue, resumable, starved
-from carpool.policies.joint.pause_candidates import PauseCandidates
-from carpool.policies.joint.places import Places
-from carpool.policies.joint.resume_candidates import ResumeCandidates
-from carpool.policies.joint.shared_candidates import SharedCandidates
-from carpool.policies.joint.start_up_candidates import StartUpCandidates, next_start_up
+from carpool.policies.joint.patience import is_overdue, paused_in_order, resumable, starved
+from carpool.policies.joint.start_up_candidates import next_start_up
 from carpool.policies.joint.trial_candidates import TrialCache, TrialCandidates, is_new
-from carpool.policies.sharing.candidates import Candidates, OptionCache
+from carpool.policies.sharing.candidates import OptionCache
 from carpool.policies.sharing.explain import ASKED_NOT_TO_SHARE, FITS_BESIDE_NO_JOB, compare_hosts
 
 LOOK_AGAIN_S = 60.0
@@ -44,6 +40,7 @@ class Carpool(BasePolicy):
     """The joint rule: make the move that most lowers the completion times of guest, hosts and queue together."""
 
     name = "carpool"
+    jobs_per_gpu = 6
     pause: bool = option(True, "pause and resume jobs on their GPUs, where that lowers the sum")
     suspend: bool = option(False, "suspend running jobs that can checkpoint, where that lowers the sum")
     restart_s: float = option(30.0, "seconds that a suspended job needs to start again; the simulator charges them")  # type: ignore[misc]
@@ -83,7 +80,7 @@ class Carpool(BasePolicy):
         if self.patience and view.paused:
             first = view.overdue(self.patience).first(self.patience * view.mean_jct_s)
             moments.append(max(first, view.now + LOOK_AGAIN_S))
-        startup = view.queue.in_order[0][3].startup_s if len(view.queue) else 0.0
+        startup = view.queue.first(1)[0][3].startup_s if len(view.queue) else 0.0
         if startup:
             moments += next_start_up(view, startup)
         for trial in view.trials.running.values():
@@ -129,20 +126,25 @@ class JointPass:
         self.view = draft.view
         self.starved = starved(draft.view, policy.patience) if policy.patience else []
         self.objective = Objective(draft, policy.look_ahead, policy.restart_s, self.starved)
-        candidates = Candidates(draft, policy.option_cache)
-        shared = SharedCandidates(draft, candidates, self.objective, policy.cell_speeds)
-        self.joins = JoinCandidates(draft, candidates, self.objective, shared)
-        self.deferred = DeferredCandidates(draft, self.objective)
-        displacements = Displacements(draft, self.objective, policy.patience)
-        places = Places(draft, displacements)
-        self.pausing = PauseCandidates(draft, self.objective, displacements, places)
-        self.starting_up = StartUpCandidates(draft, self.objective, displacements, places)
-        self.resuming = ResumeCandidates(draft, self.objective, displacements)
+        self._finders: Finders | None = None
         self.resumable = deque(resumable)
+        self.trial_over = False
+        """Whether a trial, which kept other jobs waiting, has lasted or cost enough."""
+        self._started_alone = 0  # number of jobs that this pass started on free GPUs
         self.sharing = list(sharing)
         self.unseen = unseen
         tries = policy.trials and policy.pause and draft.view.learner is not None
         self.trying = TrialCandidates(draft, self.objective, policy.trial_cache) if tries else None
+
+    @property
+    def find(self) -> Finders:
+        """What finds moves for the jobs of this pass."""
+        if self._finders is None:
+            policy = self.policy
+            self._finders = Finders(
+                self.draft, self.objective, policy.patience, policy.option_cache, policy.cell_speeds
+            )
+        return self._finders
 
     def run(self) -> list[Decision]:
         """Try the waiting jobs in order, and return what was decided."""
@@ -189,7 +191,8 @@ class JointPass:
             return
         first = list(self.starved)
         none_fits = min([shape.gpus for shape in self.view.queue.buckets]) > self.draft.free_count
-        if none_fits and not first and self.view.last_capacity_change < self.view.now:
+        nothing_opened = self.view.last_capacity_change < self.view.now and not self.trial_over
+        if none_fits and not first and nothing_opened:
             for job in self._new():
                 yield job, False
             return
@@ -205,10 +208,13 @@ class JointPass:
         """Return whether a job is to be tried in this pass, although it cannot simply start.
 
         Where jobs end all the time, a job that finds no place is tried in vain again and again. So it is tried once in
-        a part of its length, unless it is new or this pass has changed something. A longer job can wait longer.
+        a part of its length, unless it is new or this pass has changed something. A longer job can wait longer. Jobs
+        that were started on free GPUs change nothing for it: they took what was too little for it, and as hosts they
+        have less left than it, so that joining them does not pay.
         """
         view, draft = self.view, self.draft
-        if job.shape.gpus <= draft.free_count or draft.decisions or job.startup_s or job in self.starved:
+        changed = self.trial_over or len(draft.decisions) > self._started_alone
+        if changed or job.shape.gpus <= draft.free_count or job.startup_s or job in self.starved:
             return True
         every = AGAIN * job.alone_left(view.now)
         before = view.previous_capacity_change if view.last_capacity_change == view.now else view.last_capacity_change
@@ -217,6 +223,9 @@ class JointPass:
     def _sooner(self, paused: JobView, pending: JobView) -> bool:
         now = self.view.now
         ours, theirs = paused.shape.priority, pending.shape.priority
+        if self.view.shares_count:
+            lighter = self.view.weight_of(pending) / self.view.weight_of(paused)
+            return ours > theirs or (ours == theirs and paused.alone_left(now) * lighter < pending.alone_left(now))
         return ours > theirs or (ours == theirs and paused.alone_left(now) < pending.alone_left(now))
 
     def _new(self) -> list[JobView]:
@@ -235,6 +244,7 @@ class JointPass:
             return False
         self.objective.note(move)
         self.draft.assign(job, move.gpus, move.size, "its GPUs are free, and no job before it waits")
+        self._started_alone += 1
         return True
 
     def _place(self, job: JobView) -> bool:
@@ -247,7 +257,7 @@ class JointPass:
                 self._offer_displacements(job, choice)
                 move = choice.best
             if move is None:
-                move = self.deferred.reservation(job)
+                move = self.find.deferred.reservation(job)
         if move is None:
             return False
         self._make(move)
@@ -260,34 +270,33 @@ class JointPass:
             if gain is not None and gain >= -CLOSE:
                 return alone
         choice = Choice(self.objective, job)
-        self.joins.offer(job, choice)
+        self.find.joins.offer(job, choice)
         if choice.best is not None:
-            self.deferred.offer_later(job, choice)
+            self.find.deferred.offer_later(job, choice)
         if self.trying is not None:
             self.trying.offer(job, choice)
         if self.policy.pause:
             self._offer_displacements(job, choice)
-            self.pausing.offer_swaps(job, choice)
+            self.find.pausing.offer_swaps(job, choice)
         if self.policy.suspend:
-            self.deferred.offer_suspensions(job, choice)
+            self.find.deferred.offer_suspensions(job, choice)
         return choice.best
 
     def _offer_displacements(self, job: JobView, choice: Choice) -> None:
         """Offer to pause other jobs for a pending one. If it takes time to start up, they go on until it is up."""
-        if job.startup_s and job.job.can_pause:
-            self.starting_up.offer(job, choice)
+        if job.startup_s and may_start_ahead(self.view, job.job):
+            self.find.starting_up.offer(job, choice)
         else:
-            self.pausing.offer(job, choice)
+            self.find.pausing.offer(job, choice)
 
     def _resume(self, job: JobView) -> None:
         """Make the best move for a paused job, if there is one. It goes on in any case if its GPUs are idle."""
-        beside = [mate.record for gpu in job.gpus for mate in self.draft.active_on(gpu)]
-        idle = all(starts_up(mate, self.view.now) for mate in beside)
+        idle = all(starts_up(mate.record, self.view.now) for mate in self.find.displacements.active(job.gpus))
         overdue = is_overdue(job, self.view.now, self.policy.patience, self.view.mean_jct_s)
         choice = Choice(self.objective, job, at_any_price=idle or overdue)
-        self.resuming.offer(job, choice)
+        self.find.resuming.offer(job, choice)
         if self.policy.suspend:
-            self.resuming.offer_relocation(job, choice)
+            self.find.resuming.offer_relocation(job, choice)
         self._make_best(choice)
 
     # ---- trials ----------------------------------------------------------------------------------------------------
@@ -348,9 +357,10 @@ class JointPass:
         return not host.paused_by_owner and all(len(self.draft.active_on(gpu)) < most for gpu in host.gpus)
 
     def _end_trial(self, guest: JobView, hosts: Sequence[JobView]) -> None:
-        """Let all go on by the ordinary rule: the trial has cost what it may cost."""
-        paused = [host for host in hosts if host.status is Status.PAUSED and host not in self.resumable]
-        self.resumable.extend(paused)
+        """Let all go on by the ordinary rule, and those that the trial kept waiting: it has lasted or cost enough."""
+        self.trial_over = True
+        there = [job for host in (guest, *hosts) for gpu in host.gpus for job in self.draft.jobs_on(gpu)]
+        self.resumable.extend([job for job in paused_in_order(there, self.view.now) if job not in self.resumable])
         self.sharing += [job for job in (guest, *hosts) if job.computing and job not in self.sharing]
 
     def _reconsider(self, job: JobView) -> None:
@@ -358,7 +368,7 @@ class JointPass:
         if job.seq in self.objective.moved or not job.computing:
             return
         choice = Choice(self.objective)
-        self.resuming.offer_withdrawal(job, choice)
+        self.find.resuming.offer_withdrawal(job, choice)
         self._make_best(choice)
 
     def _spread(self) -> None:
@@ -373,7 +383,7 @@ class JointPass:
             sharing.sort(key=lambda job: (job.alone_left(now), job.seq))
             choice = Choice(self.objective)
             for job in sharing:
-                self.resuming.offer_relocation(job, choice)
+                self.find.resuming.offer_relocation(job, choice)
             if not self._make_best(choice):
                 return
 
@@ -381,12 +391,12 @@ class JointPass:
         """Let the first jobs of the queue start up that this pass has not tried, if their turn comes soon."""
         if blocked or not len(self.view.queue):
             return
-        for *_, job in self.view.queue.in_order[: self.policy.tries]:
+        for *_, job in self.view.queue.first(self.policy.tries):
             if not job.startup_s:
                 return
             if job.seq not in self.objective.moved and self.draft.may_start(job):
                 choice = Choice(self.objective, job)
-                self.starting_up.offer(job, choice)
+                self.find.starting_up.offer(job, choice)
                 self._make_best(choice)
 
     def _alone(self, job: JobView) -> StartAlone | None:
@@ -426,6 +436,7 @@ class JointPass:
         elif isinstance(move, StartAlone):
             why = f"its GPUs are free, and starting it {saves} over it and the queue"
             draft.assign(guest, move.gpus, move.size, why)
+            self._started_alone += 1
 
     def _displace(self, move: Displace, saves: str) -> None:
         draft, guest = self.draft, move.guest
@@ -457,7 +468,10 @@ class JointPass:
         alone = host.computing and all(len(self.draft.active_on(gpu)) <= 1 for gpu in move.gpus)
         new = is_new(learner, guest.job, move.size.accumulation, host.job, host.accumulation)
         can_pause = host.job.can_pause or guest.job.can_pause
-        return host.job.id if alone and new and can_pause and host.seq not in self.trying.busy else None
+        if not (alone and new and can_pause) or host.seq in self.trying.busy:
+            return None
+        self.trying.busy |= {guest.seq, host.seq}  # a host of several GPUs may get another guest in this pass
+        return host.job.id
 
     def _why_join(self, move: Join, saves: str) -> str:
         if move.trial:

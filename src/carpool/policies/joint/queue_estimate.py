@@ -5,7 +5,7 @@ jobs that wait.
 """
 
 from collections.abc import Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from math import inf
 
 from carpool.core.view import WaitingJob
@@ -23,14 +23,16 @@ class QueueEstimate:
     A copy continues from where the original stands, so that two queues with the same beginning share its estimate.
     """
 
-    __slots__ = ("_given", "_moments", "_now", "_size", "_taken", "_total", "horizon")
+    __slots__ = ("_given", "_is_heap", "_moments", "_now", "_size", "_soonest", "_taken", "_total", "horizon")
 
     def __init__(self, moments: Sequence[float], now: float) -> None:
         """`moments` are the times from which the GPUs are free, soonest first."""
         self._moments = moments
         self._now = now
         self._taken = 0  # number of moments in use
-        self._given = [NEVER]  # a heap: when a job of the queue gives back how many GPUs
+        self._given = [NEVER]  # when a job of the queue gives back how many GPUs
+        self._is_heap = False  # mostly, all jobs get GPUs before one gives some back: then the order does not matter
+        self._soonest = inf
         self._total = 0.0
         self._size = 0
         self.horizon = -inf
@@ -44,7 +46,8 @@ class QueueEstimate:
     def copy(self) -> "QueueEstimate":
         other = QueueEstimate.__new__(QueueEstimate)
         other._moments, other._now, other._taken = self._moments, self._now, self._taken
-        other._given, other._total, other._size = self._given.copy(), self._total, self._size
+        other._given, other._is_heap, other._soonest = self._given.copy(), self._is_heap, self._soonest
+        other._total, other._size = self._total, self._size
         other.horizon = self.horizon
         return other
 
@@ -56,14 +59,16 @@ class QueueEstimate:
     def add(self, waiting: Sequence[WaitingJob]) -> "QueueEstimate":
         """Append jobs to the queue, and return the estimate itself."""
         moments, given, now = self._moments, self._given, self._now
-        taken, total, horizon = self._taken, self._total, self.horizon
-        last = len(moments)
-        soonest, there = given[0]
+        taken, total, horizon, soonest = self._taken, self._total, self.horizon, self._soonest
+        last, is_heap = len(moments), self._is_heap
         for gpus, left, _, _ in waiting:
             final = taken + gpus - 1
-            if final < last and (start := moments[final]) < soonest:  # mostly: before a job of the queue is done
+            if final < last and (start := moments[final]) < soonest:
                 taken = final + 1
             else:
+                if not is_heap:
+                    is_heap = True
+                    heapify(given)
                 need = gpus
                 while need > 0:
                     if taken < last and moments[taken] < soonest:
@@ -71,20 +76,24 @@ class QueueEstimate:
                         taken += 1
                         need -= 1
                     else:
-                        start = soonest
+                        start, there = given[0]
                         if there > need:
-                            given[0] = (soonest, there - need)
+                            given[0] = (start, there - need)
                         else:
                             heappop(given)
                         need -= there
-                        soonest, there = given[0]
+                        soonest = given[0][0]
             if start > horizon:
                 horizon = start
             end = (start if start > now else now) + left
             total += end
-            heappush(given, (end, gpus))
-            if end <= soonest:
-                soonest, there = given[0]
+            if end < soonest:
+                soonest = end
+            if is_heap:
+                heappush(given, (end, gpus))
+            else:
+                given.append((end, gpus))
+        self._soonest, self._is_heap = soonest, is_heap
         self._taken, self._total, self.horizon = taken, total, horizon
         self._size += len(waiting)
         return self

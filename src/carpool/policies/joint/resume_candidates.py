@@ -50,7 +50,7 @@ class ResumeCandidates:
     def offer_relocation(self, guest: JobView, choice: Choice) -> None:
         """Offer to move a job to free GPUs, if there are enough; its mates speed up."""
         place = self.draft.place_alone(guest)
-        if place is None or not guest.job.can_checkpoint or guest.batch is not None:
+        if place is None or not guest.job.can_suspend or guest.batch is not None:
             return
         gpus, size = place
         objective = self.objective

@@ -32,15 +32,16 @@ class SharedCandidates:
         self.candidates = candidates
         self.objective = objective
         self._cache = cache
+        self._known: dict[tuple[int, ...], tuple[list[float], list[float]]] = {}  # by the residents' `seq`
         cache.validate(draft.view)
 
-    def find(self, guest: JobView) -> list[Candidate]:
-        """Return cells that it pays to join now, for less than the budget."""
+    def find(self, guest: JobView, limit: float) -> list[Candidate]:
+        """Return cells that it pays to join now, for less than the budget and less than `limit`."""
         budget = self.objective.budget(guest)
         cells = chain(self._changed(guest), self._unchanged(guest, budget))
         most = max(SIMULATED, guest.shape.gpus)
-        found = [self._judge(guest, *cell) for cell in islice(cells, most)]
-        return [cell for cell in found if cell is not None and cell.cost < budget]
+        found = [self._judge(guest, *cell, min(limit, budget)) for cell in islice(cells, most)]
+        return [cell for cell in found if cell is not None]
 
     def _unchanged(
         self, guest: JobView, budget: float
@@ -79,15 +80,23 @@ class SharedCandidates:
         return self.objective.may_join(guest, [resident.record for resident in residents])
 
     def _judge(
-        self, guest: JobView, speeds: CellSpeeds, residents: Sequence[Resident], gpus: tuple[GpuId, ...]
+        self,
+        guest: JobView,
+        speeds: CellSpeeds,
+        residents: Sequence[Resident],
+        gpus: tuple[GpuId, ...],
+        limit: float,
     ) -> Candidate | None:
-        """Return a cell as a candidate; None where the guest had better wait for the first resident to end."""
+        """Return a cell as a candidate; None where it costs `limit` or more, or where the guest had better wait for the
+        first resident to end."""
         now, size = self.objective.now, speeds.size
         guest_left = guest.whole_left(now) * size.relative_time
-        left = [guest_left, *(self.candidates.left(resident) for resident in residents)]
-        alone = speeds.ends(left, speeds.hosts)
+        hosts_left, alone = self._without_guest(speeds, residents)
+        left = [guest_left, *hosts_left]
         startup = guest.startup_s
-        together = sum(speeds.ends_after(left, startup))
+        together, apart = sum(speeds.ends_after(left, startup)), sum(alone)
+        if together - apart >= limit:
+            return None
         if min(alone[1:]) > startup and together >= speeds.join_later(left, alone):
             return None
         own = guest.alone_left(now)
@@ -95,7 +104,16 @@ class SharedCandidates:
         option = SharingOption(size, speeds.host_xi, speeds.guest_xi, relative_time, 0.0)
         names = tuple([resident.record.job.id for resident in residents])
         seq = min([resident.record.seq for resident in residents])
-        return Candidate(together, len(residents), seq, gpus, names, option, tuple(residents), sum(alone))
+        return Candidate(together, len(residents), seq, gpus, names, option, tuple(residents), apart)
+
+    def _without_guest(self, speeds: CellSpeeds, residents: Sequence[Resident]) -> tuple[list[float], list[float]]:
+        """Return the residents' times left alone, and the ends of a cell without a guest. Many guests ask for them."""
+        seqs = tuple([resident.record.seq for resident in residents])
+        known = self._known.get(seqs)
+        if known is None:
+            left = [self.candidates.left(resident) for resident in residents]
+            known = self._known[seqs] = left, speeds.ends([0.0, *left], speeds.hosts)
+        return known
 
 
 def _around(group: Sequence[SharedCell], end: float) -> list[SharedCell]:

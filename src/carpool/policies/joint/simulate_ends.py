@@ -33,6 +33,30 @@ def simulate_ends(
 
     The first participant, the guest, computes after `startup` seconds.
     """
+    if len(participants) == 2 and len(cells) == 1 and len(cells[0]) == 2 and not startup:  # mostly
+        one, other = participants
+        if not one.elsewhere and not other.elsewhere:
+            return _pair_ends(one, other, perf)
+    return _ends(participants, cells, perf, startup)
+
+
+def _pair_ends(one: Participant, other: Participant, perf: PerformanceModel) -> list[float]:
+    """Return the seconds until two jobs are done that share all of their GPUs: to the last bit what `_ends` returns,
+    because which of two moves is better may depend on it."""
+    slow = max(1.0, perf.slowdown(one.job, one.accumulation, [(other.job, other.accumulation)]))
+    other_slow = max(1.0, perf.slowdown(other.job, other.accumulation, [(one.job, one.accumulation)]))
+    first = min(one.left * slow, other.left * other_slow)
+    rest, other_rest = one.left - first / slow, other.left - first / other_slow
+    return [
+        first if rest <= DONE * one.left else first + rest,
+        first if other_rest <= DONE * other.left else first + other_rest,
+    ]
+
+
+def _ends(
+    participants: Sequence[Participant], cells: Sequence[Sequence[int]], perf: PerformanceModel, startup: float
+) -> list[float]:
+    """Return the seconds until each participant is done, whatever cells they share."""
     simulated = [_Cell(cell) for cell in cells]
     own = _cells_of_each(simulated, len(participants))
     breaks = sorted({until for one in participants for until, _ in one.elsewhere if until > 0.0}, reverse=True)

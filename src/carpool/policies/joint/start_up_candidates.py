@@ -11,6 +11,7 @@ from math import inf
 
 from carpool.core.draft import Draft
 from carpool.core.model import GpuId
+from carpool.core.rules import may_start_ahead
 from carpool.core.shapes import Size
 from carpool.core.view import JobView, View
 from carpool.policies.joint.choice import Choice
@@ -21,7 +22,7 @@ from carpool.policies.joint.places import PER_GROUP, Places, size_alone
 
 LEAST_WAIT_S = 0.1
 """Smallest number of seconds between two looks at what should start up."""
-SOON = 3.0
+SOON = 6.0
 """Number of start-ups within which the turn of a job must come for it to start up."""
 
 
@@ -38,7 +39,7 @@ class StartUpCandidates:
     def offer(self, guest: JobView, choice: Choice) -> None:
         """Offer ways to let a pending job start up beside residents."""
         size = size_alone(guest, self.topology.largest_memory)
-        if size is None or not guest.job.can_pause:
+        if size is None or not may_start_ahead(self.draft.view, guest.job):
             return
         left = guest.whole_left(self.objective.now) * size.relative_time
         budget = self.objective.budget(guest) - choice.bar
@@ -76,7 +77,7 @@ class StartUpCandidates:
             if place is not None:
                 yield place
         if need > 1:
-            free = self.draft.some_free(need, size)
+            free = self.draft.some_free(guest, need, size)
             union = self.places.union(free, iter([host for _, _, host in ending]), need, size)
             if len(union) == need:
                 yield union

@@ -135,13 +135,16 @@ class TrialCandidates:
         host_left, startup = host.alone_left(objective.now), guest.startup_s
         if best([option], host_left, guest_left, startup) is None:
             return None
-        fitting = [gpu for gpu in host.gpus if self.draft.fits(gpu, option.size.memory)]
+        draft = self.draft
+        fitting = [  # in this pass a paused job may have been let go on there
+            gpu for gpu in host.gpus if draft.fits(gpu, option.size.memory) and len(draft.active_on(gpu)) == 1
+        ]
         if len(fitting) < guest.shape.gpus:
             return None
         gpus = tuple(self.view.topology.most_consolidated(fitting, guest.shape.gpus))
         guest_end, host_end = option.ends(host_left, guest_left * option.relative_time, startup)
         cost = guest_end + max(0.0, host_end - objective.left(host))
         ends = {guest.seq: objective.now + guest_end, host.seq: objective.now + host_end}
-        lone = self.draft.only_resident(host)
+        lone = draft.only_resident(host)
         move = Join(guest, gpus, ends, cost, option.size, (host,), lone=lone, trial=True)
         return move if objective.delay_paused(move) else None

@@ -87,13 +87,14 @@ class PolluxRound:
         self.fair = max(1, -(-self.gpus // max(1, len(asking))))
         self.node_share = len(topology.present) / max(1, topology.total())
         self.scaled: dict[int, ScaledJob] = {}  # by seq
+        self.tenant_ranks = view.ranks_of_holders() if view.shares_count else {}
         self.contenders = [found for job in asking if (found := self._contender(job)) is not None]
 
     def _may_move(self, job: JobView) -> bool:
         """Return whether a job may be moved: it runs, has no mates, can be suspended, and its node is open."""
         topology = self.view.topology
         alone = all(len(self.view.jobs_on(gpu)) == 1 and not topology.is_closed(gpu) for gpu in job.gpus)
-        return job.computing and job.job.can_checkpoint and alone
+        return job.computing and job.job.can_suspend and alone
 
     # ---- what GPUs are worth to a job ------------------------------------------------------------------------------
 
@@ -127,7 +128,13 @@ class PolluxRound:
             several = spanned(record.gpus) > 1
             stay = self._cost((scaled.goodput(len(record.gpus), several) if scaled else len(record.gpus)) / fair)
         rank = (-record.shape.priority, record.service(now), record.job.submitted, record.seq)
-        return Contender(record, rank, sizes, cost, self._cost(0.0), stay, eligible)
+        return Contender(record, rank, sizes, cost, self._cost(0.0), stay, eligible, self._urgency(record))
+
+    def _urgency(self, record: JobView) -> tuple[int, ...]:
+        view = self.view
+        if not view.shares_count:
+            return (-record.shape.priority,)
+        return (-record.shape.priority, *(self.tenant_ranks.get(record.seq) or view.rank_of(record)))
 
     def _fair_goodput(self, scaled: "ScaledJob") -> float:
         gpus = min(self.fair, scaled.most)

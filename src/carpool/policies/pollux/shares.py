@@ -8,8 +8,10 @@ large jobs come first, a job that need not move stays, and a node holds at most 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 
 from carpool.core.model import GpuId
+from carpool.core.shapes import Shape
 from carpool.core.view import JobView, TopologyView, View
 
 Cost = Callable[[int, bool], float]
@@ -34,6 +36,8 @@ class Contender:
     """Cost if the job stays where it is."""
     eligible: int
     """Nodes on which it fits, one bit each."""
+    urgency: tuple[int, ...] = (0,)
+    """Order in which jobs get their first GPUs, before any gain counts: −priority and the rank of the tenants."""
 
     @property
     def held(self) -> int:
@@ -42,11 +46,13 @@ class Contender:
 
 
 class UserAllowance:
-    """How many jobs and GPUs the users of the contenders may still get in this round."""
+    """How many jobs and GPUs the users and groups of the contenders may still get in this round."""
 
     def __init__(self, view: View, contenders: Iterable[Contender]) -> None:
         self._left: dict[str, list[float]] = {}
+        self._group_left: dict[str, float] = {}
         for contender in contenders:
+            self._open_group(view, contender)
             user = contender.record.shape.user
             if user is None:
                 continue
@@ -58,12 +64,25 @@ class UserAllowance:
             left[0] += contender.held > 0  # the round redistributes what contenders hold now
             left[1] += contender.held
 
-    def allows(self, user: str | None, jobs: int, gpus: int) -> bool:
-        """Return whether the user may get this much more."""
+    def _open_group(self, view: View, contender: Contender) -> None:
+        group = contender.record.shape.group
+        cap = None if group is None else view.cap_of(group)
+        if group is not None and cap is not None:
+            left = self._group_left.setdefault(group, float(cap - view.held_by_group(group)))
+            self._group_left[group] = left + contender.held
+
+    def allows(self, shape: Shape, jobs: int, gpus: int) -> bool:
+        """Return whether the tenants of a job may get this much more."""
+        user, group = shape.user, shape.group
+        if group is not None and gpus > self._group_left.get(group, inf):
+            return False
         return user is None or (jobs <= self._left[user][0] and gpus <= self._left[user][1])
 
-    def take(self, user: str | None, jobs: int, gpus: int) -> None:
-        """Count jobs and GPUs as given to the user."""
+    def take(self, shape: Shape, jobs: int, gpus: int) -> None:
+        """Count jobs and GPUs as given to a job's tenants."""
+        user, group = shape.user, shape.group
+        if group in self._group_left:
+            self._group_left[group] -= gpus
         if user is not None:
             self._left[user][0] -= jobs
             self._left[user][1] -= gpus
@@ -81,7 +100,7 @@ def share_out(contenders: Sequence[Contender], gpus: int, node_gpus: int, allowa
         curves.append(dict(curve))
         for (low, before), (high, after) in pairwise(_hull(curve)):
             first = low == 0
-            urgency = -contender.record.shape.priority if first else 0
+            urgency = contender.urgency if first else ()
             steps.append(((not first, urgency, (after - before) / (high - low), contender.rank), index, low, high))
     steps.sort()
     shares: dict[int, int] = {}
@@ -89,13 +108,13 @@ def share_out(contenders: Sequence[Contender], gpus: int, node_gpus: int, allowa
         contender, seq = contenders[index], contenders[index].record.seq
         if shares.get(seq, 0) != low:
             continue  # an earlier step of this job found no room
-        user = contender.record.shape.user
+        shape = contender.record.shape
         for size in range(high, low, -1):  # where the whole step does not fit, a part of it may
-            fits = size - low <= gpus and allowance.allows(user, low == 0, size - low)
+            fits = size - low <= gpus and allowance.allows(shape, low == 0, size - low)
             if fits and curves[index].get(size, curves[index][low]) < curves[index][low]:
                 shares[seq] = size
                 gpus -= size - low
-                allowance.take(user, low == 0, size - low)
+                allowance.take(shape, low == 0, size - low)
                 break
     return shares
 

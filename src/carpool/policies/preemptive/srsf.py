@@ -24,5 +24,5 @@ class Srsf(BasePolicy):
         return (job.whole_left(now) * job.shape.gpus,)  # not alone_left, see srtf
 
     def decide(self, view: View) -> list[Decision]:
-        rank = by_key(self.key, view.now)
+        rank = by_key(self.key, view)
         return first_in_order(view, rank, "others have less GPU time left", "has the least GPU time left")

@@ -26,5 +26,5 @@ class Srtf(BasePolicy):
         return (job.whole_left(now),)
 
     def decide(self, view: View) -> list[Decision]:
-        rank = by_key(self.key, view.now)
+        rank = by_key(self.key, view)
         return first_in_order(view, rank, "others have less time left", "has the least time left")

@@ -27,7 +27,7 @@ class Tiresias(BasePolicy):
         return (float(demoted), job.job.submitted)
 
     def decide(self, view: View) -> list[Decision]:
-        rank = by_key(self.key, view.now)
+        rank = by_key(self.key, view)
         return first_in_order(view, rank, "others have used less GPU time", "has used the least GPU time")
 
     def wake(self, view: View) -> float | None:

@@ -38,6 +38,8 @@ class SjfBsbf(BasePolicy):
         return shortest_first(job, now)
 
     def decide(self, view: View) -> list[Decision]:
+        if not len(view.queue):
+            return []
         draft = Draft(view)
         candidates = Candidates(draft, self._options)
         pending = draft.pending(draft.free_count + draft.shareable().bit_count())
@@ -66,7 +68,7 @@ class SjfBsbf(BasePolicy):
     def _join(self, draft: Draft, job: JobView, candidates: Candidates) -> JoinOutcome:
         """Share with the hosts that make the best pairs (Alg. 1, l. 9–17), or wait."""
         shape = job.shape
-        if shape.exclusive or not draft.may_start(job):
+        if shape.exclusive or candidates.too_few_for(job) or not draft.may_start(job):
             return JoinOutcome.HOPELESS
         if draft.free_count + draft.shareable().bit_count() < shape.gpus:
             return JoinOutcome.HOPELESS
@@ -74,12 +76,15 @@ class SjfBsbf(BasePolicy):
         while True:
             gpus, hosts = self._gather(draft, job, candidates, at_least)
             if not hosts or len(gpus) + draft.free_count < shape.gpus:
-                return JoinOutcome.HOPELESS if at_least == 1 else JoinOutcome.WAITS
+                if at_least > 1:
+                    return JoinOutcome.WAITS
+                candidates.note_too_few(job)
+                return JoinOutcome.HOPELESS
             finest = max((host.option.size for host in hosts), key=lambda size: size.accumulation)
             if any(host.option.size.accumulation != finest.accumulation for host in hosts):
                 at_least = finest.accumulation  # one sub-batch for the whole gang: every pair is checked again with it
                 continue
-            gpus += draft.some_free(shape.gpus - len(gpus), finest)
+            gpus += draft.some_free(job, shape.gpus - len(gpus), finest)
             if len(gpus) < shape.gpus:
                 return JoinOutcome.WAITS
             draft.assign(job, gpus, finest, _why(hosts))

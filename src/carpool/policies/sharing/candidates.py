@@ -17,7 +17,15 @@ from carpool.core.perf import PerformanceModel
 from carpool.core.rules import Resident
 from carpool.core.shapes import Shape, Size
 from carpool.core.view import HostKind, JobView, OtherHost, PartlyFreeHostsView, View
-from carpool.policies.sharing.pair import SharingOption, SharingVerdict, best, host_delay, option_at, options
+from carpool.policies.sharing.pair import (
+    SharingOption,
+    SharingVerdict,
+    best,
+    host_delay,
+    least_cost,
+    option_at,
+    options,
+)
 
 SLACK = 1.0 - 1e-9
 """Factor that cuts the hosts of a kind a little early: the exact test on each host decides."""
@@ -68,6 +76,8 @@ class SharingOptions(NamedTuple):
     options: list[SharingOption]
     needs: float
     """Ratio of the host's to the guest's time left, below which no option pays."""
+    least_cost: float
+    """Seconds that sharing costs at least where it pays, for a second of the guest's time left."""
 
 
 class OptionCache:
@@ -85,9 +95,10 @@ class OptionCache:
         if perf is not self._perf or version != self._version or memory != self._memory:
             self._perf, self._version, self._memory = perf, version, memory
             self._known.clear()
-        known = self._known.get((guest.shape, at_least))
+        key = guest.shape.general, at_least
+        known = self._known.get(key)
         if known is None:
-            known = self._known[guest.shape, at_least] = {}
+            known = self._known[key] = {}
         return known
 
 
@@ -101,6 +112,7 @@ class Candidates:
         self._changed: Set[int] = set()  # jobs that the draft placed, stopped or gave a mate
         self._added: dict[HostKind, list[HostEntry]] = {}  # hosts that the draft placed or gave a mate
         self._changed_cells: list[Cell] = []  # cells of several such hosts
+        self._too_few: dict[tuple[Shape, float], float] = {}  # see `too_few_for`
 
     def for_guest(self, guest: JobView, at_least: int) -> Iterator[Candidate]:
         """Yield all places at which sharing beats waiting, best first, with an accumulation of at least `at_least`."""
@@ -109,18 +121,32 @@ class Candidates:
             streams.append(self._shared_candidates(guest, guest.alone_left(self.draft.view.now), at_least))
         return merge(*streams) if len(streams) > 1 else iter(streams[0] if streams else ())
 
-    def by_kind(self, guest: JobView, at_least: int) -> list[Iterator[Candidate]]:
-        """Return one stream for each kind of host, among cells of one job: the host that ends soonest comes first."""
+    def too_few_for(self, guest: JobView) -> bool:
+        """Return whether a guest like this one with no more time left found too few hosts in the draft as it is."""
+        self._look_again()
+        shortest = self._too_few.get((guest.shape.general, guest.startup_s))
+        return shortest is not None and shortest <= guest.alone_left(self.draft.view.now)
+
+    def note_too_few(self, guest: JobView) -> None:
+        """Note that too few hosts gain for a guest: for one that has more time left, even fewer do."""
+        self._too_few[guest.shape.general, guest.startup_s] = guest.alone_left(self.draft.view.now)
+
+    def by_kind(self, guest: JobView, at_least: int, below: float = inf) -> list[Iterator[Candidate]]:
+        """Return one stream for each kind of host, among cells of one job: the host that ends soonest comes first.
+
+        Kinds of which every host costs `below` or more are left out, as far as the kind alone tells that.
+        """
         self._look_again()
         view = self.draft.view
         now = view.now
         guest_left, startup = guest.alone_left(now), guest.startup_s
+        most = below / (guest_left * SLACK) if guest_left and not startup else inf
         known = self._cache.beside(view, guest, at_least)
         streams = []
         index = self.draft.hosts
         for kind, partly in index.partly_free.items():
-            fitting, needs = known.get(kind) or self._learn(known, guest, kind, partly.sample, at_least)
-            if fitting:
+            fitting, needs, cost = known.get(kind) or self._learn(known, guest, kind, partly.sample, at_least)
+            if fitting and cost < most:
                 least = needs * guest_left * SLACK + startup
                 found = self._partly_free(partly, least, fitting, guest_left, startup)
                 if kind in self._added:
@@ -129,11 +155,14 @@ class Candidates:
                     streams.append(merge(*found) if len(found) > 1 else found[0])
         for kind, entries in self._added.items():
             if kind not in index.partly_free:
-                fitting, needs = known.get(kind) or self._learn(known, guest, kind, entries[0][3].record.job, at_least)
-                if fitting:
+                sample = entries[0][3].record.job
+                fitting, needs, cost = known.get(kind) or self._learn(known, guest, kind, sample, at_least)
+                if fitting and cost < most:
                     streams.append(_judge(entries, needs * guest_left * SLACK + startup, fitting, guest_left, startup))
         for kind, group in index.lone.items():
-            fitting, needs = known.get(kind) or self._learn(known, guest, kind, group.sample, at_least)
+            fitting, needs, cost = known.get(kind) or self._learn(known, guest, kind, group.sample, at_least)
+            if cost >= most:
+                continue
             least = needs * guest_left * SLACK
             if group.entries[-1][0] - now >= least + startup:
                 streams.append(
@@ -154,7 +183,7 @@ class Candidates:
                 first.append((kind, group.sample, (host.alone_left(view.now), host.seq, host.gpus, resident)))
         first += [(kind, entries[0][3].record.job, min(entries)) for kind, entries in self._added.items()]
         for kind, sample, (left, seq, gpus, resident) in first:
-            fitting, _ = known.get(kind) or self._learn(known, guest, kind, sample, 1)
+            fitting, _, _ = known.get(kind) or self._learn(known, guest, kind, sample, 1)
             option = max(fitting, key=lambda option: option.total_speed, default=None)
             if option is not None and option.total_speed >= least:
                 ends = option.ends(left, guest_left * option.relative_time, guest.startup_s)
@@ -219,7 +248,8 @@ class Candidates:
         self, known: dict[HostKind, SharingOptions], guest: JobView, kind: HostKind, host: Job, at_least: int
     ) -> SharingOptions:
         found = options(self.draft.view.perf, guest, host, kind.accumulation, kind.memory_left, at_least)
-        choices = known[kind] = SharingOptions(found, min((option.needs for option in found), default=inf))
+        needs = min((option.needs for option in found), default=inf)
+        choices = known[kind] = SharingOptions(found, needs, least_cost(found, needs))
         return choices
 
     def _judge_partly_free(
@@ -260,6 +290,7 @@ class Candidates:
         if self._as_of == len(draft.decisions):
             return
         self._as_of = len(draft.decisions)
+        self._too_few = {}
         self._added = {}
         self._changed_cells = []
         changed: dict[int, JobView] = {}

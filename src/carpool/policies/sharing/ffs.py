@@ -46,7 +46,7 @@ class SjfFfs(BasePolicy):
             return False
         for size in shape.sizes:
             gpus = self._first_fit(draft, job, size, shareable)
-            gpus += draft.some_free(shape.gpus - len(gpus), size)
+            gpus += draft.some_free(job, shape.gpus - len(gpus), size)
             if len(gpus) == shape.gpus:
                 draft.assign(
                     job,

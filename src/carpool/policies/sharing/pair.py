@@ -10,7 +10,7 @@ To change the rule, change `together`, `apart` and `pays`, and what follows from
 tests/policies/test_explain.py compares decisions and explanations with them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import inf
 from typing import NamedTuple
 
@@ -168,6 +168,19 @@ def least_together(choices: Iterable[SharingOption], host_left: float, guest_lef
         if time < least:
             least, winner = time, option
     return None if winner is None else SharingVerdict(least, winner)
+
+
+def least_cost(choices: Sequence[SharingOption], needs: float) -> float:
+    """Return what sharing costs at least, `together` − L_host, for a second of the guest's time left.
+
+    The host has at least `needs` times the guest's time left.
+
+    Where no job gains speed by sharing, it costs the more the more the host has left. Else no bound is known.
+    """
+    verdict = least_together(choices, needs, 1.0)
+    if verdict is None or any(option.host_xi < 1.0 or option.guest_xi < 1.0 for option in choices):
+        return 0.0
+    return verdict.together - needs
 
 
 def best(

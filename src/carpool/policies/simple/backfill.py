@@ -54,7 +54,8 @@ class Backfill(BasePolicy):
 def _end(view: View, job: JobView, gpus: tuple[GpuId, ...], size: Size) -> float:
     """Return when the job would end if it started there now."""
     placement = Placement(len(gpus), view.topology.nodes_spanned(gpus))
-    return view.now + job.iterations_left(view.now) * view.perf.iteration_time(job.job, size.accumulation, placement)
+    seconds = view.perf.iteration_time(job.job, size.accumulation, placement) * job.stretch
+    return view.now + job.iterations_left(view.now) * seconds
 
 
 @dataclass

@@ -28,12 +28,14 @@ class Fifo(BasePolicy):
 
 def start_in_order(view: View, skip: bool, why: str) -> list[Decision]:
     """Start pending jobs alone, in the queue's order. A job that does not fit is skipped, or blocks all others."""
-    if not view.free.count:
+    if not view.free.count or not len(view.queue):
         return []
     draft = Draft(view)
     pending = draft.pending(draft.free_count if skip else None)
     for job in pending:
         if draft.start(job, why):
+            if not draft.free_count:
+                break
             continue
         if not skip and draft.may_start(job):  # a job at a user's limit does not block the others
             break
