@@ -17,9 +17,12 @@ from carpool import __version__
 from carpool.errors import InputError, nearest
 
 SECTIONS = {
-    "Run jobs on this machine": {
+    "Run jobs": {
         "serve": "carpool.live.commands.serve:serve",
         "submit": "carpool.live.commands.submit:submit",
+        "run": "carpool.live.commands.terminal:run",
+        "attach": "carpool.live.commands.terminal:attach",
+        "exec": "carpool.live.commands.terminal:exec_command",
         "jobs": "carpool.live.commands.jobs:jobs",
         "show": "carpool.live.commands.jobs:show",
         "explain": "carpool.live.commands.jobs:explain",
@@ -34,10 +37,18 @@ SECTIONS = {
         "prune": "carpool.live.commands.changes:prune",
         "gpus": "carpool.live.commands.overview:gpus",
         "history": "carpool.live.commands.overview:history",
+        "usage": "carpool.live.commands.usage:usage",
         "replay": "carpool.live.commands.replay:replay",
         "user": "carpool.live.commands.users:user",
+        "group": "carpool.live.commands.groups:group",
+        "drain": "carpool.live.commands.closures:drain",
+        "undrain": "carpool.live.commands.closures:undrain",
+        "reserve": "carpool.live.commands.closures:reserve",
+        "unreserve": "carpool.live.commands.closures:unreserve",
+        "reservations": "carpool.live.commands.closures:reservations",
         "nodes": "carpool.live.commands.nodes:nodes",
         "agent": "carpool.live.commands.agent:agent",
+        "emulate": "carpool.live.commands.emulate:emulate",
         "service": "carpool.live.commands.system_service:service",
         "journal": "carpool.live.commands.journal:journal",
         "doctor": "carpool.live.commands.doctor:doctor",

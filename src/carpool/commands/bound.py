@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from carpool.commands.options import bounds_of, jobs_option, make_cases, make_setup, progress_bar, world_options
+from carpool.commands.options import bounds_of, jobs_option, make_cases, make_setup, world_options
+from carpool.report.progress import progress_bar
 from carpool.sim import generate
 from carpool.sim.sources import parse_loads, parse_seeds
 

@@ -14,12 +14,12 @@ from carpool.commands.options import (
     jobs_option,
     make_cases,
     make_setup,
-    progress_bar,
     workload_option,
     world_options,
 )
 from carpool.errors import InputError
 from carpool.files import results_in
+from carpool.report.progress import progress_bar
 from carpool.sim import generate
 from carpool.sim.sources import parse_loads, parse_seeds
 from carpool.sim.sweep import run_all
@@ -33,7 +33,7 @@ PAPER = ("fifo", "sjf", "tiresias", "sjf-ffs", "sjf-bsbf")
     "--policy",
     "chosen",
     multiple=True,
-    help=f"Policy to compare; repeat it for several.  [default: {', '.join(PAPER)}]",
+    help=f"Policy to compare. Repeatable.  [default: {', '.join(PAPER)}]",
 )
 @workload_option
 @click.option("--select", help="Rows of a file with many workloads; ranges select several: n=240,seed=1-8.")

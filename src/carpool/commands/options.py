@@ -4,29 +4,36 @@ The options describe the simulated world; `make_setup` turns them into a `Setup`
 into the cases of a sweep, and `bounds_of` computes their lower bounds.
 """
 
-import sys
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+import re
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from carpool.core.model import Closure, UserGroup
 from carpool.core.state import RESIDENT_PER_GPU
-from carpool.errors import InputError
+from carpool.core.tenants import DEFAULT_STRENGTH
+from carpool.errors import InputError, nearest
+from carpool.field_types import Duration, FieldError
+from carpool.gpu_names import named_gpus
+from carpool.job_schema import GROUP_FIELDS
 from carpool.profile.fields import ProfileError
 from carpool.profile.interference import read_interference
 from carpool.sim import generate
 from carpool.sim.engine import Costs
 from carpool.sim.run import Setup, parse_cluster
 from carpool.sim.sources import MOST_JOBS, expand_selection, load_workload
-from carpool.sim.sweep import SweepCase
-from carpool.units import parse_bytes
+from carpool.units import parse_bytes, parse_duration
 
 if TYPE_CHECKING:
     from carpool.sim.bound import Bound
+    from carpool.sim.sweep import SweepCase
 
 Command = Callable[..., Any]
+LEAST_GUESS = 1e-4
+"""Smallest factor that guesses may be of the truth; the largest is its inverse."""
 workload_option = click.option(
     "--workload",
     "source",
@@ -55,6 +62,83 @@ def number(least: float = 0.0, most: float = 1e9) -> Callable[[str], float]:
 
     convert.__name__ = "number"  # the help shows it
     return convert
+
+
+class OptionDuration(click.ParamType[float]):
+    """Seconds, written as a user writes a duration."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return float(value) if isinstance(value, float) else float(HALF_LIFE.from_option(value))
+        except FieldError as error:
+            self.fail(str(error), param, ctx)
+
+
+HALF_LIFE = Duration(1.0, 1e10)
+"""Range of half-lives."""
+
+
+def parse_groups(texts: Sequence[str]) -> tuple[UserGroup, ...]:
+    """Return the groups that options describe, such as `vision:weight=2,guarantee=8,cap=32`."""
+    found = {}
+    for text in texts:
+        name, _, rest = text.partition(":")
+        values: dict[str, Any] = {}
+        for part in filter(None, rest.split(",")):
+            key, _, value = part.partition("=")
+            kind = GROUP_FIELDS.get(key.strip())
+            if kind is None:
+                raise InputError(f"--group {text}: {key!r} is unknown: {nearest(key, GROUP_FIELDS)}")
+            try:
+                values[key.strip()] = kind.from_cell(value.strip())
+            except FieldError as error:
+                raise InputError(f"--group {text}: {key}: {error}") from None
+        if not name or name in found:
+            raise InputError(f"--group {text}: give each group one name, such as vision:weight=2")
+        found[name] = UserGroup(name, **values)
+    return tuple(found.values())
+
+
+def parse_guesses(texts: Sequence[str]) -> tuple[tuple[str, float], ...]:
+    """Return users with what their guesses are of the truth, from texts such as `alice=0.1`."""
+    found = {}
+    for text in texts:
+        user, _, value = text.partition("=")
+        try:
+            factor = float(value)
+        except ValueError:
+            factor = 0.0
+        if not user or not LEAST_GUESS <= factor <= 1 / LEAST_GUESS:
+            raise InputError(f"--guess {text}: give a user and a factor between 0.0001 and 10000, such as alice=0.1")
+        found[user] = factor
+    return tuple(found.items())
+
+
+def parse_closures(drains: Sequence[str], reservations: Sequence[str], cluster: str) -> tuple[Closure, ...]:
+    """Return the closures that options describe, such as `node3@6h` and `node0,node1@2h-6h=vision`."""
+    number, size = parse_cluster(cluster, "--cluster")
+    nodes = {f"node{n}": {index: n * size + index for index in range(size)} for n in range(number)}
+    found: list[Closure] = []
+    for option, texts in (("--drain", drains), ("--reserve", reservations)):
+        for text in texts:
+            try:
+                found.append(_closure(f"{option} {len(found)}", text, nodes, reserves=option == "--reserve"))
+            except InputError as error:
+                raise InputError(f"{option} {text}: {error}") from None
+    return tuple(found)
+
+
+def _closure(name: str, text: str, nodes: Mapping[str, Mapping[int, int]], *, reserves: bool) -> Closure:
+    match = re.fullmatch(r"([^@]+)@([^-=]+)(?:-([^-=]+))?(?:=([a-z0-9_][a-z0-9_.-]{0,31}))?", text)
+    if match is None or bool(match[4]) is not reserves or (reserves and match[3] is None):
+        example = "node0,node1@2h-6h=vision" if reserves else "node3@6h or node0:1@6h-8h"
+        raise InputError(f"write GPUs and times, such as {example}")
+    start, end = parse_duration(match[2]), parse_duration(match[3]) if match[3] else None
+    if end is not None and end <= start:
+        raise InputError("it must end after it begins")
+    return Closure(name, named_gpus(match[1], nodes), start, end, match[4])
 
 
 WORLD_OPTIONS = (
@@ -101,6 +185,18 @@ WORLD_OPTIONS = (
         type=number(),
         help="Seconds at a new pace after which a job reports it.  [default: 2 with --belief unknown, else 0]",
     ),
+    click.option("--no-reports", is_flag=True, help="Jobs never report their speed: what was guessed is believed."),
+    click.option(
+        "--guess",
+        "guesses",
+        multiple=True,
+        help="Ratio of a user's guessed durations to the true ones, such as alice=0.1. Repeatable.",
+    ),
+    click.option(
+        "--trust-guesses",
+        is_flag=True,
+        help="Believe guessed durations: neither correct them by the user's earlier guesses nor renew them.",
+    ),
     click.option(
         "--jobs-per-gpu",
         type=click.IntRange(1, 100),
@@ -127,6 +223,45 @@ WORLD_OPTIONS = (
         default=0.05,
         show_default=True,
         help="Seconds that each pause and each resume of a job takes.",
+    ),
+    click.option(
+        "--fair-share",
+        type=number(0.0, 1.0),
+        default=0.0,
+        help=f"How strongly groups and users that used less than their share go first: 0 not at all, 1 above all; "
+        f"{DEFAULT_STRENGTH:g} is a good choice.",
+    ),
+    click.option(
+        "--half-life",
+        type=OptionDuration(),
+        default="1d",
+        show_default=True,
+        help="Time after which GPU time that was used counts half, such as 12h.",
+    ),
+    click.option(
+        "--group",
+        "groups",
+        multiple=True,
+        help="Group with its weight, guaranteed GPUs and cap, such as vision:weight=2,guarantee=8,cap=32. Repeatable.",
+    ),
+    click.option(
+        "--drain",
+        "drains",
+        multiple=True,
+        metavar="GPUS@FROM[-TO]",
+        help="Drain a node or GPU, such as node3@6h or node0:1@6h-8h: no job runs there then. Repeatable.",
+    ),
+    click.option(
+        "--reserve",
+        "reservations",
+        multiple=True,
+        metavar="GPUS@FROM-TO=GROUP",
+        help="Reserve nodes or GPUs for a group, such as node0,node1@2h-6h=vision. Repeatable.",
+    ),
+    click.option(
+        "--fairness",
+        is_flag=True,
+        help="Measure how evenly groups (or users) are treated: one more simulation for each of them.",
     ),
     click.option(
         "--large-above",
@@ -164,7 +299,9 @@ def make_setup(seed: int, world: dict[str, Any]) -> Setup:
         duration_error=world["duration_error"],
         interference_error=world["interference_error"],
         report_error=world["report_error"],
-        report_s=world["report_s"],
+        report_s=inf if world["no_reports"] else world["report_s"],
+        guesses=parse_guesses(world["guesses"]),
+        trust_guesses=world["trust_guesses"],
         seed=seed,
         jobs_per_gpu=world["jobs_per_gpu"],
         resident_per_gpu=world["resident_per_gpu"],
@@ -174,13 +311,20 @@ def make_setup(seed: int, world: dict[str, Any]) -> Setup:
         ignore_placement=world["ignore_placement"],
         costs=Costs(world["launch_s"], world["stop_s"], world["pause_s"]),
         large_above=world["large_above"],
+        fair_share=world["fair_share"],
+        half_life_s=world["half_life"],
+        groups=parse_groups(world["groups"]),
+        closures=parse_closures(world["drains"], world["reservations"], world["cluster"]),
+        fairness=world["fairness"],
     )
 
 
 def make_cases(
     source: str, select: str | None, jobs: int | None, loads: list[float], seeds: list[int], profile: str
-) -> list[SweepCase]:
+) -> "list[SweepCase]":
     """Return a case for each workload, load and seed."""
+    from carpool.sim.sweep import SweepCase  # brings multiprocessing, which `simulate` does not need
+
     selections = expand_selection(select)
     if source in generate.GENERATORS:
         cases = []
@@ -202,7 +346,9 @@ def make_cases(
     return cases
 
 
-def bounds_of(cases: Sequence[SweepCase], setup: Setup, progress: Callable[[], None]) -> dict[tuple[str, str], "Bound"]:
+def bounds_of(
+    cases: "Sequence[SweepCase]", setup: Setup, progress: Callable[[], None]
+) -> dict[tuple[str, str], "Bound"]:
     """Compute the lower bounds of all cases, by label and seed."""
     from carpool.sim.bound import lower_bound
 
@@ -211,22 +357,3 @@ def bounds_of(cases: Sequence[SweepCase], setup: Setup, progress: Callable[[], N
         found[case.label, case.seed] = lower_bound(case.workload, setup)
         progress()
     return found
-
-
-def progress_bar(what: str, total: int, quiet: bool) -> Any:
-    """Show a progress bar on standard error; the context manager yields the function to call after each step."""
-    if quiet or not sys.stderr.isatty():
-        return nullcontext(lambda: None)
-    from contextlib import contextmanager
-
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    @contextmanager
-    def bar() -> Any:
-        columns = (what, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-            task = progress.add_task("", total=total)
-            yield lambda: progress.advance(task)
-
-    return bar()

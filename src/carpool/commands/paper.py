@@ -18,6 +18,7 @@ from carpool.report.paper import config as configuration
 from carpool.report.paper.assemble import PAGE, assemble
 from carpool.report.paper.claim import Claim
 from carpool.report.paper.config import PaperConfig
+from carpool.report.paper.emulated import read_emulated
 from carpool.report.paper.measured import read_measured
 from carpool.report.paper.plan import PlannedRun, data_folder, plan
 from carpool.report.paper.results import Results
@@ -57,7 +58,7 @@ def paper(quick: bool, out: Path, path: Path | None, workers: int | None, as_jso
     """
     began = monotonic()
     config = configuration.load(path, quick)
-    measured = read_measured(config)
+    measured, emulated = read_measured(config), read_emulated(config)
     if not plots.available():
         raise InputError("the report needs matplotlib: pip install 'carpool[plots]'")
     stamp = _stamp(config, quick)
@@ -66,7 +67,7 @@ def paper(quick: bool, out: Path, path: Path | None, workers: int | None, as_jso
     if found is None:
         with results_in(out) as folder:
             outcomes = _run(config, runs, out / CACHE, workers, quiet=as_json)
-            found = assemble(folder, Results(config, outcomes), measured, quick)
+            found = assemble(folder, Results(config, outcomes), measured, emulated, quick)
             written = sorted(file.name for file in folder.iterdir())
             write_json(folder / STAMP, {"stamp": stamp, "files": written, "claims": _plain(found)})
     if as_json:
@@ -102,7 +103,7 @@ def _stamp(config: PaperConfig, quick: bool) -> str:
     texts = [*(row.spec for row in config.policies), config.setup.profile, config.setup.truth]
     texts += [config.physical.setup.truth, *config.figure6b.tables]
     files = [str(path) for path in named_files(*texts)]
-    files += [str(config.physical.measured)] if config.physical.measured else []
+    files += [str(path) for path in (config.physical.measured, config.physical.emulated) if path]
     folder = data_folder()
     if folder:
         files += [str(folder / name) for name in (*(row.file for row in config.workloads), "pollux/throughput.csv")]

@@ -60,7 +60,7 @@ def show_command(name: str, plots: str | None, as_json: bool) -> None:
             click.echo(f"drew {picture}", err=as_json)
 
 
-@profiles.command("merge")
+@profiles.command("merge", short_help="Make one profile of several of the same GPU.")
 @click.argument("names", nargs=-1, metavar="A B...")
 @click.option("--out", required=True, metavar="FILE", help="Write the profile here.")
 @click.option("--name", help="Name of the profile.  [default: that of A]")
@@ -70,10 +70,11 @@ def show_command(name: str, plots: str | None, as_json: bool) -> None:
 def merge_command(
     names: tuple[str, ...], out: str, name: str | None, description: str | None, note: tuple[str, ...], as_json: bool
 ) -> None:
-    """Make one profile of several of the same GPU, for instance of two machines.
+    """Merge several profiles of the same GPU into one.
 
-    A, B and so on are shipped names or paths. Each keeps its raw points as a series of its own, and everything is
-    fitted anew: times alone are the mean over all series, slow-downs are relative to the same job alone in their own.
+    They may come from two machines. A, B and so on are shipped names or paths. Each keeps its raw points as a series of
+    its own, and everything is fitted anew: times alone are the mean over all series, slow-downs are relative to the
+    same job alone in their own.
     """
     from carpool.profile.merge import NamedProfile, merge, unchecked
 
@@ -236,7 +237,7 @@ def _print(title: str, heads: tuple[str, ...], rows: list[Any]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from carpool.report.console import new_console
+    from carpool.report.console import new_console, print_table
 
     table = Table(box=SIMPLE_HEAD, show_edge=False)
     for i, head in enumerate(heads):
@@ -244,4 +245,4 @@ def _print(title: str, heads: tuple[str, ...], rows: list[Any]) -> None:
     for row in rows:
         table.add_row(*map(str, row))
     click.echo(f"\n{title}")  # not as the table's title, which Rich would wrap to the table's width
-    new_console().print(table)
+    print_table(new_console(), table)

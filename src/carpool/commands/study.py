@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from carpool import policies
-from carpool.commands.options import progress_bar
 from carpool.errors import InputError
 from carpool.files import results_in
+from carpool.report.progress import progress_bar
 from carpool.sim.sources import parse_seeds
 from carpool.sim.study import RunCache, Scenario, plan, run_study, scenarios, steps
 
@@ -24,7 +24,7 @@ SEEDS, QUICK_SEEDS = "101-116", "101-104"
     "--policy",
     "chosen",
     multiple=True,
-    help="Policy to compare with sjf-bsbf; repeat it for several.  [default: those of the study]",
+    help="Policy to compare with sjf-bsbf. Repeatable.  [default: those of the study]",
 )
 @click.option("--only", help="Run only scenarios whose group or name contains this text.")
 @click.option("--workers", type=click.IntRange(1), help="Number of processes.  [default: one per core]")

@@ -12,10 +12,10 @@ from carpool.core.record import JobRecord
 from carpool.files import write_csv, write_json
 from carpool.report import plots
 from carpool.report.tables import Bounds, by_case, comparison_json
-from carpool.report.timeline import segments
 from carpool.sim.metrics import Summary, jct
 from carpool.sim.run import Result
 from carpool.sim.sweep import CaseResult, mean
+from carpool.sim.timeline import segments
 
 JOB_COLUMNS = (
     "job", "model", "user", "gpus", "batch", "accumulation",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from carpool.errors import InputError
-from carpool.report.timeline import Segment
+from carpool.sim.timeline import Segment
 
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, RED, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#777777"

@@ -13,11 +13,13 @@ from typing import Any
 
 from carpool.files import write_csv
 from carpool.report import plots
-from carpool.report.console import new_console
+from carpool.report.console import new_console, print_table
 from carpool.report.tables import new_table
 from carpool.sim.study import OURS, REFERENCE, REPAIR, StudyRun
 from carpool.sim.sweep import mean
 
+MOST_SHOWN = 5
+"""Number of policies that the tables show."""
 TOLERANCE = 1.02
 """Ratio above which the lower end of the interval must lie for a policy to count as worse than the reference."""
 SHOWN = {REPAIR: "repair", "carpool:suspend=true": "carpool, suspends"}
@@ -41,6 +43,7 @@ class StudyRow:
     makespan_h: float
     host_slowdown_max: float
     preemptions_per_job: float
+    worst_rho: float | None
     ratio: float
     ratio_low: float | None
     ratio_high: float | None
@@ -87,6 +90,7 @@ def _row(where: tuple[str, str, float, str], runs: Sequence[StudyRun], reference
         makespan_h=fmean(run.makespan_s for run in runs) / 3600,
         host_slowdown_max=max(run.host_slowdown_max for run in runs),
         preemptions_per_job=fmean(run.preemptions_per_job for run in runs),
+        worst_rho=None if any(run.worst_rho is None for run in runs) else fmean(run.worst_rho or 0.0 for run in runs),
         ratio=exp(ratio.value),
         ratio_low=None if ratio.error is None else exp(ratio.value - 2 * ratio.error),
         ratio_high=None if ratio.error is None else exp(ratio.value + 2 * ratio.error),
@@ -126,12 +130,16 @@ def study_tables(rows: Sequence[StudyRow]) -> None:
     for group, of_scenario in by_scenario(rows).items():
         policies = [row.policy for row in next(iter(of_scenario.values()))]
         lead = [p for p in (REFERENCE, REPAIR, *OURS) if p in policies]
-        shown = (lead + [p for p in policies if p not in lead])[:5]
+        ordered = lead + [p for p in policies if p not in lead]
+        shown, others = ordered[:MOST_SHOWN], ordered[MOST_SHOWN:]
         table = new_table(group, "load", *(_name(policy) for policy in shown), "worse")
         for (scenario, load), some in of_scenario.items():
             of_policy = {row.policy: row for row in some}
             table.add_row(scenario, f"{load:g}", *(_ratio(of_policy[policy]) for policy in shown), verdict(some))
-        console.print(table)
+        print_table(console, table)
+        if others:
+            names = ", ".join(_name(policy) for policy in others)
+            console.print(f"not shown: {names}; --json and --out have all policies")
         console.print()
     worse = [f"{row.scenario} at load {row.load:g} ({_name(row.policy)})" for row in rows if _ours_worse(row)]
     console.print(f"worse than {REFERENCE} by more than {TOLERANCE - 1:.0%}: {'; '.join(worse) or 'nowhere'}")

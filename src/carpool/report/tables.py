@@ -2,24 +2,28 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from math import inf
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from carpool.report.console import new_console
+from carpool.core.guesses import in_words
+from carpool.report.console import new_console, print_table
 from carpool.sim.engine import Costs
-from carpool.sim.metrics import SubsetSummary, Summary
+from carpool.sim.fairness import Fairness
+from carpool.sim.metrics import CorrectedUser, SubsetSummary, Summary
 from carpool.sim.run import Setup
 from carpool.sim.sweep import CaseResult, Mean, mean
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from carpool.sim.bound import Bound
 
 Value = Callable[[Summary], float]
 Bounds = Mapping[tuple[str, str], "Bound"]
 """Lower bounds by case and seed."""
-NARROW = 126
-"""Width in characters below which a comparison leaves out its less important columns."""
-WITH_PAUSES = 158
-"""The same for a comparison in which jobs were paused, which has three more columns."""
+SHOWN_USERS = 5
+"""Number of users whose guesses are corrected that a table is followed by."""
 
 
 class TimeUnit(NamedTuple):
@@ -53,9 +57,9 @@ def new_table(*columns: str) -> Any:
     return table
 
 
-def _print(console: Any, title: str, table: Any) -> None:
+def _print(console: Any, title: str, table: Any, less: Sequence[str] = ()) -> None:
     console.print(title, style="bold", overflow="fold")  # not as the table's title, which wraps to the table's width
-    console.print(table)
+    print_table(console, table, less)
     console.print()
 
 
@@ -67,7 +71,11 @@ def describe(setup: Setup) -> str:
     parts += [f"error of durations σ {setup.duration_error:g}"] if setup.duration_error else []
     parts += [f"error of slow-downs σ {setup.interference_error:g}"] if setup.interference_error else []
     parts += [f"error of reports σ {setup.report_error:g}"] if setup.report_error else []
-    parts += [f"reports after {setup.report_s:g} s"] if setup.report_s is not None else []
+    if setup.report_s is not None:
+        parts.append("no reports" if setup.report_s == inf else f"reports after {setup.report_s:g} s")
+    parts += [f"guesses of {user} × {factor:g}" for user, factor in setup.guesses]
+    parts += ["guesses trusted"] if setup.trust_guesses else []
+    parts += [f"fair share {setup.fair_share:g}"] if setup.fair_share else []
     parts += ["placement ignored"] if setup.ignore_placement else []
     parts += [] if setup.memory_limit else ["no memory limit"]
     parts += [f"launch {setup.costs.launch_s:g} s"] if setup.costs.launch_s else []
@@ -91,6 +99,8 @@ def run_tables(summary: Summary, setup: Setup) -> None:
         table.add_row(name, str(part.jobs), *(unit.show(time) if part.jobs else "-" for time in times))
     console = new_console()
     _print(console, f"{summary.policy} on {summary.workload}", table)
+    if summary.fairness is not None:
+        fairness_table(console, summary.fairness)
     slowdowns = f"{summary.host_slowdown_mean:.2f}× as long as alone (worst {summary.host_slowdown_max:.2f}×)"
     joined, preempted = _times(summary.shares), _times(summary.preemptions)
     console.print(
@@ -101,10 +111,31 @@ def run_tables(summary: Summary, setup: Setup) -> None:
             else ""
         )
         + _pauses(summary, unit)
+        + "".join(f"\n{_corrected(one)}" for one in summary.corrected[:SHOWN_USERS])
+        + (f"\n{_times(summary.at_limit)} a job ended at its time limit" if summary.at_limit else "")
         + f"\n{summary.decisions} decisions, CPU time of one: mean {summary.decision_mean_cpu_s * 1e3:.3f} ms, "
         f"p99 {summary.decision_p99_cpu_s * 1e3:.3f} ms; the whole run took {summary.cpu_s:.2f} s of CPU time\n"
         f"{describe(setup)}"
     )
+
+
+def _corrected(one: CorrectedUser) -> str:
+    """Return what is believed in place of a user's guesses."""
+    low, high = one.correction / one.spread, one.correction * one.spread
+    took = in_words(one.user, one.kind, one.jobs, one.ratio)
+    return f"{took}; the next guess is believed {one.correction:.2g} times ({low:.2g} to {high:.2g})"
+
+
+def fairness_table(console: "Console", fairness: Fairness) -> None:
+    """Print what each tenant got, worst first."""
+    unit = unit_for(fmean(result.mean_jct_s for result in fairness.tenants))
+    table = new_table(unit.name, "jobs", "mean JCT", "own share", "ρ", "GPU h")
+    for result in fairness.tenants:
+        times = (unit.show(result.mean_jct_s), unit.show(result.own_jct_s))
+        hours = f"{result.gpu_s / 3600:,.0f}"
+        table.add_row(result.tenant or "(none)", str(result.jobs), *times, f"{result.rho:.2f}", hours)
+    _print(console, "tenants; ρ is the mean JCT over the one with the share of the cluster to itself", table)
+    console.print(f"worst ρ {fairness.worst_rho:.2f}, Jain's index of GPU time {fairness.jain:.2f}")
 
 
 def _pauses(summary: Summary, unit: TimeUnit) -> str:
@@ -134,8 +165,9 @@ def comparison_tables(outcomes: Sequence[CaseResult], setup: Setup, bounds: Boun
     """Print policies side by side, one table per case; with lower bounds, also as multiples of them."""
     console = new_console()
     pauses = any(outcome.summary.pauses for outcome in outcomes)
-    wide = console.width >= (WITH_PAUSES if pauses else NARROW)
-    columns = [column for column in COLUMNS if (column.important or wide) and (pauses or not column.of_pauses)]
+    columns = [column for column in COLUMNS if pauses or not column.of_pauses]
+    if all(outcome.summary.fairness is not None for outcome in outcomes):
+        columns += FAIRNESS_COLUMNS
     for case, of_policy in by_case(outcomes).items():
         seeds = len(next(iter(of_policy.values())))
         title = f"{case} ({seeds} seed{'s' if seeds > 1 else ''})"
@@ -152,7 +184,7 @@ def comparison_tables(outcomes: Sequence[CaseResult], setup: Setup, bounds: Boun
             table.add_row(_short(policy), *_jct_cells(jcts[policy], best, unit), *ratio, *averages)
         if bound:
             table.add_row("lower bound", unit.show(bound), f"{bound / best:.2f}", "1.00", *("" for _ in columns))
-        _print(console, title, table)
+        _print(console, title, table, LESS)
     several = any(len(some) > 1 for of_policy in by_case(outcomes).values() for some in of_policy.values())
     console.print(describe(setup) + ("; ± is the standard error over seeds" if several else ""))
 
@@ -176,7 +208,6 @@ class Column(NamedTuple):
     value: Value
     show: Callable[[float], str] | None = None
     """Format of the value; None for a time."""
-    important: bool = True
     of_pauses: bool = False
     """The column is left out where no job was paused."""
 
@@ -186,15 +217,22 @@ COLUMNS = (
     Column("large", lambda s: s.large.mean_jct_s),
     Column("small", lambda s: s.small.mean_jct_s),
     Column("queue", lambda s: s.mean_queue_s),
-    Column("makespan", lambda s: s.makespan_s, important=False),
-    Column("GPU use", lambda s: s.gpu_utilisation, "{:.0%}".format, important=False),
+    Column("makespan", lambda s: s.makespan_s),
+    Column("GPU use", lambda s: s.gpu_utilisation, "{:.0%}".format),
     Column("joined", lambda s: s.shares, "{:.0f}".format),
-    Column("preempted", lambda s: s.preemptions, "{:.0f}".format, important=False),
+    Column("preempted", lambda s: s.preemptions, "{:.0f}".format),
     Column("paused", lambda s: s.pauses, "{:.0f}".format, of_pauses=True),
-    Column("time paused", lambda s: s.mean_paused_s, important=False, of_pauses=True),
-    Column("residents", lambda s: s.residents_mean, "{:.2f}".format, important=False, of_pauses=True),
-    Column("host slow-down", lambda s: s.host_slowdown_mean, "{:.2f}".format, important=False),
+    Column("time paused", lambda s: s.mean_paused_s, of_pauses=True),
+    Column("residents", lambda s: s.residents_mean, "{:.2f}".format, of_pauses=True),
+    Column("host slow-down", lambda s: s.host_slowdown_mean, "{:.2f}".format),
 )
+LESS = ("residents", "time paused", "host slow-down", "GPU use", "preempted", "makespan", "paused", "joined", "p95")
+"""Titles of the columns that a narrow terminal leaves out, the first of them first."""
+FAIRNESS_COLUMNS = (
+    Column("worst ρ", lambda s: s.fairness.worst_rho if s.fairness else 0.0, "{:.2f}".format),
+    Column("Jain", lambda s: s.fairness.jain if s.fairness else 0.0, "{:.2f}".format),
+)
+"""Columns where fairness was measured."""
 
 
 def _jct_cells(jct: Mean, best: float, unit: TimeUnit) -> list[Any]:
@@ -223,11 +261,23 @@ def comparison_json(outcomes: Sequence[CaseResult], bounds: Bounds | None = None
                     "mean_jct_error_s": jct.error,
                     "mean_queue_s": queue.value,
                     "mean_queue_error_s": queue.error,
+                    **_fairness_means([outcome.summary for outcome in some]),
                     **({"bound_s": bound, "mean_jct_over_bound": jct.value / bound} if bound else {}),
                 }
             )
     runs = [{**asdict(o.summary), "case": o.case, "seed": o.seed} for o in outcomes]
     return {"means": means, "runs": runs}
+
+
+def _fairness_means(summaries: Sequence[Summary]) -> dict[str, float]:
+    found = [summary.fairness for summary in summaries if summary.fairness is not None]
+    if len(found) < len(summaries):
+        return {}
+    return {
+        "worst_rho": mean([fairness.worst_rho for fairness in found]).value,
+        "spread_rho": mean([fairness.spread_rho for fairness in found]).value,
+        "jain": mean([fairness.jain for fairness in found]).value,
+    }
 
 
 def bound_table(bounds: Bounds, setup: Setup) -> None:
@@ -258,7 +308,7 @@ def workload_tables(facts: dict[str, Any]) -> None:
     load = "" if facts["load"] is None else f", {facts['load']:.2f}× the capacity of {facts['load_of_gpus']} GPUs"
     console = new_console()
     _print(console, facts["workload"], table)
-    console.print(gangs)
+    print_table(console, gangs)
     console.print()
     console.print(
         f"submitted over {HOURS.show(facts['span_s'])} h; run time median {HOURS.show(facts['p50_run_s'])} h, "

@@ -19,7 +19,8 @@ from carpool.sim.workload import Workload
 
 NAME = "philly-like"
 POLLUX, CALIBRATED = "pollux-like", "pollux-calibrated"
-GENERATORS = (NAME, POLLUX, CALIBRATED)
+TENANTS = "three-tenants"
+GENERATORS = (NAME, POLLUX, CALIBRATED, TENANTS)
 JOBS_PER_HOUR = 30.0
 """Arrival rate at load 1: 240 jobs in eight hours, for 64 GPUs."""
 DAY_S = 8 * 3600.0
@@ -153,10 +154,54 @@ def pollux_like(
     return _workload(CALIBRATED if calibrated else POLLUX, make, _draw(jobs, seed, hours), load, seed)
 
 
+FLOOD, TRICKLE, GANGS = "flood", "trickle", "gangs"
+FLOOD_SHARE, TRICKLE_SHARE = 0.8, 0.08
+"""Parts of the jobs of `three-tenants` that its first and its second group submit; the third has the rest."""
+
+
+def three_tenants(
+    tasks: Mapping[str, Task], *, jobs: int = 240, load: float = 1.0, seed: int = 1, hours: float | None = None
+) -> Workload:
+    """Generate jobs of three groups.
+
+    One floods the cluster at the beginning with jobs of up to four GPUs, one submits a small job now and then, and one
+    submits only gangs of eight GPUs.
+    """
+    random = Random(f"{TENANTS} {seed}")
+    span = 3600.0 * (jobs / JOBS_PER_HOUR if hours is None else hours) / load
+    kinds = [kind.calibrated() for length in LENGTHS for model in length.models for kind in model]
+    weights = [
+        length.share / len(length.models) / len(model) for length in LENGTHS for model in length.models for _ in model
+    ]
+    small = [(kind, weight) for kind, weight in zip(kinds, weights, strict=True) if kind.gpus <= 4]
+    tiny = [kind for kind in kinds if kind.run_s < 3600.0 and kind.gpus <= 4]
+    gangs = [kind for kind in kinds if kind.gpus == 8]
+    number = {FLOOD: round(jobs * FLOOD_SHARE), TRICKLE: max(1, round(jobs * TRICKLE_SHARE))}
+    number[GANGS] = max(1, jobs - number[FLOOD] - number[TRICKLE])
+    drawn: list[tuple[float, JobTemplate, str]] = []
+    for _ in range(number[FLOOD]):
+        (kind,) = random.choices([kind for kind, _ in small], [weight for _, weight in small])
+        drawn.append((0.25 * span * random.random(), kind, FLOOD))
+    for group, choices in ((TRICKLE, tiny), (GANGS, gangs)):
+        for index in range(number[group]):
+            drawn.append((span * (index + random.random()) / number[group], random.choice(choices), group))
+    made = []
+    for index, (at, kind, group) in enumerate(sorted(drawn, key=lambda one: one[0]), start=1):
+        run_s = kind.run_s * exp(random.gauss(0.0, SPREAD) - SPREAD**2 / 2)
+        batch = FITTING_BATCHES[kind.model]
+        iteration_s = tasks[kind.model].iteration(batch, 1, Placement(kind.gpus, -(-kind.gpus // NODE_GPUS)))
+        iterations, user = max(1, round(run_s / iteration_s)), f"{group}{1 + index % 3}"
+        gpus, at = kind.gpus, float(round(at))
+        made.append(Job(f"{group}-{index}", at, kind.model, gpus, batch, iterations, user, run_s, group=group))
+    return Workload(tuple(made), f"{TENANTS} (jobs={len(made)}, load={load:g}, seed={seed})")
+
+
 def by_name(
     name: str, tasks: Mapping[str, Task], *, jobs: int, load: float = 1.0, seed: int = 1, hours: float | None = None
 ) -> Workload:
     """Generate the workload of one of the `GENERATORS`."""
+    if name == TENANTS:
+        return three_tenants(tasks, jobs=jobs, load=load, seed=seed, hours=hours)
     if name == NAME:
         return philly_like(tasks, jobs=jobs, load=load, seed=seed, hours=hours)
     return pollux_like(jobs=jobs, load=load, seed=seed, hours=hours, calibrated=name == CALIBRATED)

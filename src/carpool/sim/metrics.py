@@ -6,12 +6,15 @@ measured alike. Percentiles interpolate linearly between the two nearest ranks.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import log
 from statistics import fmean
 
+from carpool.core.guesses import Guesses
 from carpool.core.model import Status
 from carpool.core.record import JobRecord
 from carpool.core.state import State
 from carpool.core.trial import Trials
+from carpool.sim.fairness import Fairness
 from carpool.sim.unknown import real_model
 
 
@@ -26,6 +29,32 @@ class SubsetSummary:
     p99_jct_s: float
     mean_queue_s: float
     makespan_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CorrectedUser:
+    """What came of the guesses of a user whose later guesses are corrected."""
+
+    user: str
+    kind: str
+    """What was guessed: duration or iterations."""
+    jobs: int
+    ratio: float
+    """What the jobs took over what was guessed."""
+    correction: float
+    """What the next guess is multiplied by."""
+    spread: float
+    """Factor by which that may be wrong, four times out of five."""
+
+
+def corrected_users(guesses: Guesses) -> tuple[CorrectedUser, ...]:
+    """Return the users whose guesses are corrected, the most wrong first."""
+    found = [
+        CorrectedUser(user, kind, record.jobs, record.ratio, record.factor, record.spread)
+        for user, kind, record in guesses
+        if record.factor != 1.0
+    ]
+    return tuple(sorted(found, key=lambda one: (-abs(log(one.correction)), one.user)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +106,12 @@ class Summary:
     large: SubsetSummary
     small: SubsetSummary
     models: dict[str, SubsetSummary]
+    at_limit: int = 0
+    """Number of jobs that ended at their time limits. The other metrics leave them out, because they did not finish."""
+    fairness: Fairness | None = None
+    """How evenly tenants were treated, where that was measured and there is more than one."""
+    corrected: tuple[CorrectedUser, ...] = ()
+    """The users whose guesses turned out to be wrong, and are corrected."""
 
 
 def jct(record: JobRecord) -> float:
@@ -139,7 +174,7 @@ def summarise(
     models: dict[str, list[Times]] = {}
     for record, own in zip(records, times, strict=True):
         sizes[record.job.gpus > large_above].append(own)
-        models.setdefault(real_model(record.job.model), []).append(own)
+        models.setdefault(record.job.model, []).append(own)
     paused_s = sum([record.paused_s for record in records])
     hosts = [record.ran_s / record.alone_s for record in records if record.hosted and record.alone_s > 0.0]
     decisions = sorted(decision_cpu_s)
@@ -174,8 +209,17 @@ def summarise(
         cpu_s=cpu_s,
         large=summarise_subset(sizes[True]),
         small=summarise_subset(sizes[False]),
-        models={model: summarise_subset(part) for model, part in sorted(models.items())},
+        models={model: summarise_subset(part) for model, part in sorted(_by_real_model(models).items())},
+        at_limit=len([r for r in state.ended.values() if r.at_limit and r.status is Status.FAILED]),
     )
+
+
+def _by_real_model(models: dict[str, list[Times]]) -> dict[str, list[Times]]:
+    """Return the times by the models behind the names of families."""
+    real: dict[str, list[Times]] = {}
+    for model, times in models.items():
+        real.setdefault(real_model(model), []).extend(times)
+    return real
 
 
 def _mean_residents(state: State) -> float:

@@ -5,9 +5,9 @@
 
 import gc
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from time import process_time
@@ -16,26 +16,29 @@ from carpool import policies
 from carpool.belief.model import Belief
 from carpool.belief.prior import KAPPA, believe
 from carpool.core import events as ev
-from carpool.core.model import Job, Node
+from carpool.core.model import Closure, FairShare, Job, Node, UserGroup
 from carpool.core.perf import (
     GENERIC,
     ConstantInterference,
     FittedModel,
     Interference,
     PerformanceModel,
+    Placement,
     TableInterference,
 )
 from carpool.core.record import JobRecord
 from carpool.core.rules import IllegalPlan
 from carpool.core.scheduler import Policy
 from carpool.core.state import RESIDENT_PER_GPU, State
+from carpool.core.usage_report import UsageReport, report_usage
 from carpool.errors import InputError, nearest
 from carpool.policies.guarded import comes_from, failure_text
 from carpool.profile.interference import read_interference
 from carpool.profile.schema import Profile, load
 from carpool.sim.engine import CannotFinish, Costs, Engine
 from carpool.sim.estimation_error import MisestimatedSlowdowns, MisestimatedTimes
-from carpool.sim.metrics import Summary, finished, summarise
+from carpool.sim.fairness import measure, own_jcts, tenant_weights
+from carpool.sim.metrics import Summary, corrected_users, finished, summarise
 from carpool.sim.unknown import REPORT_S, UNIQUE, UNKNOWN, RealModels, UnknownBelief, make_unique
 from carpool.sim.workload import Workload, check_dependencies, check_ids
 
@@ -71,7 +74,12 @@ class Setup:
     report_error: float = 0.0
     """Sigma of the lognormal error of the iteration times that jobs report."""
     report_s: float | None = None
-    """Seconds at a new pace after which a job reports its speed; None: 2 for an unknown world, and none for others."""
+    """Seconds at a new pace after which a job reports its speed; None: 2 for an unknown world, and none for others;
+    inf: jobs never report."""
+    guesses: tuple[tuple[str, float], ...] = ()
+    """Users whose guesses of durations are wrong, each with the factor that their guesses are of the truth."""
+    trust_guesses: bool = False
+    """Whether guesses count as they are; else they heal (`core.healing`)."""
     seed: int = 1
     """Seed of these errors."""
     jobs_per_gpu: int = 2
@@ -86,6 +94,16 @@ class Setup:
     ignore_placement: bool = False
     """Whether every placement is as fast as the most consolidated one."""
     costs: Costs = NO_COSTS
+    fair_share: float = 0.0
+    """How strongly groups and users that used less than their share go first: 0 not at all, 1 above all."""
+    half_life_s: float = FairShare().half_life_s
+    """Seconds after which a GPU-second that was used counts half."""
+    groups: tuple[UserGroup, ...] = ()
+    """The groups that have a weight, a guarantee or a cap of their own."""
+    closures: tuple[Closure, ...] = ()
+    """The GPUs that are drained or reserved for a time."""
+    fairness: bool = False
+    """Whether finish-time fairness is measured. It takes one more simulation for each tenant."""
     large_above: int = 4
     """Number of GPUs above which a job counts as large."""
 
@@ -103,6 +121,10 @@ class Result:
         """The finished jobs, in the order of their end."""
         return finished(self.state)
 
+    def usage(self, by: Sequence[str]) -> UsageReport:
+        """Return what jobs used of the GPUs, from time 0 to the last end; needs `accounts`."""
+        return report_usage(self.state, by, self.state.now)
+
 
 def simulate(
     workload: Workload | Iterable[Job],
@@ -110,8 +132,12 @@ def simulate(
     setup: Setup | None = None,
     *,
     log: Callable[[ev.Event], None] | None = None,
+    accounts: bool = False,
 ) -> Result:
-    """Simulate a workload under a policy until all jobs have ended. `log` is called with every event, in order."""
+    """Simulate a workload under a policy until all jobs have ended. `log` is called with every event, in order.
+
+    `accounts`: count what jobs use of the GPUs, for `Result.usage`.
+    """
     began = process_time()
     setup = setup or Setup()
     if not isinstance(workload, Workload):
@@ -137,6 +163,8 @@ def simulate(
                 costs=setup.costs,
                 report_error=(setup.report_error, setup.seed),
                 report_s=report_s,
+                settings=[*([ev.AccountsOpened(0.0, exact=True)] if accounts else []), *tenant_settings(setup)],
+                guess=as_guessed(setup, truth, workload) if setup.guesses else None,
                 log=log,
             )
             state = engine.run()
@@ -161,7 +189,41 @@ def simulate(
             large_above=setup.large_above,
             trials=engine.belief.trials,
         )
+        if setup.guesses:
+            summary = replace(summary, corrected=corrected_users(engine.belief.guesses))
+        if setup.fairness:
+            alone = own_jcts(workload.jobs, setup)
+            summary = replace(summary, fairness=measure(finished(state), alone, tenant_weights(setup)))
     return Result(summary, state)
+
+
+def tenant_settings(setup: Setup) -> list[ev.Event]:
+    """Return the events that say how the cluster is divided, if it is, what is closed, and whether guesses count."""
+    found: list[ev.Event] = [ev.GroupChanged(0.0, group) for group in setup.groups]
+    if setup.fair_share:
+        found.append(ev.FairShareChanged(0.0, FairShare(setup.fair_share, setup.half_life_s)))
+    if setup.trust_guesses:
+        found.append(ev.GuessesTrusted(0.0))
+    found += [ev.ClosureSet(0.0, closure) for closure in setup.closures]
+    return found
+
+
+def as_guessed(setup: Setup, truth: PerformanceModel, workload: Workload) -> Callable[[Job], Job]:
+    """Return what makes jobs as long as their users guess them to be."""
+    factors = dict(setup.guesses)
+    users = {job.user for job in workload.jobs}
+    for user in factors.keys() - users:
+        known = ", ".join(sorted(filter(None, users))[:5]) or "none; give the jobs a column user"
+        raise InputError(f"--guess {user}: no job of {workload.source} belongs to this user; users are {known}")
+
+    def guessed(job: Job) -> Job:
+        factor = factors.get(job.user)
+        if factor is None:
+            return job
+        alone_s = job.iterations * truth.iteration_time(job, 1, Placement(job.gpus, truth.fewest_nodes(job.gpus)))
+        return replace(job, duration_s=factor * alone_s)
+
+    return guessed
 
 
 def parse_cluster(text: str, place: str = "cluster") -> tuple[int, int]:
@@ -223,7 +285,7 @@ def _models(setup: Setup, node_gpus: int, workload: Workload) -> tuple[Performan
     if name.partition(":")[0] == LEARNED:
         return _learner(setup, model(setup.truth)), truth
     # with report errors, belief and truth are two models even if they agree, because reports change the belief
-    same = name == setup.truth and not setup.report_error and not setup.interference_error
+    same = name == setup.truth and not (setup.report_error or setup.interference_error or setup.guesses)
     belief: PerformanceModel = truth if same else model(name, setup.interference_error)
     if setup.duration_error:
         belief = MisestimatedTimes(belief, setup.duration_error, setup.seed)

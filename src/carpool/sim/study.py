@@ -34,7 +34,7 @@ ALL_POLICIES = (*CORE, "fifo", "backfill", "tiresias", "las", "srtf", "srsf", "l
 """Policies that the base scenarios compare."""
 JOBS = 240
 """Number of jobs at load 1: eight hours of arrivals."""
-BASE = Setup(truth="gavel", ignore_placement=True, memory_limit=False)
+BASE = Setup(truth="gavel", ignore_placement=True, memory_limit=False, fairness=True)
 LOADS = (1.0, 2.0)
 
 
@@ -68,6 +68,8 @@ class StudyRun:
     host_slowdown_max: float
     """Largest slow-down of a job that others joined: its run time divided by its run time alone."""
     preemptions_per_job: float
+    worst_rho: float | None = field(default=None)
+    """Finish-time fairness of the user that gains least from sharing the cluster."""
     bound_s: float | None = field(default=None)
     """Lower bound on the mean completion time, if the scenario asks for it."""
 
@@ -238,7 +240,7 @@ def _case(scenario: Scenario, seed: int) -> SweepCase:
     return SweepCase(scenario.name, str(seed), _workload(scenario.load, seed), seed)
 
 
-def _kept(summary: Summary) -> dict[str, float]:
+def _kept(summary: Summary) -> dict[str, float | None]:
     return {
         "mean_jct_s": summary.mean_jct_s,
         "p95_jct_s": summary.p95_jct_s,
@@ -247,6 +249,7 @@ def _kept(summary: Summary) -> dict[str, float]:
         "makespan_s": summary.makespan_s,
         "host_slowdown_max": summary.host_slowdown_max,
         "preemptions_per_job": summary.preemptions / summary.jobs,
+        "worst_rho": summary.fairness.worst_rho if summary.fairness is not None else None,
     }
 
 

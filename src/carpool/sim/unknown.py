@@ -48,6 +48,9 @@ class UnknownBelief(Belief):
     def iteration_time(self, job: Job, accumulation: int, placement: Placement) -> float:
         return self.guess.iteration_time(job, accumulation, placement)
 
+    def relies_on_guess(self, job: Job) -> bool:
+        return job.duration_s is not None
+
     def scaling(self, job: Job) -> Scaling | None:
         return self.guess.scaling(job)
 

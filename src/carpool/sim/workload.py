@@ -74,6 +74,13 @@ class CsvRow:
         except FieldError as error:
             self.fail(column, str(error))
 
+    def repeated(self, column: str, kind: FieldType, known: dict[str, Any], *, required: bool = True) -> Any:
+        """Return `value` for a column in which few different texts are repeated; `known` keeps what they mean."""
+        text = self.values[self._columns[column]] if column in self._columns else ""
+        if text not in known:
+            known[text] = self.value(column, kind, required=required)
+        return known[text]
+
     def job(self, among: Iterable[tuple[int, JobField, str]]) -> Job:
         """Return the job of a line in Carpool's own format, from the cells at the given indexes.
 
@@ -233,8 +240,13 @@ def _pollux(rows: Iterable[CsvRow]) -> Iterator[tuple[int, Job]]:
 
 
 def _philly(rows: Iterable[CsvRow]) -> Iterator[tuple[int, Job]]:
-    """Yield the jobs of a Philly file. It states only durations, so that one iteration stands for about a second."""
+    """Yield the jobs of a Philly file. It states only durations, so that one iteration stands for about a second.
+
+    Its virtual clusters, which are shares of one cluster, are read as groups.
+    """
     read = []
+    groups: dict[str, Any] = {}
+    sizes: dict[str, Any] = {}
     for row in rows:
         stamp = row.value("timestamp", FIELD_TYPES["job"])
         try:
@@ -244,12 +256,14 @@ def _philly(rows: Iterable[CsvRow]) -> Iterator[tuple[int, Job]]:
         except (ValueError, OverflowError):
             row.fail("timestamp", f"{stamp!r} must be a date and time such as 2017-10-09 07:01:55")
         duration = row.value("duration", FIELD_TYPES["duration_s"])
-        read.append((when, row.line, duration, row.value("num_gpus", FIELD_TYPES["gpus"])))
+        gpus = row.repeated("num_gpus", FIELD_TYPES["gpus"], sizes)
+        group = row.repeated("cluster", FIELD_TYPES["group"], groups, required=False) or ""
+        read.append((when, row.line, duration, gpus, group))
     first = min(entry[0] for entry in read) if read else None
-    for when, line, duration, gpus in read:
+    for when, line, duration, gpus, group in read:
         assert first is not None
-        submitted = (when - first).total_seconds()
-        yield line, Job(f"philly-{line}", submitted, GENERIC, gpus, 1, max(1, round(duration)), duration_s=duration)
+        submitted, iterations = (when - first).total_seconds(), max(1, round(duration))
+        yield line, Job(f"philly-{line}", submitted, GENERIC, gpus, 1, iterations, duration_s=duration, group=group)
 
 
 def check_dependencies(workload: Workload) -> None:

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import carpool
 from carpool.files import write_csv
+from carpool.report.paper import emulated as live
 from carpool.report.paper import figures, figures_model, plan, schedules, tables
 from carpool.report.paper import measured as experiment
 from carpool.report.paper.cells import ReportTable
 from carpool.report.paper.claim import Claim
 from carpool.report.paper.claims import claims
 from carpool.report.paper.config import PaperConfig
+from carpool.report.paper.emulated import EmulatedExperiment
 from carpool.report.paper.measured import PhysicalExperiment
 from carpool.report.paper.page import PaperReport, Picture, Section, write_page
 from carpool.report.paper.plan import FILES
@@ -20,14 +22,22 @@ from carpool.sim.run import Setup
 PAGE = "paper.html"
 RAW = "docs/experiments/h200.md"
 """Page that describes the jobs and raw journals of the shipped experiment."""
+EMULATED = "docs/experiments/emulated.md"
+"""Page that describes the runs on emulated GPUs."""
 
 
-def assemble(folder: Path, results: Results, measured: PhysicalExperiment | None, quick: bool) -> list[Claim]:
+def assemble(
+    folder: Path,
+    results: Results,
+    measured: PhysicalExperiment | None,
+    emulated: EmulatedExperiment | None,
+    quick: bool,
+) -> list[Claim]:
     """Write the report into `folder`, and return the claims."""
     found = claims(results, measured)
     sections = [
         *_model(folder, results.config),
-        *_experiments(folder, results, measured),
+        *_experiments(folder, results, measured, emulated),
         *_beyond(folder, results),
     ]
     for section in sections:
@@ -122,7 +132,9 @@ def _model(folder: Path, config: PaperConfig) -> list[Section]:
     ]
 
 
-def _experiments(folder: Path, results: Results, measured: PhysicalExperiment | None) -> list[Section]:
+def _experiments(
+    folder: Path, results: Results, measured: PhysicalExperiment | None, emulated: EmulatedExperiment | None
+) -> list[Section]:
     config = results.config
     thirty = plan.physical(config)
     figures.completion_and_queue(folder, "figure4", results, thirty, config.physical.policies)
@@ -143,6 +155,7 @@ def _experiments(folder: Path, results: Results, measured: PhysicalExperiment | 
                 Picture("figure4", f"{thirty.jobs} jobs: completion times and queuing by model."),
             ],
         ),
+        *([_emulated(emulated, config)] if emulated else []),
         *([_measured(measured, config.paper.claims["fidelity"])] if measured else []),
         *(
             Section(
@@ -195,6 +208,18 @@ def _measured(found: PhysicalExperiment, bar: float) -> Section:
         f"ran the same jobs. They are not the jobs of Table II. The figures come from {found.file}, which "
         f"bench/physical.py wrote. {raw}",
         [experiment.sheet(found, bar)],
+    )
+
+
+def _emulated(found: EmulatedExperiment, config: PaperConfig) -> Section:
+    return Section(
+        "Table II, live: the same jobs through the service",
+        f"The jobs of one seed ran through Carpool's service, its agents and real processes on "
+        f"{shape(config.physical.setup)} emulated GPUs: each process iterates by the clock at the speed of its GPU "
+        "model, and slows down while others compute on its GPU. Times are those of the emulated GPUs, which run "
+        f"faster than the clock. The figures come from {found.file}, which bench/emulated.py wrote; {EMULATED} "
+        "describes them.",
+        [live.sheet(found, config, config.paper.claims["fidelity"])],
     )
 
 

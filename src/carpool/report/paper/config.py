@@ -58,6 +58,8 @@ class PhysicalConfig:
     policies: tuple[str, ...]
     measured: Path | None
     """File with the figures of a real experiment; see `measured.py`."""
+    emulated: Path | None
+    """File with the figures of these jobs on emulated GPUs; see `emulated.py`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +297,7 @@ def _physical(table: TomlTable, world: Setup, names: list[str]) -> PhysicalConfi
         table.counts("iterations", 1, 10**9),
         table.among("policies", table.texts("policies"), names),
         _measured(table.text("measured")) if table.has("measured") else None,
+        _measured(table.text("emulated")) if table.has("emulated") else None,
     )
     gpus = sum(len(node.gpus) for node in cluster_nodes(setup))
     if max(found.small_gpus + found.large_gpus) > gpus:

@@ -3,16 +3,14 @@
 `bench/physical.py --rows` writes the file, and the configuration names it.
 """
 
-import csv
 import re
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 
 from carpool.errors import InputError, nearest
 from carpool.report.paper.cells import ReportTable, TableCell, deviation, plain, show, signed
 from carpool.report.paper.config import PaperConfig
+from carpool.report.paper.measured_rows import MeasuredRow, read_rows
 
 FIGURES = ("makespan_s", "mean_jct_s", "mean_queue_s")
 WORLDS = ("measured", "simulated", "predicted")
@@ -99,76 +97,34 @@ def read_measured(config: PaperConfig) -> PhysicalExperiment | None:
         return None
     lines: dict[tuple[str, str, int], int] = {}
     cases = []
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            rows = csv.DictReader(file)
-            for column in COLUMNS:
-                if column not in (rows.fieldnames or ()):
-                    raise InputError(f"{path}:1: {column}: this column is missing; {REMEDY}")
-            for row in rows:
-                if None in row:
-                    last = (rows.fieldnames or [""])[-1]
-                    raise InputError(f"{path}:{rows.line_num}: {last}: more values follow; write numbers with a point")
-                case = _case(_MeasuredRow(path, rows.line_num, row))
-                first = lines.setdefault((case.policy, case.mechanism, case.jobs_per_gpu), rows.line_num)
-                if first != rows.line_num:
-                    raise InputError(f"{path}:{rows.line_num}: policy: the same case as in line {first}; remove one")
-                cases.append(case)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        problem = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"{path}: cannot be read: {problem}; {REMEDY}") from None
-    if not cases:
-        raise InputError(f"{path}:2: policy: there are no rows; {REMEDY}")
+    for row in read_rows(path, COLUMNS, REMEDY):
+        case = _case(row)
+        first = lines.setdefault((case.policy, case.mechanism, case.jobs_per_gpu), row.line)
+        if first != row.line:
+            raise InputError(f"{row.where}: policy: the same case as in line {first}; remove one")
+        cases.append(case)
     return PhysicalExperiment(path.name, path.parent == Path(__file__).parent, tuple(cases))
 
 
-@dataclass(frozen=True)
-class _MeasuredRow:
-    """One line of the file; its errors name line and column."""
-
-    path: Path
-    line: int
-    values: Mapping[str, str | None]
-
-    def value(self, column: str, read: Callable[[str], float], fits: Callable[[float], bool], wanted: str) -> float:
-        text = self.values[column] or ""
-        try:
-            found = read(text)
-        except ValueError:
-            found = float("nan")
-        if not (isfinite(found) and fits(found)):
-            raise InputError(f"{self.path}:{self.line}: {column}: {text!r} must be {wanted}; fix the row")
-        return found
-
-    def count(self, column: str) -> int:
-        return int(self.value(column, int, lambda number: number >= 1, "a whole number of at least 1"))
-
-    def share(self, column: str) -> float:
-        return self.value(column, float, lambda part: 0 <= part <= 1, "a share from 0 to 1")
-
-    def compared(self, figure: str) -> FigureComparison:
-        return FigureComparison(*(self.seconds(f"{part}_{figure}") for part in PARTS))
-
-    def seconds(self, column: str) -> float:
-        """Return a time. Queuing times and spreads may be 0; all others are above 0."""
-        if column.startswith("spread") or column.endswith("queue_s"):
-            return self.value(column, float, lambda s: s >= 0, "a number of seconds, 0 or above")
-        return self.value(column, float, lambda s: s > 0, "a number of seconds above 0")
-
-
-def _case(row: _MeasuredRow) -> MeasuredCase:
+def _case(row: MeasuredRow) -> MeasuredCase:
     policy, mechanism = (row.values[column] or "" for column in ("policy", "mechanism"))
-    where = f"{row.path}:{row.line}"
     if policy not in LABELS and not re.fullmatch(r"tiresias-\d+(\.\d+)?", policy):
         hint = nearest(policy, [*LABELS, "tiresias-SECONDS"])
-        raise InputError(f"{where}: policy: {policy!r} is not one of the experiment's: {hint}")
+        raise InputError(f"{row.where}: policy: {policy!r} is not one of the experiment's: {hint}")
     if mechanism not in MECHANISMS:
         hint = nearest(mechanism, MECHANISMS)
-        raise InputError(f"{where}: mechanism: {mechanism!r} is not a way of sharing a GPU: {hint}")
-    makespan, jct, queue = (row.compared(figure) for figure in FIGURES)
+        raise InputError(f"{row.where}: mechanism: {mechanism!r} is not a way of sharing a GPU: {hint}")
+    makespan, jct, queue = (_compared(row, figure) for figure in FIGURES)
     counted = row.share("measured_gpu_busy") if row.values["measured_gpu_busy"] else None
     busy = counted, row.share("simulated_gpu_busy")
     return MeasuredCase(policy, mechanism, row.count("jobs_per_gpu"), row.count("runs"), makespan, jct, queue, *busy)
+
+
+def _compared(row: MeasuredRow, figure: str) -> FigureComparison:
+    """Read a figure. Queuing times and spreads may be 0; all others are above 0."""
+    columns = [f"{part}_{figure}" for part in PARTS]
+    zero = [column.startswith("spread") or column.endswith("queue_s") for column in columns]
+    return FigureComparison(*map(row.seconds, columns, zero))
 
 
 def sheet(found: PhysicalExperiment, bar: float) -> ReportTable:
@@ -205,14 +161,15 @@ def _cells(case: MeasuredCase, bar: float) -> tuple[TableCell, ...]:
 
 
 def _simulated(figure: FigureComparison, bar: float) -> TableCell:
-    return _cell(f"{show(figure.simulated, 1)} ± {show(figure.spread, 1)}", figure.off, bar)
+    return judged(f"{show(figure.simulated, 1)} ± {show(figure.spread, 1)}", figure.off, bar)
 
 
 def _predicted(figure: FigureComparison, bar: float) -> TableCell:
-    return _cell(show(figure.predicted, 1), figure.predicted_off, bar)
+    return judged(show(figure.predicted, 1), figure.predicted_off, bar)
 
 
-def _cell(text: str, off: float | None, bar: float) -> TableCell:
+def judged(text: str, off: float | None, bar: float) -> TableCell:
+    """Return a cell with a simulated figure, coloured by how far it is from the measured one."""
     if off is None:
         return TableCell(text)
     return TableCell(text, signed(off, 1), "close" if abs(off) <= bar else "off" if abs(off) <= 2 * bar else "far")

@@ -15,9 +15,9 @@ from carpool.policies.base import BasePolicy, option
 from carpool.report.paper.config import PaperConfig
 from carpool.report.paper.drawing import GRID, picture
 from carpool.report.plots import BLUE, ORANGE
-from carpool.report.timeline import Segment, segments
 from carpool.sim.metrics import jct
 from carpool.sim.run import Setup, simulate
+from carpool.sim.timeline import Segment, segments
 
 FIRST, SECOND = "job 1", "job 2"
 

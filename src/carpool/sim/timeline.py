@@ -67,6 +67,8 @@ class _Occupancy:
         job = event.job
         if isinstance(event, ev.Finished | ev.Failed | ev.Stopped):
             self.move(event.at, {job: ()})
+        elif isinstance(event, ev.Paused) and job in self.where:  # a closure pauses jobs without a plan
+            self._change_pauses(event.at, pause=[job])
         elif isinstance(event, ev.Started | ev.Computing | ev.Resumed) and job in self.where:
             self._computing.add(job)
             if job in self.kept_by_owner:
