@@ -15,6 +15,7 @@ import shutil
 import sys
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,13 @@ from carpool import __version__
 from carpool.errors import InputError
 from carpool.gpu.counters import GpuUse
 from carpool.live.accounts import login_name
+from carpool.live.agent.checkpoints import CheckpointCopies
+from carpool.live.agent.door_relay import DoorRelay
 from carpool.live.agent.lease import NodeLease
 from carpool.live.agent.log_copies import LogCopies
 from carpool.live.agent.memory import AgentMemory
 from carpool.live.agent.network import interface_variables
+from carpool.live.agent.pacing import exchange_for_ever
 from carpool.live.agent.parts import NodePart, NodeParts, part_state
 from carpool.live.agent.road import NoAnswer, Road, Turned
 from carpool.live.agent.snapshots import fetch_snapshot
@@ -43,14 +47,12 @@ log = logging.getLogger("carpool.agent")
 
 AGAIN_S = 0.5
 """Seconds before another exchange after one that failed."""
-PAUSE_S = 0.02
-"""Least number of seconds between two exchanges, so that several things that happen together share one."""
-IN_FLIGHT = 2
-"""Number of exchanges at a time: one that the service holds, and one with news."""
 USE_S = 1.0
 """Seconds between two looks at the counters of GPUs."""
-WITNESS_S = 5.0
-"""Seconds between two questions to the witness."""
+WITNESS_S, WITNESS_SHARE = 5.0, 0.2
+"""Seconds between two questions to the witness, and their share of the lease at most."""
+CHECK_S = 60.0
+"""Seconds between two questions to the witness while the service answers, which only tell whether it can be asked."""
 STRENGTH = {"": 0, StopMode.SAVE: 1, StopMode.TERMINATE: 2, StopMode.KILL: 3}
 
 
@@ -67,6 +69,8 @@ class AgentOptions:
     only: tuple[str, ...] = ()
     gpu_memory: int | None = None
     mps: bool = True
+    emulated: str = ""
+    """File that describes emulated GPUs, which the node has then; empty: none."""
     ground: str = "hand"
     pilot: str = ""
     leave_on_term: bool = False
@@ -87,9 +91,11 @@ class Agent:
         self.memory = AgentMemory(self.home.path / "agent.json")
         self.parts = NodeParts(self._something_new)
         self.executor = LocalExecutor(self._executor_options())
-        self.copies = LogCopies(self.home, road, self.parts, self._something_new)
+        self.copies = LogCopies(self.home, road, self.parts, self._something_new, self._is_saved)
+        self.checkpoints = CheckpointCopies(self.home, road)
         self.leaving = False
         self.instance = secrets.token_hex(8)
+        self.doors = DoorRelay(road, self.executor, self.copies, self.instance)
         self.joined = False
         """A service has accepted this node in the life of this process."""
         self._recovered = False
@@ -102,10 +108,14 @@ class Agent:
         self._home_seen = ""
         """The service's home, where this node sees it; empty: it does not."""
         self._lease_s = 60.0
+        self._leased = False
+        """A service granted a lease to this node, in the life of this process or before."""
         self._use: dict[str, GpuUse] = {}
         self._use_at = 0.0
         self._heard_at = since_boot()
-        self._asked_witness = 0.0
+        self._asked_witness = -CHECK_S
+        self._witness = ""
+        """Whether the witness could be asked the last time."""
         self._news = asyncio.Event()
         self._obeying = asyncio.Lock()
         self._ended = asyncio.Event()
@@ -113,6 +123,8 @@ class Agent:
         self._tasks: set[asyncio.Task[None]] = set()
         self._starting: set[GangKey] = set()
         self._launched: dict[GangKey, Launch] = {}
+        self._saving: set[GangKey] = set()
+        self._sending = asyncio.Lock()
 
     def _executor_options(self) -> ExecutorOptions:
         options = self.options
@@ -122,6 +134,7 @@ class Agent:
             options.only,
             options.gpu_memory,
             options.mps,
+            options.emulated,
             node=options.node,
             lease=self.home.path / "lease",
             has_service=lambda: since_boot() - self._heard_at < 0.5 * self._lease_s,
@@ -139,15 +152,19 @@ class Agent:
         self.home.acquire()
         try:
             await asyncio.to_thread(self.memory.load)
+            found = await asyncio.to_thread(self.lease.load)
+            self._lease_s, self._leased = (found, True) if found is not None else (self._lease_s, False)
             await self.executor.open()
             self.executor.gate.changed = self._something_new
-            self._spawn(self._exchange_for_ever())
+            self._spawn(exchange_for_ever(self._exchange, self._news))
             self._spawn(self.copies.run())
+            self._spawn(self._check_witness())
             await self._ended.wait()
         finally:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self.doors.close()
             await self.executor.close()
             await asyncio.to_thread(self.road.close)
             self.home.release()
@@ -170,18 +187,6 @@ class Agent:
         return task
 
     # ---- the exchange ----------------------------------------------------------------------------------------------
-
-    async def _exchange_for_ever(self) -> None:
-        flying: set[asyncio.Task[None]] = set()
-        while True:
-            self._news.clear()
-            flying.add(self._spawn(self._exchange()))
-            await asyncio.sleep(PAUSE_S)
-            news = asyncio.create_task(self._news.wait())
-            waits: set[asyncio.Task[Any]] = {*flying} if len(flying) >= IN_FLIGHT else {*flying, news}
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            news.cancel()
-            flying = {task for task in flying if not task.done()}
 
     async def _exchange(self) -> None:
         """Send what is here and do what the answer says."""
@@ -210,15 +215,39 @@ class Agent:
         if self._answering:
             self._answering = False
             say(f"no answer ({error}); it is tried again, and jobs here end when the lease is over")
-        refused = isinstance(error, Turned) and error.status in (400, 401, 403, 404, 409, 422)
+        # A pilot may come before an earlier one on its machine is given up, and before the service knows where it is.
+        final = (400, 403, 404, 422) if self.options.pilot else (400, 401, 403, 404, 409, 422)
+        refused = isinstance(error, Turned) and error.status in final
         if refused and not self.memory.identity_known:  # an agent that came back may have workers to look after
             raise error
-        now = since_boot()
-        if now - self._heard_at > WITNESS_S and now - self._asked_witness > WITNESS_S:
-            self._asked_witness = now
-            if await asyncio.to_thread(self.witness.wanted):
-                await asyncio.to_thread(self.lease.extend, now, self._lease_s)
-        await asyncio.sleep(AGAIN_S)
+        await self._ask_witness()
+        if self.leaving and self.lease.over and not self.executor.present():
+            self._ended.set()
+        await asyncio.sleep(min(AGAIN_S, self._lease_s / 16))  # several times within a lease, however short
+
+    async def _ask_witness(self) -> None:
+        """Ask the ground whether workers may go on without the service; an agent that leaves lets the lease run out."""
+        now, every = since_boot(), min(WITNESS_S, WITNESS_SHARE * self._lease_s)
+        if self.leaving or now - self._heard_at < every or now - self._asked_witness < every:
+            return
+        self._asked_witness = now
+        wanted = await asyncio.to_thread(self.witness.wanted, max(1.0, min(10.0, 0.25 * self._lease_s)))
+        self._note_witness(wanted)
+        if wanted and self._leased:
+            await asyncio.to_thread(self.lease.extend, now, self._lease_s)
+        elif wanted is False:
+            say("the ground has given this node up; it leaves the cluster")
+            self.leave()
+
+    def _note_witness(self, wanted: bool | None) -> None:
+        if not isinstance(self.witness, NoWitness):
+            self._witness = "silent" if wanted is None else "answers"
+
+    async def _check_witness(self) -> None:
+        """See now and then whether the witness can be asked, so that operators know it before it is needed."""
+        while True:
+            self._note_witness(await asyncio.to_thread(self.witness.wanted, 10.0))
+            await asyncio.sleep(CHECK_S)
 
     async def _state(self) -> NodeState:
         inventory = self.executor.node.inventory
@@ -254,6 +283,7 @@ class Agent:
             taken={str(gpu): memory for gpu, memory in self.parts.taken.items()},
             use=use,
             remarks=tuple(self.parts.remarks),
+            witness=self._witness,
         )
 
     def _read_use(self) -> None:
@@ -287,12 +317,15 @@ class Agent:
                 say(f"node {self.options.node} is part of the cluster at {self.road.url}")
             self._answering = True
             self._heard_at = since_boot()
+            self.leaving = self.leaving or answer.leave
             await asyncio.to_thread(self._take_terms, answer, sent_at)
             if not self._recovered:
                 await self.executor.recover([wire.read_key(name) for name in answer.orders], self.parts)
                 self._recovered = True
             self.parts.heard(answer.heard)
             await self._carry_out(answer)
+            if answer.doors:
+                self.doors.summon()
             if not answer.joined:
                 self._something_new() if self._settled else await asyncio.sleep(AGAIN_S)
 
@@ -303,10 +336,11 @@ class Agent:
     def _take_terms(self, answer: NodeOrders, sent_at: float) -> None:
         """Take the lease, and see whether this node sees the service's home. Blocks."""
         if answer.joined:
-            self.joined = True
+            self.joined = self._leased = True
             self._lease_s = answer.lease_s
-            self.road.timeout_s = max(1.0, min(10.0, 0.25 * answer.lease_s))
+            self.road.timeout_s = max(0.5, min(10.0, 0.25 * answer.lease_s))
             self.lease.extend(sent_at, answer.lease_s)
+            self.checkpoints.most_bytes = answer.most_checkpoint
         self._shared = ""
         with contextlib.suppress(OSError, ValueError):
             self._shared = Path(answer.home, answer.proof).read_text()[:100] if answer.proof else ""
@@ -342,6 +376,39 @@ class Agent:
     async def _remove_files(self, key: GangKey) -> None:
         await asyncio.to_thread(shutil.rmtree, self.home.attempt(*key), ignore_errors=True)
 
+    def _is_saved(self, part: NodePart) -> bool:
+        """Return whether the checkpoints of a part that ended are where they can be; bring them there if not."""
+        ended = part.ended
+        if part.saved or self._home_seen or ended is None or ended.outcome is GangOutcome.FINISHED:
+            return True
+        if part.stop in (StopMode.TERMINATE, StopMode.KILL):  # it was cancelled, and will not go on
+            return True
+        if part.key not in self._saving:
+            self._saving.add(part.key)
+            self._spawn(self._save(part))
+        return False
+
+    async def _save(self, part: NodePart) -> None:
+        """Bring the checkpoints of a part that ended to the service: its job may go on elsewhere."""
+        try:
+            if await asyncio.to_thread(self.checkpoints.has_any, part.key[0]):
+                async with self._sending:
+                    await asyncio.to_thread(self.checkpoints.send, part.key, partial(self._is_wanted, part))
+        except Exception:  # its end must be told
+            log.exception("checkpoints of %s", part.key)
+        finally:
+            part.saved = True
+            self._saving.discard(part.key)
+
+    def _is_to_start(self, key: GangKey) -> bool:
+        """Return whether a part that is being prepared shall still start."""
+        part = self.parts.parts.get(key)
+        return part is not None and part.ended is None and not part.stop and not self._ended.is_set()
+
+    def _is_wanted(self, part: NodePart) -> bool:
+        """Return whether the service waits for the end of a part."""
+        return self.parts.parts.get(part.key) is part and not part.logged and not self._ended.is_set()
+
     def _follow_order(self, key: GangKey, order: PartOrder) -> None:
         part = self.parts.parts.get(key)
         if part is None:
@@ -359,6 +426,9 @@ class Agent:
             self._open_gate(key, order)
         if order.accumulation:
             self.executor.retune(key, order.accumulation)
+        if order.checkpoint > part.asked_checkpoint and part.started_at is not None:
+            part.asked_checkpoint = order.checkpoint
+            self.executor.checkpoint(key)
         if order.switch and order.switch != part.asked_switch and part.started_at is not None:
             part.asked_switch, part.asked_pause, part.stands = order.switch, order.paused, False
             if order.paused:
@@ -390,7 +460,9 @@ class Agent:
             self._end_early(key, GangOutcome.FAILED, str(error))
             return
         except OSError as error:
-            self._end_early(key, GangOutcome.LOST, f"{self.options.node}: {error}")
+            stopped = key in self.parts.parts and bool(self.parts.parts[key].stop)
+            outcome = GangOutcome.NEVER_STARTED if stopped else GangOutcome.LOST
+            self._end_early(key, outcome, "" if stopped else f"{self.options.node}: {error}")
             return
         finally:
             self._starting.discard(key)
@@ -422,6 +494,7 @@ class Agent:
                     "directory at the same path, or ask for as many GPUs as one node has"
                 )
             launch = replace(launch, checkpoints="")
+            self.checkpoints.fetch(launch, partial(self._is_to_start, (launch.job, launch.attempt)))
             if launch.snapshot:
                 directory = fetch_snapshot(self.home, self.road, launch.job, launch.uid)
                 launch = replace(launch, directory=str(directory))

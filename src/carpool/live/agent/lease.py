@@ -5,6 +5,7 @@ extends nothing. It counts from the moment at which the answered request left, o
 which counts from its answer, is always later.
 """
 
+import contextlib
 from pathlib import Path
 
 from carpool.live.clock import since_boot
@@ -20,6 +21,17 @@ class NodeLease:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.until = 0.0
+
+    def load(self) -> float | None:
+        """Go on with the lease that an earlier agent of this boot wrote; return how long it was. None: there is none.
+        Blocks."""
+        with contextlib.suppress(OSError, ValueError):
+            until, save = map(float, self._path.read_text()[:200].split())
+            length = (until - save) / SAVE_SHARE
+            if 0.0 < until <= since_boot() + length:  # one of an earlier boot may end later
+                self.until = until
+                return length
+        return None
 
     def extend(self, sent_at: float, lease_s: float) -> None:
         """Let workers run until `lease_s` seconds after a request left. A lease never becomes shorter. Blocks."""

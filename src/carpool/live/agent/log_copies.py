@@ -28,8 +28,17 @@ Stream = tuple[GangKey, int, str]
 class LogCopies:
     """Copies logs in the background."""
 
-    def __init__(self, home: Home, road: Road, parts: NodeParts, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        home: Home,
+        road: Road,
+        parts: NodeParts,
+        changed: Callable[[], None],
+        may_end: Callable[[NodePart], bool] = lambda part: True,
+    ) -> None:
+        """`may_end`: whether the end of a part may be told as soon as its logs are copied."""
         self._home, self._road, self._parts, self._changed = home, road, parts, changed
+        self._may_end = may_end
         self._sizes: dict[Stream, int] = {}
         """How much of each log the service has."""
 
@@ -41,7 +50,7 @@ class LogCopies:
                 try:
                     ended, stood = part.ended is not None, part.asked_switch if part.stands else 0
                     await asyncio.to_thread(self._copy, part.key)
-                    if ended:
+                    if ended and self._may_end(part):
                         self._done(part)
                     elif stood and part.stands and part.switch != stood:
                         part.switch = stood
@@ -59,8 +68,11 @@ class LogCopies:
 
     async def _news(self) -> None:
         """Return soon after something happened that is told when logs are copied."""
-        while not any(part.has_news for part in self._parts.parts.values()):
+        while not any(part.has_news and self._may_end_soon(part) for part in self._parts.parts.values()):
             await asyncio.sleep(0.02)
+
+    def _may_end_soon(self, part: NodePart) -> bool:
+        return part.ended is None or self._may_end(part)
 
     def _done(self, part: NodePart) -> None:
         if part.ended is not None and not part.logged:
@@ -69,6 +81,10 @@ class LogCopies:
 
     def forget(self, key: GangKey) -> None:
         self._sizes = {stream: size for stream, size in self._sizes.items() if stream[0] != key}
+
+    def copy_stdout(self, key: GangKey, rank: int) -> None:
+        """Copy what a worker has printed up to now, because somebody watches it. Blocks."""
+        self._copy_stream((key, rank, "stdout"))
 
     def _copy(self, key: GangKey) -> None:
         """Copy what is new in the logs of a part. Blocks."""
@@ -80,8 +96,11 @@ class LogCopies:
     def _copy_stream(self, stream: Stream) -> None:
         key, rank, name = stream
         path = self._home.rank(*key, rank) / f"{name}.log"
+        enough = path.stat().st_size if path.is_file() else 0  # what is printed meanwhile is copied the next time
         while True:
             at = self._sizes.get(stream, 0)
+            if at >= enough:
+                return
             try:
                 chunk = read_log_file(path, at, CHUNK)
             except InputError:  # the worker made something else of it

@@ -14,6 +14,7 @@ from carpool.errors import InputError
 from carpool.live.agent.agent import Agent, AgentOptions
 from carpool.live.agent.road import Road
 from carpool.live.agent.supervisor import REFUSED, die_with_parent
+from carpool.live.grounds.base import make_witness
 from carpool.live.home import Home
 
 
@@ -28,12 +29,13 @@ def make_agent(settings: dict[str, Any]) -> Agent:
         only=tuple(settings.get("only", ())),
         gpu_memory=settings.get("gpu_memory"),
         mps=settings.get("mps", True),
+        emulated=settings.get("emulated", ""),
         ground=settings.get("ground", "hand"),
         pilot=settings.get("pilot", ""),
         leave_on_term=settings.get("leave_on_term", False),
         environment=settings.get("environment", {}),
     )
-    return Agent(options, road)
+    return Agent(options, road, make_witness(settings.get("witness")))
 
 
 async def _run(agent: Agent) -> None:

@@ -1,9 +1,12 @@
-"""The network interface that has an address, so that NCCL and gloo use the one by which nodes reach each other."""
+"""This machine's address towards the service, and the network interface that has an address, for NCCL and gloo."""
 
 import fcntl
 import socket
 import struct
 from functools import cache
+from urllib.parse import urlsplit
+
+from carpool.errors import InputError
 
 _SIOCGIFADDR = 0x8915
 
@@ -31,3 +34,14 @@ def _interface_of(address: str) -> str:
             if own == wanted or (wanted.startswith("127.") and own.startswith("127.")):
                 return name
     return ""
+
+
+def own_address(url: str) -> str:
+    """Return the address that this machine has towards the service."""
+    parts = urlsplit(url)
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((parts.hostname or "", parts.port or 80))
+            return str(probe.getsockname()[0])
+    except (OSError, ValueError):
+        raise InputError(f"--join {ascii(url)[:100]}: cannot be reached from here; give --address as well") from None

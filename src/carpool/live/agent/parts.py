@@ -31,9 +31,13 @@ class NodePart:
     ended: GangEnded | None = None
     logged: bool = False
     """The service has all of its logs, so that its end may be told."""
+    saved: bool = False
+    """Its checkpoints are at the service, or stay here."""
     asked_switch: int = 0
     """Number of the latest request to pause or resume that was handed to the executor."""
     asked_pause: bool = False
+    asked_checkpoint: int = 0
+    """Number of the latest request for a checkpoint that was handed to the executor."""
     switch: int = 0
     """Number of the latest one that is carried out."""
     stands: bool = False

@@ -18,6 +18,8 @@ from carpool.live.http.tls import client_context
 TIMEOUT_S = 10.0
 """Seconds without an answer after which a request is given up."""
 SYNC, LOGS, SNAPSHOT = "/v1/agents/sync", "/v1/agents/logs", "/v1/agents/snapshot"
+DOORS, SAID = "/v1/agents/doors", "/v1/agents/doors/said"
+CHECKPOINT = "/v1/agents/checkpoint"
 MAX_ANSWER = 512 << 20
 
 
@@ -58,17 +60,56 @@ class Road:
 
     def send_log(self, data: bytes, **place: str | int) -> int:
         """Append to the service's copy of a log; return the size of that. Blocks."""
-        answer = self._json("POST", f"{LOGS}?{urlencode(place)}", data, "application/octet-stream")
+        return self._size(f"{LOGS}?{urlencode(place)}", data)
+
+    def _size(self, target: str, data: bytes) -> int:
+        """Send bytes to be appended there; return how many are there."""
+        answer = self._json("POST", target, data, "application/octet-stream")
         size = answer.get("size") if isinstance(answer, dict) else None
         if type(size) is not int or size < 0:
-            raise NoAnswer("the service did not tell how much of the log it has")
+            raise NoAnswer("the service did not tell how many bytes it has")
         return size
+
+    def doors(self, here: Any) -> Any:
+        """Exchange the doors that are open for those that are wanted. Blocks."""
+        return self._json("POST", DOORS, json.dumps(here).encode())
+
+    def bring_from_door(self, data: bytes, place: Mapping[str, str | int]) -> int:
+        """Bring what a door said; return how many bytes of it the service has. Blocks."""
+        return self._size(f"{SAID}?{urlencode(place)}", data)
 
     def snapshot(self, job: str) -> bytes:
         """Return the code snapshot of a job, packed. Blocks."""
         return self._send("GET", f"{SNAPSHOT}?{urlencode({'job': job})}", None, "")
 
-    def _json(self, method: str, target: str, body: bytes, kind: str = "application/json") -> Any:
+    def send_checkpoint(self, data: bytes, **place: str | int) -> tuple[int, bool]:
+        """Send a piece of a job's packed checkpoints; return how much the service has, and whether that is all."""
+        answer = self._json("POST", f"{CHECKPOINT}?{urlencode(place)}", data, "application/octet-stream")
+        size, done = (answer.get("size"), answer.get("done")) if isinstance(answer, dict) else (None, None)
+        if type(size) is not int or size < 0 or type(done) is not bool:
+            raise NoAnswer("the service did not tell how much of the checkpoint it has")
+        return size, done
+
+    def leave_checkpoint(self, job: str, attempt: int, why: str) -> None:
+        """Tell that the checkpoints of a job stay here. Blocks."""
+        body = json.dumps({"why": why[:500]}).encode()
+        self._json("POST", f"{CHECKPOINT}/left?{urlencode({'job': job, 'attempt': attempt})}", body)
+
+    def offered_checkpoint(self, job: str) -> tuple[int, str] | None:
+        """Return the size and the hash of a job's packed checkpoints; None: they are being packed. Blocks."""
+        answer = self._json("GET", f"{CHECKPOINT}?{urlencode({'job': job})}", None)
+        size, sha256 = (answer.get("size"), answer.get("sha256")) if isinstance(answer, dict) else (None, None)
+        return (size, sha256) if type(size) is int and type(sha256) is str else None
+
+    def read_checkpoint(self, job: str, offset: int) -> bytes:
+        """Return a piece of a job's packed checkpoints. Blocks."""
+        return self._send("GET", f"{CHECKPOINT}/piece?{urlencode({'job': job, 'offset': offset})}", None, "")
+
+    def took_checkpoint(self, job: str) -> None:
+        """Tell that a job's checkpoints are here. Blocks."""
+        self._json("DELETE", f"{CHECKPOINT}?{urlencode({'job': job})}", None)
+
+    def _json(self, method: str, target: str, body: bytes | None, kind: str = "application/json") -> Any:
         data = self._send(method, target, body, kind)
         try:
             return json.loads(data)
@@ -123,14 +164,17 @@ class Road:
         raise AssertionError("unreachable")
 
     def _take(self, url: str, *, fresh: bool) -> http.client.HTTPConnection:
+        timeout = HOLD_S + self.timeout_s
         with self._lock:
             kept = [one for one in self._idle if one[0] == url]
             if kept and not fresh:
                 self._idle.remove(kept[-1])
-                return kept[-1][1]
+                connection = kept[-1][1]
+                if connection.sock is not None:
+                    connection.sock.settimeout(timeout)  # the lease may have become known since it was made
+                return connection
         parts = urlsplit(url)
         assert parts.hostname is not None
-        timeout = HOLD_S + self.timeout_s
         if parts.scheme == "https":
             return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=timeout, context=self._tls)
         return http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout)

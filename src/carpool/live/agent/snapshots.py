@@ -6,11 +6,11 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from carpool.live.accounts import account
 from carpool.live.agent.road import Road
+from carpool.live.foreign_files import give_tree
 from carpool.live.home import Home
 from carpool.live.http.code_snapshot import MAX_BYTES, MAX_FILES
-from carpool.live.http.unpack import unpack
+from carpool.live.unpack import unpack
 
 
 def fetch_snapshot(home: Home, road: Road, job: str, uid: int | None) -> Path:
@@ -26,10 +26,7 @@ def fetch_snapshot(home: Home, road: Road, job: str, uid: int | None) -> Path:
     try:
         unpack(packed, target / "files", most_bytes=MAX_BYTES, most_files=MAX_FILES)
         if uid is not None:
-            owner = account(uid)
-            for path, _, files in os.walk(target / "files"):
-                for one in (path, *(os.path.join(path, file) for file in files)):
-                    os.chown(one, owner.pw_uid, owner.pw_gid, follow_symlinks=False)
+            give_tree(target / "files", uid)
         (target / "files").rename(place)
     finally:
         shutil.rmtree(target, ignore_errors=True)

@@ -2,8 +2,9 @@
 
 An executor runs gangs on the nodes that it owns. It knows their GPUs, builds the workers' environment, keeps their logs
 and exit codes, and notices faults of its nodes. The service decides what runs where, and writes every decision to the
-journal before it calls `launch`, `stop`, `pause`, `resume` or `retune`. Every executor passes a test suite: derive a
-test class from `carpool.live.executors.contract.ExecutorContract`. `registry.py` says how an executor gets its name.
+journal before it calls `launch`, `stop`, `pause`, `resume`, `retune` or `checkpoint`. Every executor passes a test
+suite: derive a test class from `carpool.live.executors.contract.ExecutorContract`. `registry.py` says how an executor
+gets its name.
 
 Four guarantees hold for every executor:
 
@@ -129,6 +130,10 @@ class Launch:
     """The directory is the job's code snapshot in the service's home."""
     part: GangPart | None = None
     """The part of a gang over several nodes that is started here; None: the whole gang."""
+    ahead: bool = False
+    """The gang starts ahead of its turn: it is paused once it has started up, without a further request."""
+    idle_s: float | None = None
+    """The gang is one process with a terminal, and ends when that is left alone for so long; None: it has none."""
 
     @property
     def key(self) -> GangKey:
@@ -267,6 +272,8 @@ class ExecutorOptions:
     """Bytes of memory to assume on each GPU; None: as much as there is."""
     mps: bool = True
     """Whether jobs may share by MPS."""
+    emulated: str = ""
+    """File that describes emulated GPUs, which the node has then (see `carpool.emulate`); empty: none."""
     pause_patience_s: float = 600.0
     """Seconds without a service after which a paused gang goes on."""
     gang_pause_s: float = 240.0
@@ -301,6 +308,42 @@ class MeasuresUse(Protocol):
 
     def gpu_use(self, gpu: GpuId) -> GpuUse | None:
         """Return how much of a GPU was in use since the last call for it; None: not known. Blocks for some ms."""
+
+
+@runtime_checkable
+class KnowsEnds(Protocol):
+    """An executor whose nodes may be taken back at a time that is known."""
+
+    def seconds_left(self, gpus: Iterable[GpuId]) -> float | None:
+        """Return for how long jobs may run on these GPUs before they must save and leave; None: for any time."""
+
+
+class DoorConnection(Protocol):
+    """A connection to the door of a worker, on which one request was made. See `live/door.py`."""
+
+    async def readline(self) -> bytes:
+        """Return the next line of the answer; empty: the door is closed. Raise `Unavailable` if the connection is lost,
+        and `ValueError` for a line that is too long."""
+
+    def close(self) -> None:
+        """Close the connection, which ends a command that was asked for; `readline` returns what came before."""
+
+
+@runtime_checkable
+class FetchesCheckpoints(Protocol):
+    """An executor with nodes that keep checkpoints on their own disks while a job runs there."""
+
+    def checkpoint_left(self, job: str) -> str:
+        """Say why the latest checkpoints of a job are on one node only; empty: they are not, or there are none."""
+
+
+@runtime_checkable
+class OpensDoors(Protocol):
+    """An executor that lets the service reach workers: their terminals, and commands beside them. Without it, jobs have
+    no terminals, and nothing can be run beside them."""
+
+    async def open_door(self, key: GangKey, rank: int, request: Mapping[str, Any]) -> DoorConnection:
+        """Make a request at a worker's door. Raise `InputError` where it cannot be reached, or no longer."""
 
 
 class Executor(Protocol):
@@ -354,6 +397,10 @@ class Executor(Protocol):
 
     def retune(self, key: GangKey, accumulation: int) -> None:
         """Ask for another accumulation. `report` shows when it is in force. Does nothing for a gang that is gone."""
+
+    def checkpoint(self, key: GangKey) -> None:
+        """Ask the training library for a checkpoint, which `report` shows; the gang goes on. Does nothing for a gang
+        that is gone or does not use the library."""
 
     def present(self) -> Mapping[GangKey, tuple[GpuId, ...]]:
         """Return the gangs that may have workers, with their GPUs: from `launch` until just before `gang_ended`."""

@@ -85,13 +85,16 @@ class ClusterGang:
     user: str = ""
     accumulation: int = 0
     """0: as it is."""
+    checkpoint: int = 0
+    """Number of the latest request for a checkpoint."""
     stop: StopMode | None = None
     broken: bool = False
     """A part ended that did not finish, so the others must end too."""
     started: bool = False
     """Its start is reported."""
     paused: bool | None = None
-    """Whether the latest request was to pause it; None: there was none."""
+    """Whether the latest request was to pause it, which one that starts ahead of its turn has from the start; None:
+    there was none."""
     swap: bool = False
     switch: int = 0
     """Number of the latest request to pause or resume it."""
@@ -167,7 +170,12 @@ class ClusterGang:
         """Return what a node's agent shall do with its part."""
         part = self.parts[node]
         order = PartOrder(
-            Want.KEEP, accumulation=self.accumulation, switch=self.switch, paused=bool(self.paused), swap=self.swap
+            Want.KEEP,
+            accumulation=self.accumulation,
+            switch=self.switch,
+            paused=bool(self.paused),
+            swap=self.swap,
+            checkpoint=self.checkpoint,
         )
         mode = self._stop_mode()
         if mode is not None:
@@ -212,7 +220,7 @@ class ClusterGang:
 
     def has_switched(self) -> bool:
         """Return whether all parts have carried out the latest request, once for each request."""
-        if self.paused is None or self.switched or self.stop or self.broken:
+        if not self.switch or self.switched or self.stop or self.broken:
             return False
         states = [part.state for part in self.parts.values()]
         self.switched = all(state is not None and state.switch == self.switch for state in states)

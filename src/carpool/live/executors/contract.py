@@ -7,16 +7,16 @@ executor on the same nodes and files each time, as after a restart of the servic
 
     from carpool.live.executors.base import ExecutorOptions
     from carpool.live.executors.contract import ExecutorContract
-    from carpool.live.executors.slurm import SlurmExecutor
+    from carpool.live.executors.kubernetes import KubernetesExecutor
     from carpool.live.home import Home
 
 
-    class TestSlurmExecutor(ExecutorContract):
+    class TestKubernetesExecutor(ExecutorContract):
         @pytest.fixture
         def make_executor(self, tmp_path):
             home = Home(tmp_path / "home")
             home.create()
-            return lambda: SlurmExecutor(ExecutorOptions(home))
+            return lambda: KubernetesExecutor(ExecutorOptions(home))
 
 The tests are coroutines: pytest-asyncio must be installed, with the setting `asyncio_mode = "auto"`, which Carpool's
 own `pyproject.toml` has. Call `pytest.register_assert_rewrite("carpool.live.executors.contract")` in `conftest.py` for
@@ -58,7 +58,8 @@ while True:
     if control.stop:
         writer.write(Report(attempt=attempt, checkpoint=int(sys.argv[1]), status=WorkerStatus.STOPPED))
         sys.exit(EXIT_STOPPED)
-    writer.write(Report(attempt=attempt, accumulation=control.accumulation))
+    saved = int(sys.argv[1]) if control.checkpoint else -1
+    writer.write(Report(attempt=attempt, accumulation=control.accumulation, checkpoint=saved))
     time.sleep(0.02)
 """
 
@@ -320,6 +321,20 @@ class ExecutorContract:
             executor.retune(launch.key, 4)
             await eventually(lambda: accumulation(executor) == 4)
             executor.retune(("99", 1), 2)
+
+    async def test_a_gang_that_is_asked_for_a_checkpoint_saves_and_goes_on(self, make_executor: MakeExecutor) -> None:
+        def saved(executor: Executor) -> int | None:
+            report = executor.report(launch.key)
+            return report.checkpoint if report is not None else None
+
+        async with opened(make_executor) as (executor, listener):
+            launch = self.launch(executor, self.saving_command(42))
+            executor.launch(launch)
+            await eventually(lambda: saved(executor) == -1)
+            executor.checkpoint(launch.key)
+            await eventually(lambda: saved(executor) == 42)
+            executor.checkpoint(("99", 1))
+            assert listener.ended == []
 
     # ---- pausing and resuming ---------------------------------------------------------------------------------------
 

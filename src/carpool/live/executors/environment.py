@@ -41,7 +41,7 @@ def rank_environments(launch: Launch, gang_slots: Sequence[GpuSlot], port: int) 
     part, first = launch.part, first_rank(launch)
     more: dict[str, str] = {}
     size = part.world_size if part is not None else len(gang_slots)
-    if one_process_per_node(launch.command):
+    if one_process_per_node(launch.command) or launch.idle_s is not None:
         slots_by_rank = [list(gang_slots)]
         size = part.nodes if part is not None else 1
         if part is not None:

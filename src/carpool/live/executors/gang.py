@@ -114,7 +114,8 @@ class LocalGang:
     """How the worker ended whose end made the others stop; empty: none did."""
     failure_code: int | None = None
     paused: bool | None = None
-    """Whether the latest request was to pause it; None: there was none."""
+    """Whether the latest request was to pause it, which one that starts ahead of its turn has from the start; None:
+    there was none."""
     swap: bool = False
     """Whether the latest request to pause it was to move its memory away, too."""
     swapped: bool = False
@@ -155,6 +156,12 @@ class LocalGang:
         self.switch += 1
         self.paused, self.swap, self.switched = paused, swap, False
         return self.switch
+
+    def ask_for_checkpoint(self) -> None:
+        """Ask its workers to save at their next step boundary. Its wrappers may have asked before."""
+        found = channel.read_control(self.ranks[0].directory)
+        asked = max(self.control.checkpoint, found.checkpoint if found is not None else 0)
+        self.write_control(replace(self.control, sequence=self.control.sequence + 1, checkpoint=asked + 1))
 
     def write_control(self, control: channel.Control) -> None:
         found = channel.read_control(self.ranks[0].directory) if self.ranks else None
@@ -210,6 +217,8 @@ class LocalGang:
             return GangOutcome.FINISHED, ""
         if any(rank.exit is None and rank.rebooted for rank in self.ranks):
             return GangOutcome.LOST, "the machine restarted"
+        if any(rank.exit and rank.exit.get("idle") for rank in self.ranks):
+            return GangOutcome.FINISHED, ""
         if any(rank.exit and rank.exit.get("never") for rank in self.ranks):
             return GangOutcome.LOST, "the service ended before the gang was complete"
         if any(rank.exit and rank.exit.get("fenced") for rank in self.ranks):
@@ -325,6 +334,8 @@ def _gang_of(directory: Path, key: GangKey, record: dict[str, Any]) -> LocalGang
         if request:
             gang.paused = bool(request.get("paused")) or bool(gang.paused)
             gang.pause_sequence = max(gang.pause_sequence, int(request.get("sequence", 0)))
+    if gang.paused is None and record.get("ahead") is True:
+        gang.paused = True
     gang.control = channel.read_control(gang.ranks[0].directory) or gang.control
     failure = read_object(directory / FAILURE_FILE)
     gang.failure, gang.failure_code = str(failure.get("reason", "")), _integer(failure, "code")

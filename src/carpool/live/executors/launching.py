@@ -11,7 +11,7 @@ import pwd
 import select
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 from carpool import channel
 from carpool.live import rank as wrapper
 from carpool.live.accounts import account
-from carpool.live.executors.base import GangKey, Launch
+from carpool.live.executors.base import ExecutorOptions, GangKey, Launch
 from carpool.live.executors.environment import (
     DEFAULT_PATH,
     base_environment,
@@ -28,7 +28,7 @@ from carpool.live.executors.environment import (
     watch_python,
 )
 from carpool.live.executors.gang import GANG_FILE, LocalGang, LocalRank
-from carpool.live.home import Home, write_private
+from carpool.live.home import write_private
 
 READY_S = 60.0
 """Seconds that a wrapper may take to start on a busy machine."""
@@ -40,10 +40,12 @@ class GangLauncher:
     cgroups = True
     """Whether workers get cgroups of their own, where the system allows that, so that they can be frozen."""
 
-    def __init__(self, home: Home, lease: Path | None = None, leads: Callable[[], bool] = lambda: True) -> None:
-        self.home = home
-        self._lease = lease
-        self._leads = leads
+    def __init__(self, options: ExecutorOptions) -> None:
+        self.home = options.home
+        self._lease = options.lease
+        self._leads = options.leadership.leads
+        self._patience_s = options.pause_patience_s
+        self._emulated = options.emulated
         self.children: set[int] = set()
         """Wrappers that this process started and has not reaped."""
         self._ports: dict[GangKey, int] = {}
@@ -68,9 +70,10 @@ class GangLauncher:
             "world_size": gang.world_size,
             "nonce": nonce,
             "exclusive": gang.exclusive,
+            "ahead": launch.ahead,
         }
         write_private(gang.directory / GANG_FILE, json.dumps(record))
-        gang.ranks = []
+        gang.ranks, gang.paused = [], launch.ahead or None
         cores = self._pick_cores(gang.key, launch.cpus, len(variables))
         checkpoints = launch.checkpoints or str(self.home.checkpoints(launch.job))
         for number, own in enumerate(variables):
@@ -78,12 +81,19 @@ class GangLauncher:
             directory.mkdir(mode=0o711 if user else 0o700)
             own[channel.ENV_DIRECTORY] = str(directory)
             own[channel.ENV_CHECKPOINTS] = checkpoints
+            if self._emulated:
+                own[channel.ENV_EMULATED] = self._emulated
             environment = {**base_environment(user), **launch.env, **sharing, **own}
+            if launch.idle_s is not None:
+                environment.setdefault("TERM", "xterm-256color")
             if launch.watch:
                 watch_python(environment)
             self._write_rank(directory, launch, nonce, environment, cores[number], user)
             gang.ranks.append(LocalRank(directory))
-        gang.write_control(channel.Control(sequence=1, accumulation=launch.accumulation, can_shrink=launch.can_shrink))
+        # several workers stand before their first step together; one is stopped by its wrapper
+        stands_s = self._patience_s if launch.ahead and gang.world_size > 1 else 0.0
+        control = channel.Control(1, launch.accumulation, can_shrink=launch.can_shrink, pause_s=stands_s)
+        gang.write_control(control)
         self._start_wrappers(gang, nonce)
 
     def release(self, key: GangKey) -> None:
@@ -126,7 +136,12 @@ class GangLauncher:
             "cores": cores,
             "cgroup": self.cgroups,
             "lease": str(self._lease) if self._lease is not None else None,
+            "idle_s": launch.idle_s,
+            "unwatched": launch.env.get("PYTHONPATH", "") if launch.watch else None,
         }
+        if launch.ahead and len(launch.gpus) == 1 and launch.part is None:
+            request = {"sequence": 0, "paused": True, "patience_s": self._patience_s, "alive": str(self.home.alive)}
+            orders["gate"] = request
         if user:
             groups = os.getgrouplist(user.pw_name, user.pw_gid)
             orders |= {"uid": user.pw_uid, "gid": user.pw_gid, "groups": groups}

@@ -22,6 +22,7 @@ from carpool.errors import InputError
 from carpool.gpu.counters import GpuUse
 from carpool.live import rank as wrapper
 from carpool.live.clock import since_boot
+from carpool.live.errors import WrongStatus
 from carpool.live.executors.base import (
     ExecutorListener,
     ExecutorOptions,
@@ -33,6 +34,7 @@ from carpool.live.executors.base import (
     NodeInventory,
     StopMode,
 )
+from carpool.live.executors.doors import LocalDoor, open_door
 from carpool.live.executors.gang import LocalGang, LocalRank, open_gang, read_object
 from carpool.live.executors.gate import PartGate
 from carpool.live.executors.launching import GangLauncher, kill_workers, release_wrappers, write_exclusive
@@ -67,7 +69,7 @@ class LocalExecutor:
             raise InputError(f"--executor local: takes no settings, so leave out {', '.join(options.settings)}")
         self.home = options.home
         self._options = options
-        self._launcher = GangLauncher(options.home, options.lease, options.leadership.leads)
+        self._launcher = GangLauncher(options)
         self.gate = PartGate()
         self._switch = GangSwitch(options, lambda gang, text: self._note(gang.key, text))
         self._gangs: dict[GangKey, LocalGang] = {}
@@ -315,6 +317,11 @@ class LocalExecutor:
             control = replace(gang.control, sequence=gang.control.sequence + 1, accumulation=accumulation)
             gang.write_control(control)
 
+    def checkpoint(self, key: GangKey) -> None:
+        gang = self._gangs.get(key)
+        if gang is not None and gang.ranks:
+            gang.ask_for_checkpoint()
+
     async def _watch(self, gang: LocalGang) -> None:
         """Wait until every worker is gone. If one fails, the others are stopped."""
         changed = asyncio.Event()
@@ -449,6 +456,16 @@ class LocalExecutor:
     ) -> LogChunk:
         path = self.home.rank(*key, rank) / f"{stream}.log"
         return await asyncio.to_thread(read_log_file, path, offset, limit, tail)
+
+    # ---- terminals and commands beside workers ---------------------------------------------------------------------
+
+    async def open_door(self, key: GangKey, rank: int, request: Mapping[str, Any]) -> LocalDoor:
+        gang = self._gangs.get(key)
+        name = f"rank-{rank}"  # a part of a gang over several nodes has not all ranks
+        own = [one for one in gang.ranks if one.directory.name == name] if gang is not None and gang.launched else []
+        if not own:
+            raise WrongStatus(f"job {key[0]}: worker {rank} does not run; `carpool show {key[0]}` lists its workers")
+        return await open_door(own[0], key[0], request)
 
 
 def _process_ended(loop: asyncio.AbstractEventLoop, descriptor: int, changed: asyncio.Event) -> None:

@@ -9,7 +9,7 @@ calling `recover` again plays a restart of the service, because the gangs stay i
 import asyncio
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from carpool.channel import Report
@@ -87,6 +87,8 @@ class MemoryExecutor:
     """Every call of `stop` so far."""
     switched: list[tuple[GangKey, bool]] = field(default_factory=list)
     """Every call of `pause` (True) and `resume` (False) so far, without those that repeat the one before."""
+    checkpoints: list[GangKey] = field(default_factory=list)
+    """Every request for a checkpoint so far."""
     _past: dict[GangKey, MemoryGang] = field(default_factory=dict)
     _listener: ExecutorListener | None = None
 
@@ -159,7 +161,7 @@ class MemoryExecutor:
 
     def launch(self, launch: Launch) -> None:
         self.launched.append(launch)
-        self.gangs[launch.key] = MemoryGang(launch)
+        self.gangs[launch.key] = MemoryGang(launch, paused=launch.ahead)
         if self.automatic:
             asyncio.get_running_loop().call_soon(self._run, launch.key)
 
@@ -193,6 +195,16 @@ class MemoryExecutor:
         gang = self.gangs.get(key)
         if gang is not None and self.automatic:
             gang.report = Report(attempt=key[1], accumulation=accumulation)
+
+    def checkpoint(self, key: GangKey) -> None:
+        gang = self.gangs.get(key)
+        if gang is None:
+            return
+        self.checkpoints.append(key)
+        if self.automatic:
+            saved = gang.program.get("checkpoint")
+            before = gang.report or Report(attempt=key[1])
+            gang.report = replace(before, checkpoint=-1 if saved is None else int(saved))
 
     def present(self) -> Mapping[GangKey, tuple[GpuId, ...]]:
         return {key: gang.gpus for key, gang in self.gangs.items()}

@@ -216,6 +216,12 @@ def _is_ending(pid: int) -> bool:
 
 def open_node(options: ExecutorOptions, without_mps: str = "") -> LocalNode:
     """Find the GPUs of this machine and start MPS; `without_mps` says why MPS is not to be used. Blocks."""
+    if options.emulated:
+        from carpool.emulate.gpus import read_gpus
+
+        gpus = read_gpus(options.emulated)
+        slots = tuple(GpuSlot(index, options.node, index, device=gpus.label) for index in range(gpus.gpus))
+        return LocalNode(slots, gpus.memory, "logical", name=options.node)
     if options.gpus is not None:
         slots = tuple(GpuSlot(index, options.node, index) for index in range(options.gpus))
         return LocalNode(slots, options.gpu_memory or LOGICAL_MEMORY, "logical", name=options.node)

@@ -8,7 +8,7 @@ nodes that were not lost count as heard at that moment, so that none is given up
 import asyncio
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,8 @@ from carpool.live.executors.base import GpuSlot, NodeInventory
 from carpool.live.executors.wire import DeviceRow, NodeState
 from carpool.live.home import OWN_JSON_BYTES, read_json, sync_directory, write_private
 
-SILENT_S = 3.0
-"""Seconds of silence after which nothing new is sent to a node."""
+SILENT_S = 2.0
+"""Seconds without an exchange, beyond those for which one is held, after which nothing new is sent to a node."""
 MAX_DEVICES = 4096
 
 
@@ -62,7 +62,15 @@ class ClusterNode:
     heard: bool = False
     """Its agent has spoken to this service."""
     silent: bool = False
+    unheard_s: float = 0.0
+    """Seconds for which this service listened and heard nothing from it."""
     leaving: bool = False
+    dismissed: str = ""
+    """Why it shall leave the cluster; empty: it shall not."""
+    ends_at: float | None = None
+    """When its ground takes it back, in seconds since 1970; None: not known, or never."""
+    witness: str = ""
+    """Whether its agent can ask its ground."""
     shared: bool = False
     """It sees the service's home."""
     as_root: bool = False
@@ -96,8 +104,8 @@ class ClusterNode:
         """Why nothing new may start there; empty: it may."""
         if self.record.drained:
             return "it is drained"
-        if self.leaving:
-            return "it leaves the cluster"
+        if self.leaving or self.dismissed:
+            return f"it leaves the cluster: {self.dismissed}" if self.dismissed else "it leaves the cluster"
         if self.silent or not self.heard:
             return "its agent is silent"
         return ""
@@ -129,6 +137,8 @@ class NodeBook:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.nodes: dict[str, ClusterNode] = {}
+        self._owners: dict[GpuId, str] = {}
+        """The node to which each number of a GPU was given last."""
         self._texts: dict[str, tuple[NodeRecord, str]] = {}
 
     def load(self) -> None:
@@ -142,6 +152,7 @@ class NodeBook:
         except (InputError, KeyError, TypeError) as error:
             raise InputError(f"{self._path}: cannot be read ({error}); restore it from a backup") from None
         self.nodes = {record.name: ClusterNode(record) for record in records}
+        self._owners = {gpu: node.name for node in self.nodes.values() for gpu in node.gpus}
 
     def save(self) -> None:
         """Write the nodes; durable on return."""
@@ -161,12 +172,14 @@ class NodeBook:
     def present(self) -> list[ClusterNode]:
         return [node for node in self.nodes.values() if node.present]
 
-    def places(self) -> dict[GpuId, tuple[str, int]]:
-        """Return the node of each GPU and the GPU's number within it."""
-        return {gpu: (node.name, index) for node in self.present for index, gpu in enumerate(node.gpus)}
+    def places(self, gpus: Iterable[GpuId]) -> dict[GpuId, tuple[str, int]]:
+        """Return the node of each GPU and the GPU's number within it; GPUs of no node are left out."""
+        nodes = {gpu: node for gpu in gpus if (node := self.node_of(gpu)) is not None}
+        return {gpu: (node.name, gpu - node.record.first_gpu) for gpu, node in nodes.items()}
 
     def node_of(self, gpu: GpuId) -> ClusterNode | None:
-        return next((node for node in self.present if gpu in node.gpus), None)
+        node = self.nodes.get(self._owners.get(gpu, ""))
+        return node if node is not None and node.present and gpu in node.gpus else None
 
     # ---- changes ---------------------------------------------------------------------------------------------------
 
@@ -184,6 +197,7 @@ class NodeBook:
         node = self.nodes[state.node] = ClusterNode(record)
         if known is not None:
             node.changed = known.changed
+        self._owners |= dict.fromkeys(node.gpus, node.name)
         self._save_or(before)
         return node
 

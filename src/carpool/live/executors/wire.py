@@ -1,10 +1,11 @@
-"""The one message between an agent and the service: what is here, and what shall be here. Both ends use this module.
+"""The messages between an agent and the service: what is here, and what shall be here. Both ends use this module.
 
 Every exchange carries everything, so a message that is lost, or comes twice, changes nothing. `read` makes the values
 below from JSON that the other end wrote, and refuses what has another type; names that this release does not know are
 ignored, so that releases can be mixed. Durations cross the wire, moments do not: the clocks of two machines differ.
 """
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
@@ -17,8 +18,8 @@ from carpool.errors import InputError
 from carpool.gpu.counters import GpuUse
 from carpool.live.executors.base import GangEnded, GangKey, Launch
 
-HOLD_S = 1.0
-"""Seconds for which the service holds an exchange in which nothing is new."""
+HOLD_S, LONGEST_HOLD_S = 1.0, 5.0
+"""Seconds for which the service holds an exchange in which nothing is new: in a small cluster, and in a large one."""
 MAX_NUMBER = 2**53
 """Largest whole number that JSON carries exactly."""
 MAX_ITEMS = 100_000
@@ -93,6 +94,8 @@ class PartOrder:
     """Number of the latest request to pause or resume; 0: there was none."""
     paused: bool = False
     swap: bool = False
+    checkpoint: int = 0
+    """Number of the latest request for a checkpoint; 0: there was none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +159,8 @@ class NodeState:
     use: Mapping[str, GpuUse] = field(default_factory=dict)
     """Counters of the GPUs since the last exchange."""
     remarks: tuple[Remark, ...] = ()
+    witness: str = ""
+    """Whether its ground can be asked from the node: `answers` or `silent`; empty: there is no ground to ask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +185,51 @@ class NodeOrders:
     as_root: bool = False
     joined: bool = False
     """The node is part of the cluster."""
+    leave: bool = False
+    """The agent shall leave the cluster, as if its operator had asked it to."""
     told: str = ""
     """One sentence for the agent's operator; empty: nothing to say."""
+    most_checkpoint: int = 0
+    """Bytes of the largest checkpoint folder that the service fetches from nodes that do not see its home; 0: none."""
+    doors: bool = False
+    """The agent shall ask which doors of workers are wanted, with `DoorsHere`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DoorOrder:
+    """A door of a worker (`live/door.py`) that shall be opened."""
+
+    number: int
+    key: str
+    """Name of the gang."""
+    rank: int
+    request: str
+    """What to ask at the door, as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class DoorsHere:
+    """The doors that an agent keeps open for the service: the request for those that are wanted."""
+
+    instance: str
+    life: str = ""
+    """Name of the table that the numbers are from; empty: the agent has heard of none."""
+    after: int = 0
+    """Number up to which orders have come."""
+    open: tuple[int, ...] = ()
+    leaves: bool = False
+    """The agent asks no more until it is called again."""
+
+
+@dataclass(frozen=True, slots=True)
+class DoorsWanted:
+    """The doors that shall be open: all others are closed."""
+
+    life: str
+    number: int
+    """Number up to which this answer has all orders."""
+    new: tuple[DoorOrder, ...] = ()
+    open: tuple[int, ...] = ()
 
 
 def key_text(key: GangKey) -> str:
@@ -213,6 +261,15 @@ def read(kind: type[Value], data: Any) -> Value:
     """Return the message that `plain` wrote at the other end. Raise `InputError` that names the wrong field."""
     found: Value = _reader(kind)(data, kind.__name__)
     return found
+
+
+def read_text(kind: type[Value], text: bytes) -> Value:
+    """Return the message that a JSON text holds. Raise `InputError`."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        raise InputError("the body is not JSON") from None
+    return read(kind, data)
 
 
 def _refuse(place: str, wanted: str) -> InputError:

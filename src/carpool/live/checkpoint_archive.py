@@ -1,0 +1,104 @@
+"""A checkpoint folder as one archive and back, for nodes that do not see the service's home. Both ends use it.
+
+The files belong to a job's user, who may still be there: they are read with that user's rights, and unpacked as an
+archive of a stranger, in a folder that only this process can enter.
+"""
+
+import gzip
+import hashlib
+import os
+import shutil
+import stat
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from carpool.errors import InputError
+from carpool.live.foreign_files import give_tree, with_rights_of
+from carpool.live.unpack import unpack
+
+MOST_FILES = 100_000
+READ = 1 << 20
+
+
+def has_files(folder: Path) -> bool:
+    """Return whether a checkpoint folder is there and holds something. Blocks."""
+    try:
+        with os.scandir(folder) as entries:
+            return any(entries)
+    except OSError:
+        return False
+
+
+def pack_folder(folder: Path, target: IO[bytes], most_bytes: int) -> None:
+    """Write a checkpoint folder as a compressed archive. Raise `InputError` where it cannot be sent. Blocks."""
+    owner = folder.lstat().st_uid
+    try:
+        with_rights_of(owner if os.getuid() == 0 else None, lambda: _pack(folder, target, most_bytes), limit_s=None)
+    except OSError as error:  # also a file that vanishes or shrinks while it is read
+        raise InputError(f"a file cannot be read ({error.strerror or 'it changed meanwhile'})") from None
+
+
+def _pack(folder: Path, target: IO[bytes], most_bytes: int) -> None:
+    size = files = 0
+    with (
+        gzip.GzipFile(fileobj=target, mode="wb", compresslevel=1, mtime=0) as plain,  # the same bytes every time
+        tarfile.open(fileobj=plain, mode="w") as archive,
+    ):
+        for path, name in _walk(folder):
+            info = archive.gettarinfo(path, arcname=name)
+            info.uid = info.gid = 0
+            info.uname = info.gname = ""
+            size, files = size + info.size, files + 1
+            if size > most_bytes or files > MOST_FILES:
+                raise InputError(f"it holds more than {most_bytes >> 20} MiB or {MOST_FILES} files")
+            if not info.isreg():
+                archive.addfile(info)
+                continue
+            info.type, info.linkname = tarfile.REGTYPE, ""  # a hard link could point outside the folder
+            with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+                info.size = os.fstat(file.fileno()).st_size
+                archive.addfile(info, file)
+
+
+def _walk(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the files, links and folders below with their relative paths; pipes, sockets and devices are left out."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for above, folders, names in os.walk(folder, onerror=fail):
+        folders.sort()
+        for name in sorted([*folders, *names]):
+            path = Path(above, name)
+            mode = path.lstat().st_mode
+            if stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode):
+                yield path, os.path.relpath(path, folder)
+
+
+def digest_of(path: Path) -> str:
+    """Return the SHA-256 of a file. Blocks."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while data := file.read(READ):
+            found.update(data)
+    return found.hexdigest()
+
+
+def unpack_folder(packed: Path, place: Path, uid: int | None, most_bytes: int) -> None:
+    """Replace a checkpoint folder by the contents of an archive, which then belong to `uid`. Raise `InputError` where
+    the archive is too large, damaged or unsafe; then the folder stays as it was. Blocks."""
+    place.parent.mkdir(mode=0o711 if os.getuid() == 0 else 0o700, parents=True, exist_ok=True)
+    target = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=place.parent))
+    try:
+        with packed.open("rb") as file:
+            unpack(file, target / "files", most_bytes=most_bytes, most_files=MOST_FILES)
+        if uid is not None:
+            give_tree(target / "files", uid)
+        if place.exists():
+            place.rename(target / "before")
+        (target / "files").rename(place)
+    finally:
+        shutil.rmtree(target, ignore_errors=True)
