@@ -17,6 +17,7 @@ from carpool.core.record import JobRecord
 from carpool.core.scheduler import Policy
 from carpool.core.state import State
 from carpool.live.insight.forecast import Forecast, forecast
+from carpool.live.insight.guesses import guess_of, outlived_sentence
 from carpool.live.insight.receipt import receipt
 from carpool.live.text import clock, span
 from carpool.policies.base import Explanation, PairComparison
@@ -174,12 +175,32 @@ def reason(context: ExplainContext, record: JobRecord, explanation: Explanation 
         waits = [f"job {name} ({_state_of(state, name)})" for name in record.waits_for]
         return f"it starts after {', '.join(waits)}"
     if record.status in (Status.PAUSING, Status.PAUSED):
+        if record.kept_paused:
+            return "its GPUs are drained or reserved, and it goes on after that"
         if record.paused_by_owner:
             return f"its owner paused it; `carpool resume {job.id}` lets it go on"
         return context.pause_why(job.id) or "the policy lets other jobs use its GPUs"
     if record.status is not Status.PENDING:
         return ""
-    return limit_reason(state, record) or _room(context, record) + _why_not_share(context, explanation)
+    return (
+        limit_reason(state, record)
+        or share_reason(state, record)
+        or (_room(context, record) + _why_not_share(context, explanation))
+    )
+
+
+def share_reason(state: State, record: JobRecord) -> str:
+    """Return how shares keep the job waiting, if free GPUs are kept for jobs of other groups."""
+    if not state.shares_count:
+        return ""
+    kept = [job for job, _ in state.kept_for()]
+    if not state.free.count or any(job.job.group == record.job.group for job in kept):
+        return ""
+    ahead = sorted({job.job.group or "(none)" for job in kept if job.shape.priority >= record.shape.priority})
+    if not ahead:
+        return ""
+    groups = f"group{'s' if len(ahead) > 1 else ''} {', '.join(ahead)}"
+    return f"{state.free.count} GPUs are free and are kept for {groups}, which used less than their share"
 
 
 def _state_of(state: State, name: JobId) -> str:
@@ -188,7 +209,11 @@ def _state_of(state: State, name: JobId) -> str:
 
 
 def limit_reason(state: State, record: JobRecord) -> str:
-    """Return the user's limit that keeps the job waiting, if one does."""
+    """Return the limit of its user or the cap of its group that keeps the job waiting, if one does."""
+    group = record.job.group
+    cap, held = state.cap_of(group), state.held_by_group(group)
+    if cap is not None and held + record.job.gpus > cap:
+        return f"group {group} holds {held} GPU{'s' if held != 1 else ''}, and may hold {cap} at a time"
     if not state.limits:
         return ""
     user = record.job.user
@@ -207,7 +232,9 @@ def _room(context: ExplainContext, record: JobRecord) -> str:
         return f"it asks for {wanted} GPUs and there are {total}"
     if free >= wanted:
         place = position(state, record) or 1
-        ahead = f"; {place - 1} jobs are before it in the queue" if place > 1 else ""
+        ahead = f"; its place in the queue is {place}" if place > 1 else ""
+        if free == 1:
+            return f"1 GPU is free, but the policy keeps it for other jobs, or it has too little memory{ahead}"
         return f"{free} GPUs are free, but the policy keeps them for other jobs, or they have too little memory{ahead}"
     gpus, are = f"{wanted} GPU{'s' if wanted > 1 else ''}", "are" if free > 1 else "is"
     return f"it asks for {gpus} and {free or 'none'} {are} free"
@@ -267,7 +294,17 @@ def _sentences(context: ExplainContext, record: JobRecord, data: dict[str, Any])
         lines.append(f"It shares {' '.join(mate['on'])} with {other}: it takes {own}, {other} {theirs}.")
     run = data["run"]
     lines.append(f"Alone it takes {ranged(run, span)} in all; source: {run['source']}.")
+    guessed = guess_of(context.state, record.job)
+    if guessed is not None and guessed.jobs:
+        lines.append(guessed.sentence)
+    if record.outlived:
+        lines.append(outlived_sentence(record))
     lines += _forecast_sentences(record, data, now)
+    if record.limit_s is not None:
+        then = "waits for its next turn" if record.job.requeue else "ends"
+        lines.append(
+            f"Its time limit: after {span(max(0.0, record.limit_left(now)))} of computing it saves and {then}."
+        )
     if record.ran_s or record.iteration_s:
         lines += data["receipt"]["sentences"][1:]
     return lines
@@ -296,7 +333,7 @@ def _forecast_sentences(record: JobRecord, data: dict[str, Any], now: float) -> 
     if data["end"]:
         lines.append(f"It should end at {ranged(data['end'], moment)}.")
     elif record.queue_entry is not None or not record.gpus:
-        lines.append("The forecast does not reach its start and end.")
+        lines.append("Its start and its end cannot be forecast yet.")
     return lines
 
 

@@ -15,19 +15,25 @@ from typing import Any, cast
 
 from carpool.core import events as ev
 from carpool.core import snapshot
+from carpool.core.accounts import Accounts
 from carpool.core.elastic import Pace, Scaling
+from carpool.core.learning import WeighsGuesses
 from carpool.core.model import GpuId, Job, JobId, Status
 from carpool.core.perf import Mate, PerformanceModel, Placement, no_startup
 from carpool.core.queue import Entry, Queue
 from carpool.core.record import JobRecord
 from carpool.core.scheduler import Policy, Scheduler
 from carpool.core.state import State
+from carpool.live.insight.event_views import jobs_of
+from carpool.live.insight.places import PlaceBook
 from carpool.sim.engine import CannotFinish, Costs, Engine
 
 MOST_QUIET_CALLS = 100
 """Number of calls of the policy in a row, while no job computes, after which a forecast ends."""
 MAX_WAITING = 200
 """Number of queued jobs that are simulated; those behind them are estimated from the work before them."""
+STRETCHED = ("whole_iteration_s", "alone_iteration_s", "iteration_s", "correction")
+"""What is multiplied for a job that takes longer or shorter than believed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,8 @@ class FrozenModel:
         self.scaling: Callable[[Job], Scaling | None] = model.scaling
         self.noise: Callable[[Job, float], float] = model.noise
         self.scaled_pace: Callable[[Job, int, int, Placement, float], Pace] = model.scaled_pace
+        weighs = model.relies_on_guess if isinstance(model, WeighsGuesses) else None
+        self.relies_on_guess: Callable[[Job], bool] = weighs or (lambda job: True)
 
 
 def forecast(
@@ -69,15 +77,17 @@ def forecast(
     spread: Callable[[Job], tuple[float, float]] = lambda job: (1.0, 1.0),
     *,
     now: float | None = None,
+    places: PlaceBook | None = None,
 ) -> dict[JobId, Forecast]:
     """Return forecasts of all jobs that have not ended and are not held.
 
     `policy` makes a new policy for each simulation. `spread` returns two factors for a job: how much shorter and how
-    much longer than believed it may be. `now` may be later than the last event.
+    much longer than believed it may be. `now` may be later than the last event. `places` follows the
+    jobs of the future as believed.
     """
     now = state.now if now is None else max(now, state.now)
     present = _encode(state)
-    believed = _simulate(state, policy(), present, {}, now)
+    believed = _simulate(state, policy(), present, {}, now, places)
     low, high = ({name: spread(state.jobs[name].job)[end] for name in believed} for end in (0, 1))
     if all(factor == 1.0 for factor in (*low.values(), *high.values())):
         early = late = believed
@@ -199,6 +209,7 @@ def _encode(state: State) -> dict[str, Any]:
         for name, record in state.jobs.items()
         if record.status is not Status.HELD and (record.status not in waiting or name in near)
     }
+    shallow.accounts = Accounts()  # nobody asks what a forecast uses
     return snapshot.encode(shallow)
 
 
@@ -215,7 +226,7 @@ class BelievedCosts(Costs):
 class FutureEngine(Engine):
     """The simulator's engine, started from a state in which jobs already wait and run."""
 
-    def __init__(self, state: State, policy: Policy) -> None:
+    def __init__(self, state: State, policy: Policy, places: PlaceBook | None = None) -> None:
         super().__init__(
             [],
             [],
@@ -230,14 +241,21 @@ class FutureEngine(Engine):
         self.resumes: dict[JobId, float] = {}
         """When each job first goes on after a pause."""
         self._quiet_calls = 0
+        self._places = places
+        self._touched: set[JobId] = set()
 
     def _remember(self, event: ev.Event) -> None:
+        if self._places is not None:
+            self._touched.update(jobs_of(event))
         if isinstance(event, ev.Resumed):
             self.resumes.setdefault(event.job, event.at)
 
     def _step(self, now: float, batch: list[ev.Event], wake: bool) -> None:
         """Give up where nothing will ever happen again: a job that its owner paused keeps its place for ever."""
         super()._step(now, batch, wake)
+        if self._places is not None:
+            self._places.follow(self.world, self._touched, now)
+            self._touched.clear()
         still = not batch and all(r.status in (Status.PAUSED, Status.CANCELLING) for r in self.world.running)
         self._quiet_calls = self._quiet_calls + 1 if still else 0
         if self._quiet_calls > MOST_QUIET_CALLS:
@@ -245,9 +263,13 @@ class FutureEngine(Engine):
 
     def begin(self) -> None:
         now, state = self.world.now, self.world
+        if self._places is not None:
+            self._places.follow(state, list(state.jobs), now)
         for record in list(state.jobs.values()):
             if record.status is Status.RUNNING and record.iteration_s:
                 self._push(max(now, record.end()), record, record.pace_version)
+                if record.limit_s is not None:
+                    self._limit_later(now, record)
             elif record.status is Status.PAUSING:
                 self._push(now, ev.Paused(now, record.job.id, record.attempt), 0)
             elif record.status is Status.RESUMING:
@@ -258,25 +280,36 @@ class FutureEngine(Engine):
                 self._push(at, kind(at, record.job.id, record.attempt), 0)
             elif record.status in (Status.STOPPING, Status.CANCELLING):
                 self._push(now, ev.Stopped(now, record.job.id, record.attempt, record.checkpoint), 0)
+        for closure in state.closures.values():
+            if closure.id not in state.closures_begun:
+                self._close_later(closure)
+            elif closure.end is not None:
+                self._push(max(now, closure.end), ev.ClosureRemoved(max(now, closure.end), closure.id), 0)
         batch: list[ev.Event] = []
         self._pop(now, batch)
         self._step(now, batch, True)
 
 
 def _simulate(
-    state: State, policy: Policy, present: Mapping[str, Any], stretch: Mapping[JobId, float], now: float
+    state: State,
+    policy: Policy,
+    present: Mapping[str, Any],
+    stretch: Mapping[JobId, float],
+    now: float,
+    places: PlaceBook | None = None,
 ) -> dict[JobId, JobTimes]:
     """Simulate a copy of the state to its end, with the durations of jobs multiplied by the factors in `stretch`."""
     jobs = []
     for entry in present["jobs"]:
         factor = stretch.get(entry["job"]["id"], 1.0)
-        stretched = {key: entry[key] * factor for key in ("whole_iteration_s", "alone_iteration_s", "iteration_s")}
+        stretched = {key: entry[key] * factor for key in STRETCHED}
         jobs.append({**entry, **stretched} if factor != 1.0 else dict(entry))
     perf = FrozenModel(state.perf)
     limits = (state.jobs_per_gpu, state.resident_per_gpu)
     world = snapshot.restore({**present, "jobs": jobs}, perf, policy.key, *limits)
+    world.guesses.trusted = True  # what is made up here must not teach anything
     world.advance(now)
-    future = FutureEngine(world, policy)
+    future = FutureEngine(world, policy, places)
     try:
         future.begin()
         future.run()

@@ -8,16 +8,20 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 from statistics import median
+from time import thread_time
 from typing import Any
 
 from carpool.belief.estimate import Estimate, run_time, slowdown
 from carpool.belief.model import Belief
+from carpool.core.healing import guessed_length
 from carpool.core.model import GpuId, Job, JobId, Status
-from carpool.core.perf import PerformanceModel, Placement
+from carpool.core.perf import Placement
 from carpool.core.record import JobRecord
 from carpool.core.scheduler import Policy
 from carpool.core.state import State
 from carpool.live.insight import explain, forecast
+from carpool.live.insight.guesses import guess_of
+from carpool.live.insight.places import Place, PlaceBook
 from carpool.live.text import clock, span
 from carpool.sim.metrics import percentile
 
@@ -32,6 +36,9 @@ MAX_FORECAST_JOBS = 200
 FRESH_S = 2.0
 """Seconds for which a forecast is reused: the scheduler waits while one is made."""
 
+FORECAST_SHARE = 0.01
+"""Share of a core that forecasts of all jobs may take."""
+
 
 @dataclass(frozen=True, slots=True)
 class FirstForecast:
@@ -40,6 +47,17 @@ class FirstForecast:
     at: float
     times: forecast.Forecast
     waiting: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What is expected of all jobs."""
+
+    made: float
+    times: Mapping[JobId, forecast.Forecast]
+    places: list[Place]
+    cost_s: float
+    """CPU seconds that it took to make."""
 
 
 class Forecaster:
@@ -63,6 +81,9 @@ class Forecaster:
         self._pause_why: dict[JobId, str] = {}
         self._first_forecasts: dict[JobId, FirstForecast] = {}
         self._ratios: dict[str, list[float]] = {}
+        self._outlook: Outlook | None = None
+        self.on_judged: Callable[[list[Row]], None] = lambda rows: None
+        """Is called with estimates that were compared with what happened."""
         self._latest: tuple[float, dict[JobId, forecast.Forecast]] = (-inf, {})
 
     def planned(self, decisions: Iterable[Any]) -> None:
@@ -92,7 +113,10 @@ class Forecaster:
                 return Estimate(found.value, found.low, found.high, found.source, found.kind)
             source = self._source(job.id) if source is None else source
             kind, detail = source.get("kind", "default"), source.get("detail", "no information")
-            value = alone_s(state.perf, job)
+            value = alone_s(state, job)
+            guessed = guess_of(state, job)
+            if kind == "time" and guessed is not None and guessed.jobs:
+                return Estimate(value, guessed.low, guessed.high, f"{detail}, corrected by earlier guesses", kind)
         low, high = self._spread(kind)
         return Estimate(value, value * low, value * high, detail, kind)
 
@@ -136,6 +160,17 @@ class Forecaster:
             ahead = forecast.forecast(context.state, self._policy, context.spread, now=context.now)
             self._latest = context.now, ahead
         return explain.explain(context, job, ahead)
+
+    def ahead(self) -> "Outlook":
+        """Return the forecasts of all jobs and their places to come. It is reused for so long that making it takes a
+        hundredth of a core."""
+        now, latest = self._now(), self._outlook
+        if latest is None or not 0.0 <= now - latest.made <= max(FRESH_S, latest.cost_s / FORECAST_SHARE):
+            began, context, places = thread_time(), self._context(), PlaceBook()
+            found = forecast.forecast(context.state, self._policy, context.spread, now=now, places=places)
+            self._latest = now, found
+            latest = self._outlook = Outlook(now, found, places.since(now), thread_time() - began)
+        return latest
 
     def dry_run(self, job: Job, source: Mapping[str, str]) -> Row:
         """Return what would happen to a job that is submitted now."""
@@ -189,6 +224,7 @@ class Forecaster:
             estimate = (believed, believed * low, believed * high)
             rows.append(_row(record, "duration", record.job.submitted, estimate, record.alone_s, kind))
         self.learn(rows)
+        self.on_judged(rows)
         return rows
 
     def learn(self, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -200,9 +236,14 @@ class Forecaster:
                 del ratios[:-KEPT]
 
 
-def alone_s(perf: PerformanceModel, job: Job) -> float:
-    """Return the believed duration of a job alone."""
-    return job.iterations * perf.iteration_time(job, 1, Placement(job.gpus, perf.fewest_nodes(job.gpus)))
+def alone_s(state: State, job: Job) -> float:
+    """Return the believed duration of a job alone, with the correction of its guess."""
+    record, perf = state.jobs.get(job.id), state.perf
+    if record is not None:
+        return record.job.iterations * record.whole_iteration_s
+    guessed = guessed_length(state, job)
+    seconds = job.iterations * perf.iteration_time(job, 1, Placement(job.gpus, perf.fewest_nodes(job.gpus)))
+    return seconds if guessed is None else seconds * guessed.factor
 
 
 def _row(

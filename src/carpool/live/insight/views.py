@@ -3,15 +3,17 @@
 import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from carpool.channel import Report
-from carpool.core.model import PAUSE, GpuId, Status
+from carpool.core.model import PAUSE, GpuId, Status, UserGroup
 from carpool.core.record import JobRecord
 from carpool.core.state import State
 from carpool.errors import InputError
 from carpool.job_schema import SUBMITTED_COLUMNS
 from carpool.live.executors.base import NodeInventory
+from carpool.live.insight.closures import closed_why
 from carpool.live.insight.explain import PUBLIC, limit_reason
 from carpool.live.insight.receipt import ran, receipt, sentences
 from carpool.live.spec import Spec, stored
@@ -19,6 +21,8 @@ from carpool.live.spec import Spec, stored
 Row = dict[str, Any]
 MEASURED = ("duration_s", "can_shrink", "retries")
 """Fields of a spec that a replay ignores, because the history knows better."""
+PICTURED = ("places", "trace")
+"""Fields of a story that are shown on the page of the job only."""
 WHY_WAITING = {
     Status.PENDING: "waits for GPUs, or for a host where sharing pays",
     Status.HELD: "on hold; `carpool release` lets it start",
@@ -53,6 +57,8 @@ def job_row(
         "job": job.id,
         "name": spec.name,
         "user": job.user,
+        "group": job.group,
+        "project": job.project,
         "status": shown_status(record.status),
         "gpus": job.gpus,
         "submitted": job.submitted,
@@ -68,6 +74,8 @@ def job_row(
         "attempt": record.attempt,
         "waited_s": record.waited(max(now, state.now)),
         "ran_s": max(0.0, ran(record, max(now, state.now))),
+        "limit_s": record.limit_s,
+        "limit_left_s": None if record.limit_s is None else max(0.0, record.limit_left(max(now, state.now))),
         "pauses": record.pauses,
         "paused_s": record.paused(max(now, state.now)),
         "progress": progress(record, done, max(now, state.now)),
@@ -86,6 +94,8 @@ def reason(state: State, record: JobRecord) -> str:
         return f"waits for job {', '.join(record.waits_for)}"
     if record.status is Status.CANCELLING:
         return record.reason
+    if record.kept_paused and record.status in PAUSE:
+        return "its GPUs are drained or reserved; it goes on after that"
     if record.paused_by_owner and record.status in PAUSE:
         return "its owner paused it; `carpool resume` lets it go on"
     over_limit = limit_reason(state, record) if record.status is Status.PENDING else ""
@@ -114,7 +124,8 @@ def ended_row(state: State, record: JobRecord, spec: Spec, exit_code: int | None
     }
 
 
-def gpu_rows(state: State, node: NodeInventory, specs: Mapping[str, Spec]) -> list[Row]:
+def gpu_rows(state: State, node: NodeInventory, specs: Mapping[str, Spec], now: float) -> list[Row]:
+    """Return the GPUs of a node with their residents, and why some of them are closed."""
     rows = []
     for slot in node.slots:
         if slot.id not in state.topology.node_of:
@@ -131,10 +142,11 @@ def gpu_rows(state: State, node: NodeInventory, specs: Mapping[str, Spec]) -> li
                 "index": slot.index,
                 "uuid": slot.uuid or None,
                 "name": slot.device or None,
-                "memory": total if slot.uuid else None,
+                "memory": total if slot.device else None,
                 "reserved": state.memory_used(slot.id),
                 "foreign": state.topology.taken.get(slot.id, 0),
                 "jobs": residents,
+                "closed": closed_why(state, slot.id, now),
             }
         )
     return rows
@@ -157,11 +169,15 @@ def read_story(row: Mapping[str, Any]) -> Row:
     return story
 
 
-def read_stories(rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
-    """Yield ended jobs from their rows in the journal, without those that are damaged."""
+def read_stories(rows: Iterable[Mapping[str, Any]], *, whole: bool = False) -> Iterator[Row]:
+    """Yield ended jobs from their rows in the journal, without those that are damaged.
+
+    `whole`: with what only the picture of one job needs.
+    """
     for row in rows:
         with contextlib.suppress(DamagedStory):
-            yield read_story(row)
+            story = read_story(row)
+            yield story if whole else {key: value for key, value in story.items() if key not in PICTURED}
 
 
 def workload_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
@@ -181,4 +197,24 @@ def workload_row(row: Mapping[str, Any]) -> Row:
     }
     shared = bool(receipt["shares"] or receipt["hosted"])
     account = {"alone_s": receipt["alone_s"], "ran_s": receipt["ran_s"], "shared": shared}
+    account["group"] = story.get("group", "")  # an earlier release knew no groups
     return {**{key: story[key] for key in same}, **stated, **account, "measured": receipt["measured"]}
+
+
+def group_rows(state: State, names: Iterable[str], now: float) -> list[dict[str, Any]]:
+    """Return what groups hold, what they used, and how that compares with their shares."""
+    tenants = state.tenants
+    half_life_s = tenants.fair_share.half_life_s
+    present = [group for group in tenants.groups.values() if group.jobs] if tenants.on else []
+    all_used = sum(group.used_at(now, half_life_s) for group in present)
+    weights = sum(group.weight for group in present)
+    rows = []
+    for name in names:
+        setting, group = tenants.settings.get(name, UserGroup(name)), tenants.groups.get(name)
+        used = group.used_at(now, half_life_s) if group is not None and tenants.on else 0.0
+        competes = group is not None and group in present and all_used > 0.0
+        row = {**asdict(setting), "jobs": 0 if group is None else group.jobs, "gpus": state.held_by_group(name)}
+        row["used_gpu_s"] = used
+        row["of_share"] = used / all_used * weights / setting.weight if competes else None
+        rows.append(row)
+    return rows

@@ -9,7 +9,9 @@ from carpool.live.executors.base import Executor, ExecutorOptions
 from carpool.live.executors.registry import check_executor
 from carpool.live.home import Home
 from carpool.live.journal.reader import JournalPlace
+from carpool.live.service.notices import NoticeSettings
 from carpool.live.service.retention import RetentionLimits
+from carpool.live.spec import MAX_GRACE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class ServiceConfig:
     """Bytes of memory to assume on each GPU; None: as much as there is."""
     mps: bool = True
     """Whether jobs may share by MPS."""
+    emulated: str = ""
+    """File that describes emulated GPUs; empty: none."""
     jobs_per_gpu: int = 2
     """Number of jobs that may compute on a GPU."""
     resident_per_gpu: int = RESIDENT_PER_GPU
@@ -36,6 +40,8 @@ class ServiceConfig:
     """Seconds without a service after which a paused job goes on."""
     gang_pause_s: float = 240.0
     """Seconds that a job of several GPUs without the training library may be paused."""
+    max_grace_s: float = MAX_GRACE_S
+    """Longest time that a job may ask for to save and to leave."""
     clock: Clock = field(default_factory=RealClock)
     perf: PerformanceModel | None = None
     """A performance model that does not learn; None: the belief that starts from the profile."""
@@ -44,6 +50,8 @@ class ServiceConfig:
     retention: RetentionLimits = field(default_factory=RetentionLimits)
     database: JournalPlace | None = None
     """Where the journal is; None: in a SQLite file in the home."""
+    notices: NoticeSettings = field(default_factory=NoticeSettings)
+    """What notices to users may do."""
     machine_is_gone: bool = False
     """Whether the machine on which the journal's jobs ran will not come back with them running."""
 
@@ -64,6 +72,7 @@ class ServiceConfig:
             tuple(self.only),
             self.gpu_memory,
             self.mps,
+            self.emulated,
             pause_patience_s=self.pause_patience_s,
             gang_pause_s=self.gang_pause_s,
         )

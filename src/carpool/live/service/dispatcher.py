@@ -4,19 +4,62 @@ The driver calls it after the journal is written. A gang is launched or resumed 
 the plan moved away from its GPUs or paused there. What the executor reports back comes through `executor_events.py`.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from carpool.core import events as ev
-from carpool.core.model import Decision, JobId, Status
+from carpool.core.model import Decision, GpuId, JobId, Status
 from carpool.core.record import JobRecord
 from carpool.core.state import State
 from carpool.live.clock import Clock
-from carpool.live.executors.base import Executor, GangKey, Launch, StopMode
+from carpool.live.executors.base import Executor, GangKey, KnowsEnds, Launch, OpensDoors, StopMode
 from carpool.live.service.inbox import Inbox
 from carpool.live.service.jobs import JobBook
+from carpool.live.service.longer_nodes import LongerNodes
+from carpool.live.service.terminals import NO_TERMINALS
 from carpool.live.service.users import Users
-from carpool.live.spec import ARRAY_VARIABLE
+from carpool.live.spec import ARRAY_VARIABLE, IDLE_S
+from carpool.live.text import span
+
+NO_JOBS: frozenset[JobId] = frozenset()
+
+
+def stop_mode(record: JobRecord) -> StopMode:
+    """Return how the workers of a job that is to stop are stopped: a cancelled job saves nothing."""
+    saves = record.status is Status.STOPPING or record.at_limit
+    return StopMode.SAVE if saves else StopMode.TERMINATE
+
+
+class PresentGangs:
+    """The gangs that the executor has at one moment, read once for many questions: there may be thousands."""
+
+    def __init__(self, state: State, executor: Executor) -> None:
+        self.of_job: dict[JobId, list[GangKey]] = {}
+        self._in_the_way: dict[GpuId, set[JobId]] = {}
+        """Jobs whose workers are still to leave a GPU, or to stop computing there."""
+        for key, gpus in executor.present().items():
+            self.of_job.setdefault(key[0], []).append(key)
+            record = state.jobs.get(key[0])
+            held = record.gpus if record is not None and record.attempt == key[1] else ()
+            self._put_in_the_way(key[0], [gpu for gpu in gpus if gpu not in held])
+        for record in state.jobs.values():
+            if record.leaving:
+                self._put_in_the_way(record.job.id, record.leaving)
+        for record in state.switching.values():
+            if not record.active:
+                self._put_in_the_way(record.job.id, record.gpus)
+
+    def _put_in_the_way(self, job: JobId, gpus: Iterable[GpuId]) -> None:
+        for gpu in gpus:
+            self._in_the_way.setdefault(gpu, set()).add(job)
+
+    def crowd(self, record: JobRecord) -> bool:
+        """Return whether a gang of another job is still to leave a job's GPUs, or to stop computing there."""
+        return any(self._in_the_way.get(gpu, NO_JOBS) - {record.job.id} for gpu in record.gpus)
+
+    def block(self, record: JobRecord) -> bool:
+        """Return whether a gang is still present that must leave first, or computes that must pause first."""
+        return record.job.id in self.of_job or self.crowd(record)
 
 
 @dataclass
@@ -29,16 +72,21 @@ class Dispatcher:
     users: Users
     inbox: Inbox
     clock: Clock
+    longer_nodes: LongerNodes
+    """Jobs that are on hold because no node lasts as long as they need."""
     _to_launch: dict[JobId, int] = field(default_factory=dict)  # job -> attempt
     _shared: set[GangKey] = field(default_factory=set)
+    _gated: set[GangKey] = field(default_factory=set)
+    """Gangs that may stand still without a pause in the plan, until they have a turn and nothing is in their way."""
 
     def act(self, decisions: Sequence[Decision]) -> None:
         """Do what a durable plan says. What a decision means for a job is in the job's status."""
+        present = PresentGangs(self.state, self.executor)
         for decision in decisions:
             record = self.state.jobs[decision.job]
             if record.status is Status.STARTING:
                 self.launch_later(record)
-                for key in self.gangs_of(decision.job):
+                for key in present.of_job.get(decision.job, ()):
                     self.executor.stop(key, StopMode.SAVE)
             elif record.status is Status.STOPPING:
                 self.stop_workers(record, StopMode.SAVE)
@@ -48,14 +96,18 @@ class Dispatcher:
     def follow(self, events: Sequence[ev.Event]) -> None:
         """Do what users' requests and lost nodes mean for gangs; the events are durable and applied."""
         for event in events:
-            if isinstance(event, ev.Cancelled | ev.Requeued):
+            if isinstance(event, ev.Cancelled | ev.Requeued | ev.LimitReached):
                 record = self.state.jobs.get(event.job)
-                if record is not None and record.status is Status.CANCELLING:
-                    self.stop_workers(record, StopMode.TERMINATE)
-                elif record is not None and record.status is Status.STOPPING:
-                    self.stop_workers(record, StopMode.SAVE)
-            elif isinstance(event, ev.NodeLost):
+                if record is not None and record.status in (Status.STOPPING, Status.CANCELLING):
+                    self.stop_workers(record, stop_mode(record))
+            elif isinstance(event, ev.LimitNeared) and self.current(event.job, event.attempt) is not None:
+                self.executor.checkpoint((event.job, event.attempt))
+            elif isinstance(event, ev.NodeLost | ev.ClosureBegan):
                 self._stop_displaced()
+
+    def compute_later(self, record: JobRecord) -> None:
+        """Let a job's gang compute, which may stand still, once it has a turn and its GPUs are clear."""
+        self._gated.add((record.job.id, record.attempt))
 
     def stop_workers(self, record: JobRecord, mode: StopMode) -> None:
         """Stop a job's gangs; a job without a gang has stopped already."""
@@ -88,40 +140,83 @@ class Dispatcher:
 
     def launch_ready(self) -> None:
         """Launch the gangs whose GPUs are clear."""
+        present = PresentGangs(self.state, self.executor) if self._to_launch else None
         for job, attempt in list(self._to_launch.items()):
             record = self.current(job, attempt)
             if record is None or record.status is not Status.STARTING:
                 del self._to_launch[job]
-            elif not self._is_blocked(record):
+            elif present is not None and not present.block(record):
                 del self._to_launch[job]
                 if doubt := self._doubt(record):
                     self._hold(record, doubt)
+                elif self._runs_into_end(record):
+                    continue
                 else:
+                    if record.standby:
+                        self.compute_later(record)
                     self.executor.launch(self._launch_of(record))
         self._note_mates()
 
     def switch(self, undurable: Collection[JobId] = ()) -> None:
         """Pause and resume the gangs that the state says so about. `undurable`: jobs whose latest plan the journal does
         not have yet. It is called at every turn, because the executor ignores what it does already."""
+        if not self.state.switching and not self._gated:
+            return
+        present = PresentGangs(self.state, self.executor)
         for record in list(self.state.switching.values()):
             if record.job.id in undurable:
                 continue
             key = (record.job.id, record.attempt)
             if record.status is Status.PAUSING:
                 self.executor.pause(key, swap=record.swapped)
-            elif not self._is_crowded(record):
+            elif not present.crowd(record):
                 self.executor.resume(key)
+        for key in list(self._gated):
+            self._let_compute(key, present)
+
+    def _let_compute(self, key: GangKey, present: PresentGangs) -> None:
+        """Let a gang compute that may stand still, if it has a turn and nothing is in its way."""
+        record = self.current(*key)
+        if record is not None and record.gpus and record.standby:
+            return
+        if record is not None and record.status is Status.RUNNING:
+            if present.crowd(record):
+                return
+            self.executor.resume(key)
+        self._gated.discard(key)
 
     def _note_mates(self) -> None:
-        running = list(self.state.running)
-        self._shared.update((r.job.id, r.attempt) for r in running if self.state.cluster.mates(r))
-        self._shared.intersection_update((r.job.id, r.attempt) for r in running)
+        for shared in self.state.cluster.by_load[2:]:
+            while shared:
+                lowest = shared & -shared
+                shared ^= lowest
+                there = self.state.jobs_on(lowest.bit_length() - 1)
+                self._shared.update([(record.job.id, record.attempt) for record in there])
+        if len(self._shared) > 2 * len(self.state.running):
+            self._shared.intersection_update([(r.job.id, r.attempt) for r in self.state.running])
 
     def _doubt(self, record: JobRecord) -> str:
         """Return why a job must not be launched; empty: it may."""
         if not self.book.specs[record.job.id].command:
             return "what was submitted is lost or damaged; cancel it and submit it again"
+        if self.book.specs[record.job.id].terminal and not isinstance(self.executor, OpensDoors):
+            return NO_TERMINALS
         return self.users.doubt(record.job.user)
+
+    def _runs_into_end(self, record: JobRecord) -> bool:
+        """Put a job on hold that cannot be saved and whose GPUs are taken back too soon; return whether it was."""
+        if record.job.can_checkpoint or not isinstance(self.executor, KnowsEnds):
+            return False
+        now, job = self.clock.now(), record.job.id
+        left, needed = self.executor.seconds_left(record.gpus), record.alone_left(now)
+        if left is None or needed <= left:
+            return False
+        self.inbox.note(
+            f"job {job} does not start: it cannot be saved, needs about {span(needed)}, and its GPUs are taken back in "
+            f"{span(left)}; it is on hold, and it is released when a node lasts longer"
+        )
+        self.longer_nodes.hold(job, record.attempt, needed, now)
+        return True
 
     def _hold(self, record: JobRecord, doubt: str) -> None:
         """Put a job that must not start back on hold."""
@@ -132,21 +227,6 @@ class Dispatcher:
     def had_mates(self, key: GangKey) -> bool:
         """Return whether a gang shared its GPUs at some time."""
         return key in self._shared
-
-    def _is_blocked(self, record: JobRecord) -> bool:
-        """Return whether a gang is still present that must leave first, or computes that must pause first."""
-        return bool(self.gangs_of(record.job.id)) or self._is_crowded(record)
-
-    def _is_crowded(self, record: JobRecord) -> bool:
-        """Return whether a gang of another job is still to leave a job's GPUs, or to stop computing there."""
-        for (job, attempt), gpus in self.executor.present().items():
-            if job == record.job.id:
-                continue
-            other = self.current(job, attempt)
-            for gpu in set(record.gpus).intersection(gpus):
-                if other is None or gpu not in other.gpus:
-                    return True
-        return any(other is not record for other in self.state.leaving(record.gpus))
 
     def _launch_of(self, record: JobRecord) -> Launch:
         job, spec = record.job, self.book.specs[record.job.id]
@@ -171,6 +251,8 @@ class Dispatcher:
             watch=spec.watch,
             gpu_memory=gpu_memory,
             snapshot=spec.snapshot,
+            ahead=record.standby,
+            idle_s=(spec.idle_s or IDLE_S) if spec.terminal else None,
         )
 
     def gangs_of(self, job: JobId) -> list[GangKey]:

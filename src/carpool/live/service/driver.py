@@ -27,6 +27,7 @@ from carpool.live.service.dispatcher import Dispatcher
 from carpool.live.service.inbox import Answer, Inbox, Note, TurnInput
 from carpool.live.service.jobs import EndedJob, JobBook
 from carpool.live.service.snapshots import SnapshotKeeper
+from carpool.live.service.turns import TurnDone, TurnObserver
 
 log = logging.getLogger("carpool.live")
 
@@ -54,6 +55,8 @@ class Driver:
     wake_at: float | None = None
     """Time at which the policy wants to be asked again."""
     stopped: bool = False
+    observers: list[TurnObserver] = field(default_factory=list)
+    """What looks on after every turn."""
     _plan: ev.Planned | None = None
     """Plan of the last turn, not written and not acted on yet."""
     _failures_noted: dict[str, float] = field(default_factory=dict)
@@ -126,6 +129,8 @@ class Driver:
             self.snapshots.after_turn()
 
         self.unwritten.settle()
+        rows = len(commit.events) + len(commit.notes)
+        self._tell(TurnDone(now, self.store.seq - rows + 1, commit.events, commit.notes, self._plan, ended))
 
         # 7. Pause gangs, and launch and resume those whose GPUs are clear. The plan of this turn is not durable yet.
         self.dispatcher.switch({decision.job for decision in self._plan.decisions} if self._plan is not None else ())
@@ -133,6 +138,13 @@ class Driver:
         if not self.settled or not self.inbox.empty:
             self.inbox.woken.set()
         return True
+
+    def _tell(self, turn: TurnDone) -> None:
+        for observer in self.observers:
+            try:
+                observer.turned(turn)
+            except Exception:  # nothing that is scheduled depends on it
+                log.exception("%s could not follow a turn", type(observer).__name__)
 
     def _prepare(self, now: float, inputs: list[TurnInput], commit: Commit) -> tuple[list[ev.Event], list[Answer]]:
         """Ask every input what it means now. One that fails adds nothing to the commit and stops no other: a request is

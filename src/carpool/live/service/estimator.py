@@ -8,14 +8,16 @@ The belief (`carpool.belief`) keeps the first two and learns from every report.
 import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from carpool.belief.estimate import model_name, run_time
 from carpool.belief.model import Belief
 from carpool.belief.prior import believe
-from carpool.core.model import Job
+from carpool.core.model import Guess, Job
 from carpool.core.perf import GENERIC, ConstantInterference, FittedModel, PerformanceModel
 from carpool.live.foreign_files import with_rights_of
-from carpool.live.service.families import family_of
+from carpool.live.service.families import Family, family_of, is_training
+from carpool.live.service.warm_up import may_train
 from carpool.live.spec import Spec
 from carpool.profile.schema import load
 
@@ -32,6 +34,15 @@ class EstimateSource:
     kind: str
     """measured, profile, history, time or default"""
     detail: str
+
+
+class JobKind(NamedTuple):
+    """What a job is, as its script says."""
+
+    model: str
+    """Model under which the belief keeps what it learns: the one that the user gave, else the family, else the name."""
+    trains: bool = False
+    """Its script is a training whose steps are seen."""
 
 
 class JobEstimator:
@@ -61,19 +72,25 @@ class JobEstimator:
         fitted = FittedModel(self._tasks, ConstantInterference(UNKNOWN_SLOWDOWN), self._gpus)
         return believe(self.profile, fitted, self._mechanism)
 
-    def model(self, spec: Spec, uid: int | None) -> str:
-        """Return the model under which the belief keeps what it learns from a job: the one that the user gave, else its
-        family, else its name. Blocks: it reads the script with the rights of `uid`, None: of the service."""
-        family = None
-        if not spec.model:
-            with contextlib.suppress(OSError):  # the rights of the user cannot be taken
-                family = with_rights_of(uid, lambda: family_of(spec))
-        return family.model(spec.iterations is not None) if family else model_name(spec.model, spec.name)
+    def kinds(self, specs: Iterable[Spec], uid: int | None) -> list[JobKind]:
+        """Return what jobs are, from their scripts. Blocks: it reads the scripts with the rights of `uid`, None: of the
+        service. Jobs of an array have one script, which is read once."""
+        seen: dict[object, tuple[Family | None, bool]] = {}
+        kinds = []
+        for spec in specs:
+            same = spec.command, spec.directory, tuple(sorted(spec.env.items())), bool(spec.model)
+            if same not in seen:
+                seen[same] = _look(spec, uid)
+            family, trains = seen[same]
+            model = family.model(spec.iterations is not None) if family else model_name(spec.model, spec.name)
+            kinds.append(JobKind(model, trains))
+        return kinds
 
     def job(
-        self, perf: PerformanceModel, spec: Spec, model: str, name: str, user: str, now: float
+        self, perf: PerformanceModel, spec: Spec, kind: JobKind, name: str, user: str, now: float
     ) -> tuple[Job, EstimateSource]:
-        """Return the job for a spec, whose `model` is known, and the source of its estimate. `perf`: the belief."""
+        """Return the job for a spec whose kind is known, and the source of its estimate. `perf`: the belief."""
+        model = kind.model
         known = model in self._tasks
         if not known and not isinstance(perf, Belief):
             model = GENERIC
@@ -82,8 +99,12 @@ class JobEstimator:
             "model": model,
             "iterations": spec.iterations or UNCOUNTED,
             "duration_s": None if profiled else spec.duration_s or self._default(model),
+            "guess": _guess(spec, profiled),
             "can_shrink": spec.can_shrink is True,  # else the training library's verdict may allow it later
             "can_pause": spec.can_pause and spec.gpus == 1,  # a gang can where the training library says so later
+            "saves": None,  # a job that uses the training library shows it
+            # a script of which that is not seen may later, where one of its family told when it was up
+            "can_start_ahead": (kind.trains or None) if may_train(spec) else False,
         }
         job = Job(id=name, submitted=now, user=user, **{**spec.for_job(), **estimated})
         return job, self._source(perf, job, spec)
@@ -101,3 +122,17 @@ class JobEstimator:
         if found.kind == "time" and spec.duration_s is None:
             return EstimateSource("default", f"no information; {found.value:g} s is assumed")
         return EstimateSource(found.kind, found.source)
+
+
+def _guess(spec: Spec, profiled: bool) -> Guess:
+    """Return what the owner of a job guessed of its length. A profile knows durations better."""
+    if spec.duration_s is not None and not profiled:
+        return Guess.DURATION
+    return Guess.NOTHING if spec.iterations is None else Guess.ITERATIONS
+
+
+def _look(spec: Spec, uid: int | None) -> tuple[Family | None, bool]:
+    """Return the family of a job, None if its owner named its model, and whether it is a training."""
+    with contextlib.suppress(OSError):  # the rights of the user cannot be taken, or the files do not answer
+        return with_rights_of(uid, lambda: (None if spec.model else family_of(spec), is_training(spec)))
+    return None, False

@@ -133,15 +133,21 @@ class ExecutorEvents:
     def nodes_changed(self) -> None:
         """Bring the state's nodes up to date with the executor's.
 
-        Of several calls in one turn, only the latest makes events: the state changes after all of them were asked.
+        Of several calls in one turn, only the latest looks at the nodes: many may fall silent or be heard again at
+        once, and the state changes after all of them were asked.
         """
-        for line in self.inventory.describe_changes(self.state):
-            self.inbox.note(line)
         self._node_changes += 1
         mine = self._node_changes
 
         def prepare(now: float, commit: Commit) -> Sequence[ev.Event]:
-            return self.inventory.changes(self.state, now) if mine == self._node_changes else ()
+            if mine != self._node_changes:
+                return ()
+            lines = self.inventory.describe_changes(self.state)
+            for line in lines:
+                log.warning("%s", line)
+            # a new list: the one of the turn is kept if it cannot be written, and this is asked again then
+            commit.notes = [*commit.notes, *((now, line) for line in lines)]
+            return self.inventory.changes(self.state, now)
 
         self.inbox.add(prepare)
 

@@ -10,12 +10,15 @@ import os
 import re
 import stat
 from dataclasses import dataclass
+from itertools import takewhile
 
 from carpool.belief.pairs import SCRIPT
 from carpool.job_schema import Spec
 
 MOST_BYTES = 2**20
 """Size up to which the content of a file counts; of a larger one, its name and size do."""
+SEARCHED_BYTES = 2**16
+"""Size of the part of a script in which a training is looked for: a search stops all other threads."""
 PYTHON = re.compile(r"python[0-9.]*$")
 SCRIPTS = (".py", ".sh")
 CODE = (*SCRIPTS, ".yaml", ".yml", ".json", ".toml", ".cfg", ".ini", ".ipynb")
@@ -24,6 +27,13 @@ NEUTRAL = re.compile(
     "PATH$|LANG|LC_|LD_|HOME$|USER|LOGNAME|SHELL$|TERM|TZ$|TMP|TEMP|XDG_|CONDA|VIRTUAL_ENV|PYTHON|HF_|WANDB_|MLFLOW_"
 )
 """Beginnings of variables that say where things are, not what the job does."""
+FRAMEWORK = re.compile(
+    rb"^[ \t]*(?:import|from)[ \t]+(?:torch|transformers|lightning|pytorch_lightning|accelerate|carpool)\b", re.M
+)
+STEPS = re.compile(rb"\.step\(|\bTrainer\b|\bcarpool\.(?:train|Training)\b")
+"""What a training calls: an optimizer's step, a framework's trainer, or the training library."""
+UNWATCHED = re.compile(r"-[A-Za-z]*[IES]")
+"""Options of Python with which a process is not watched."""
 _RUN = (
     "seed|run|name|id|uuid|exp|experiment|project|group|entity|tag|tags|notes?|trial|fold|date|time|version|user|out|"
     "output|outdir|save|saves?dir|dir|logs?|logdir|logger|logging|checkpoints?|ckpt|resume|results?|report|cache|tmp|"
@@ -131,21 +141,43 @@ def _is_number(text: str) -> bool:
     return True
 
 
+def is_training(spec: Spec) -> bool:
+    """Return whether a job's script imports a framework whose steps are watched, and makes steps itself.
+
+    A script that only uses a model, and one whose loop is elsewhere, do not count.
+    """
+    before = list(takewhile(lambda word: not word.endswith(".py"), spec.command))
+    if len(before) == len(spec.command) or any(UNWATCHED.match(word) for word in before):
+        return False
+    text = _read(spec.command[len(before)], spec.directory)
+    if not isinstance(text, bytes):
+        return False
+    return bool(FRAMEWORK.search(text, 0, SEARCHED_BYTES)) and bool(STEPS.search(text, 0, SEARCHED_BYTES))
+
+
 def _content(path: str, directory: str) -> str:
     """Return a file's content as a hash; of a large one its name and size, of one that cannot be read its path."""
+    found = _read(path, directory)
+    if found is None:
+        return f"path:{path}"
+    if isinstance(found, int):
+        return f"size:{os.path.basename(path)}:{found}"
+    return hashlib.sha256(found).hexdigest()
+
+
+def _read(path: str, directory: str) -> bytes | int | None:
+    """Return a file's content; of a large one its size, of one that cannot be read nothing."""
     try:
         handle = os.open(os.path.join(directory, path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError):
-        return f"path:{path}"
+        return None
     try:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
-            return f"path:{path}"
-        if found.st_size > MOST_BYTES:
-            return f"size:{os.path.basename(path)}:{found.st_size}"
-        return hashlib.sha256(os.read(handle, MOST_BYTES)).hexdigest()
+            return None
+        return found.st_size if found.st_size > MOST_BYTES else os.read(handle, MOST_BYTES)
     except OSError:
-        return f"path:{path}"
+        return None
     finally:
         os.close(handle)
 

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import json
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +59,8 @@ class JobBook:
         self._next_id = 1
         self._read: OrderedDict[str, Row | None] = OrderedDict()
         """Rows of ended jobs that were read from the journal, which do not change any more; None: there is no row."""
+        self.picture: Callable[[JobRecord], Row] = lambda record: {}
+        """Return what the story of an ended job has for its picture."""
         self._copying = ThreadPoolExecutor(1, "stories")
         self._waiters: dict[str, list[asyncio.Future[None]]] = {}
 
@@ -114,7 +116,7 @@ class JobBook:
         return self._store.job(int(job)) if self._may_have_row(job) else None
 
     def _may_have_row(self, job: str) -> bool:
-        return job.isdigit() and len(job) < 19 and int(job) < self._next_id
+        return job.isascii() and job.isdigit() and len(job) < 19 and int(job) < self._next_id
 
     async def read_ahead(self, jobs: Iterable[str]) -> None:
         """Read the rows of jobs that have ended in the background, so that nothing waits for a database on the loop."""
@@ -130,16 +132,17 @@ class JobBook:
 
     def ended_rows(self, limit: int | None, before: str | None = None, user: str | None = None) -> list[Row]:
         """Return the rows of ended jobs, the latest first: those still to be written, then those on disk."""
-        fresh = self._unwritten_rows(before, user)
+        fresh = self.unwritten_rows(before, user)
         return _together(fresh, self._store.ended_jobs(limit, int(before) if before is not None else None, user))
 
     async def read_ended(self, limit: int | None, before: str | None = None, user: str | None = None) -> list[Row]:
         """Return the same as `ended_rows`, without waiting for a database on the loop."""
-        fresh = self._unwritten_rows(before, user)  # first: one that is written meanwhile is found in the journal
+        fresh = self.unwritten_rows(before, user)  # first: one that is written meanwhile is found in the journal
         last = int(before) if before is not None else None
         return _together(fresh, await asyncio.to_thread(self._store.ended_jobs, limit, last, user))
 
-    def _unwritten_rows(self, before: str | None, user: str | None) -> list[Row]:
+    def unwritten_rows(self, before: str | None = None, user: str | None = None) -> list[Row]:
+        """Return the rows of ended jobs that are still to be written, the latest first."""
         fresh = [ended for ended in self.ended if before is None or int(ended.id) < int(before)]
         fresh = [ended for ended in fresh if user is None or ended.record.job.user == user]
         return [self._unwritten_row(ended) for ended in reversed(fresh)]
@@ -156,6 +159,7 @@ class JobBook:
         record = ended.record
         row = views.ended_row(self._state, record, self.specs[ended.id], ended.exit_code)
         row["alone_estimate_s"] = record.job.iterations * record.whole_iteration_s
+        row |= self.picture(record)
         row["batch"], row["iterations"] = record.job.batch, record.job.iterations
         return {"id": int(ended.id), "state": row["status"], "ended": record.ended, "story": json.dumps(row)}
 

@@ -18,13 +18,14 @@ from carpool.belief.estimate import run_time
 from carpool.belief.model import Belief
 from carpool.channel import Report, Shrinking
 from carpool.core import events as ev
+from carpool.core.guesses import expected_left
+from carpool.core.healing import record_of
 from carpool.core.model import Status
 from carpool.core.record import JobRecord
 from carpool.core.state import State
+from carpool.live.clock import Clock
 from carpool.live.executors.base import Executor, GangKey
 from carpool.live.journal.store import Commit
-from carpool.live.service.estimator import UNCOUNTED
-from carpool.live.service.guesses import expected_left
 from carpool.live.service.inbox import Inbox
 from carpool.live.service.jobs import JobBook
 from carpool.live.service.report_trust import ReportTrust
@@ -43,6 +44,8 @@ FIRST_ALONE_S = 0.6
 """The same for the first time alone: a trial waits for it, and the counters need this long to be the job's own."""
 QUICK_LOOKS = 8
 """Looks for each one at all gangs, at which only gangs are read whose mates changed: measurements of them are news."""
+LATE_S, LATE_SHARE = 5.0, 0.05
+"""How long a job must run beyond its believed end to have outlived it: in seconds, and as a share of its duration."""
 GUESS_S, GUESS_SHARE = 3.0, 0.02
 """Least seconds between two measurements of a job whose duration is a guess, and as a share of what it has run."""
 
@@ -79,6 +82,9 @@ class ProgressWatch:
     executor: Executor
     book: JobBook
     inbox: Inbox
+    clock: Clock
+    late: dict[GangKey, float] = field(default_factory=dict)
+    """When each gang was first seen to compute beyond its believed end."""
     gangs: dict[GangKey, GangProgress] = field(default_factory=dict)
 
     async def run(self) -> None:
@@ -86,7 +92,9 @@ class ProgressWatch:
             await asyncio.sleep(EVERY_S / QUICK_LOOKS)
             try:
                 running = self._running()
-                if number % QUICK_LOOKS:
+                if number % QUICK_LOOKS == 0:
+                    self.look_for_late()
+                else:
                     running = [key for key in running if key in self.gangs and self.gangs[key].journalled_at == -inf]
                 if running:
                     self._take(await asyncio.to_thread(self._read, running))
@@ -96,6 +104,27 @@ class ProgressWatch:
     def look(self) -> None:
         """Read the reports and put what is new into the inbox."""
         self._take(self._read(self._running()))
+        self.look_for_late()
+
+    def look_for_late(self) -> None:
+        """Tell which jobs run for longer than is believed of them."""
+        state, now = self.state, self.clock.now()
+        if any(record.iteration_s and not record.iterations_left(now) for record in state.running):
+
+            def prepare(now: float, commit: Commit) -> Sequence[ev.Event]:
+                late = [record for record in state.running if self._is_late(record, now)]
+                return [ev.Outlived(now, record.job.id, record.attempt) for record in late]
+
+            self.inbox.add(prepare)
+
+    def _is_late(self, record: JobRecord, now: float) -> bool:
+        """Return whether a job has computed for some time since it should have ended."""
+        key = (record.job.id, record.attempt)
+        if not record.iteration_s or record.iterations_left(now):
+            self.late.pop(key, None)
+            return False
+        since = self.late.setdefault(key, now)
+        return now - since >= max(LATE_S, LATE_SHARE * record.job.iterations * record.alone_iteration_s)
 
     def _take(self, reports: Sequence[tuple[GangKey, Report]]) -> None:
         if reports:
@@ -113,22 +142,24 @@ class ProgressWatch:
     def done(self, record: JobRecord) -> float | None:
         """Return the iterations done as the workers report them, in those of the state; None: they do not tell."""
         report = self.latest(record)
-        scale = self._scale(record.job.id, report) if report is not None else None
+        scale = self._scale(record, report) if report is not None else None
         return None if report is None or scale is None else report.iteration * scale
 
-    def _scale(self, job: str, report: Report) -> float | None:
+    def _scale(self, record: JobRecord, report: Report) -> float | None:
         """Return the iterations of the state for one that a worker reports; None: the worker does not tell its total.
 
-        Where the owner gave no number of iterations, those of the state are thousandths of the whole job.
+        Where the owner gave no number of iterations, those of the state are parts of the whole job.
         """
-        if self.book.counts_iterations(job):
+        if self.book.counts_iterations(record.job.id):
             return 1.0
-        return UNCOUNTED / report.total if report.total else None
+        return record.job.iterations / report.total if report.total else None
 
     def _running(self) -> list[GangKey]:
         """Return the gangs to read, and forget those that are gone."""
         for gone in self.gangs.keys() - {(record.job.id, record.attempt) for record in self.state.running}:
             del self.gangs[gone]
+        for gone in self.late.keys() - {(record.job.id, record.attempt) for record in self.state.running}:
+            del self.late[gone]
         return [(r.job.id, r.attempt) for r in self.state.running if r.status is Status.RUNNING]
 
     def _read(self, running: Sequence[GangKey]) -> list[tuple[GangKey, Report]]:
@@ -169,7 +200,7 @@ class ProgressWatch:
 
     def _gang_events(self, record: JobRecord, gang: GangProgress, report: Report, now: float) -> Iterator[ev.Event]:
         job, attempt = record.job.id, record.attempt
-        scale = self._scale(job, report)
+        scale = self._scale(record, report)
         if (
             scale is not None
             and not report.watched
@@ -177,6 +208,9 @@ class ProgressWatch:
             and report.checkpoint != record.checkpoint
         ):
             yield ev.Checkpointed(now, job, attempt, report.checkpoint * scale)
+        saves = not report.watched  # the training library does; a script that is only watched is not asked
+        if record.job.saves is not saves:
+            yield ev.SavingSeen(now, job, attempt, saves)
         if not record.job.can_shrink and report.shrinking in (Shrinking.CERTIFIED, Shrinking.WARNED):
             yield ev.ConstraintsChanged(now, job, can_shrink=True)
         yield from self._accumulation_events(record, gang, report, now)
@@ -222,12 +256,18 @@ class ProgressWatch:
             return
         gang.journalled_at = now
         job, guessed_s = record.job, gang.guessed_s
-        estimate = run_time(self.state.perf, job) if isinstance(self.state.perf, Belief) else None
-        spread = estimate.high / estimate.value if estimate is not None and estimate.value > 0.0 else 1.0
         worked_s = report.iteration * gang.alone_s
-        left_s = expected_left(worked_s, job.iterations * guessed_s, spread)
+        left_s = expected_left(worked_s, job.iterations * guessed_s, self._spread(record))
         done = max(0.0, job.iterations - left_s / guessed_s)
         yield ev.Observed(now, job.id, record.attempt, done, seconds / gang.alone_s * guessed_s, relative=True)
+
+    def _spread(self, record: JobRecord) -> float:
+        """Return the factor by which what is believed of a job's duration may be wrong."""
+        perf, job = self.state.perf, record.job
+        if record.guess_s and self.state.relies_on_guess(job):
+            return record_of(self.state, record).spread
+        estimate = run_time(perf, job) if isinstance(perf, Belief) else None
+        return estimate.high / estimate.value if estimate is not None and estimate.value > 0.0 else 1.0
 
     def _seconds_alone(self, record: JobRecord, seconds: float) -> float | None:
         """Return the seconds of an iteration alone, where it takes `seconds` now; None: not known."""

@@ -4,19 +4,23 @@ Jobs that have not ended come from the state, ended ones from the journal's tabl
 user may see what.
 """
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import date, timedelta
+from functools import partial
 
 from carpool.belief.model import Belief
+from carpool.core.accounts import EARLIER
 from carpool.core.model import Status
 from carpool.core.record import JobRecord
 from carpool.core.state import State
 from carpool.core.trial import Trial
+from carpool.core.usage_report import report_usage
 from carpool.errors import InputError
 from carpool.live.clock import Clock
-from carpool.live.executors.base import Executor, LogChunk
+from carpool.live.executors.base import Executor, FetchesCheckpoints, LogChunk
 from carpool.live.insight import views
+from carpool.live.insight.closures import closed_why, closure_row
 from carpool.live.insight.forecaster import Forecaster, accuracy
 from carpool.live.insight.receipt import receipt
 from carpool.live.journal.store import Store
@@ -26,14 +30,22 @@ from carpool.live.service.inventory import Inventory
 from carpool.live.service.jobs import JobBook, Row, read_source
 from carpool.live.service.progress import ProgressWatch
 from carpool.live.service.pruner import Pruner
+from carpool.live.service.records import Recorder
 from carpool.live.service.requests import unmet_dependencies
 from carpool.live.service.users import Users
 from carpool.live.spec import Spec, stored
+from carpool.live.text import clock as clock_text
 from carpool.live.text import demand_text, span
 
 MAX_LOG_BYTES = 1 << 20
 """Largest part of a log that one query returns."""
 SHOWN_ATTEMPTS = 10
+EPOCH = date(1970, 1, 1)
+
+
+def _date(day: int) -> str:
+    """Return a day of the accounts as a date."""
+    return "earlier" if day == EARLIER else (EPOCH + timedelta(days=day)).isoformat()
 
 
 @dataclass
@@ -52,6 +64,9 @@ class Queries:
     forecaster: Forecaster
     pruner: Pruner
     unwritten: UnwrittenCancels
+    recorder: Recorder
+    policy: str = ""
+    """The policy as the operator named it."""
     policy_failure: Callable[[], str] = lambda: ""
     """How the policy failed lately, and what decides instead; empty: it did not."""
 
@@ -74,6 +89,13 @@ class Queries:
         """Return the same as `jobs`, without waiting for a database on the loop."""
         rows = self.jobs(limit=limit, before=before)  # first: a job that ends meanwhile is found in the journal
         return self._with_ended(rows, await self.book.read_ended(limit, before), limit) if all else rows
+
+    async def some(self, jobs: Sequence[str]) -> list[Row]:
+        """Return the rows of these jobs, ended or not, as far as there are any."""
+        await self.book.read_ahead(jobs)
+        living = [self.state.jobs[job] for job in jobs if job in self.state.jobs]
+        ended = [row for job in jobs if job not in self.state.jobs and (row := self.book.find_row(job)) is not None]
+        return self._with_ended(self._rows(living, self.clock.now()), [row for row in ended if row["state"]], None)
 
     def _with_ended(self, living: list[Row], ended: list[Row], limit: int | None) -> list[Row]:
         stories = map(_without_receipt, views.read_stories(ended))
@@ -112,12 +134,17 @@ class Queries:
             row = {**self._rows([record], now)[0], "receipt": receipt(record, now)}
             row["report_dropped"] = self.progress.dropped(record)
             row["demand"] = self._demand(record)
+            row["checkpoint_left"] = self._checkpoint_left(job)
         else:
             known = self.book.ended_row(job)
             spec, row = stored(known["spec"]), views.read_story(known)
             row["files"] = self.pruner.describe(job)
             source = read_source(known["source"])
         return {**row, "spec": spec.plain(), "attempts": self._attempts(job, row["attempt"]), "source": source}
+
+    def _checkpoint_left(self, job: str) -> str:
+        """Say why a job cannot go on everywhere from where it stopped; empty: it can."""
+        return self.executor.checkpoint_left(job) if isinstance(self.executor, FetchesCheckpoints) else ""
 
     def _demand(self, record: JobRecord) -> Row | None:
         """Return what jobs of a job's family ask of a GPU; None: it was never measured."""
@@ -164,6 +191,8 @@ class Queries:
                 more.append("It starts up: it has made no step, and slows no other job down so far.")
             more += [f"It cannot start: {doubt}."] if doubt else []
             more += self._absent_nodes(job)
+            left = self._checkpoint_left(job)
+            more += [f"{left[0].upper()}{left[1:]}."] if left else []
             more += [f"{failure[0].upper()}{failure[1:]}."] if failure else []
             return {**answer, "sentences": [*answer["sentences"], *more]}
         row = {key: value for key, value in self.show(job).items() if key not in ("spec", "attempts")}
@@ -176,6 +205,13 @@ class Queries:
         if record.status is not Status.PENDING:
             return []
         lines = [f"Node {node.id} takes no new job: {node.closed}." for node in self.inventory.nodes if node.closed]
+        now = max(self.clock.now(), self.state.now)
+        for closure in self.state.closures.values():
+            if not closure.is_for(record.job) and self.state.latest_end(record) > closure.start:
+                what = "drained" if closure.group is None else f"reserved for {closure.group}"
+                moment = "" if closure.start <= now else f" from {clock_text(closure.start, now)} on"
+                many = f"{len(closure.gpus)} GPU{'s are' if len(closure.gpus) > 1 else ' is'}"
+                lines.append(f"{many} {what}{moment} ({closure.id}), and it would run into that.")
         here = sum(len(node.slots) for node in self.inventory.nodes)
         if record.job.gpus > here:
             lines.append(f"It needs {record.job.gpus} GPUs, and the nodes that are here have {here}.")
@@ -186,10 +222,12 @@ class Queries:
         doubt = self.user_book.doubt(user)
         if doubt:
             raise InputError(doubt)
-        model = await asyncio.to_thread(self.estimator.model, spec, self.user_book.uid_of(user))
+        (kind,) = await self.user_book.files.look(
+            user, partial(self.estimator.kinds, [spec], self.user_book.uid_of(user))
+        )
         await self.book.read_ahead(spec.after)
         wanted, now = replace(spec, after=unmet_dependencies(self.book, spec)), self.clock.now()
-        job, source = self.estimator.job(self.state.perf, wanted, model, "0", user, now)
+        job, source = self.estimator.job(self.state.perf, wanted, kind, "0", user, now)
         refusal = self.state.refusal(job)
         if refusal:
             raise InputError(refusal.replace("job 0 ", "it "))
@@ -244,6 +282,45 @@ class Queries:
 
     # ---- the cluster and the past ----------------------------------------------------------------------------------
 
+    def groups(self) -> Row:
+        """Return the groups with what they hold and used, and how strongly shares count."""
+        members: dict[str, list[str]] = {}
+        for name in sorted(self.user_book.rows):
+            if group := self.user_book.group_of(name):
+                members.setdefault(group, []).append(name)
+        tenants = self.state.tenants
+        names = sorted({*members, *tenants.settings, *tenants.groups})
+        rows = views.group_rows(self.state, names, max(self.clock.now(), self.state.now))
+        for row in rows:
+            row["users"] = members.get(row["name"], [])
+        return {"groups": rows, "fair_share": asdict(tenants.fair_share)}
+
+    def usage(self, by: Sequence[str], since: date | None = None, until: date | None = None) -> Row:
+        """Return what jobs used of the GPUs up to now, by some keys, of the days from `since` to `until` in UTC."""
+        first, last = (None if day is None else (day - EPOCH).days for day in (since, until))
+        now = max(self.clock.now(), self.state.now)
+        found = report_usage(self.state, by, now, first, last).plain(_date)
+        return {
+            "since": None if since is None else since.isoformat(),
+            "until": None if until is None else until.isoformat(),
+            "counted_since": self.state.accounts.opened,
+            "now": now,
+            **found,
+        }
+
+    def closures(self) -> list[Row]:
+        """Return what is drained or reserved, the earliest first."""
+        labels = self.inventory.labels()
+        ordered = sorted(self.state.closures.values(), key=lambda closure: (closure.start, closure.id))
+        return [closure_row(self.state, closure, labels) for closure in ordered]
+
+    def closed_on(self, node: str) -> str:
+        """Return why GPUs of a node are closed; empty: none is."""
+        now = max(self.clock.now(), self.state.now)
+        gpus = [slot.id for one in self.inventory.nodes if one.id == node for slot in one.slots]
+        found = {why: None for gpu in gpus if (why := closed_why(self.state, gpu, now))}
+        return "; ".join(found)
+
     def users(self) -> dict[str, Row]:
         return {name: dict(row) for name, row in self.user_book.rows.items()}
 
@@ -252,7 +329,7 @@ class Queries:
         nodes = [
             {
                 "node": node.id,
-                "gpus": views.gpu_rows(self.state, node, self.book.specs),
+                "gpus": views.gpu_rows(self.state, node, self.book.specs, max(self.clock.now(), self.state.now)),
                 "mechanism": node.mechanism,
                 "why": node.why,
             }

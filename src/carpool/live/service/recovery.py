@@ -25,7 +25,7 @@ from carpool.live.clock import Clock
 from carpool.live.executors.base import Executor, ExecutorListener, GangKey, StopMode
 from carpool.live.home import OWN_JSON_BYTES, Home, read_json, read_own_json
 from carpool.live.journal.store import DAMAGE, Commit, Store
-from carpool.live.service.dispatcher import Dispatcher
+from carpool.live.service.dispatcher import Dispatcher, stop_mode
 from carpool.live.service.estimator import JobEstimator
 from carpool.live.service.inbox import Inbox
 from carpool.live.service.jobs import END_FILE, SPEC_FILE, JobBook, new_row, read_source
@@ -193,12 +193,19 @@ class JobRecovery:
                 commit.stories.append(story)
                 return ()
             unsure = doubt or self.users.doubt(user)
-            model = self.estimator.model(spec, NOBODY if unsure else self.users.uid_of(user))
-            job, _ = self.estimator.job(self.state.perf, replace(spec, after=()), model, name, user, now)
+            (kind,) = self.estimator.kinds([spec], NOBODY if unsure else self.users.uid_of(user))
+            job, _ = self.estimator.job(self.state.perf, replace(spec, after=()), kind, name, user, now)
+            job = replace(job, group=self._group(name, user))
             held = (ev.Held(now, name),) if doubt else ()
             return () if name in self.state.jobs else (ev.Submitted(now, job), *held)
 
         self.inbox.add(prepare)
+
+    def _group(self, name: str, user: str) -> str:
+        """Return the group of a job: that of its record, else that of its user. Caps and limits hold for it."""
+        copy = read_own_json(self.home.job(name) / SPEC_FILE)
+        group = copy.get("group") if isinstance(copy, dict) else None
+        return group if isinstance(group, str) else self.users.group_of(user)
 
     def _forgotten(self, known: Container[int]) -> Iterator[dict[str, Any]]:
         """Yield the jobs that were accepted but that the journal does not know, from their directories."""
@@ -247,13 +254,13 @@ class GangRecovery:
         before = (record.job.id, record.attempt - 1)
         present = self.executor.present()
         if record.status in (Status.STOPPING, Status.CANCELLING):
-            mode = StopMode.SAVE if record.status is Status.STOPPING else StopMode.TERMINATE
             if key in present or before in present or not {key, before}.intersection(found):
-                self.dispatcher.stop_workers(record, mode)
+                self.dispatcher.stop_workers(record, stop_mode(record))
         elif key in present:
             if record.status is Status.RUNNING:
                 self.executor.retune(key, record.accumulation)
-                self.executor.resume(key)
+            if record.status in (Status.STARTING, Status.RUNNING):
+                self.dispatcher.compute_later(record)
             elif record.status is Status.PAUSED:  # it may have gone on while no service ran
                 self.executor.pause(key, swap=record.swapped)
         elif key in found:

@@ -7,30 +7,34 @@ not before, because a job may end in between. The HTTP API decides which user ma
 import asyncio
 import contextlib
 import json
-import os
 import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from carpool.core import events as ev
-from carpool.core.model import WORKING, Limits
+from carpool.core.model import WORKING, Closure, FairShare, Limits, UserGroup
 from carpool.core.state import State
 from carpool.errors import InputError
-from carpool.live.accounts import account, check_directory
+from carpool.live.accounts import check_directory
 from carpool.live.errors import Unavailable, WrongStatus
+from carpool.live.foreign_files import give_tree
 from carpool.live.home import Home, write_private
 from carpool.live.insight import views
 from carpool.live.insight.forecaster import alone_s
 from carpool.live.journal.store import Commit
 from carpool.live.service.cancellations import UnwrittenCancels
-from carpool.live.service.estimator import JobEstimator
+from carpool.live.service.estimator import JobEstimator, JobKind
 from carpool.live.service.inbox import Inbox
 from carpool.live.service.jobs import SPEC_FILE, JobBook, new_row
+from carpool.live.service.operator_settings import OperatorSettings
 from carpool.live.service.pruner import Pruner
 from carpool.live.service.users import Users, recorded_uid
-from carpool.live.spec import Spec
+from carpool.live.spec import MAX_GRACE_S, Spec
+from carpool.live.text import span
 
 
 @dataclass
@@ -45,19 +49,25 @@ class Requests:
     estimator: JobEstimator
     pruner: Pruner
     unwritten: UnwrittenCancels
+    settings: OperatorSettings
+    max_grace_s: float = MAX_GRACE_S
+    """Longest time that a job may ask for to save and to leave: it holds its GPUs meanwhile, at its limit and where
+    GPUs are drained, too."""
 
     async def submit(self, specs: Sequence[Spec], user: str) -> list[str]:
         """Submit jobs, all or none, and return their ids. Raise `InputError` for a job that could never run."""
         doubt = self.users.doubt(user)
         if doubt:
             raise InputError(doubt)
+        self.check_grace(specs)
         for directory in {spec.directory for spec in specs if not spec.snapshot}:
-            await asyncio.to_thread(check_directory, directory, self.users.uid_of(user))
+            await self.users.files.look(user, partial(check_directory, directory, self.users.uid_of(user)))
+        group = self.users.group_of(user)
         await self.book.read_ahead({name for spec in specs for name in spec.after})
         names = self.book.new_ids(len(specs))
         numbered = [replace(spec, array_job=names[0]) if spec.array_index is not None else spec for spec in specs]
         kept = await self._copy_directories(dict(zip(names, numbered, strict=True)), user)
-        models = await asyncio.to_thread(self._models, kept, self.users.uid_of(user))
+        kinds = await self.users.files.look(user, partial(self._kinds, kept, self.users.uid_of(user)))
 
         prepared = False
 
@@ -67,12 +77,13 @@ class Requests:
             events, rows, sources = [], [], {}
             for name, spec in kept.items():
                 wanted = replace(spec, after=unmet_dependencies(self.book, spec))
-                job, source = self.estimator.job(self.state.perf, wanted, models[name], name, user, now)
+                job, source = self.estimator.job(self.state.perf, wanted, kinds[name], name, user, now)
+                job = replace(job, group=group)
                 refusal = self.state.refusal(job)
                 if refusal:
                     raise InputError(refusal.replace(f"job {name} ", "it "))
                 events.append(ev.Submitted(now, job))
-                expected = alone_s(self.state.perf, job)
+                expected = alone_s(self.state, job)
                 sources[name] = {"kind": source.kind, "detail": source.detail, "alone_s": expected}
                 rows.append(new_row(name, user, now, spec, sources[name]))
             commit.jobs += rows
@@ -88,11 +99,20 @@ class Requests:
                 for name in names:
                     shutil.rmtree(self.home.job(name), ignore_errors=True)
             raise
-        await asyncio.to_thread(self._write_specs, names, user)
+        await asyncio.to_thread(self._write_specs, names, user, group)
         return names
 
-    def _models(self, specs: Mapping[str, Spec], uid: int | None) -> dict[str, str]:
-        return {name: self.estimator.model(spec, uid) for name, spec in specs.items()}
+    def check_grace(self, specs: Sequence[Spec]) -> None:
+        """Raise `InputError` for jobs that ask for too long a time to save and to leave."""
+        longest = max(spec.grace_s for spec in specs)
+        if longest > self.max_grace_s:
+            most = span(self.max_grace_s)
+            raise InputError(
+                f"grace: {span(longest)} is longer than this service allows ({most}); ask for at most that"
+            )
+
+    def _kinds(self, specs: Mapping[str, Spec], uid: int | None) -> dict[str, JobKind]:
+        return dict(zip(specs, self.estimator.kinds(specs.values(), uid), strict=True))
 
     async def _copy_directories(self, specs: Mapping[str, Spec], user: str) -> dict[str, Spec]:
         """Give each job that asked for a code snapshot its own copy of its directory."""
@@ -107,14 +127,16 @@ class Requests:
     def _copy(self, directory: Path, copy: Path, user: str) -> None:
         uid = self.users.uid_of(user)
         copy.parent.mkdir(mode=0o700 if uid is None else 0o711, parents=True, exist_ok=True)
-        shutil.copytree(directory, copy, symlinks=True)
-        if uid is not None:
-            owner = account(uid)
-            for path, _, files in os.walk(copy):
-                for place in (path, *(os.path.join(path, file) for file in files)):
-                    os.chown(place, owner.pw_uid, owner.pw_gid, follow_symlinks=False)
+        private = Path(tempfile.mkdtemp(prefix=".copying-", dir=copy.parent))
+        try:
+            shutil.copytree(directory, private / "files", symlinks=True)
+            if uid is not None:
+                give_tree(private / "files", uid)
+            (private / "files").rename(copy)
+        finally:
+            shutil.rmtree(private, ignore_errors=True)
 
-    def _write_specs(self, names: Sequence[str], user: str) -> None:
+    def _write_specs(self, names: Sequence[str], user: str, group: str) -> None:
         """Write the specs beside the journal, so that a damaged journal loses no job."""
         for name in names:
             spec = self.book.specs.get(name)
@@ -122,7 +144,7 @@ class Requests:
                 self.home.job(name).mkdir(mode=0o700, exist_ok=True)
                 if spec is not None:
                     uid = recorded_uid(user, self.users)
-                    text = json.dumps({"user": user, "uid": uid, "spec": spec.plain()})
+                    text = json.dumps({"user": user, "uid": uid, "group": group, "spec": spec.plain()})
                     write_private(self.home.job(name) / SPEC_FILE, text, sync=False)
 
     async def cancel(self, job: str) -> None:
@@ -183,6 +205,8 @@ class Requests:
 
         def prepare(now: float, commit: Commit) -> Sequence[ev.Event]:
             record = self.book.record(job)
+            if record.kept_paused:
+                raise WrongStatus(f"job {job} is paused while its GPUs are drained or reserved")
             if not record.paused_by_owner:
                 why = "the policy paused it and resumes it" if record.paused_since >= 0.0 else "it is not paused"
                 raise WrongStatus(f"job {job} was not paused with `carpool pause`: {why}")
@@ -216,6 +240,22 @@ class Requests:
     async def set_limits(self, user: str, limits: Limits) -> None:
         """Limit what a user may hold at a time. `user` "" stands for all users without limits of their own."""
         await self.inbox.request(lambda now, commit: (ev.LimitsChanged(now, user, limits),))
+
+    async def set_group(self, group: UserGroup) -> None:
+        """Describe a group of users: its weight, its guarantee and its cap."""
+        await self.settings.change(self.inbox, lambda now: ev.GroupChanged(now, group))
+
+    async def set_closure(self, closure: Closure) -> None:
+        """Drain GPUs, or reserve them for a group."""
+        await self.settings.change(self.inbox, lambda now: ev.ClosureSet(now, closure))
+
+    async def remove_closure(self, name: str) -> None:
+        """Take back a drain or a reservation."""
+        await self.settings.change(self.inbox, lambda now: ev.ClosureRemoved(now, name), name=name)
+
+    async def set_fair_share(self, fair_share: FairShare) -> None:
+        """Choose how strongly groups and users that used less than their share go first."""
+        await self.settings.change(self.inbox, lambda now: ev.FairShareChanged(now, fair_share))
 
     async def put_user(self, name: str, row: Mapping[str, Any]) -> None:
         """Replace a user's row: `token_hash`, `role`, `uid`, `revoked` and other JSON that the HTTP API keeps."""

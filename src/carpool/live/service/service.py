@@ -33,25 +33,37 @@ from carpool.live.service.config import ServiceConfig
 from carpool.live.service.demands import DemandWatch
 from carpool.live.service.dispatcher import Dispatcher
 from carpool.live.service.driver import Driver
+from carpool.live.service.due_events import DueEvents
 from carpool.live.service.estimator import JobEstimator
 from carpool.live.service.executor_events import ExecutorEvents
+from carpool.live.service.feed import EventFeed
 from carpool.live.service.inbox import Inbox
 from carpool.live.service.inventory import Inventory
 from carpool.live.service.jobs import JobBook
+from carpool.live.service.longer_nodes import ROW as LONGER_NODES
+from carpool.live.service.longer_nodes import LongerNodes
+from carpool.live.service.metrics import Metrics
+from carpool.live.service.notices import Notifier
 from carpool.live.service.opening import Waiting, open_journal
+from carpool.live.service.operator_settings import META, OperatorSettings
 from carpool.live.service.pause_limit import PauseLimit
+from carpool.live.service.pictures import Pictures
 from carpool.live.service.progress import ProgressWatch
 from carpool.live.service.pruner import Pruner
 from carpool.live.service.queries import Queries
+from carpool.live.service.records import KEPT_S, Recorder
 from carpool.live.service.requests import Requests
 from carpool.live.service.retention import RetentionLedger
 from carpool.live.service.snapshots import SnapshotKeeper
+from carpool.live.service.terminals import Terminals
 from carpool.live.service.users import Users
 from carpool.live.service.warm_up import WarmUpWatch
 from carpool.policies.guarded import GuardedPolicy
 
 log = logging.getLogger("carpool.live")
 
+LOADED_STORIES = 2000
+"""Number of jobs that ended lately whose places are shown after a restart."""
 LOOK_AHEAD_S = 2.0
 """Seconds between two forecasts of new jobs."""
 
@@ -73,13 +85,21 @@ class Service:
     warm_up: WarmUpWatch
     demands: DemandWatch
     pause_limit: PauseLimit
+    due_events: DueEvents
     forecaster: Forecaster
     pruner: Pruner
     snapshots: SnapshotKeeper
+    feed: EventFeed
+    metrics: Metrics
+    notifier: Notifier
     requests: Requests
     """What users may change."""
     queries: Queries
     """What users may look at."""
+    pictures: Pictures
+    """What the dashboard draws."""
+    terminals: Terminals
+    """The terminals of jobs, and commands beside workers."""
 
     async def run(self) -> None:
         """Schedule until `close` is called. Raise `Deposed` when another service leads."""
@@ -88,8 +108,10 @@ class Service:
             self.warm_up.run,
             self.demands.run,
             self.pause_limit.run,
+            self.due_events.run,
             self._look_ahead,
             self.pruner.run,
+            self.notifier.run,
         )
         tasks = [asyncio.create_task(task()) for task in background]
         driving = asyncio.create_task(self.driver.run())
@@ -108,6 +130,8 @@ class Service:
         """Stop scheduling and release everything. Gangs keep running, and the next service finds them."""
         if self.driver.stopped:
             return
+        self.feed.close()
+        self.terminals.close()
         await self.driver.close()
         await self.executor.close()
         await self.snapshots.close(take_last=self.driver.settled and not self.driver.write_error)
@@ -166,8 +190,10 @@ async def _assemble(
     scheduler, state = loaded.scheduler, loaded.scheduler.state
     _resume_clock(clock, store, state)
     inbox = Inbox(clock)
-    for text in (*store.notes, *users.notes, *loaded.notes):
+    settings = OperatorSettings(home, state, store.meta().get(META, ""))
+    for text in (*store.notes, *users.notes, *settings.notes, *loaded.notes):
         inbox.note(text)
+    inbox.add_events(*settings.lost_groups(clock.now()))
     book = JobBook(home, store, state)
     recovery.JobRecovery(home, store, state, book, users, inbox, estimator).run(executor)
     for name, limits in users.lost_limits(state.limits).items():
@@ -176,17 +202,28 @@ async def _assemble(
     forecaster = Forecaster(lambda: state, policy, book.source, book.name, inventory.label, clock.now)
     forecaster.learn(store.estimates())
     snapshots = SnapshotKeeper(store, state, inbox, loaded.seq)
-    dispatcher = Dispatcher(state, executor, book, users, inbox, clock)
+    longer_nodes = LongerNodes(state, inbox, store.meta().get(LONGER_NODES, ""))
+    dispatcher = Dispatcher(state, executor, book, users, inbox, clock, longer_nodes)
     unwritten = UnwrittenCancels(state, dispatcher, inbox, CancelFile(home.cancelled), store.leadership.leads)
     driver = Driver(scheduler, store, clock, inbox, book, dispatcher, forecaster, snapshots, unwritten)
+    feed = EventFeed(store, inventory.labels)
+    recorder = Recorder(state)
+    recorder.load(store.ended_since(clock.now() - KEPT_S, LOADED_STORIES))
+    book.picture = recorder.story
+    metrics = Metrics(driver, inventory, config.policy)
+    forecaster.on_judged = metrics.judged
+    notifier = Notifier(state, book, config.notices, inbox.note)
+    driver.observers += [feed, recorder, metrics, notifier]
     unwritten.resume()
     events = ExecutorEvents(state, executor, inventory, dispatcher, book, inbox, clock)
     await recovery.GangRecovery(state, executor, dispatcher, inbox, clock).run(events)
     events.nodes_changed()
+    inbox.add_events(*settings.lost_closures(clock.now()))
     await _first_turn(config, driver, executor)
-    progress = ProgressWatch(state, executor, book, inbox)
+    await settings.keep()
+    progress = ProgressWatch(state, executor, book, inbox, clock)
     pruner = Pruner(home, store, inbox, clock, config.retention, RetentionLedger(home.retention))
-    requests = Requests(home, state, inbox, book, users, estimator, pruner, unwritten)
+    requests = Requests(home, state, inbox, book, users, estimator, pruner, unwritten, settings, config.max_grace_s)
     queries = Queries(
         state,
         store,
@@ -200,6 +237,8 @@ async def _assemble(
         forecaster,
         pruner,
         unwritten,
+        recorder,
+        config.policy,
         driver.policy_failure,
     )
     return Service(
@@ -216,11 +255,17 @@ async def _assemble(
         warm_up=WarmUpWatch(state, executor, inbox, clock),
         demands=DemandWatch(state, executor, progress, inbox),
         pause_limit=PauseLimit(state, executor, inbox, clock, config.gang_pause_s),
+        due_events=DueEvents(state, inbox, clock),
         forecaster=forecaster,
         pruner=pruner,
         snapshots=snapshots,
+        feed=feed,
+        metrics=metrics,
+        notifier=notifier,
         requests=requests,
         queries=queries,
+        pictures=Pictures(clock, inventory, queries, recorder, forecaster),
+        terminals=Terminals(state, book, executor),
     )
 
 
@@ -258,6 +303,8 @@ async def _first_turn(config: ServiceConfig, driver: Driver, executor: Executor)
     if driver.store.meta().get("policy", config.policy) != config.policy:
         now = config.clock.now()
         inbox.add_events(*(ev.PriorityChanged(now, record.job.id) for record in list(state.queue)))
+    if not state.accounts.on:
+        inbox.add_events(ev.AccountsOpened(config.clock.now()))
     waiting = sum(record.status not in ALIVE for record in state.jobs.values())
     found = f"{len(executor.present())} gangs found running, {waiting} jobs waiting"
     inbox.note(f"the service started under {config.policy}: {found}", logging.INFO)

@@ -16,6 +16,7 @@ from carpool.core.model import Limits
 from carpool.errors import InputError
 from carpool.live.accounts import ADMIN
 from carpool.live.home import OWN_JSON_BYTES, Home, read_json, sync_directory, write_private
+from carpool.live.service.user_files import UserFiles
 
 Row = dict[str, Any]
 VERSION = "version"
@@ -36,6 +37,7 @@ class Users:
         """Lines for the operator about the state in which the copy was found."""
         self.changing = asyncio.Lock()
         """Held during a change, because the copy is written as a whole."""
+        self.files = UserFiles()
         self._home = home
 
     @classmethod
@@ -77,6 +79,11 @@ class Users:
         if doubt:
             raise OwnerUncertain(doubt)
         return None if own_uid() != 0 or user == ADMIN else int(self.rows[user]["uid"])
+
+    def group_of(self, user: str) -> str:
+        """Return the group that a user's new jobs belong to; empty: none."""
+        found = self.rows.get(user, {}).get("group")
+        return found if isinstance(found, str) else ""
 
     def doubt(self, user: str) -> str:
         """Return why it is not certain under which uid a user's jobs run; empty: it is. Root must be certain: a job of

@@ -28,7 +28,7 @@ UNSIGNED_S = 10.0
 """Seconds after which a gang counts as computing that gave no sign of a training."""
 SIGNED_S = 120.0
 """Seconds after which a gang counts as computing that imported PyTorch and reported no step."""
-TRAINING = re.compile(r"(^|[/\s;&|])(python[0-9.]*|torchrun|accelerate|deepspeed|lightning)(\s|$)|\.py(\s|$)")
+TRAINING = re.compile(r"(^|[/\s;&|])(python[0-9.]*|torchrun|accelerate|deepspeed|lightning|carpool)(\s|$)|\.py(\s|$)")
 
 
 def may_train(spec: Spec) -> bool:
@@ -72,20 +72,25 @@ class WarmUpWatch:
         return [(key, self.executor.report(key)) for key in warming]
 
     def _take(self, reports: Sequence[tuple[GangKey, Report | None]]) -> None:
-        found = [key for key, report in reports if self._computes(key, report)]
+        found = [(key, _tells(report)) for key, report in reports if self._computes(key, report)]
         if not found:
             return
 
         def prepare(now: float, commit: Commit) -> Sequence[ev.Event]:
-            return [ev.Computing(now, *key) for key in found if self._still_warms(key)]
+            return [ev.Computing(now, *key, told=told) for key, told in found if self._still_warms(key)]
 
         self.inbox.add(prepare)
 
     def _computes(self, key: GangKey, report: Report | None) -> bool:
-        if report is not None and report.iteration > 0:
+        if _tells(report):
             return True
         return self.clock.now() - self.since[key] > (UNSIGNED_S if report is None else SIGNED_S)
 
     def _still_warms(self, key: GangKey) -> bool:
         record = self.state.jobs.get(key[0])
         return record is not None and record.attempt == key[1] and record.warming_up
+
+
+def _tells(report: Report | None) -> bool:
+    """Return whether a gang's report says that its start-up is over: it made a step, or stands before its first."""
+    return report is not None and (report.iteration > 0 or report.standing)
