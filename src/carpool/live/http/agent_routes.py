@@ -20,6 +20,7 @@ from carpool.errors import InputError
 from carpool.live.errors import NoSuchJob, WrongStatus
 from carpool.live.executors import wire
 from carpool.live.executors.cluster import ClusterExecutor
+from carpool.live.grounds.base import HAND
 from carpool.live.http import messages
 from carpool.live.http.api import ApiContext, Forbidden, Json, answers, api_context, me, status_of
 from carpool.live.http.auth import AGENT, Principal, digest, new_token
@@ -29,7 +30,7 @@ from carpool.live.http.gate import App, Receive, Send
 router = APIRouter(tags=["nodes"])
 Me = Annotated[Principal, Depends(me)]
 Context = Annotated[ApiContext, Depends(api_context)]
-NodeName = Annotated[str, Path(pattern=r"^[a-z0-9][a-z0-9_.-]{0,62}$", max_length=63)]
+NodeName = Annotated[str, Path(pattern=messages.NODE_NAME, max_length=63)]
 SYNC = "/v1/agents/sync"
 LARGE_BODIES = {SYNC: 16 << 20, "/v1/agents/logs": 1 << 20}
 """Paths whose bodies are read as they arrive, with their limits in bytes."""
@@ -41,7 +42,7 @@ class NoSuchNode(NoSuchJob):
         InputError.__init__(self, f"there is no node {name}; `carpool nodes` lists them")
 
 
-def _cluster(context: ApiContext) -> ClusterExecutor:
+def cluster_executor(context: ApiContext) -> ClusterExecutor:
     executor = context.service.executor
     if not isinstance(executor, ClusterExecutor):
         raise WrongStatus("this service runs jobs on its own machine; start it with `--executor agents`")
@@ -53,7 +54,9 @@ def _admin_only(who: Principal) -> None:
         raise Forbidden("only the administrator may do this")
 
 
-def _own_node(who: Principal) -> str:
+def own_node(context: ApiContext, who: Principal) -> str:
+    if who.pilot and context.keeper is not None:
+        return context.keeper.node_of(who.pilot)
     if not who.node:
         raise Forbidden("only agents may do this, with their own tokens; `carpool nodes add` makes one")
     return who.node
@@ -68,20 +71,16 @@ def _own_node(who: Principal) -> str:
     openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}},
 )
 async def sync(request: Request, context: Context, who: Me) -> Json:
-    """Exchange what is on a node for what shall be there. Held for up to one second where nothing is new."""
+    """Exchange what is on a node for what shall be there. Held for a second or a few where nothing is new."""
     return Json(await _exchange(context, who, await request.body()))
 
 
 async def _exchange(context: ApiContext, who: Principal, body: bytes) -> dict[str, Any]:
-    node = _own_node(who)
-    try:
-        data = json.loads(body)
-    except (ValueError, RecursionError):
-        raise InputError("the body is not JSON") from None
-    state = wire.read(wire.NodeState, data)
+    node = own_node(context, who)
+    state = wire.read_text(wire.NodeState, body)
     if state.node != node:
         raise Forbidden(f"this token speaks for node {node} only; `carpool nodes add` makes one for another node")
-    found: dict[str, Any] = wire.plain(await _cluster(context).sync(state))
+    found: dict[str, Any] = wire.plain(await cluster_executor(context).sync(state))
     return found
 
 
@@ -127,7 +126,7 @@ async def append_log(
     offset: Annotated[int, Query(ge=0, le=2**62)],
 ) -> Json:
     """Append to the copy of a worker's log, if the copy has exactly `offset` bytes; return how many it has."""
-    cluster, node = _cluster(context), _own_node(who)
+    cluster, node = cluster_executor(context), own_node(context, who)
     if rank not in cluster.ranks_on(node, (job, attempt)):
         raise NoSuchJob(job)
     data = b"".join([part async for part in request.stream()])
@@ -157,7 +156,7 @@ async def snapshot(
     context: Context, who: Me, job: Annotated[str, Query(pattern=r"^[0-9]{1,18}$", max_length=18)]
 ) -> Response:
     """Return the code snapshot of a job that runs on the agent's node, as a gzipped tar archive."""
-    cluster, node = _cluster(context), _own_node(who)
+    cluster, node = cluster_executor(context), own_node(context, who)
     directory = context.home.snapshot(job)
     if not cluster.has_job(node, job) or not directory.is_dir():
         raise NoSuchJob(job)
@@ -177,15 +176,21 @@ async def snapshot(
 @router.get("/nodes", responses=answers(409, model=dict[str, Any]))
 async def nodes(context: Context, who: Me) -> Json:
     """Return the nodes of the cluster: state, ground, GPUs, lease, since when."""
-    return Json({"nodes": list(_rows(context))})
+    found: dict[str, Any] = {"nodes": list(_rows(context))}
+    if context.keeper is not None:
+        found["ground"] = context.keeper.row()
+    return Json(found)
 
 
 def _rows(context: ApiContext) -> Iterator[dict[str, Any]]:
-    cluster, users = _cluster(context), context.service.queries.users()
+    cluster, users = cluster_executor(context), context.service.queries.users()
     tokens = {row.get("node"): row for row in users.values() if row.get("role") == AGENT}
     for row in cluster.node_rows():
         token = tokens.pop(row["node"], {})
-        yield {**row, "token": "revoked" if token.get("revoked") or not token else "valid"}
+        own = row["ground"] == HAND
+        state = "revoked" if token.get("revoked") or not token else "valid"
+        closed = context.service.queries.closed_on(row["node"])
+        yield {**row, "token": state if own else "of its pilot", "closed": closed}
     for name, token in tokens.items():
         if not token.get("revoked"):
             yield {"node": name, "state": "awaited", "gpus": 0, "token": "valid"}
@@ -195,7 +200,7 @@ def _rows(context: ApiContext) -> Iterator[dict[str, Any]]:
 async def add(request: messages.NodeRequest, context: Context, who: Me) -> Json:
     """Make a join token for a node. The answer holds it; it is not kept and cannot be shown again."""
     _admin_only(who)
-    _cluster(context)
+    cluster_executor(context)
     name, known = f"{AGENT}:{request.name}", context.service.queries.users()
     if name in known and not known[name].get("revoked"):
         raise WrongStatus(f"node {request.name} has a token; revoke it first to make a new one")
@@ -222,11 +227,11 @@ async def revoke(name: NodeName, context: Context, who: Me) -> Json:
 async def change(name: NodeName, request: messages.NodeChange, context: Context, who: Me) -> Json:
     """Drain a node, so that nothing new starts there, let it be used again, or give it up as lost."""
     _admin_only(who)
-    cluster = _cluster(context)
+    cluster = cluster_executor(context)
     with contextlib.suppress(OSError):
         if request.state == "lost":
-            cluster.give_up(name)
+            cluster.members.give_up(name)
         else:
-            cluster.drain(name, request.state == "drained")
+            cluster.members.drain(name, request.state == "drained")
         return Json(next(row for row in _rows(context) if row["node"] == name))
     raise WrongStatus("the list of nodes cannot be written; make room and try again")

@@ -25,6 +25,7 @@ from carpool.live.http import messages
 from carpool.live.http.auth import Keyring, Principal
 from carpool.live.http.code_snapshot import MAX_PACKED, Uploads
 from carpool.live.http.gate import HEALTH, App, Gate
+from carpool.live.service.ground_keeper import GroundKeeper
 from carpool.live.service.service import Service
 
 log = logging.getLogger("carpool.api")
@@ -51,6 +52,8 @@ class ApiContext:
     jobs_per_gpu: int = 2
     as_root: bool = False
     hosts: tuple[str, ...] = ()
+    keeper: GroundKeeper | None = None
+    """Gets nodes from a ground; None: operators start all agents."""
     started: float = field(default_factory=time)
 
     def leads(self) -> bool:
@@ -122,12 +125,24 @@ def api_context(request: Request) -> ApiContext:
 
 def create_app(context: ApiContext) -> App:
     """Return the application, wrapped in its gate."""
-    from carpool.live.http import agent_routes, job_routes, service_routes
+    from carpool.live.http import (
+        agent_routes,
+        checkpoint_routes,
+        closure_routes,
+        dashboard,
+        door_routes,
+        event_routes,
+        job_routes,
+        picture_routes,
+        service_routes,
+        tenant_routes,
+        terminal_routes,
+    )
 
     app = FastAPI(
         title="Carpool",
         version=__version__,
-        description="Submit, inspect and change jobs. Every path except /health needs `Authorization: Bearer TOKEN`.",
+        description="Submit, inspect and change jobs. Paths below /v1 need `Authorization: Bearer TOKEN`.",
         docs_url=None,  # the page would load scripts from another host
         redoc_url=None,
         redirect_slashes=False,
@@ -142,16 +157,28 @@ def create_app(context: ApiContext) -> App:
         return Json({"status": "ok"})
 
     app.include_router(job_routes.router, prefix="/v1")
+    app.include_router(terminal_routes.router, prefix="/v1")
     app.include_router(service_routes.router, prefix="/v1")
+    app.include_router(tenant_routes.router, prefix="/v1")
+    app.include_router(closure_routes.router, prefix="/v1")
+    app.include_router(event_routes.router, prefix="/v1")
+    app.include_router(picture_routes.router, prefix="/v1")
     app.include_router(agent_routes.router, prefix="/v1")
+    app.include_router(door_routes.router, prefix="/v1")
+    app.include_router(checkpoint_routes.router, prefix="/v1")
+    app.add_api_route("/metrics", service_routes.metrics, responses=service_routes.METRICS, tags=["service"])
+    open_paths = dashboard.add_to(app)
     _document_security(app)
-    large = {"/v1/snapshots": MAX_PACKED, **agent_routes.LARGE_BODIES}
+    large = {"/v1/snapshots": MAX_PACKED, **agent_routes.LARGE_BODIES, **door_routes.LARGE_BODIES}
+    large |= checkpoint_routes.LARGE_BODIES
     return Gate(
         agent_routes.with_quick_exchange(app, context),
         context.keyring.who,
         hosts=context.hosts,
         large_bodies=large,
         leads=context.leads,
+        open_paths=open_paths,
+        answered=context.service.metrics.answered,
     )
 
 
@@ -171,9 +198,10 @@ def _answer_errors(app: FastAPI) -> None:
         if first["type"] == "json_invalid":
             return problem(400, "the body is not JSON")
         where = [str(part) for part in first["loc"][1:]] or ["body"]
-        why = first.get("ctx", {}).get(
-            "error", first["msg"]
-        )  # the message of the field's own reader, where that refused it
+        context = first.get("ctx", {})
+        why = context.get("error", first["msg"])  # the message of the field's own reader, where that refused it
+        if (words := messages.PATTERN_WORDS.get(context.get("pattern", ""))) is not None:
+            why = f"{ascii(first['input'])[:80]} is not accepted; {words}"
         return problem(422, f"{ascii('.'.join(where))[1:-1][:100]}: {why}")
 
     @app.exception_handler(HTTPException)

@@ -9,8 +9,8 @@ import hashlib
 import hmac
 import os
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from carpool.errors import InputError
@@ -29,7 +29,15 @@ class Principal:
     name: str
     admin: bool = False
     node: str = ""
-    """The node that an agent's token speaks for; empty: the token belongs to a user."""
+    """The node that an agent's token speaks for; empty: the token belongs to a user or a pilot."""
+    pilot: str = ""
+    """The pilot that a token belongs to: its ground says for which node it speaks."""
+    token_digest: str = field(default="", compare=False, repr=False)
+    """Digest of the token that was sent."""
+
+    @property
+    def agent(self) -> bool:
+        return bool(self.node or self.pilot)
 
     def may_change(self, owner: str) -> bool:
         """Return whether this user may read the logs of, cancel or change a job of that owner."""
@@ -54,6 +62,8 @@ class Keyring:
         self._digests = {ADMIN: admin_digest}
         self._agents: dict[str, Principal] = {}
         """Agents by the digests of their tokens: there may be thousands."""
+        self.pilot_of: Callable[[str], str | None] = lambda token: None
+        """Returns the pilot that a token was made for: see `carpool.live.grounds.tickets`."""
         for name, known in (digests or {}).items():
             self.add(name, known, (nodes or {}).get(name, ""))
 
@@ -63,8 +73,11 @@ class Keyring:
             if hmac.compare_digest(offered, known):
                 found = name
         if found is None:
+            pilot = self.pilot_of(token)
+            if pilot is not None:
+                return Principal(f"{AGENT}:pilot {pilot}", pilot=pilot)
             return self._agents.get(offered)  # the time tells about digests only, which nobody can choose
-        return Principal(found, found == ADMIN)
+        return Principal(found, found == ADMIN, token_digest=offered)
 
     def add(self, name: str, known: str, node: str = "") -> None:
         """Accept a token by its digest; `node`: the one that an agent's token speaks for."""
@@ -72,6 +85,10 @@ class Keyring:
             self._agents[known] = Principal(name, node=node)
         else:
             self._digests[name] = known
+
+    def accepts(self, who: Principal) -> bool:
+        """Return whether the token that a user sent is still valid: answers that take long ask again."""
+        return self._digests.get(who.name) == who.token_digest
 
     def revoke(self, name: str) -> None:
         self._digests.pop(name, None)

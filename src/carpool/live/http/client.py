@@ -5,11 +5,14 @@ environment never sees a token. The commands use it, and scripts can. Where seve
 has written its address into the home, or `CARPOOL_URL` names all of them and only the leader answers.
 """
 
+import contextlib
 import http.client
 import json
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
@@ -17,6 +20,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from carpool.errors import InputError
 from carpool.live.home import Home
 from carpool.live.http.auth import read_token
+from carpool.live.http.event_stream import StreamMessage, messages
 
 ENV_URL = "CARPOOL_URL"
 ENV_TOKEN = "CARPOOL_TOKEN"
@@ -52,6 +56,7 @@ class Client:
         self._place = place
         self._others = [one.strip() for one in url.split(",") if one.strip()]
         self._answered = False
+        self._aborted = False
         self._headers = {"Authorization": f"Bearer {token}"}
         if not token.isascii() or not token.isprintable() or not token:
             raise InputError(f"{ENV_TOKEN}: does not hold a token; ask the administrator for one")
@@ -125,16 +130,27 @@ class Client:
     def _send(
         self, method: str, path: str, params: Params, body: bytes | IO[bytes] | None, headers: Mapping[str, str]
     ) -> tuple[http.client.HTTPResponse, bytes]:
-        given = {key: _word(value) for key, value in params.items() if value is not None}
-        target = f"{path}?{urlencode(given)}" if given else path
+        def whole(response: http.client.HTTPResponse) -> tuple[http.client.HTTPResponse, bytes]:
+            return response, response.read()
+
+        return self._exchange(method, _target(path, params), body, headers, whole)
+
+    def _exchange(
+        self,
+        method: str,
+        target: str,
+        body: bytes | IO[bytes] | None,
+        headers: Mapping[str, str],
+        take: Callable[[http.client.HTTPResponse], Answer],
+    ) -> Answer:
+        """Send a request and return what `take` reads of the answer."""
         self._find_listener()
         for attempt in (1, 2):
             try:
                 self._connection.request(method, target, body, {**self._headers, **headers})
-                response = self._connection.getresponse()
-                content = response.read()
+                taken = take(self._connection.getresponse())
                 self._answered = True
-                return response, content
+                return taken
             except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError) as error:
                 self._connection.close()
                 if (
@@ -168,6 +184,14 @@ class Client:
     def close(self) -> None:
         self._connection.close()
 
+    def abort(self) -> None:
+        """End an answer that another thread reads, and send nothing any more."""
+        self._aborted = True
+        sock = self._connection.sock
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
     def __del__(self) -> None:
         if hasattr(self, "_connection"):  # a wrong address made none
             self.close()
@@ -199,7 +223,7 @@ class Client:
                     until = time.monotonic() + AWAY_S
                     if self._answered:
                         away()
-                if not self._answered or time.monotonic() > until:
+                if not self._answered or self._aborted or time.monotonic() > until:
                     raise
             time.sleep(AGAIN_S)
             address = self._place.read_address() if self._place is not None else None
@@ -212,6 +236,50 @@ class Client:
             row: dict[str, Any] = self.patiently(lambda: self.get(f"{job_path(job)}/wait", timeout_s=30), away)
             if row["status"] in ("finished", "failed", "cancelled"):
                 return row
+
+    def events(self, after: int | None = None, job: str | None = None) -> Iterator[StreamMessage]:
+        """Yield what happens, from now on or after an event, also if the service is started again meanwhile.
+
+        The client serves nothing else while the iterator is open; closing it closes the connection.
+        """
+        try:
+            while not self._aborted:
+                target = partial(self.stream, "GET", _target("/v1/events", {"after": after, "job": job}))
+                for message in self.patiently(target):
+                    after = message.number
+                    yield message
+        except Unreachable:
+            if not self._aborted:
+                raise
+        finally:
+            self.close()
+
+    def terminal(self, job: str, attempt: int | None, offset: int, tail: int | None) -> Iterator[StreamMessage]:
+        """Return what the terminal of a job prints, up to the end of the connection."""
+        given = {"attempt": attempt, "offset": offset, "tail": tail}
+        return self.stream("GET", _target(f"{job_path(job)}/terminal", given))
+
+    def run_beside(self, job: str, rank: int, request: Mapping[str, Any]) -> Iterator[StreamMessage]:
+        """Run a command beside a worker and return its output, up to the end of the connection, which ends it."""
+        return self.stream("POST", _target(f"{job_path(job)}/exec", {"rank": rank}), request)
+
+    def stream(self, method: str, target: str, data: Any = None) -> Iterator[StreamMessage]:
+        """Return the messages of a new stream, up to the end of its connection."""
+
+        def opened(response: http.client.HTTPResponse) -> http.client.HTTPResponse:
+            if response.status != 200:
+                _read_json(response, response.read())
+            return response
+
+        body = None if data is None else json.dumps(data).encode()
+        response = self._exchange(method, target, body, {"Content-Type": "application/json"} if body else {}, opened)
+
+        def until_the_end() -> Iterator[StreamMessage]:
+            with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+                yield from messages(response)
+            self._connection.close()
+
+        return until_the_end()
 
     def log(
         self, job: str, *, offset: int = 0, attempt: int | None = None, **which: str | int | None
@@ -228,6 +296,11 @@ class Client:
             if ended and attempt is None and now < int(headers.get("carpool-last-attempt", now)):
                 offset, now, ended = 0, now + 1, False
             yield data, offset, ended
+
+
+def _target(path: str, params: Params) -> str:
+    given = {key: _word(value) for key, value in params.items() if value is not None}
+    return f"{path}?{urlencode(given)}" if given else path
 
 
 def segment(text: str) -> str:

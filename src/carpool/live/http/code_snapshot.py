@@ -19,7 +19,7 @@ from typing import IO
 from uuid import uuid4
 
 from carpool.errors import InputError
-from carpool.live.http.unpack import unpack
+from carpool.live.unpack import unpack
 
 LEFT_OUT = frozenset(
     {

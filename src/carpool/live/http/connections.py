@@ -16,7 +16,7 @@ STRANGERS, STRANGERS_PER_ADDRESS = 128, 96
 """Connections without a token: all, and those of one address."""
 KNOWN, KNOWN_PER_USER = 512, 384
 """Connections with a token: all, and those of one user."""
-AGENTS, PER_AGENT = 8192, 4
+AGENTS, PER_AGENT = 8192, 8
 """Connections of agents: all, and those of one node. They have a room of their own, so that users find theirs."""
 HEAD_S = 10.0
 """Seconds in which the first request of a connection must have sent its head."""

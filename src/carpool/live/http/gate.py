@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
+from carpool.live.http import sessions
 from carpool.live.http.auth import Principal
 from carpool.live.http.connections import CONNECTION
 
@@ -19,16 +20,20 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
+REFUSED = "none"
+"""Route of a request that reached none."""
 AGENTS = "/v1/agents/"
 """Beginning of the paths that agents may use, and only they."""
 HEALTH = "/health"
-"""The only path that needs no token."""
+"""Path that needs no token; the files of the dashboard need none either."""
 NOT_LEADING = (
     "this service is not certain to lead: its database is away, or another service took over; running jobs continue; "
     "try again"
 )
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 MAX_BODY = 1 << 20
+MAX_OPEN_BODY = 512
+"""Bytes that a client without a token may send: a token to sign in with."""
 MAX_DEPTH = 32
 BODY_TIMEOUT_S = 30.0
 """Seconds in which a body must have arrived; for a code snapshot, between two parts of it."""
@@ -63,6 +68,8 @@ class Gate:
         max_body: int = MAX_BODY,
         large_bodies: MutableMapping[str, int] | None = None,
         leads: Callable[[], bool] = lambda: True,
+        open_paths: Iterable[str] = (),
+        answered: Callable[[str, int, float], None] = lambda route, status, seconds: None,
     ) -> None:
         self.app = app
         self.who = who
@@ -70,10 +77,24 @@ class Gate:
         self.max_body = max_body
         self.large_bodies = dict(large_bodies or {})
         """Paths whose bodies may be larger and are not JSON, with their limits."""
+        self.open_paths = frozenset({HEALTH, *open_paths})
+        """Paths that need no token: they reveal nothing."""
+        self.answered = answered
+        """Is called with every answer: its route, its status and the seconds that it took."""
         self.leads = leads
         """Whether this service leads: one that may have been replaced answers nobody."""
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        began = time.monotonic()
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self.answered(route_of(scope), message["status"], time.monotonic() - began)
+            await send(message)
+
+        await self._answer(scope, receive, counted)
+
+    async def _answer(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
@@ -87,11 +108,11 @@ class Gate:
                 raise Refused(503, NOT_LEADING)
             self._check_path(scope)
             _check_query(scope.get("query_string", b""))
-            if scope["path"] != HEALTH:
+            if scope["path"] not in self.open_paths:
                 principal = scope.setdefault("state", {})["principal"] = self._authenticate(scope)
                 if CONNECTION in scope:
-                    scope[CONNECTION].authenticated(principal.name, agent=bool(principal.node))
-                if bool(principal.node) is not scope["path"].startswith(AGENTS):
+                    scope[CONNECTION].authenticated(principal.name, agent=principal.agent)
+                if principal.agent is not scope["path"].startswith(AGENTS):
                     raise Refused(403, "agents may use the paths of agents only, and nobody else may")
             limit = self.large_bodies.get(scope["path"])
             if limit is not None:  # its route reads it as it arrives
@@ -119,6 +140,8 @@ class Gate:
 
     def _authenticate(self, scope: MutableMapping[str, Any]) -> Principal:
         given = _values(scope, b"authorization")
+        if not given and (cookie := sessions.find_cookie(_values(scope, b"cookie"))):
+            return self._authenticate_browser(scope, cookie)
         scheme, _, token = given[0].decode("latin-1").partition(" ") if len(given) == 1 else ("", "", "")
         principal = self.who(token.strip()) if scheme.lower() == "bearer" and token.isascii() else None
         if principal is None:
@@ -126,9 +149,23 @@ class Gate:
             raise Refused(401, f"{problem}: send it as Authorization: Bearer, or set CARPOOL_TOKEN")
         return principal
 
+    def _authenticate_browser(self, scope: MutableMapping[str, Any], cookie: str) -> Principal:
+        """Return the user of a session. Only a page of this service has the key and can send the header."""
+        origin, site, host, key = (
+            b"".join(_values(scope, name)).decode("latin-1")
+            for name in (b"origin", b"sec-fetch-site", b"host", sessions.KEY_HEADER)
+        )
+        if not sessions.comes_from_here(origin, site, host):
+            raise Refused(403, "a page of another site may not use this session")
+        token = sessions.join(cookie, key)
+        principal = self.who(token) if token else None
+        if principal is None:
+            raise Refused(401, "this session is over; sign in again")
+        return principal
+
     async def _body(self, scope: MutableMapping[str, Any], receive: Receive) -> bytes:
         """Return the whole body."""
-        most = 0 if scope["path"] == HEALTH else self.max_body
+        most = MAX_OPEN_BODY if scope["path"] in self.open_paths else self.max_body
         counted, parts, more = self._counted(scope, receive, most), [], True
         while more:
             message = await counted()
@@ -165,6 +202,14 @@ class Gate:
             return message
 
         return counted
+
+
+def route_of(scope: MutableMapping[str, Any]) -> str:
+    """Return the path of a request with names for its parts, so that there are few of them."""
+    if "endpoint" not in scope:
+        return REFUSED
+    names = {str(value): name for name, value in scope.get("path_params", {}).items()}
+    return "/".join(f"{{{names[part]}}}" if part in names else part for part in scope["path"].split("/"))
 
 
 def depth(body: bytes) -> int:

@@ -25,21 +25,23 @@ Me = Annotated[Principal, Depends(me)]
 Context = Annotated[ApiContext, Depends(api_context)]
 Job = Annotated[str, Path(pattern=r"^[0-9]{1,18}$", max_length=18)]
 MAX_ROWS = 10_000
+SOME_JOBS = r"^[0-9]{1,18}(,[0-9]{1,18}){0,499}$"
+"""Several ids of jobs with commas between them."""
 PRIVATE = ("spec", "env", "command", "directory", "attempts", "note")
 """Fields of `show` that other users do not see: commands and paths may hold secrets, environments often do."""
 
 
-async def _read_ahead(request: Request, context: Context) -> None:
+async def read_job_ahead(request: Request, context: Context) -> None:
     """Read the row of a job that has ended before its route asks for it, because a database may take a while."""
     job = request.path_params.get("job")
     if job is not None:
         await context.service.queries.book.read_ahead([job])
 
 
-router = APIRouter(tags=["jobs"], dependencies=[Depends(_read_ahead)])
+router = APIRouter(tags=["jobs"], dependencies=[Depends(read_job_ahead)])
 
 
-def _own(context: ApiContext, who: Principal, job: str) -> None:
+def own_job(context: ApiContext, who: Principal, job: str) -> None:
     owner = context.service.queries.owner(job)
     if not who.may_change(owner):
         raise Forbidden(f"job {job} belongs to {owner}; only the owner and the administrator may do this")
@@ -69,6 +71,7 @@ def _specs(request: messages.JobRequest) -> tuple[list[spec.Spec], str | None]:
 async def submit(request: messages.JobRequest, context: Context, who: Me) -> Json:
     """Submit a job, or an array of jobs: all or none. They are on disk when the answer arrives."""
     specs, snapshot = _specs(request)
+    context.service.terminals.check(specs)
     _check_priority(context, who, specs[0].priority)
     if snapshot is None:
         jobs = await context.service.requests.submit(specs, who.name)
@@ -87,7 +90,10 @@ async def submit(request: messages.JobRequest, context: Context, who: Me) -> Jso
 @router.post("/jobs/dry-run", responses=answers(422, model=dict[str, Any]))
 async def dry_run(request: messages.JobRequest, context: Context, who: Me) -> Json:
     """Return what would happen to a job, without submitting it."""
-    return Json(await context.service.queries.dry_run(_specs(request)[0][0], who.name))
+    specs, _ = _specs(request)
+    context.service.terminals.check(specs)
+    context.service.requests.check_grace(specs)
+    return Json(await context.service.queries.dry_run(specs[0], who.name))
 
 
 @router.get("/jobs", responses=answers(422, model=messages.JobPage))
@@ -97,8 +103,13 @@ async def jobs(
     all: Annotated[bool, Query(description="Include the jobs that have ended.")] = False,
     limit: Annotated[int, Query(ge=1, le=MAX_ROWS)] = 1000,
     before: Annotated[str | None, Query(pattern=r"^[0-9]{1,18}$", max_length=18)] = None,
+    ids: Annotated[
+        str | None, Query(pattern=SOME_JOBS, max_length=4000, description="Only these, ended or not: 7,8,12.")
+    ] = None,
 ) -> Json:
     """Return running and waiting jobs in order of submission: the latest `limit`, or the latest before a job."""
+    if ids is not None:
+        return Json({"jobs": await context.service.queries.some(ids.split(",")), "next": None})
     rows = await context.service.queries.page(all, limit=limit + 1, before=before)
     page = rows[-limit:]
     return Json({"jobs": page, "next": page[0]["job"] if len(page) < len(rows) else None})
@@ -164,7 +175,7 @@ async def read_log(
     ] = None,
 ) -> Response:
     """Return the output of a worker from an offset on. To follow it, repeat with the offset in `Carpool-Next`."""
-    _own(context, who, job)
+    own_job(context, who, job)
     last = context.service.queries.last_attempt(job)
     number = attempt or max(1, last)
     over = context.service.queries.is_over(
@@ -193,7 +204,7 @@ async def cancel_all(request: messages.JobsRequest, context: Context, who: Me) -
     await context.service.queries.book.read_ahead(request.jobs)
     for job in dict.fromkeys(request.jobs):
         try:
-            _own(context, who, job)
+            own_job(context, who, job)
         except (Forbidden, NoSuchJob) as error:
             refused[job] = error
     own = [job for job in dict.fromkeys(request.jobs) if job not in refused]
@@ -206,7 +217,7 @@ async def cancel_all(request: messages.JobsRequest, context: Context, who: Me) -
 @router.post("/jobs/{job}/cancel", responses=CHANGE)
 async def cancel(job: Job, context: Context, who: Me) -> Json:
     """Stop all workers of a job for good."""
-    _own(context, who, job)
+    own_job(context, who, job)
     await context.service.requests.cancel(job)
     return await _changed(context, job)
 
@@ -214,14 +225,14 @@ async def cancel(job: Job, context: Context, who: Me) -> Json:
 @router.delete("/jobs/{job}/files", responses=answers(403, 404, 409, 422, model=messages.PrunedAnswer))
 async def prune(job: Job, context: Context, who: Me) -> Json:
     """Remove the logs, the code snapshot and the checkpoints of a job that has ended."""
-    _own(context, who, job)
+    own_job(context, who, job)
     return Json({"job": job, "bytes": await context.service.requests.prune(job, who.name)})
 
 
 @router.post("/jobs/{job}/hold", responses=CHANGE)
 async def hold(job: Job, context: Context, who: Me) -> Json:
     """Keep a waiting job from starting until it is released."""
-    _own(context, who, job)
+    own_job(context, who, job)
     await context.service.requests.hold(job)
     return await _changed(context, job)
 
@@ -229,7 +240,7 @@ async def hold(job: Job, context: Context, who: Me) -> Json:
 @router.post("/jobs/{job}/release", responses=CHANGE)
 async def release(job: Job, context: Context, who: Me) -> Json:
     """Allow a held job to start."""
-    _own(context, who, job)
+    own_job(context, who, job)
     await context.service.requests.release(job)
     return await _changed(context, job)
 
@@ -237,7 +248,7 @@ async def release(job: Job, context: Context, who: Me) -> Json:
 @router.post("/jobs/{job}/pause", responses=CHANGE)
 async def pause(job: Job, context: Context, who: Me) -> Json:
     """Let a running job stand still on its GPUs until it is resumed; it keeps its memory."""
-    _own(context, who, job)
+    own_job(context, who, job)
     await context.service.requests.pause(job)
     return await _changed(context, job)
 
@@ -245,7 +256,7 @@ async def pause(job: Job, context: Context, who: Me) -> Json:
 @router.post("/jobs/{job}/resume", responses=CHANGE)
 async def resume(job: Job, context: Context, who: Me) -> Json:
     """Let a job go on that its owner paused."""
-    _own(context, who, job)
+    own_job(context, who, job)
     await context.service.requests.resume(job)
     return await _changed(context, job)
 
@@ -253,7 +264,7 @@ async def resume(job: Job, context: Context, who: Me) -> Json:
 @router.post("/jobs/{job}/requeue", responses=CHANGE)
 async def requeue(job: Job, context: Context, who: Me) -> Json:
     """Stop a running job after it has saved, and put it back into the queue."""
-    _own(context, who, job)
+    own_job(context, who, job)
     await context.service.requests.requeue(job)
     return await _changed(context, job)
 
@@ -261,7 +272,7 @@ async def requeue(job: Job, context: Context, who: Me) -> Json:
 @router.put("/jobs/{job}/priority", responses=CHANGE)
 async def set_priority(job: Job, request: messages.PriorityRequest, context: Context, who: Me) -> Json:
     """Change the priority of a job; a higher one starts first."""
-    _own(context, who, job)
+    own_job(context, who, job)
     _check_priority(context, who, request.priority)
     await context.service.requests.set_priority(job, request.priority)
     return await _changed(context, job)

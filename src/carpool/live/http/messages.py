@@ -12,8 +12,19 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchem
 from carpool.field_types import FieldType
 from carpool.job_schema import FIELDS, PRIORITY, Edge, JobField, on
 
-UserName = Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_.-]{0,31}$", max_length=32)]
-JobName = Annotated[str, Field(pattern=r"^[0-9]{1,18}$", max_length=18)]
+USER_NAME = r"^[a-z_][a-z0-9_.-]{0,31}$"
+GROUP_NAME = r"^[a-z0-9_][a-z0-9_.-]{0,31}$"
+NODE_NAME = r"^[a-z0-9][a-z0-9_.-]{0,62}$"
+JOB_NAME = r"^[0-9]{1,18}$"
+PATTERN_WORDS = {
+    USER_NAME: "use up to 32 lower-case letters, digits, _, . and -, and begin with a letter or _",
+    GROUP_NAME: "use up to 32 lower-case letters, digits, _, . and -, and begin with a letter, a digit or _",
+    NODE_NAME: "use up to 63 lower-case letters, digits, _, . and -, and begin with a letter or a digit",
+    JOB_NAME: "use the number of a job, such as 12",
+}
+"""What users read instead of a regular expression."""
+UserName = Annotated[str, Field(pattern=USER_NAME, max_length=32)]
+JobName = Annotated[str, Field(pattern=JOB_NAME, max_length=18)]
 JobStatus = Literal[
     "pending", "starting", "running", "pausing", "paused", "resuming", "stopping", "finished", "failed", "cancelled"
 ]
@@ -70,6 +81,40 @@ class JobsRequest(Request):
     jobs: Annotated[list[JobName], Field(min_length=1, max_length=10_000)]
 
 
+class SignInRequest(Request):
+    token: Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[!-~]+$")]
+
+
+class WhatIfRequest(Request):
+    policy: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,40}$", max_length=40)]
+
+
+Rows = Annotated[int, Field(ge=1, le=10_000)]
+
+
+class KeysRequest(Request):
+    """What a user typed, and how large the window is."""
+
+    typist: Annotated[str, Field(pattern=r"^[0-9a-f]{8,64}$", max_length=64)]
+    """Random name of the client."""
+    number: Annotated[int, Field(ge=0, le=10**15)]
+    """Number of this request, larger than that of the one before. One that was taken is not taken again."""
+    data: Annotated[str, Field(max_length=65_536)] = ""
+    """Bytes as base64."""
+    rows: Rows | None = None
+    columns: Rows | None = None
+    ends: bool = False
+    """Nothing more follows, for a command without a terminal."""
+
+
+class CommandRequest(Request):
+    """A command to run beside a worker; with rows and columns it gets a terminal."""
+
+    command: Annotated[list[Annotated[str, Field(max_length=131_072)]], Field(min_length=1, max_length=10_000)]
+    rows: Rows | None = None
+    columns: Rows | None = None
+
+
 class PriorityRequest(Request):
     priority: Priority
 
@@ -82,12 +127,55 @@ class LimitsRequest(Request):
     max_priority: MaxPriority = None
 
 
+GroupName = Annotated[str, Field(pattern=GROUP_NAME, max_length=32)]
+
+
+class MembershipRequest(Request):
+    group: GroupName | None
+    """null: the user is in no group."""
+
+
+LimitSeconds = Annotated[float, Field(ge=1.0, le=1e12)]
+
+
+class GroupRequest(Request):
+    """What the operator says about a group; fields that are left out stay as they are."""
+
+    weight: Annotated[float, Field(ge=1e-3, le=1e6)] = 1.0
+    guarantee: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    cap: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    default_limit_s: LimitSeconds | None = None
+    max_limit_s: LimitSeconds | None = None
+
+
+GpuNames = Annotated[str, Field(max_length=1000)]
+Moment = Annotated[float, Field(ge=0.0, le=1e11)]
+
+
+class DrainRequest(Request):
+    gpus: GpuNames
+    """A node or its GPUs, such as node0, node0:1 or node0:1,node1."""
+    at: Moment | None = None
+    """When it begins, in seconds since 1970; null: now, and jobs that are there run to their ends."""
+
+
+class ReservationRequest(Request):
+    gpus: GpuNames
+    """Nodes or GPUs, such as node0,node1:0-3, or a number of GPUs, of which the service chooses the best."""
+    group: GroupName
+    start: Moment
+    end: Moment
+
+
+class FairShareRequest(Request):
+    strength: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    half_life_s: Annotated[float, Field(ge=1.0, le=1e10)] = 86_400.0
+
+
 class UserRequest(LimitsRequest):
     name: UserName
+    group: GroupName | None = None
     uid: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
-
-
-NODE_NAME = r"^[a-z0-9][a-z0-9_.-]{0,62}$"
 
 
 class NodeRequest(Request):
@@ -98,9 +186,18 @@ class NodeChange(Request):
     state: Literal["open", "drained", "lost"]
 
 
+class LeftCheckpoint(Request):
+    why: Annotated[str, Field(min_length=1, max_length=500)]
+
+
 class ErrorAnswer(Answer):
     error: str
     """One sentence that says what is wrong and what to do."""
+
+
+class TypedAnswer(Answer):
+    taken: bool
+    """Whether there was room for what was typed; false: send it again later."""
 
 
 class HealthAnswer(Answer):
@@ -156,6 +253,89 @@ class UserAnswer(Answer):
     revoked: bool
 
 
+class GroupAnswer(Answer):
+    name: str
+    weight: float
+    guarantee: int
+    cap: int | None
+    default_limit_s: float | None
+    """Time limit of jobs that name none; null: the maximum, or none."""
+    max_limit_s: float | None
+    users: list[str]
+    jobs: int
+    gpus: int
+    used_gpu_s: float
+    """Decayed GPU-seconds; 0 where shares do not count."""
+    of_share: float | None
+    """Its usage relative to its share among the groups that have jobs; null: it has none, or shares do not count."""
+
+
+class ClosureAnswer(Answer):
+    name: str
+    kind: str
+    on: list[str]
+    group: str | None
+    start: float
+    end: float | None
+    begun: bool
+    jobs: list[str]
+
+
+class ClosureList(Answer):
+    closures: list[ClosureAnswer]
+
+
+class FairShareAnswer(Answer):
+    strength: float
+    half_life_s: float
+
+
+class GroupList(Answer):
+    groups: list[GroupAnswer]
+    fair_share: FairShareAnswer
+
+
+class UsageRow(Answer):
+    """GPU-seconds that some jobs used, and how many of them ended. It also has the keys that the request asked for."""
+
+    held_gpu_s: float
+    """Their parts of the GPUs that they held."""
+    computed_gpu_s: float
+    shared_gpu_s: float
+    paused_gpu_s: float
+    lost_gpu_s: float
+    saved_gpu_s: float | None
+    """null: jobs shared, and none of them was measured alone."""
+    judged_gpu_s: float
+    """Held while sharing, as far as `saved_gpu_s` counts it."""
+    unjudged_gpu_s: float
+    """Held while sharing, where no time alone was measured."""
+    jobs: int
+    failed: int
+
+
+class UsageGpus(Answer):
+    """GPU-seconds of the cluster: what existed is what jobs held, what was idle and what was closed."""
+
+    existed_gpu_s: float
+    idle_gpu_s: float
+    closed_gpu_s: float
+    away_gpu_s: float
+    """GPUs of nodes that had been part of the cluster before and were not; no part of what existed."""
+
+
+class UsageAnswer(Answer):
+    by: list[Literal["user", "group", "project", "day"]]
+    since: str | None
+    until: str | None
+    counted_since: float
+    """When counting began."""
+    now: float
+    rows: list[UsageRow]
+    total: UsageRow
+    gpus: UsageGpus
+
+
 class UserList(Answer):
     users: list[UserAnswer]
 
@@ -205,3 +385,12 @@ class HistoryPage(Answer):
 
 class WorkloadAnswer(Answer):
     jobs: list[dict[str, Any]]
+
+
+class PolicyRow(Answer):
+    name: str
+    summary: str
+
+
+class PolicyList(Answer):
+    policies: list[PolicyRow]

@@ -3,12 +3,15 @@
 import asyncio
 import os
 import tempfile
+from datetime import date
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request
+from starlette.responses import Response
 
 from carpool import __version__
 from carpool.core.model import Limits
+from carpool.core.usage_report import BY
 from carpool.errors import InputError
 from carpool.live.accounts import installation_problem, uid_for
 from carpool.live.errors import NoSuchJob, WrongStatus
@@ -18,9 +21,15 @@ from carpool.live.http.auth import ADMIN, AGENT, Principal, digest, new_token
 
 Me = Annotated[Principal, Depends(me)]
 Context = Annotated[ApiContext, Depends(api_context)]
-Name = Annotated[str, Path(pattern=r"^[a-z_][a-z0-9_.-]{0,31}$", max_length=32)]
+Name = Annotated[str, Path(pattern=messages.USER_NAME, max_length=32)]
 router = APIRouter()
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""Type of the format in which Prometheus reads metrics."""
 Before = Annotated[str | None, Query(pattern=r"^[0-9]{1,18}$", max_length=18)]
+
+KEY = f"({'|'.join(BY)})"
+USAGE_KEYS = f"^{KEY}(,{KEY}){{0,3}}$"
+"""Keys of usage with commas between them."""
 
 
 class NoSuchUser(NoSuchJob):
@@ -28,7 +37,8 @@ class NoSuchUser(NoSuchJob):
         InputError.__init__(self, f"there is no user {name}; `carpool user list` lists them")
 
 
-def _admin_only(who: Principal) -> None:
+def admin_only(who: Principal) -> None:
+    """Raise `Forbidden` for a user that is not the administrator."""
     if not who.admin:
         raise Forbidden("only the administrator may do this")
 
@@ -78,6 +88,21 @@ async def retention(context: Context, who: Me) -> Json:
     return Json(context.service.queries.retention(None if who.admin else who.name))
 
 
+@router.get("/usage", tags=["service"], responses=answers(422, model=messages.UsageAnswer))
+async def usage(
+    context: Context,
+    who: Me,
+    by: Annotated[
+        str, Query(pattern=USAGE_KEYS, max_length=40, description="user, group, project, day or several.")
+    ] = "user",
+    since: Annotated[date | None, Query(description="First day, in UTC; all that was counted without it.")] = None,
+    until: Annotated[date | None, Query(description="Last day, in UTC.")] = None,
+) -> Json:
+    """Return what jobs used of the GPUs. As the queue, it is the same for all users."""
+    keys = tuple(dict.fromkeys(by.split(",")))
+    return Json(context.service.queries.usage(keys, since, until))
+
+
 @router.get("/accuracy", tags=["service"], responses=answers(model=dict[str, Any]))
 async def accuracy(context: Context, who: Me) -> Json:
     """Return how accurate the estimates of the service were."""
@@ -117,21 +142,32 @@ async def _receive(request: Request, context: ApiContext, who: Principal) -> Jso
     return Json({"snapshot": name}, 201)
 
 
+METRICS: dict[int | str, dict[str, Any]] = {
+    **answers(),
+    200: {"description": "Metrics for Prometheus.", "content": {"text/plain": {"schema": {"type": "string"}}}},
+}
+
+
+async def metrics(context: Context) -> Response:
+    """Return metrics as Prometheus reads them. A user of its own needs no other right."""
+    return Response(context.service.metrics.text(), media_type=CONTENT_TYPE)
+
+
 # ---- users ----------------------------------------------------------------------------------------------------------
 
 
-def _shown(name: str, row: dict[str, Any]) -> dict[str, Any]:
+def shown_user(name: str, row: dict[str, Any]) -> dict[str, Any]:
     """Return a user without the hash of the token."""
-    shown = {key: row.get(key) for key in ("uid", "max_jobs", "max_gpus", "max_priority", "added")}
+    shown = {key: row.get(key) for key in ("uid", "group", "max_jobs", "max_gpus", "max_priority", "added")}
     return {"name": name, "role": row.get("role", "user"), "revoked": bool(row.get("revoked")), **shown}
 
 
 @router.get("/users", tags=["users"], responses=answers(403, model=messages.UserList))
 async def users(context: Context, who: Me) -> Json:
     """Return all users, including revoked ones."""
-    _admin_only(who)
+    admin_only(who)
     rows = sorted(context.service.queries.users().items())
-    return Json({"users": [_shown(name, row) for name, row in rows if row.get("role") != AGENT]})
+    return Json({"users": [shown_user(name, row) for name, row in rows if row.get("role") != AGENT]})
 
 
 @router.post(
@@ -142,7 +178,7 @@ async def users(context: Context, who: Me) -> Json:
 )
 async def add_user(request: messages.UserRequest, context: Context, who: Me) -> Json:
     """Add a user. The answer holds their token, which is not kept and cannot be shown again."""
-    _admin_only(who)
+    admin_only(who)
     name = request.name
     known = context.service.queries.users().get(name)
     if name == ADMIN or (known and not known.get("revoked")):
@@ -153,13 +189,13 @@ async def add_user(request: messages.UserRequest, context: Context, who: Me) -> 
         "role": "user",
         "uid": _uid(context, name, request.uid),
         "revoked": False,
-        **request.model_dump(include={"max_jobs", "max_gpus", "max_priority"}),
+        **request.model_dump(include={"max_jobs", "max_gpus", "max_priority", "group"}),
     }
     await context.service.requests.put_user(name, row)
     await context.service.requests.set_limits(name, Limits(request.max_jobs, request.max_gpus))
     context.keyring.add(name, row["token_hash"])
     warning = "" if row["uid"] is None else await asyncio.to_thread(installation_problem, row["uid"])
-    return Json({**_shown(name, row), "token": token, "warning": warning}, 201)
+    return Json({**shown_user(name, row), "token": token, "warning": warning}, 201)
 
 
 def _uid(context: ApiContext, name: str, uid: int | None) -> int | None:
@@ -180,24 +216,25 @@ def _uid(context: ApiContext, name: str, uid: int | None) -> int | None:
 @router.delete("/users/{name}", tags=["users"], responses=answers(403, 404, 422, 503, model=messages.UserAnswer))
 async def revoke(name: Name, context: Context, who: Me) -> Json:
     """Revoke a user's token. Their jobs go on; cancel them if that is not wanted."""
-    _admin_only(who)
-    row = {**_known(context, name), "token_hash": "", "revoked": True}
+    admin_only(who)
+    row = {**known_user(context, name), "token_hash": "", "revoked": True}
     context.keyring.revoke(name)  # first, so that it holds until the next start even where it cannot be written
     await context.service.requests.put_user(name, row)
-    return Json(_shown(name, row))
+    return Json(shown_user(name, row))
 
 
 @router.put("/users/{name}/limits", tags=["users"], responses=answers(403, 404, 422, 503, model=messages.UserAnswer))
 async def limit(name: Name, request: messages.LimitsRequest, context: Context, who: Me) -> Json:
     """Change limits of a user: null removes a limit, and one that is left out stays."""
-    _admin_only(who)
-    row = {**_known(context, name), **request.model_dump(exclude_unset=True)}
+    admin_only(who)
+    row = {**known_user(context, name), **request.model_dump(exclude_unset=True)}
     await context.service.requests.put_user(name, row)
     await context.service.requests.set_limits(name, Limits(row.get("max_jobs"), row.get("max_gpus")))
-    return Json(_shown(name, row))
+    return Json(shown_user(name, row))
 
 
-def _known(context: ApiContext, name: str) -> dict[str, Any]:
+def known_user(context: ApiContext, name: str) -> dict[str, Any]:
+    """Return the row of a user. Raise `NoSuchUser`."""
     row = context.service.queries.users().get(name)
     if row is None:
         raise NoSuchUser(name)

@@ -1,0 +1,106 @@
+"""Routes on drained and reserved GPUs."""
+
+from dataclasses import replace
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Path
+
+from carpool.core.closures import choose
+from carpool.core.model import Closure
+from carpool.errors import InputError
+from carpool.gpu_names import gpu_number, named_gpus
+from carpool.live.errors import NoSuchJob
+from carpool.live.http import messages
+from carpool.live.http.api import ApiContext, Json, answers, api_context, me
+from carpool.live.http.auth import Principal
+from carpool.live.http.service_routes import admin_only
+
+Me = Annotated[Principal, Depends(me)]
+Context = Annotated[ApiContext, Depends(api_context)]
+ClosureName = Annotated[str, Path(max_length=1000)]
+router = APIRouter(tags=["nodes"])
+
+
+class NoSuchClosure(NoSuchJob):
+    def __init__(self, name: str) -> None:
+        InputError.__init__(self, f"nothing is drained or reserved as {name!a}; `carpool reservations` shows what is")
+
+
+@router.get("/closures", responses=answers(model=messages.ClosureList))
+async def closures(context: Context, who: Me) -> Json:
+    """Return the GPUs that are drained or reserved, now or later, and the jobs that are there."""
+    return Json({"closures": context.service.queries.closures()})
+
+
+@router.post("/drains", status_code=201, responses=answers(403, 422, 503, ok=201, model=messages.ClosureAnswer))
+async def drain(request: messages.DrainRequest, context: Context, who: Me) -> Json:
+    """Let nothing new start on a node or a GPU. Without a time, jobs there run to their ends; with one, nothing starts
+    that would run into it, and what is still there then saves and moves, or is paused."""
+    admin_only(who)
+    now = context.service.clock.now()
+    begins = now if request.at is None else max(now, request.at)
+    closure = Closure(request.gpus, _gpus(context, request.gpus), begins, lets_finish=request.at is None)
+    return await _set(context, closure)
+
+
+@router.delete("/drains/{name}", responses=answers(403, 404, 422, 503, model=messages.ClosureAnswer))
+async def undrain(name: ClosureName, context: Context, who: Me) -> Json:
+    """Let jobs start again on what was drained under this name."""
+    return await _remove(context, who, name, reserves=False)
+
+
+@router.post("/reservations", status_code=201, responses=answers(403, 422, 503, ok=201, model=messages.ClosureAnswer))
+async def reserve(request: messages.ReservationRequest, context: Context, who: Me) -> Json:
+    """Reserve GPUs for a group for some time, by name or by number. Of a number, those are chosen that others leave
+    soonest. Nothing of others starts that would run into it."""
+    admin_only(who)
+    now = context.service.clock.now()
+    if request.end <= max(now, request.start):
+        raise InputError("end: a reservation must end after it begins, and later than now")
+    used = [int(name[1:]) for name in context.service.state.closures if name[:1] == "r" and name[1:].isdecimal()]
+    name, begins = f"r{max(used, default=0) + 1}", max(now, request.start)
+    asked = Closure(name, (), begins, request.end, request.group)
+    number = gpu_number(request.gpus)
+    gpus = _gpus(context, request.gpus) if number is None else _choose(context, number, asked)
+    return await _set(context, replace(asked, gpus=gpus))
+
+
+@router.delete("/reservations/{name}", responses=answers(403, 404, 422, 503, model=messages.ClosureAnswer))
+async def unreserve(name: ClosureName, context: Context, who: Me) -> Json:
+    """Take a reservation back."""
+    return await _remove(context, who, name, reserves=True)
+
+
+def _gpus(context: ApiContext, text: str) -> tuple[int, ...]:
+    nodes: dict[str, dict[int, int]] = {}
+    for node in context.service.executor.nodes():
+        nodes[node.id] = {slot.index: slot.id for slot in node.slots}
+    return named_gpus(text, nodes)
+
+
+def _choose(context: ApiContext, number: int, closure: Closure) -> tuple[int, ...]:
+    found = choose(context.service.state, number, closure)
+    if found is None:
+        remedy = "`carpool reservations` shows what is closed at that time"
+        raise InputError(f"gpus: {number} GPUs are not there, or not open; {remedy}")
+    return found
+
+
+async def _set(context: ApiContext, closure: Closure) -> Json:
+    await context.service.requests.set_closure(closure)
+    context.service.due_events.look()
+    return Json(_row(context, closure.id), 201)
+
+
+async def _remove(context: ApiContext, who: Principal, name: str, *, reserves: bool) -> Json:
+    admin_only(who)
+    closure = context.service.state.closures.get(name)
+    if closure is None or (closure.group is not None) is not reserves:
+        raise NoSuchClosure(name)
+    row = _row(context, name)
+    await context.service.requests.remove_closure(name)
+    return Json(row)
+
+
+def _row(context: ApiContext, name: str) -> dict[str, Any]:
+    return next(row for row in context.service.queries.closures() if row["name"] == name)
