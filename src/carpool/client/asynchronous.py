@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from carpool.client.connection import Connection, JobTable, Stream, SubmittedJob, connect
+from carpool.client.connection import Connection, JobTable, Row, Stream, SubmittedJob, connect
 
 
 async def connect_async(
@@ -36,6 +36,12 @@ class AsyncConnection:
     async def jobs(self, all: bool = False, **filters: Any) -> JobTable:
         """Return rows of jobs."""
         return await asyncio.to_thread(self.connection.jobs, all, **filters)
+
+    async def events(self, after: int | None = None, job: str | int | None = None) -> AsyncIterator[Row]:
+        """Yield what happens, as `Connection.events` does."""
+        with await asyncio.to_thread(self.connection.events, after, job) as events:
+            while (event := await asyncio.to_thread(next, events, None)) is not None:
+                yield event
 
 
 class AsyncJob:

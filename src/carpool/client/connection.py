@@ -9,10 +9,10 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
+from carpool.client.notebook import job_html, show_live
 from carpool.errors import InputError
 from carpool.job_schema import request_of
 from carpool.live.http.client import Client, job_id, job_path
@@ -65,10 +65,12 @@ class Connection:
     def _client(self) -> Client:
         client: Client | None = getattr(self._local, "client", None)
         if client is None:
-            url, token, home = self._address
-            client = Client(url, token or "") if url is not None else Client.find(home)
-            self._local.client = client
+            client = self._local.client = self._new_client()
         return client
+
+    def _new_client(self) -> Client:
+        url, token, home = self._address
+        return Client(url, token or "") if url is not None else Client.find(home)
 
     @property
     def url(self) -> str:
@@ -129,11 +131,23 @@ class Connection:
             rows = [row for row in rows if row["status"] in wanted]
         return JobTable(row for row in rows if name is None or fnmatchcase(row["name"], name))
 
+    def usage(self, by: str = "user", since: str | None = None, until: str | None = None) -> Row:
+        """Return what jobs used of the GPUs: what `carpool usage --json` prints. Days are dates, such as 2026-03-01."""
+        return dict(self.request("GET", "/v1/usage", by=by, since=since, until=until))
+
     def wait(self, jobs: Iterable["SubmittedJob"], timeout: float | None = None) -> None:
         """Wait until all jobs have ended; raise `TimeoutError` if they have not in time."""
         until = None if timeout is None else time.monotonic() + timeout
         for job in jobs:
             job.wait(None if until is None else max(0.0, until - time.monotonic()))
+
+    def events(self, after: int | None = None, job: str | int | None = None) -> "EventIterator":
+        """Return an iterator over what happens, from now on or after the event with the number `after`.
+
+        Each event is a row with `seq`, `kind`, `at` and what belongs to its kind; `Gap` says that events were missed.
+        It goes on when the service is started again. `job`: only events of this job.
+        """
+        return EventIterator(self._new_client(), after, None if job is None else job_id(str(job)))
 
     def wait_for(self, job: str, seconds: float) -> None:
         """Wait for the end of a job or for this many seconds, also if the service is started again meanwhile."""
@@ -146,6 +160,37 @@ class Connection:
             yield data, ended
             if ended:
                 return
+
+
+class EventIterator(Iterator[Row]):
+    """Events of a service, as they happen. `close` ends the iteration, also from another thread."""
+
+    def __init__(self, client: Client, after: int | None, job: str | None) -> None:
+        self._client = client
+        self._messages = client.events(after, job)
+        self._closed = False
+        self.last = next(self._messages).number  # opens the stream: nothing that happens from now on is missed
+        """Number of the latest event, after which another iterator can go on."""
+
+    def __next__(self) -> Row:
+        while not self._closed:
+            message = next(self._messages)
+            self.last = message.number
+            if message.kind not in ("", "Hello"):
+                row: Row = message.data
+                return row
+        raise StopIteration
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._closed = True
+        self._client.abort()
+
+    def __enter__(self) -> "EventIterator":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 class SubmittedJob:
@@ -239,10 +284,11 @@ class SubmittedJob:
 
     def _repr_html_(self) -> str:
         """Return the job as a notebook shows it."""
-        row = self.row
-        share = f", {row['progress']:.0%} done" if row.get("progress") is not None else ""
-        why = f" ({row['reason']})" if row.get("reason") else ""
-        return escape(f"job {self.id} {row['name']}: {row['status']}{share}{why}")
+        return job_html(self.row)
+
+    def _ipython_display_(self) -> None:
+        """Show the job in a notebook, live: the text follows the job until it has ended."""
+        show_live(self)
 
 
 def _request(command: str | Sequence[str], fields: Mapping[str, Any]) -> Row:

@@ -1,6 +1,7 @@
 """System accounts of Carpool's users. A service that runs as root runs each user's jobs under that user's uid. A user
 without a login on this machine gets a uid from a range of Carpool's own."""
 
+import contextlib
 import os
 import pwd
 import subprocess
@@ -14,6 +15,8 @@ ADMIN = "admin"
 """Name of the administrator, whose jobs run as the service's own user."""
 NOBODY = 65_534
 """Uid without rights of its own."""
+LONGEST_S = 10.0
+"""Seconds that a look at files with a shell may take."""
 FIRST_UID = 7_000_000
 """First uid of Carpool's own range, above those for logins (60,000) and containers (6,000,000 by default)."""
 
@@ -35,7 +38,7 @@ def login_name(uid: int) -> str:
 
 
 def runs_as(uid: int | None, script: str, *words: str) -> bool:
-    """Return whether a shell script succeeds under a uid; None: that of this process. Blocks."""
+    """Return whether a shell script succeeds under a uid within some seconds; None: that of this process. Blocks."""
     owner = None if uid is None or uid == os.getuid() else account(uid)
     options: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     if owner is not None:
@@ -43,7 +46,14 @@ def runs_as(uid: int | None, script: str, *words: str) -> bool:
         options |= {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": groups}
     command = ["/bin/sh", "-c", script, "sh", *words]
     env = {"PATH": "/usr/local/bin:/usr/bin:/bin"}  # nothing of the service's own, which this user could read
-    return subprocess.run(command, env=env, cwd="/", check=False, **options).returncode == 0
+    process = subprocess.Popen(command, env=env, cwd="/", **options)
+    try:
+        return process.wait(LONGEST_S) == 0
+    except subprocess.TimeoutExpired:  # a file system that does not answer, for which it may wait for ever
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(1.0)
+        return False
 
 
 def check_directory(path: str, uid: int | None) -> None:

@@ -94,13 +94,15 @@ class SignalFreezer:
     def go_on(self) -> None:
         """Let all processes go on."""
         until = time.monotonic() + ATTEMPT_S
-        while True:
-            stopped = [pid for pid in self._processes() if _is_stopped(pid)]
-            for pid in stopped:
+        # all of them: one in an uninterruptible wait does not stand yet, and SIGCONT takes back the stop before it
+        todo = self._processes()
+        while todo:
+            for pid in todo:
                 self._send(pid, signal.SIGCONT)
-            if not stopped or time.monotonic() > until:
+            if time.monotonic() > until:
                 return
             time.sleep(LOOK_S)
+            todo = {pid for pid in self._processes() if _is_stopped(pid)}
 
     def remove(self) -> None:
         return

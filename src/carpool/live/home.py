@@ -52,16 +52,23 @@ class Home:
         """Which journal this home belongs to, if that is in a database."""
         self.users = self.path / "users.json"
         """Copy of the users beside the journal."""
+        self.settings = self.path / "settings.json"
+        """Copy of the groups, shares, drains and reservations beside the journal."""
         self.alive = self.path / "alive"
         """Touched while a service runs: see `executors/switching.py`."""
         self.jobs = self.path / "jobs"
         self.running = self.path / "running"
         """One empty file for each gang that may have processes, for a restarted service."""
         self.mps = self.path / "mps"
+        self.emulated = self.path / "emulated"
+        """Emulated GPUs: their description, the files by which workers see each other, and homes of agents."""
         self.certificate = self.path / "certificate.pem"
         """Copy of the service's TLS certificate, by which clients of this home know it."""
         self.nodes = self.path / "nodes.json"
         """The nodes of a cluster."""
+        self.pilots = self.path / "pilots"
+        """Tickets and output of the pilots of a ground."""
+        self.pilot_key = self.path / "pilots.key"
         self._locked: int | None = None
 
     def create(self) -> None:

@@ -3,9 +3,10 @@
 It waits until its gang is complete, starts the worker in a process group of its own, records pid, start time and exit
 code in the worker's directory, and stops it in steps: a request through the channel, SIGTERM, SIGKILL. Processes that
 the worker leaves behind are killed. If the wrapper itself is killed, the kernel kills the worker. It pauses the worker
-and lets it go on as the file `pause.json` says. On a node of a cluster it kills the worker when the node's lease is
-over. A bare interpreter runs this file, which imports no other module of Carpool but `freezer.py`, so that it starts in
-about 30 ms.
+and lets it go on as the file `pause.json` says; one that starts ahead of its turn, from its first step on. On a node of
+a cluster it kills the worker when the node's lease is over. It holds the terminal of an interactive job, and starts
+commands beside a worker (`door.py`). A bare interpreter runs this file, which imports no other module of Carpool but
+`freezer.py` and, where it is needed, `door.py`, so that it starts in about 30 ms.
 """
 
 from __future__ import annotations
@@ -22,13 +23,25 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING or __package__:
+    from carpool.live import door as door_module
     from carpool.live import freezer
-else:  # started as a file: the interpreter does not know Carpool's packages, and must not find them by short names
+
+
+def _load_beside(name: str) -> Any:
+    """Load a file of this folder. An interpreter that was started with this file does not know Carpool's packages, and
+    must not find them by short names."""
     from importlib import util
 
-    _beside = util.spec_from_file_location("freezer", os.path.join(os.path.dirname(__file__), "freezer.py"))
-    freezer = util.module_from_spec(_beside)
-    _beside.loader.exec_module(freezer)
+    spec = util.spec_from_file_location(name, os.path.join(os.path.dirname(__file__), f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+if not TYPE_CHECKING and not __package__:
+    freezer = _load_beside("freezer")
 
 ORDERS = "rank.json"  # what to run; written by the executor
 RECORD = "process.json"  # pids and start times of wrapper and worker
@@ -37,9 +50,13 @@ STOP = "stop.json"  # how to stop: {"how": "save" | "end" | "kill"}
 PAUSE = "pause.json"  # whether to pause: {"sequence": n, "paused": bool, "patience_s": seconds, "alive": path,
 # "swap_in": the command that moves the worker's memory back to its GPU, where it was moved away}
 PAUSED = "paused.json"  # the last request that is carried out: {"sequence": n, "paused": bool, "let_go": bool}
+KNOCK = "knock"  # an empty file: the service wants to reach the worker
 CGROUP = "carpool-"  # how the names of the wrappers' cgroups begin
 GO = "go"  # in the directory above: the gang is complete; the launch's nonce, or {"nonce": it, "env": more variables}
 CONTROL = "control.json"  # what the training library is to do: see `carpool.channel`
+REPORTS, SLOT, MAGIC, ITERATION = ("report", "watch"), 512, b"CPR1", 16
+"""Where a worker reports its steps: files, size of a slot, how a record begins, and where it has its iterations, as
+`carpool.channel` writes them."""
 EXIT_BYTES = 512
 """Size of the exit file, written at the start so that an exit can be recorded on a full disk."""
 PAUSED_BYTES = 64
@@ -47,6 +64,8 @@ MAX_JSON_BYTES = 1 << 26
 """Largest part of a JSON file that is read; the environment of a job may be long."""
 AGAIN_S = 0.02
 """Seconds before another attempt to stop processes that are not all stopped."""
+GATE_S = 0.02
+"""Seconds between two looks whether a worker that starts ahead of its turn has made a step."""
 LEASE_LOOK_S = 5.0
 """Largest number of seconds between two looks at the node's lease: the machine may have been suspended."""
 LOOK_S = 15.0
@@ -99,10 +118,29 @@ class WorkerDirectory:
             json.dump(data, file)
         os.replace(f".{name}", name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
 
+    def has(self, name: str) -> bool:
+        with contextlib.suppress(OSError):
+            os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+            return True
+        return False
+
     def size(self, name: str) -> int:
         with contextlib.suppress(OSError):
             return os.stat(name, dir_fd=self.fd).st_size
         return 0
+
+    def has_steps(self) -> bool:
+        """Return whether the worker has reported a step. What it may have put in place of a report counts as none."""
+        return any(_steps(self._read_bytes(name)) for name in REPORTS)
+
+    def _read_bytes(self, name: str) -> bytes:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self.fd)
+            try:
+                return os.pread(descriptor, 2 * SLOT, 0) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+            finally:
+                os.close(descriptor)
+        return b""
 
     def open_log(self, name: str) -> int:
         return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600, dir_fd=self.fd)
@@ -112,6 +150,13 @@ class WorkerDirectory:
         descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=self.fd)
         os.pwrite(descriptor, b" " * size, 0)
         return descriptor
+
+
+def _steps(report: bytes) -> int:
+    """Return the iterations that a report tells of. A half written slot may count: the other one says the same soon."""
+    slots = [report[at : at + SLOT] for at in (0, SLOT)]
+    told = [slot for slot in slots if len(slot) == SLOT and slot.startswith(MAGIC)]
+    return max([int.from_bytes(slot[ITERATION : ITERATION + 8], "little") for slot in told], default=0)
 
 
 class Pause:
@@ -125,12 +170,17 @@ class Pause:
         self._freezer: freezer.CgroupFreezer | freezer.SignalFreezer = self._by_signals
         self._answer = directory.open_reserved(PAUSED, PAUSED_BYTES)
         self._request: dict[str, Any] = {}
-        self._wanted = self._paused = self._over = False
+        self._wanted = self._paused = self._over = self._armed = False
+        self._worker = 0
         self._seen = 0
         """Time stamp of the service's last sign of life."""
         self._seen_at = 0.0
         self.due: float | None = None
         """When to call `look` next."""
+
+    @property
+    def paused(self) -> bool:
+        return self._paused
 
     def obey(self, worker: int) -> None:
         """Carry out the executor's latest request."""
@@ -141,9 +191,19 @@ class Pause:
             return
         if self._over:
             return
-        if not wanted:
+        self._armed = False
+        if wanted:
+            self._begin(worker)
+        else:
             self._go_on()
-            return
+
+    def arm(self, request: dict[str, Any], worker: int) -> None:
+        """Pause a worker that starts ahead of its turn as soon as it reports a step, whether or not a service runs. A
+        request of the executor replaces this one."""
+        self._request, self._worker, self._armed = request, worker, True
+        self.due = time.monotonic() + GATE_S
+
+    def _begin(self, worker: int) -> None:
         if not self._wanted:
             inside = self.cgroup is not None and self.cgroup.holds(worker)
             self._freezer = self.cgroup if inside and self.cgroup is not None else self._by_signals
@@ -153,6 +213,13 @@ class Pause:
 
     def look(self) -> None:
         """Stop what still runs or runs again, and let the worker go on if the service shows no sign of life."""
+        if self._armed:
+            if not self._directory.has_steps():
+                self.due = time.monotonic() + GATE_S
+                return
+            self._armed = False
+            self._begin(self._worker)
+            return
         if not self._wanted:
             self.due = None
             return
@@ -175,7 +242,7 @@ class Pause:
 
     def end(self) -> None:
         """Let the worker go on for good, because it is to stop."""
-        self._over = True
+        self._over, self._armed = True, False
         if self._wanted:
             self._go_on()
             self._swap_in()
@@ -259,7 +326,10 @@ class Wrapper:
             "boot": boot_id(),
             "nonce": nonce,
             "pauses": True,
+            "door": True,
         }
+        self.door: door_module.Door | None = None
+        self.terminal: door_module.Terminal | None = None
         self.cgroup: freezer.CgroupFreezer | None = None
         planned = freezer.cgroup_below(f"{CGROUP}{nonce}-{os.path.basename(path)}")
         if planned is not None and self.orders.get("cgroup"):
@@ -275,6 +345,8 @@ class Wrapper:
         """The node's lease ran out."""
         self.unasked = False
         """A signal to end came from something else than the executor."""
+        self.idle = False
+        """The terminal was left alone for too long."""
         self._exit = self.directory.open_reserved(EXIT, EXIT_BYTES)
 
     def run(self) -> None:
@@ -299,11 +371,13 @@ class Wrapper:
         self._start()
         self._attend()
         self._leave_nothing_behind()
+        if self.door is not None:
+            self.door.finish()
         assert self.status is not None
         code = os.waitstatus_to_exitcode(self.status)
         ended = {"code": code if code >= 0 else 128 - code, "signal": max(0, -code), "began": began}
         times = {"began_uptime": self.me["began_uptime"], "ended": time.time(), "ended_uptime": uptime()}
-        whose = {name: True for name in ("fenced", "unasked") if getattr(self, name)}
+        whose = {name: True for name in ("fenced", "unasked", "idle") if getattr(self, name)}
         self._record({**ended, **times, "stage": self.stage, **whose})
 
     def _complete(self) -> bool:
@@ -327,55 +401,117 @@ class Wrapper:
     # ---- the worker ------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        logs = [self.directory.open_log("stdout.log"), self.directory.open_log("stderr.log")]
-        if self.orders.get("uid") is not None:
+        logs = (self.directory.open_log("stdout.log"), self.directory.open_log("stderr.log"))
+        if self.owner is not None:
             for log in logs:
-                os.fchown(log, self.orders["uid"], self.orders["gid"])
+                os.fchown(log, *self.owner)
         if "cgroup" in self.me:
             self.cgroup = self.pause.cgroup = freezer.make_cgroup(self.me["cgroup"])
-        parent = os.getpid()
-        self.worker = os.fork()
-        if self.worker == 0:
-            try:
-                _become_worker(self.orders, logs, parent, self.cgroup)
-            except BaseException as error:
-                code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_RUNNABLE
-                text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-                place, program = self.orders["directory"], self.orders["command"][0]
-                where = place if getattr(error, "filename", None) == place else program
-                os.write(logs[1], f"carpool: cannot run {where}: {text}\n".encode())
-                os._exit(code)
-        with contextlib.suppress(OSError):
-            os.setpgid(self.worker, self.worker)
-        for log in logs:
-            os.close(log)
+        if self.orders.get("idle_s") is None:
+            nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+            self.worker = self._spawn(self.orders["command"], (nothing, *logs))
+            os.close(nothing)
+            os.close(logs[0])
+        else:
+            self._open_door()
+            assert self.door is not None
+            self.terminal = _door_module().Terminal(logs[0], self.orders["idle_s"], self.owner)
+            self.door.has(self.terminal)
+            slave = self.terminal.slave
+            self.worker = self._spawn(self.orders["command"], (slave, slave, slave), terminal=True)
+        os.close(logs[1])
+        if self.orders.get("gate"):
+            self.pause.arm(self.orders["gate"], self.worker)
         worker = {"pid": self.worker, "start": start_ticks(self.worker)}
         with contextlib.suppress(OSError):  # on a full disk, the worker is still found by its environment
             self.directory.replace(RECORD, {**self.me, "worker": worker})
+
+    @property
+    def owner(self) -> tuple[int, int] | None:
+        """Uid and gid of the worker; None: those of the wrapper."""
+        return (self.orders["uid"], self.orders["gid"]) if self.orders.get("uid") is not None else None
+
+    def _spawn(
+        self,
+        command: list[str],
+        streams: tuple[int, int, int],
+        terminal: bool = False,
+        env: dict[str, str] | None = None,
+    ) -> int:
+        """Start a process in a group of its own, with the rights of the job; `terminal`: the streams are one."""
+        orders = {**self.orders, "command": command, "env": env or self.orders["env"]}
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                _become_worker(orders, streams, parent, self.cgroup, terminal)
+            except BaseException as error:
+                code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_RUNNABLE
+                text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+                where = orders["directory"] if getattr(error, "filename", None) == orders["directory"] else command[0]
+                os.write(streams[2], f"carpool: cannot run {where}: {text}\n".encode())
+                os._exit(code)
+        if not terminal:  # else it leads a session, which the leader of a group cannot
+            with contextlib.suppress(OSError):
+                os.setpgid(pid, pid)
+        return pid
+
+    def _open_door(self) -> None:
+        """Let the service reach the worker's terminal and start commands beside the worker."""
+        if self.door is None:
+            self.door = _door_module().Door(self.directory.fd, self._run_beside, self.owner, _WAKING)
+
+    def _run_beside(self, command: list[str], streams: tuple[int, int, int], terminal: bool) -> int:
+        env = {"TERM": "xterm-256color", **self.orders["env"]}
+        if self.orders.get("unwatched") is not None:  # its iterations are not the worker's
+            del env["PYTHONPATH"]
+            env |= {"PYTHONPATH": self.orders["unwatched"]} if self.orders["unwatched"] else {}
+        return self._spawn(command, streams, terminal, env)
 
     def _attend(self) -> None:
         """Wait until the worker has ended, and enforce requests to pause it and to stop it."""
         self._look_at_lease()
         while self.status is None:
-            due = [at for at in (self.deadline, self.pause.due, self.lease_due) if at is not None]
-            left = max(0.0, min(due) - time.monotonic()) if due else None
-            got = signal.sigwaitinfo(_WAKING) if left is None else signal.sigtimedwait(_WAKING, left)
-            if got is not None and got.si_signo == signal.SIGUSR1:
+            idle_at = self.terminal.idle_at if self.terminal is not None and not self.stage else None
+            due = [at for at in (self.deadline, self.pause.due, self.lease_due, idle_at) if at is not None]
+            signals = self._await_signals(max(0.0, min(due) - time.monotonic()) if due else None)
+            if signal.SIGUSR1 in signals:
                 self.pause.obey(self.worker)
-            elif got is not None and got.si_signo != signal.SIGCHLD:
+                if self.directory.has(KNOCK):
+                    with contextlib.suppress(OSError):  # the service asks again
+                        self._open_door()
+            if signals - {signal.SIGUSR1, signal.SIGCHLD}:
                 self._asked_to_stop()
             self._reap()
             if self.status is None:  # also after a signal: a worker may cause signals without end
                 self._time_passed()
 
+    def _await_signals(self, left: float | None) -> set[int]:
+        """Wait for signals, or until the time is over, and return those that came."""
+        if self.door is not None:
+            return self.door.attend(left)
+        got = signal.sigwaitinfo(_WAKING) if left is None else signal.sigtimedwait(_WAKING, left)
+        return set() if got is None else {got.si_signo}
+
     def _time_passed(self) -> None:
         now = time.monotonic()
+        if self.terminal is not None and not self.stage and now >= self.terminal.idle_at:
+            self._left_alone(self.terminal)
         if self.pause.due is not None and now >= self.pause.due:
             self.pause.look()
         if self.deadline is not None and now >= self.deadline:
             self._next_stage()
         if self.lease_due is not None and now >= self.lease_due:
             self._look_at_lease()
+
+    def _left_alone(self, terminal: door_module.Terminal) -> None:
+        """End the worker, whose terminal nobody used for the time that was stated. A paused one could not be used."""
+        if self.pause.paused:
+            terminal.used()
+        else:
+            self.idle = True
+            terminal.say(f"carpool: ended, because nothing was typed or printed for {self.orders['idle_s']:g} s")
+            self._ask_to_leave()
 
     def _look_at_lease(self) -> None:
         """Kill the worker if the node's lease is over: it may be started elsewhere from then on."""
@@ -403,6 +539,8 @@ class Wrapper:
                     return
                 if pid == self.worker:
                     self.status = status
+                elif self.door is not None:
+                    self.door.reaped(pid, status)
 
     def _asked_to_stop(self) -> None:
         try:
@@ -416,8 +554,14 @@ class Wrapper:
         if how == "save" and not self.stage and self._reports():
             self._wait("saving", self.orders["grace_s"])  # the training library reads the request in control.json
         elif self.stage in ("", "saving"):
-            self._signal(signal.SIGTERM)
-            self._wait("ending", self.orders["grace_s"])
+            self._ask_to_leave()
+
+    def _ask_to_leave(self) -> None:
+        self._signal(signal.SIGTERM)
+        if self.terminal is not None:  # as if its window were closed: a shell that someone types to ignores SIGTERM
+            self._signal(signal.SIGHUP)
+            self._signal(signal.SIGCONT)
+        self._wait("ending", self.orders["grace_s"])
 
     def _reports(self) -> bool:
         """Return whether the worker uses the training library."""
@@ -466,17 +610,29 @@ def _children(parent: int) -> list[int]:
     return found
 
 
-def _become_worker(orders: dict[str, Any], logs: list[int], parent: int, cgroup: freezer.CgroupFreezer | None) -> None:
-    os.setpgid(0, 0)
+def _door_module() -> Any:
+    """Return `door.py`, which most workers do not need."""
+    return door_module if __package__ else sys.modules.get("door") or _load_beside("door")
+
+
+def _become_worker(
+    orders: dict[str, Any],
+    streams: tuple[int, int, int],
+    parent: int,
+    cgroup: freezer.CgroupFreezer | None,
+    terminal: bool,
+) -> None:
+    os.setsid() if terminal else os.setpgid(0, 0)
     if cgroup is not None:
         with contextlib.suppress(OSError):  # the worker can still be stopped by signals
             cgroup.enter()
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAKING)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for descriptor, target in zip((nothing, *logs), (0, 1, 2), strict=True):
+    for target, descriptor in enumerate(streams):
         os.dup2(descriptor, target)
+    if terminal:
+        _door_module().control(0)
     if orders.get("memory"):
         resource.setrlimit(resource.RLIMIT_DATA, (orders["memory"], orders["memory"]))
     if orders.get("cores"):

@@ -17,6 +17,13 @@ from carpool.sweeps import combinations, fill
 __all__ = ["ARRAY_VARIABLE", "Spec", "expand", "expand_sweep", "from_json", "parse", "stored", "unreadable"]
 ARRAY_VARIABLE = "CARPOOL_ARRAY_INDEX"
 LONGEST_NAME = 200
+MAX_GRACE_S = 3600.0
+"""Seconds that a job may ask for to save and to leave, unless the operator says otherwise."""
+IDLE_S = 1800.0
+"""Seconds after which a job with a terminal ends that is left alone, unless its owner says otherwise."""
+FOR_TERMINALS = {"can_pause": False, "can_checkpoint": False, "watch": False}
+"""Defaults of jobs with a terminal: a user who types must not wait for a turn, a shell cannot be resumed from a
+checkpoint, and what is run in one shell after the other is not one training."""
 
 
 def from_json(text: str) -> Spec:
@@ -43,7 +50,12 @@ def stored(text: str) -> Spec:
 
 def parse(data: Mapping[str, Any]) -> Spec:
     """Return a checked spec from plain data. Raises `InputError` that names the wrong field."""
-    return Spec(**read(data, Edge.STORED, required=("command", "directory")))
+    given = read(data, Edge.STORED, required=("command", "directory"))
+    if given.get("terminal"):
+        given = {**FOR_TERMINALS, **given}
+    elif given.get("idle_s") is not None:
+        raise InputError("idle_s: is for jobs with a terminal; add terminal, or leave it out")
+    return Spec(**given)
 
 
 def expand(spec: Spec, array: str) -> list[Spec]:

@@ -5,7 +5,6 @@ import re
 import socket
 import sys
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import click
 
@@ -49,7 +48,8 @@ def agent(
     no_mps: bool,
     leave: bool,
 ) -> None:
-    """Run jobs of a service elsewhere on this machine. Jobs outlive the agent until the node's lease is over."""
+    """Let a service on another machine run jobs on this one. Jobs outlive the agent until the node's lease is over."""
+    from carpool.live.agent.network import own_address
     from carpool.live.agent.road import Road
     from carpool.live.agent.supervisor import supervise
 
@@ -63,7 +63,7 @@ def agent(
         "urls": list(urls),
         "token": token,
         "node": node,
-        "address": address or _own_address(urls[0]),
+        "address": address or own_address(urls[0]),
         "home": str(place.expanduser().absolute()),
         "gpus": gpus,
         "ca": str(ca.absolute()) if ca else None,
@@ -89,14 +89,3 @@ def _token(path: Path | None) -> str:
     from carpool.live.http.auth import read_token
 
     return read_token(path)
-
-
-def _own_address(url: str) -> str:
-    """Return the address that this machine has towards the service."""
-    parts = urlsplit(url)
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((parts.hostname or "", parts.port or 80))
-            return str(probe.getsockname()[0])
-    except (OSError, ValueError):
-        raise InputError(f"--join {ascii(url)[:100]}: cannot be reached from here; give --address as well") from None

@@ -13,7 +13,15 @@ import click
 
 from carpool.errors import InputError
 from carpool.job_schema import PRIORITY
-from carpool.live.commands.options import Command, OptionType, connect, home_option, json_option, print_json
+from carpool.live.commands.options import (
+    Command,
+    OptionType,
+    complete_jobs,
+    connect,
+    home_option,
+    json_option,
+    print_json,
+)
 from carpool.live.commands.selection import filter_options, filters_of, select_to_change, yes_option
 from carpool.live.http.client import Client, job_id, job_path
 from carpool.live.text import printable, size
@@ -84,7 +92,7 @@ def _selecting(words: str, short: str, *, ended: bool = False) -> Callable[[Comm
         selecting: Command = command
         for option in (json_option, home_option, yes_option, filter_options):
             selecting = option(selecting)
-        jobs = click.argument("jobs", nargs=-1, metavar="[JOB…]")
+        jobs = click.argument("jobs", nargs=-1, metavar="[JOB…]", shell_complete=complete_jobs)
         return click.command(help=f"{words}\n\n{WHICH}", short_help=short)(jobs(selecting))
 
     return decorate
@@ -116,8 +124,8 @@ hold = _simple("hold", "Keep waiting jobs from starting until `carpool release`.
 release = _simple("release", "Allow held jobs to start.")
 pause = _simple(
     "pause",
-    "Let running jobs stand still, with their memory on their GPUs, until `carpool resume`.",
-    "Let running jobs stand still on their GPUs.",
+    "Pause running jobs until `carpool resume`. They keep their memory on their GPUs.",
+    "Pause running jobs; they keep their memory on their GPUs.",
 )
 resume = _simple("resume", "Let paused jobs go on as soon as their GPUs have room.")
 requeue = _simple(

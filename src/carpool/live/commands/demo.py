@@ -80,7 +80,7 @@ def demo(policy: str, quick: bool) -> None:
             watch(client, dozen)
             rows, gpus = client.get("/v1/workload")["jobs"], client.get("/v1/gpus")
             jobs = client.jobs(all=True)
-        compare(rows, replay.cluster_of(gpus), policy, jobs)
+        compare(rows, tables.cluster_of(gpus), policy, jobs)
 
 
 # ---- the service -----------------------------------------------------------------------------------------------------
@@ -196,7 +196,8 @@ def watch(client: Client, dozen: Sequence[DemoJob]) -> None:
             if seen.get(row["job"]) != row["status"]:
                 seen[row["job"]] = row["status"]
                 why = tables.why(row)
-                click.echo(f"{row['name']} ({row['gpus']} GPUs): {row['status']}" + (f", {why}" if why else ""))
+                gpus = "1 GPU" if row["gpus"] == 1 else f"{row['gpus']} GPUs"
+                click.echo(f"{row['name']} ({gpus}): {row['status']}" + (f", {why}" if why else ""))
         if over():
             return
         time.sleep(PAUSE_S)

@@ -8,6 +8,7 @@ import platform
 import shutil
 import stat
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -23,6 +24,8 @@ from carpool.live.commands.diagnosis import Diagnosis
 from carpool.live.commands.doctor_database import examine_database
 from carpool.live.commands.options import database_option, home_option, json_option, print_json
 from carpool.live.commands.system_service import unit_file, unit_problem
+from carpool.live.commands.tables import gpus_of
+from carpool.live.grounds.base import HAND
 from carpool.live.home import OWN_JSON_BYTES, Home, read_json
 from carpool.live.http.client import ENV_URL, Client, Refusal, Unreachable
 from carpool.live.text import printable, size, span
@@ -180,6 +183,9 @@ def _service(place: Home, home: Path | None) -> Iterator[Diagnosis]:
         yield Diagnosis("users", "note", "all jobs run as the service's user", "add only users who trust each other")
     yield from _retention(client)
     gpus = client.get("/v1/gpus")
+    emulated = [name for gpu in gpus_of(gpus) if str(name := gpu.get("name") or "").startswith("emulated ")]
+    if emulated:
+        yield Diagnosis("GPUs", "ok", f"{len(emulated)} {emulated[0]}; `carpool emulate` is a job for them")
     yield Diagnosis("sharing", "ok", str(gpus.get("mechanism", "unknown")))
     yield from _nodes(client)
 
@@ -187,21 +193,46 @@ def _service(place: Home, home: Path | None) -> Iterator[Diagnosis]:
 def _nodes(client: Client) -> Iterator[Diagnosis]:
     """Say which nodes of a cluster take jobs, and what is the matter with the others."""
     try:
-        rows = client.get("/v1/nodes")["nodes"]
+        answer = client.get("/v1/nodes")
     except Refusal:  # a service that runs jobs on its own machine
         return
-    for row in rows:
+    yield from _ground(answer.get("ground"))
+    for row in answer["nodes"]:
+        if row["state"] == "lost" and row["ground"] != HAND:  # it was given back, or the ground took it
+            continue
         name, state = f"node {row['node']}", row["state"]
         if state == "awaited":
             yield Diagnosis(name, "note", "has a token and never joined", f"`carpool agent --name {row['node']}` there")
         elif state == "open" and row["release"] != __version__:
             yield Diagnosis(name, "warning", f"its agent runs release {row['release']}", "restart it; jobs run on")
+        elif state == "open" and row["witness"] == "silent":
+            found = f"its agent cannot ask {row['ground']}"
+            yield Diagnosis(name, "warning", found, "its jobs end with the lease when the service is away")
         elif state == "open" and not row["shared_home"]:
             yield Diagnosis(name, "note", "does not see the service's home", "jobs that span nodes are refused there")
         elif state == "open":
-            yield Diagnosis(name, "ok", f"{row['gpus']} GPUs, lease {span(row['lease_s'])}")
+            vouched = f", {row['ground']} answers it" if row["witness"] else ""
+            ends = f", ends in {span(row['ends_at'] - time.time())}" if row["ends_at"] else ""
+            yield Diagnosis(name, "ok", f"{row['gpus']} GPUs, lease {span(row['lease_s'])}{ends}{vouched}")
         else:
             yield Diagnosis(name, "warning", f"{state}: {row['why']}", "see `carpool nodes` and the agent's output")
+
+
+def _ground(ground: dict[str, Any] | None) -> Iterator[Diagnosis]:
+    """Say whether the service can ask the ground that its nodes come from, and whether that hands any out."""
+    if ground is None:
+        return
+    name = f"ground {ground['name']}"
+    if ground["problem"] or ground["asked_s"] is None:
+        found = f"cannot be asked: {ground['problem']}" if ground["problem"] else "was not asked so far"
+        yield Diagnosis(name, "error" if ground["problem"] else "note", found, "no node is given up or asked for")
+    elif ground["waiting"] and not ground["running"]:
+        found = f"all {ground['waiting']} pilots wait ({ground['why_waiting'] or 'no reason given'})"
+        yield Diagnosis(name, "warning", found, "see its own queue, and the options of `carpool serve`")
+    else:
+        pilots = f"{ground['running']} running, {ground['waiting']} waiting"
+        found = f"pilots: {pilots}; asked {span(ground['asked_s'])} ago"
+        yield Diagnosis(name, "ok", found)
 
 
 def _retention(client: Client) -> Iterator[Diagnosis]:

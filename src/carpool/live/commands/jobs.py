@@ -11,13 +11,13 @@ from typing import Any
 import click
 
 from carpool.live.commands import tables
-from carpool.live.commands.options import connect, home_option, json_option, print_json
+from carpool.live.commands.options import complete_jobs, connect, home_option, json_option, print_json, print_sentences
 from carpool.live.commands.selection import filter_options, filters_of, find_rows
 from carpool.live.http.client import job_path
 from carpool.live.text import harmless, printable
 
 POLL_S = 0.5
-job_argument = click.argument("job")
+job_argument = click.argument("job", shell_complete=complete_jobs)
 
 
 @click.command(short_help="List the jobs that run or wait.")
@@ -74,7 +74,7 @@ def show(job: str, home: Path | None, as_json: bool) -> None:
 def explain(job: str, home: Path | None, as_json: bool) -> None:
     """Explain why a job waits or where it runs, and forecast its start and end."""
     row = connect(home).get(f"{job_path(job)}/explain")
-    print_json(row) if as_json else click.echo("\n".join(printable(line) for line in row["sentences"]))
+    print_json(row) if as_json else print_sentences(row["sentences"])
 
 
 @click.command(short_help="Print the output of a job's worker.")

@@ -12,6 +12,7 @@ import click
 from carpool.errors import InputError
 from carpool.live.commands.options import json_option, print_json
 from carpool.live.home import Home
+from carpool.report.progress import waiting
 
 
 @click.group("journal", short_help="Move the journal of a service.")
@@ -39,7 +40,8 @@ def copy(source: str, target: str, backup: bool, as_json: bool) -> None:
         places = [locks.enter_context(_place(text, new=text is target)) for text in (source, target)]
         if str(places[0]) == str(places[1]):
             raise InputError(f"{target}: is the same journal as FROM; give another place")
-        counts = asyncio.run(copy_journal(*places, backup=backup))
+        with waiting("copying the journal"):
+            counts = asyncio.run(copy_journal(*places, backup=backup))
         home = _home_of(target)
         if home is not None and not backup:
             home.journal_record.unlink(missing_ok=True)  # the journal of this home is in a file again

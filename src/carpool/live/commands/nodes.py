@@ -10,7 +10,7 @@ from carpool.live.commands.options import connect, home_option, json_option, pri
 from carpool.live.commands.tables import new_table
 from carpool.live.http.client import segment
 from carpool.live.text import clock, printable, span
-from carpool.report.console import new_console
+from carpool.report.console import new_console, print_table
 
 
 @click.group(invoke_without_command=True)
@@ -20,28 +20,45 @@ from carpool.report.console import new_console
 def nodes(ctx: click.Context, home: Path | None, as_json: bool) -> None:
     """Show the nodes of a cluster, or change them."""
     if ctx.invoked_subcommand is None:
-        rows = connect(home).get("/v1/nodes")["nodes"]
-        print_json(rows) if as_json else print_nodes(rows)
+        answer = connect(home).get("/v1/nodes")
+        print_json(answer["nodes"]) if as_json else print_nodes(answer["nodes"], answer.get("ground"))
 
 
-def print_nodes(rows: list[dict[str, Any]]) -> None:
+def print_nodes(rows: list[dict[str, Any]], ground: dict[str, Any] | None = None) -> None:
     console, now = new_console(), time.time()
-    columns = ("node", "state", "ground", "GPUs", "jobs", "lease", "since", "home", "")
-    table = new_table(*columns, right=("GPUs", "jobs", "lease"))
+    ends = ("ends",) if any(row.get("ends_at") for row in rows) else ()
+    columns = ("node", "state", "ground", "GPUs", "jobs", "lease", "since", *ends, "home", "")
+    table = new_table(*columns, right=("jobs", "lease"))
     for row in rows:
         shared = "" if "shared_home" not in row else "shared" if row["shared_home"] else "own"
         table.add_row(
             printable(row["node"]),
             printable(row["state"]),
             printable(row.get("ground", "")),
-            str(row["gpus"]),
+            printable(f"{row['gpus']} {row.get('device') or ''}".strip()),
             str(row.get("jobs", "")),
             span(row.get("lease_s")),
             clock(row["since"], now) if row.get("since") else "-",
+            *(clock(row.get("ends_at"), now) for _ in ends),
             shared,
-            printable(row.get("why", "")),
+            printable("; ".join(filter(None, (row.get("why"), row.get("closed"))))),
         )
-    console.print(table if rows else "no node has joined so far; `carpool nodes add NAME` makes a join token")
+    nobody = "no node has joined so far"
+    if rows:
+        print_table(console, table, ("home", "ground", "lease", "since"))
+    else:
+        console.print(nobody if ground else f"{nobody}; `carpool nodes add NAME` makes a join token")
+    if ground:
+        console.print(ground_line(ground), highlight=False)
+
+
+def ground_line(ground: dict[str, Any]) -> str:
+    """Return one line about where nodes come from."""
+    wanted = f"{ground['least']} to {ground['most']} nodes"
+    waiting = f", {ground['waiting']} waiting" if ground["waiting"] else ""
+    why = f" ({printable(ground['why_waiting'])})" if ground["waiting"] and ground["why_waiting"] else ""
+    trouble = f"; it cannot be asked: {printable(ground['problem'])}" if ground["problem"] else ""
+    return f"from {ground['name']}: {wanted}; pilots: {ground['running']} running{waiting}{why}{trouble}"
 
 
 @nodes.command()

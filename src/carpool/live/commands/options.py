@@ -1,16 +1,20 @@
 """Options that the commands of the live service share, and how they print JSON."""
 
 import json
+import shutil
 import sys
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from carpool.errors import InputError
 from carpool.field_types import FieldError, FieldType
 from carpool.live.http.client import Client
+from carpool.live.text import printable
 
 Command = Callable[..., Any]
 ENV_DATABASE = "CARPOOL_DATABASE"
@@ -56,6 +60,23 @@ def json_option(command: Command) -> Command:
 
 def connect(home: Path | None) -> Client:
     return Client.find(home)
+
+
+def complete_jobs(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the jobs that run or wait, for the completion of a shell; none where no service answers."""
+    home = context.params.get("home")
+    try:
+        rows = connect(Path(home) if home else None).jobs()
+    except (InputError, OSError):
+        return []
+    return [CompletionItem(row["job"], help=row["name"]) for row in rows if row["job"].startswith(incomplete)]
+
+
+def print_sentences(sentences: Iterable[str]) -> None:
+    """Print each sentence as a line; a terminal breaks long ones between words."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    for one in map(printable, sentences):
+        click.echo(textwrap.fill(one, width, break_long_words=False, break_on_hyphens=False) if width > 20 else one)
 
 
 def print_json(data: Any) -> None:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import click
 
 from carpool.live.commands import tables
 from carpool.live.commands.options import connect, home_option, json_option, print_json
+from carpool.live.http.client import Client
 from carpool.live.text import clock, printable, span
-from carpool.report.console import new_console
+from carpool.report.console import new_console, print_table
+from carpool.report.progress import waiting
 
 BELIEVED = "≈"
 
@@ -33,17 +36,39 @@ def gpus(home: Path | None, as_json: bool) -> None:
     help="Number of jobs to show, the latest first.",
 )
 @click.option("--accuracy", is_flag=True, help="Show how accurate the estimates were, instead of the jobs.")
+@click.option("--fairness", is_flag=True, help="Show how evenly groups (or users) were treated, instead of the jobs.")
 @home_option
 @json_option
-def history(limit: int, accuracy: bool, home: Path | None, as_json: bool) -> None:
+def history(limit: int, accuracy: bool, fairness: bool, home: Path | None, as_json: bool) -> None:
     """Show the jobs that have ended, with the time that sharing gained or cost them."""
     client = connect(home)
+    if fairness:
+        _show_fairness(client, as_json)
+        return
     if accuracy:
         answer = client.get("/v1/accuracy")
         print_json(answer) if as_json else _print_accuracy(answer)
         return
     rows = client.get("/v1/history", limit=limit)["jobs"]
     print_json(rows) if as_json else _print_history(rows)
+
+
+def _show_fairness(client: Client, as_json: bool) -> None:
+    """Simulate each tenant's finished jobs on its share of this cluster, and compare with what happened."""
+    from carpool.live.insight.what_if import fairness_of
+    from carpool.report.tables import fairness_table
+
+    groups = client.get("/v1/groups")["groups"]
+    shape = tables.cluster_of(client.get("/v1/gpus"))
+    with waiting("simulating each group on its share", quiet=as_json):
+        weights = {row["name"]: row["weight"] for row in groups}
+        found = fairness_of(client.get("/v1/workload")["jobs"], shape, weights)
+    if as_json:
+        print_json(None if found is None else asdict(found))
+    elif found is None:
+        click.echo("the jobs that finished belong to one user; fairness needs two groups or users")
+    else:
+        fairness_table(new_console(), found)
 
 
 def _print_history(rows: list[dict[str, Any]]) -> None:
@@ -60,7 +85,10 @@ def _print_history(rows: list[dict[str, Any]]) -> None:
             slowdown_text(receipt),
             span(receipt.get("gained_s")),
         )
-    console.print(table if rows else "no job has ended so far")
+    if not rows:
+        console.print("no job has ended so far")
+        return
+    print_table(console, table, ("user", "waited", "GPUs", "ran"))
     if any(slowdown_text(row.get("receipt") or {}).startswith(BELIEVED) for row in rows):
         console.print(f"{BELIEVED} believed, not measured: the job did not report its speed")
 
@@ -85,7 +113,10 @@ def _print_accuracy(answer: Mapping[str, Any]) -> None:
         errors = (span(part.get("median_error_s")), span(part.get("p90_error_s")))
         shares = (_percent(part.get("median_error")), _percent(part.get("within_range")))
         table.add_row(printable(name), printable(part.get("judged")), *errors, *shares)
-    console.print(table if kinds else "no estimate has been judged so far")
+    if kinds:
+        print_table(console, table, ("median error, relative", "9 of 10 errors below"))
+    else:
+        console.print("no estimate has been judged so far")
     if trials.get("begun"):
         cost = span(trials["cost_s"])
         console.print(f"{trials['begun']} trials of unknown pairs: {trials['kept']} kept, cost {cost} in all")

@@ -3,7 +3,7 @@
 The table shows the results beside what was achieved live.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import fmean
@@ -12,19 +12,15 @@ from typing import Any
 import click
 
 from carpool import policies
-from carpool.core.model import Job
-from carpool.core.perf import GENERIC
 from carpool.core.state import RESIDENT_PER_GPU
-from carpool.errors import InputError
-from carpool.job_schema import SUBMITTED_COLUMNS
 from carpool.live.commands.options import connect, home_option, json_option, print_json
-from carpool.live.commands.tables import gpus_of
-from carpool.profile.schema import load
+from carpool.live.commands.tables import cluster_of
+from carpool.live.insight.what_if import workload_of
+from carpool.report.progress import progress_bar
 from carpool.report.tables import comparison_json, comparison_tables
 from carpool.sim.engine import Costs
 from carpool.sim.run import Setup, parse_cluster
 from carpool.sim.sweep import CaseResult, SweepCase, run_all
-from carpool.sim.workload import Workload
 
 POLICIES = ("fifo", "sjf", "sjf-ffs", "sjf-bsbf")
 Row = Mapping[str, Any]
@@ -99,7 +95,9 @@ def replay(
         memory_limit=False,
         costs=Costs(pause_s=pause_s),
     )
-    outcomes = run(rows, setup, chosen or POLICIES)
+    names = chosen or POLICIES
+    with progress_bar("simulating", len(names), quiet=as_json) as advance:
+        outcomes = run(rows, setup, names, advance)
     achieved = achieved_by(rows)
     if as_json:
         print_json(
@@ -112,42 +110,13 @@ def replay(
     )
 
 
-def cluster_of(gpus: Row) -> str:
-    """Return this machine as the simulator writes clusters."""
-    sizes = [len(node.get("gpus", ())) for node in gpus.get("nodes", ())]
-    if not sizes or not gpus_of(gpus):
-        raise InputError("this service has no GPUs; give a cluster with --cluster, such as 1x4")
-    return f"{len(sizes)}x{max(sizes)}"
-
-
-def run(rows: Sequence[Row], setup: Setup, names: Sequence[str]) -> list[CaseResult]:
+def run(
+    rows: Sequence[Row], setup: Setup, names: Sequence[str], advance: Callable[[], None] = lambda: None
+) -> list[CaseResult]:
     """Simulate the finished jobs of a history under each policy."""
-    known = set(load(setup.profile).core_tasks())
-    jobs = jobs_of(rows, known)
-    if not jobs:
-        raise InputError("no job has finished here; replay when one has")
-    workload = Workload(tuple(jobs), "history")
-    return run_all(list(names), [SweepCase(f"{len(jobs)} jobs of the history", "1", workload)], setup, workers=1)
-
-
-def jobs_of(rows: Sequence[Row], known: set[str]) -> list[Job]:
-    """Return the jobs for the simulator: in order of submission, from time 0 on, with their measured durations."""
-    ran = sorted((row for row in rows if row["alone_s"] > 0.0), key=lambda row: row["submitted"])
-    ids = {row["job"] for row in ran}
-    return [
-        Job(
-            **{
-                **{one.name: row[one.name] for one in SUBMITTED_COLUMNS if one.name in row},
-                "id": row["job"],
-                "submitted": row["submitted"] - ran[0]["submitted"],
-                "user": row["user"],
-                "model": row["model"] if row["model"] in known else GENERIC,
-                "duration_s": row["alone_s"],
-                "after": tuple(name for name in row.get("after", ()) if name in ids),
-            }
-        )
-        for row in ran
-    ]
+    workload = workload_of(rows, setup.profile)
+    case = SweepCase(f"{len(workload.jobs)} jobs of the history", "1", workload)
+    return run_all(list(names), [case], setup, workers=1, progress=advance)
 
 
 def achieved_by(rows: Sequence[Row]) -> Achieved:

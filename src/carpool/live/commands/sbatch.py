@@ -1,7 +1,8 @@
 """Batch scripts of Slurm: what `carpool submit train.sh` reads from the `#SBATCH` lines of a script.
 
-GPUs, time, array, dependency, name, output, directory, cores and memory are understood. Everything else is named as
-ignored, so that nobody relies on it. The time limit of a script becomes the expected duration of the job.
+GPUs, time, requeue, array, dependency, name, account (the project), output, directory, cores and memory are understood.
+Everything else is named as ignored, so that no user relies on it. The time limit of a script is that of the job, and
+its expected duration as well.
 """
 
 import re
@@ -21,6 +22,7 @@ SHORT = {
     "-a": "--array",
     "-d": "--dependency",
     "-J": "--job-name",
+    "-A": "--account",
     "-o": "--output",
     "-e": "--error",
     "-D": "--chdir",
@@ -97,6 +99,9 @@ def _read_options(script: BatchScript, words: list[str]) -> None:
         if word[:2] in SHORT and not word.startswith("--") and len(word) > 2 and not equals:
             name, value = word[:2], word[2:]
         name = SHORT.get(name, name)
+        if not equals and name in FLAGS:
+            FLAGS[name](script)
+            continue
         reader = READERS.get(name)
         if reader is None:
             follows = bool(waiting) and not waiting[0].startswith("-")
@@ -143,7 +148,14 @@ def _time(script: BatchScript, value: str) -> None:
         hours, minutes, seconds = 0, parts[0], parts[1] if len(parts) == 2 else 0
     total = ((days or 0) * 24 + hours) * 3600 + minutes * 60 + seconds
     if total:  # 0 means no limit to Slurm
-        script.fields["duration"] = total
+        script.fields["duration"] = script.fields["limit"] = total
+
+
+def _set_flag(name: str, value: bool) -> Callable[[BatchScript], None]:
+    def reader(script: BatchScript) -> None:
+        script.fields[name] = value
+
+    return reader
 
 
 def _array(script: BatchScript, value: str) -> None:
@@ -202,6 +214,7 @@ READERS: dict[str, Callable[[BatchScript, str], None]] = {
     "--array": _array,
     "--dependency": _dependency,
     "--job-name": _set("name"),
+    "--account": _set("project"),
     "--output": _output,
     "--error": _error,
     "--chdir": _set("directory", lambda text: str(Path(text).expanduser().absolute())),
@@ -209,6 +222,8 @@ READERS: dict[str, Callable[[BatchScript, str], None]] = {
     "--mem": _memory,
 }
 """How the value of each option is read."""
+FLAGS = {"--requeue": _set_flag("requeue", True), "--no-requeue": _set_flag("requeue", False)}
+"""What options without a value say."""
 
 
 def _redirected(command: list[str], script: BatchScript) -> list[str]:

@@ -55,9 +55,10 @@ class Filters:
     statuses: tuple[str, ...] = ()
     name: str | None = None
     """Pattern for the name, in which `*` stands for any text."""
+    project: str | None = None
 
     def __bool__(self) -> bool:
-        return self.mine or self.user is not None or bool(self.statuses) or self.name is not None
+        return self != Filters()
 
     def accept(self, row: Row, me: str) -> bool:
         return (
@@ -65,6 +66,7 @@ class Filters:
             and (self.user is None or row["user"] == self.user)
             and (not self.statuses or filtered_status(row) in self.statuses)
             and (self.name is None or fnmatchcase(row["name"], self.name))
+            and (self.project is None or row.get("project", "") == self.project)
         )
 
 
@@ -83,6 +85,7 @@ def filter_options(command: Command) -> Command:
                 "--status", "--state", "statuses", type=StatusList(), default=(), help="Only jobs in these statuses."
             ),
             click.option("--name", metavar="PATTERN", help="Only jobs with such a name, as in 'sweep*'."),
+            click.option("--project", metavar="NAME", help="Only jobs of this project."),
         )
     ):
         command = option(command)
@@ -97,7 +100,7 @@ def yes_option(command: Command) -> Command:
 
 def filters_of(given: dict[str, Any]) -> Filters:
     """Take the filters out of a command's arguments."""
-    return Filters(given.pop("mine"), given.pop("user"), given.pop("statuses"), given.pop("name"))
+    return Filters(*(given.pop(one) for one in ("mine", "user", "statuses", "name", "project")))
 
 
 def select(client: Client, words: Sequence[str], filters: Filters, *, ended: bool = False) -> list[str]:

@@ -6,6 +6,7 @@ does not listen: whoever is told to try several addresses gets a refusal at once
 """
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -23,12 +24,24 @@ from carpool.core.state import RESIDENT_PER_GPU
 from carpool.errors import InputError
 from carpool.field_types import ByteSize, Duration
 from carpool.job_schema import MAX_NUMBER
+from carpool.live.commands.notice_options import notice_options, take_notices
 from carpool.live.commands.options import ENV_DATABASE, OptionType, database_option, home_option
+from carpool.live.commands.serve_ground import (
+    GroundChoice,
+    check_ground,
+    ground_options,
+    make_keeper,
+    take_emulated,
+    take_ground,
+)
 from carpool.live.errors import Deposed
 from carpool.live.home import Home
 from carpool.live.service.retention import RetentionLimits
 
 PORT = 8471
+COLLECT = (10_000, 10, 10)
+"""When Python looks for cycles of objects. With 10,000 jobs, a look at all of them stops everything else for a part of
+a second, and with Python's own numbers it comes every few seconds."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SWEEP_S = 60.0
 """Seconds between two looks for uploads that no job has used."""
@@ -55,7 +68,7 @@ OPEN = "everyone who reaches {host} can talk to this service, and tokens travel 
 @click.option(
     "--machine-is-gone",
     is_flag=True,
-    help="Take over although the journal's jobs ran on another machine: it will not come back with them running.",
+    help="Take over a journal whose jobs ran on another machine, which will not come back with them running.",
 )
 @click.option("--gpus", type=click.IntRange(1, 4096), help="Number of logical GPUs, instead of the real ones.")
 @click.option("--policy", default="carpool", show_default=True, help="Scheduling policy; see `carpool policies`.")
@@ -64,13 +77,12 @@ OPEN = "everyone who reaches {host} can talk to this service, and tokens travel 
     default="local",
     show_default=True,
     metavar="NAME[:KEY=VALUE,...]",
-    help="Where jobs run: `local` is this machine; installed packages may add others.",
+    help="Where jobs run: `local` is this machine, `agents` a cluster; installed packages may add others.",
 )
 @click.option(
     "--jobs-per-gpu",
     type=click.IntRange(1, 100),
-    default=4,
-    show_default=True,
+    show_default="6 for `carpool`, 2 for others",
     help="Maximum number of jobs that compute on a GPU.",
 )
 @click.option(
@@ -102,25 +114,31 @@ OPEN = "everyone who reaches {host} can talk to this service, and tokens travel 
     help="Time for which `carpool pause` may pause a job of several GPUs that does not use the training library.",
 )
 @click.option(
+    "--max-grace",
+    "max_grace_s",
+    type=OptionType(Duration(1.0, 86_400.0)),
+    metavar=Duration.metavar,
+    default="1h",
+    show_default=True,
+    help="Longest `--grace` of a job: so long it may stay on its GPUs when it is stopped, also at its time limit.",
+)
+@click.option(
     "--keep-files",
     type=OptionType(Duration(60.0, MAX_NUMBER)),
     default=DEFAULT.files_s,
-    show_default="30d",
-    help="Time for which logs and code snapshots are kept after a job's end.",
+    help="Time for which logs and code snapshots are kept after a job's end.  [default: 30d]",
 )
 @click.option(
     "--keep-checkpoints",
     type=OptionType(Duration(60.0, MAX_NUMBER)),
     default=DEFAULT.checkpoints_s,
-    show_default="90d",
-    help="Time for which checkpoints are kept after a job's end, unless their owner releases them.",
+    help="Time for which checkpoints are kept after a job's end, unless their owner releases them.  [default: 90d]",
 )
 @click.option(
     "--keep-size",
     type=OptionType(ByteSize(2**20, 2**60)),
     default=DEFAULT.size,
-    show_default="20GiB",
-    help="Size of the logs and code snapshots of each user's ended jobs.",
+    help="Size of the logs and code snapshots of each user's ended jobs.  [default: 20GiB]",
 )
 @click.option("--profile", help="Profile of tasks: a shipped name or a file.  [default: h200 on an H200, else t4]")
 @click.option(
@@ -141,6 +159,8 @@ OPEN = "everyone who reaches {host} can talk to this service, and tokens travel 
     "--tls-certificate", "certificate", type=click.Path(path_type=Path, dir_okay=False), help="Certificate for HTTPS."
 )
 @click.option("--tls-key", "key", type=click.Path(path_type=Path, dir_okay=False), help="Key of the certificate.")
+@ground_options
+@notice_options
 def serve(
     home: Path | None, port: int, host: str, names: tuple[str, ...], database: str | None, **options: Any
 ) -> None:
@@ -149,22 +169,32 @@ def serve(
     from carpool import policies
     from carpool.live.http.tls import check_files
     from carpool.live.service.config import ServiceConfig
+    from carpool.policies.base import BasePolicy
     from carpool.profile.schema import load
 
     tls = (options.pop("certificate"), options.pop("key"))
     check_files(*tls)
-    policies.make(options["policy"])
+    place = Home(home)
+    emulated = take_emulated(options, place)
+    choice = take_ground(options, emulated)
+    check_ground(choice)
+    policy = policies.make(options["policy"])
+    if options["jobs_per_gpu"] is None:
+        options["jobs_per_gpu"] = getattr(policy, "jobs_per_gpu", BasePolicy.jobs_per_gpu)
     if options["profile"] is not None:
         load(options["profile"])
-    place = Home(home)
     kept = RetentionLimits(options.pop("keep_files"), options.pop("keep_checkpoints"), options.pop("keep_size"))
-    config = ServiceConfig(place, retention=kept, database=_database(database), **options)
-    if config.database is None:
+    notices = take_notices(options)
+    config = ServiceConfig(place, retention=kept, database=_database(database), notices=notices, **options)
+    if config.database is None or emulated is not None:
         place.create()
+    if emulated is not None:
+        emulated.write(place.emulated)
     with _bound(host, port) as listening:
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         try:
-            code = asyncio.run(_serve(config, listening, names, tls))
+            gc.set_threshold(*COLLECT)
+            code = asyncio.run(_serve(config, listening, names, tls, choice))
         except OSError as error:
             where = error.filename or place.path
             raise InputError(f"{where}: {error.strerror or error}; make the home writable, or give --home") from None
@@ -231,7 +261,11 @@ def _publish_certificate(place: Home, certificate: Path | None) -> None:
 
 
 async def _serve(
-    config: Any, listening: socket.socket, names: tuple[str, ...], tls: tuple[Path | None, Path | None]
+    config: Any,
+    listening: socket.socket,
+    names: tuple[str, ...],
+    tls: tuple[Path | None, Path | None],
+    choice: GroundChoice,
 ) -> int:
     from carpool.live.http.auth import AGENT, Keyring, admin_token, digest
 
@@ -246,16 +280,20 @@ async def _serve(
         known = {name: row["token_hash"] for name, row in service.queries.users().items() if row.get("token_hash")}
         rows = service.queries.users().items()
         speaking = {name: str(row["node"]) for name, row in rows if row.get("role") == AGENT}
-        if config.database is not None and listening.getsockname()[0] in WIDE:
+        if (config.database is not None or choice.name) and listening.getsockname()[0] in WIDE:
             names = names or (socket.gethostname(),)
             url = _url(listening, names[0], scheme=scheme)
-        context = _context(service, config, Keyring(digest(token), known, speaking), listening, names)
+        keyring, keeper = Keyring(digest(token), known, speaking), None
+        if choice.name:
+            keeper, key = make_keeper(choice, service, place, url, tls[0])
+            keyring.pilot_of = key.pilot_of
+        context = _context(service, config, keyring, listening, names, keeper)
         server = _server(context, tls)
         _publish_certificate(place, tls[0])
         listening.listen(1024)  # a client that reads the address may connect at once
         place.write_address(url)
         _greet(url, config, service, listening.getsockname()[0])
-        return await _run_until_signal(service, server, context.uploads, listening)
+        return await _run_until_signal(service, server, context, listening)
     finally:
         place.remove_address(url)
         await service.close()
@@ -290,7 +328,9 @@ async def _opened(config: Any) -> Any:
     return opening.result()
 
 
-def _context(service: Any, config: Any, keyring: Any, listening: Any, names: tuple[str, ...]) -> Any:
+def _context(
+    service: Any, config: Any, keyring: Any, listening: Any, names: tuple[str, ...], keeper: Any = None
+) -> Any:
     from carpool.live.http.api import ApiContext
 
     return ApiContext(
@@ -301,6 +341,7 @@ def _context(service: Any, config: Any, keyring: Any, listening: Any, names: tup
         jobs_per_gpu=config.jobs_per_gpu,
         as_root=os.geteuid() == 0,
         hosts=(*names, listening.getsockname()[0]),
+        keeper=keeper,
     )
 
 
@@ -339,8 +380,15 @@ def _greet(url: str, config: Any, service: Any, listens_on: str) -> None:
     gpus = service.queries.gpus()
     number, mechanism = len(gpus_of(gpus)), gpus.get("mechanism")
     kind, shared = ("logical GPU", "") if mechanism == "logical" else ("GPU", f" ({mechanism})" if mechanism else "")
+    if config.emulated:
+        from carpool.emulate.gpus import read_gpus
+
+        emulated = read_gpus(config.emulated)
+        number, kind = emulated.nodes * emulated.gpus, "GPU"
+        shared = f" ({emulated.label}, {emulated.nodes} × {emulated.gpus}, slow-downs of {emulated.interference})"
     plural = "" if number == 1 else "s"
     click.echo(f"carpool serves {number} {kind}{plural}{shared} under {config.policy} at {url}", err=True)
+    click.echo(f"dashboard at {url}; sign in with the token in {config.home.admin_token}", err=True)
     if config.database is not None:
         click.echo(f"leads in term {service.store.leadership.term} of {config.database}", err=True)
     click.echo(f"home {config.home.path}; SIGTERM or Ctrl-C ends the service, jobs keep running", err=True)
@@ -371,27 +419,40 @@ async def _sweep(uploads: Any) -> None:
         await asyncio.sleep(SWEEP_S)
 
 
-async def _run_until_signal(service: Any, server: Any, uploads: Any, listening: socket.socket) -> int:
+async def _keep(keeper: Any) -> None:
+    """Get nodes from the ground, if there is one."""
+    if keeper is None:
+        return
+    try:
+        await keeper.run()
+    finally:
+        await keeper.ground.close()
+
+
+async def _run_until_signal(service: Any, server: Any, context: Any, listening: socket.socket) -> int:
     """Run service and HTTP server until a signal comes or one of them fails; return the exit code."""
     loop, signalled = asyncio.get_running_loop(), asyncio.Event()
     for number in SIGNALS:
         loop.add_signal_handler(number, signalled.set)
-    sweeping = asyncio.create_task(_sweep(uploads), name="sweeping")
+    sweeping = asyncio.create_task(_sweep(context.uploads), name="sweeping")
+    keeping = asyncio.create_task(_keep(context.keeper), name="keeping")
     scheduling = asyncio.create_task(service.run(), name="scheduling")
     answering = asyncio.create_task(server.serve(sockets=[listening]), name="answering")
     waiting = asyncio.create_task(signalled.wait(), name="signals")
     done, _ = await asyncio.wait({scheduling, answering, waiting}, return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
-    sweeping.cancel()
+    for task in (waiting, sweeping, keeping):
+        task.cancel()
     if scheduling in done and isinstance(scheduling.exception(), Deposed):
         _leave(scheduling.exception())
+    service.feed.close()
+    service.terminals.close()
     service.book.end_waiting()  # else the server would cancel these requests, and answer with a fault of its own
     server.should_exit = True
     failed = [task for task in done if task is not waiting and not task.cancelled() and task.exception()]
     await asyncio.wait({answering}, timeout=5.0)
     await service.close()
     scheduling.cancel()
-    await asyncio.gather(scheduling, answering, waiting, sweeping, return_exceptions=True)
+    await asyncio.gather(scheduling, answering, waiting, sweeping, keeping, return_exceptions=True)
     for task in failed:
         error = task.exception()
         if isinstance(error, InputError):

@@ -1,7 +1,9 @@
 """`carpool submit`: makes a request from options and job files, and with --wait returns the job's exit code."""
 
 import os
+import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ from carpool.live.http.client import Client
 from carpool.live.http.code_snapshot import pack
 from carpool.live.shell import run_as_here
 from carpool.live.text import printable, size
+from carpool.notices import NoticeTargets
+from carpool.report.progress import sending, waiting
 from carpool.sweeps import SweepValues
 
 EXIT_CODES = {"finished": 0, "failed": 1, "cancelled": 130}
@@ -59,6 +63,7 @@ def _option(one: JobField) -> Callable[[Command], Command]:
 @click.option("--clean-env", is_flag=True, help="Send nothing of this shell's environment with the job.")
 @click.option("--dry-run", is_flag=True, help="Print what would happen, without submitting the job.")
 @click.option("--wait", is_flag=True, help="Wait for the end of the job and return its exit code.")
+@click.option("--desktop", is_flag=True, help="With --wait, show a notice on this screen at the end.")
 @home_option
 @json_option
 def submit(words: tuple[str, ...], home: Path | None, as_json: bool, dry_run: bool, wait: bool, **given: Any) -> None:
@@ -68,8 +73,10 @@ def submit(words: tuple[str, ...], home: Path | None, as_json: bool, dry_run: bo
     shell finds, in the active virtual environment or conda environment, and with the settings of Python, CUDA and the
     usual libraries. Other variables do not travel: `--env NAME` passes one on, `--env NAME=VALUE` sets one.
     """
-    clean = given.pop("clean_env")
-    request = _request(words, given)
+    clean, desktop = given.pop("clean_env"), given.pop("desktop")
+    if desktop and not wait:
+        raise InputError("--desktop: needs --wait; without it, use --notify")
+    request = make_request(words, given)
     warning = "" if clean else run_as_here(request)
     if warning:
         click.echo(f"warning: {warning}", err=True)
@@ -82,17 +89,17 @@ def submit(words: tuple[str, ...], home: Path | None, as_json: bool, dry_run: bo
         print_json(answer) if as_json else click.echo("\n".join(dry_run_lines(answer)))
         return
     if request.pop("snapshot", False):
-        request["snapshot"] = _upload(client, Path(request["directory"]), quiet=as_json)
+        request["snapshot"] = upload_directory(client, Path(request["directory"]), quiet=as_json)
     answer = client.post("/v1/jobs", request)
     if not wait:
         print_json(answer) if as_json else click.echo(_submitted(answer["jobs"]))
         return
     if not as_json:
         click.echo(f"{_submitted(answer['jobs'])}; waiting for its end", err=True)
-    raise SystemExit(_wait(client, answer, as_json))
+    raise SystemExit(_wait(client, answer, as_json, show_notice if desktop else lambda text: None))
 
 
-def _request(words: tuple[str, ...], given: dict[str, Any]) -> dict[str, Any]:
+def make_request(words: tuple[str, ...], given: dict[str, Any]) -> dict[str, Any]:
     """Return the JSON request for what is to run and the options."""
     request = _what_to_run(words)
     for one in on(Edge.OPTION):
@@ -103,7 +110,7 @@ def _request(words: tuple[str, ...], given: dict[str, Any]) -> dict[str, Any]:
             value = str(Path(value).expanduser().absolute())
         elif one.name == "env":
             value = {**request.get("env", {}), **_environment(value)}
-        elif isinstance(one.type, SweepValues):
+        elif isinstance(one.type, SweepValues | NoticeTargets):
             value = {name: values for some in value for name, values in some.items()}
         elif isinstance(one.type, JobIds):
             value = [word for text in value for word in split_words(text, one.option)]
@@ -141,14 +148,16 @@ def _environment(variables: tuple[str, ...]) -> dict[str, str]:
     return env
 
 
-def _upload(client: Client, directory: Path, quiet: bool) -> str:
+def upload_directory(client: Client, directory: Path, quiet: bool) -> str:
     with tempfile.TemporaryFile() as file:
-        packed = pack(directory, file)
+        with waiting(f"copying {directory}", quiet):
+            packed = pack(directory, file)
         length = file.tell()
         file.seek(0)
         if not quiet:
             click.echo(f"copied {directory}: {packed.files} files, {size(packed.size)}", err=True)
-        name: str = client.upload("/v1/snapshots", file, length)["snapshot"]
+        with sending("uploading", file, length, quiet) as counted:
+            name: str = client.upload("/v1/snapshots", counted, length)["snapshot"]
         return name
 
 
@@ -171,7 +180,17 @@ def _print_away() -> None:
     click.echo("the service does not answer; the job keeps running; waiting for the service to come back", err=True)
 
 
-def _wait(client: Client, answer: dict[str, Any], as_json: bool) -> int:
+def show_notice(text: str) -> None:
+    """Show a notice on the user's screen, where there is one."""
+    try:
+        subprocess.run(
+            ["notify-send", "--app-name=Carpool", "Carpool", text], check=False, timeout=5, capture_output=True
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        click.echo("no notice was shown: notify-send is not installed here", err=True)
+
+
+def _wait(client: Client, answer: dict[str, Any], as_json: bool, tell: Callable[[str], None]) -> int:
     """Wait for all jobs and return the first exit code that is not 0."""
     try:
         rows = [client.wait(job, _print_away) for job in answer["jobs"]]
@@ -180,6 +199,8 @@ def _wait(client: Client, answer: dict[str, Any], as_json: bool) -> int:
     except BaseException as stopped:  # Ctrl-C or SIGTERM
         click.echo("stopped waiting; the job keeps running (`carpool cancel` ends it)", err=True)
         return 130 if isinstance(stopped, KeyboardInterrupt) else 143
+    counts = Counter(row["status"] for row in rows)
+    tell(f"{_submitted(answer['jobs'])}: " + ", ".join(f"{number} {status}" for status, number in counts.items()))
     if as_json:
         print_json({**answer, "status": rows[0]["status"], "exit_code": rows[0].get("exit_code"), "ended": rows})
     else:

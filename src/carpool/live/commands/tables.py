@@ -7,7 +7,7 @@ from typing import Any
 
 from carpool.errors import InputError, nearest
 from carpool.live.text import clock, demand_text, printable, size, span
-from carpool.report.console import new_console
+from carpool.report.console import fit, new_console, print_table
 
 Row = Mapping[str, Any]
 COLOURS = {
@@ -18,7 +18,8 @@ COLOURS = {
 }
 HOLDING = ("running", "starting", "pausing", "paused", "resuming", "stopping")
 """The statuses of jobs that the table lists first."""
-WIDE = 110
+CHOOSE = "--format chooses columns"
+"""How to see the columns that a table of jobs leaves out."""
 
 
 def new_table(*columns: str, right: Sequence[str] = ()) -> Any:
@@ -56,7 +57,8 @@ CELLS: dict[str, Callable[[Row], Any]] = {
 }
 """Cells of columns that are not shown as plain text."""
 USUAL = ("job", "name", "user", "status", "gpus", "waited_s", "ran_s", "progress", "on", "reason")
-NARROW = tuple(name for name in USUAL if name != "on")
+LESS = ("on", "waited")
+"""Titles of the columns that a narrow terminal leaves out."""
 
 
 def columns_of(text: str | None) -> tuple[str, ...]:
@@ -88,14 +90,15 @@ def sort(rows: Sequence[Row], by: str | None) -> list[Row]:
     return known + [row for row in rows if row.get(name) is None]
 
 
-def jobs_table(rows: Sequence[Row], limit: int = 50, width: int | None = None, columns: Sequence[str] = ()) -> Any:
-    """Return a table of jobs in their order. Without `columns`, a narrow terminal gets one column less."""
-    wide = (width or new_console().width) >= WIDE
-    chosen = columns or (USUAL if wide else NARROW)
+def jobs_table(rows: Sequence[Row], limit: int = 50, columns: Sequence[str] = (), console: Any = None) -> Any:
+    """Return a table of jobs in their order, and below it what a narrow terminal leaves out. `columns` are all kept."""
+    from rich.console import Group
+
+    chosen = columns or USUAL
     table = new_table(*(TITLES.get(name, name) for name in chosen), right=("GPUs", "waited", "ran", "done"))
     for row in rows[:limit]:
         table.add_row(*(CELLS[name](row) if name in CELLS else _plain(row, name) for name in chosen))
-    return table
+    return Group(*fit(console or new_console(), table, () if columns else LESS, CHOOSE))
 
 
 def _plain(row: Row, name: str) -> Any:
@@ -138,7 +141,7 @@ def counts(rows: Sequence[Row]) -> str:
 def print_jobs(rows: Sequence[Row], limit: int, columns: Sequence[str] = ()) -> None:
     console = new_console()
     if rows:
-        console.print(jobs_table(rows, limit, console.width, columns))
+        console.print(jobs_table(rows, limit, columns, console))
     console.print(counts(rows) + (f"; the first {limit} are shown (--limit)" if len(rows) > limit else ""))
 
 
@@ -182,6 +185,7 @@ def _facts(row: Row, now: float) -> list[tuple[str, Any]]:
     return [
         ("job", f"{row['job']} {row['name']}".strip()),
         ("user", row["user"]),
+        ("project", row.get("project")),
         ("status", row["status"] + (f" ({row['reason']})" if row.get("reason") else "")),
         ("command", " ".join(spec.get("command", ()))),
         ("directory", spec.get("directory")),
@@ -198,8 +202,10 @@ def _facts(row: Row, now: float) -> list[tuple[str, Any]]:
         ("speed", _speed(row)),
         ("demand alone", demand_text(row["demand"]) if row.get("demand") else None),
         ("peak memory", size(row.get("peak_memory") or None)),
-        ("paused", f"{span(row['paused_s'])} in {row['pauses']} pauses" if row.get("pauses") else None),
+        ("paused", _paused(row)),
+        ("limit", _limit(row)),
         ("report dropped", row.get("report_dropped")),
+        ("checkpoint", row.get("checkpoint_left")),
         *(("files", line) for line in _files(row.get("files"), now)),
         *(("estimate", line) for line in estimate_lines(row.get("estimates") or {}, now)),
     ]
@@ -218,6 +224,22 @@ def _files(files: Row | None, now: float) -> list[str]:
             why = f" ({files['why']})" if files.get("why") else ""
             lines.append(f"{name} kept for {span(left)} more{why}; `carpool prune` removes them now")
     return lines
+
+
+def _paused(row: Row) -> str | None:
+    """Return how long and how often a job was paused."""
+    if not row.get("pauses"):
+        return None
+    return f"{span(row['paused_s'])} in {row['pauses']} pause{'' if row['pauses'] == 1 else 's'}"
+
+
+def _limit(row: Row) -> str | None:
+    """Return a job's time limit and what is left of it."""
+    if row.get("limit_s") is None:
+        return None
+    then = "goes back into the queue" if (row.get("spec") or {}).get("requeue") else "ends"
+    left = "" if row["finished"] is not None else f"; it {then} after {span(row['limit_left_s'])} more of computing"
+    return f"{span(row['limit_s'])}{left}"
 
 
 def _speed(row: Row) -> str | None:
@@ -287,9 +309,9 @@ def print_gpus(answer: Row) -> None:
             _text(size(gpu.get("memory") or None)),
             _text(size(gpu.get("reserved") or gpu.get("used") or None)),
             _text(size(gpu.get("foreign") or None)),
-            _text(jobs or "free"),
+            _text(", ".join(filter(None, (jobs, gpu.get("closed")))) or "free"),
         )
-    console.print(table)
+    print_table(console, table, ("other processes", "reserved", "memory"))
     if answer.get("mechanism") != "logical":
         console.print(printable(f"sharing: {answer.get('mechanism', 'unknown')}" + _because(answer)))
 
@@ -308,3 +330,11 @@ def _resident(job: Any) -> str:
 def gpus_of(answer: Row) -> list[Row]:
     """Return all GPUs of all nodes."""
     return [gpu for node in answer.get("nodes", ()) for gpu in node.get("gpus", ())]
+
+
+def cluster_of(gpus: Mapping[str, Any]) -> str:
+    """Return this machine as the simulator writes clusters."""
+    sizes = [len(node.get("gpus", ())) for node in gpus.get("nodes", ())]
+    if not sizes or not gpus_of(gpus):
+        raise InputError("this service has no GPUs; give a cluster with --cluster, such as 1x4")
+    return f"{len(sizes)}x{max(sizes)}"

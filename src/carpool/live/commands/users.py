@@ -12,7 +12,7 @@ from carpool.live.commands.options import Command, OptionType, connect, home_opt
 from carpool.live.commands.tables import new_table
 from carpool.live.http.client import segment
 from carpool.live.text import printable
-from carpool.report.console import new_console
+from carpool.report.console import new_console, print_table
 
 COUNT = WholeNumber(0, 1_000_000)
 NO_LIMIT = "none"
@@ -48,12 +48,13 @@ def user() -> None:
 @click.option(
     "--uid", type=click.IntRange(1), help="Uid that the user's jobs run under.  [default: that of the login name]"
 )
+@click.option("--group", help="Group whose share the user's jobs use; `carpool group list` lists them.")
 @limit_options
 @home_option
 @json_option
-def add(name: str, uid: int | None, home: Path | None, as_json: bool, **limits: int | None) -> None:
+def add(name: str, uid: int | None, group: str | None, home: Path | None, as_json: bool, **limits: int | None) -> None:
     """Add a user and print their token. It is shown only once."""
-    request = {"name": name, "uid": uid, **limits}
+    request = {"name": name, "uid": uid, "group": group, **limits}
     given = {key: value for key, value in request.items() if value not in (None, NO_LIMIT)}
     answer = connect(home).post("/v1/users", given)
     if answer.get("warning"):
@@ -74,11 +75,16 @@ def list_users(home: Path | None, as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    table = new_table("user", "uid", "jobs", "GPUs", "priority", "", right=("uid", "jobs", "GPUs", "priority"))
+    columns = ("user", "group", "uid", "jobs", "GPUs", "priority", "")
+    table = new_table(*columns, right=("uid", "jobs", "GPUs", "priority"))
     for row in rows:
         numbers = ["-" if row.get(key) is None else str(row[key]) for key in ("uid", *LIMITS)]
-        table.add_row(printable(row["name"]), *numbers, "revoked" if row["revoked"] else "")
-    new_console().print(table if rows else "no users besides the administrator")
+        names = (printable(row["name"]), printable(row.get("group") or "-"))
+        table.add_row(*names, *numbers, "revoked" if row["revoked"] else "")
+    if rows:
+        print_table(new_console(), table, ("uid",))
+    else:
+        click.echo("no users besides the administrator")
 
 
 @user.command()
@@ -107,3 +113,15 @@ def limit(name: str, home: Path | None, as_json: bool, **limits: int | str | Non
         return
     shown = ", ".join(f"{key.removeprefix('max_')} {answer[key]}" for key in LIMITS if answer.get(key) is not None)
     click.echo(f"{answer['name']}: {shown or 'no limits'}")
+
+
+@user.command("group")
+@click.argument("name")
+@click.argument("group")
+@home_option
+@json_option
+def join_group(name: str, group: str, home: Path | None, as_json: bool) -> None:
+    """Move a user to a group, or to none with `none`. Jobs that exist stay with their group."""
+    request = {"group": None if group == NO_LIMIT else group}
+    answer: dict[str, Any] = connect(home).put(f"/v1/users/{segment(name)}/group", request)
+    print_json(answer) if as_json else click.echo(f"{answer['name']}: group {answer.get('group') or '-'}")

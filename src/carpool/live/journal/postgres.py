@@ -112,9 +112,11 @@ class PostgresJournal:
             arguments |= {name: value for name, value in names.items() if value is not None}
             return connection_class.connect(**arguments)
 
-        return create_engine(
+        engine = create_engine(
             "postgresql+psycopg://", creator=connect, hide_parameters=True, pool_pre_ping=True, pool_timeout=CONNECT_S
         )
+        engine.dialect.use_insertmanyvalues_wo_returning = True  # many rows in one statement, not one for each
+        return engine
 
     def prepare(self) -> list[str]:
         """Return notes for the operator: none, because the server looks after its files."""
@@ -156,7 +158,19 @@ def _connection_class() -> Any:
     except ImportError:
         raise InputError("--database: psycopg is not installed: pip install 'carpool[postgres]'") from None
 
+    class SingleCursor(psycopg.Cursor[Any]):
+        def executemany(self, query: Any, params_seq: Any, *, returning: bool = False) -> None:
+            """Execute a statement for each row. The pipeline that psycopg would use ends with a message after which the
+            server does not count any more for how long this side is silent, and a service that is stopped then would
+            keep the lock of the leader's row for ever."""
+            for params in params_seq:
+                self.execute(query, params)
+
     class ImpatientConnection(psycopg.Connection[Any]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self.cursor_factory = SingleCursor
+
         def wait(self, gen: Any, *arguments: Any, **options: Any) -> Any:
             options["interval"] = LOOK_S
             return super().wait(self._in_time(gen, time.monotonic() + ANSWER_S), **options)

@@ -175,6 +175,12 @@ class JournalReader:
             asked = asked.where(table.c.user == user)
         return self.select_rows(asked.limit(limit) if limit is not None else asked)
 
+    def ended_since(self, at: float, limit: int) -> list[dict[str, Any]]:
+        """Return the rows of the latest jobs that ended after a moment."""
+        table = schema.jobs
+        asked = select(table).where(table.c.state.is_not(None), table.c.ended >= at).order_by(table.c.ended.desc())
+        return self.select_rows(asked.limit(limit))
+
     def ends(self) -> list[tuple[str, str, float]]:
         """Return all jobs that have ended, with their users, and when."""
         table = schema.jobs
@@ -193,6 +199,11 @@ class JournalReader:
         """Return the latest rows of the journal unchanged, notes included."""
         table = schema.events
         return self.select_rows(select(table).order_by(table.c.seq.desc()).limit(last))[::-1]
+
+    def rows_after(self, seq: int, limit: int) -> list[dict[str, Any]]:
+        """Return the first rows after a number, unchanged, notes included."""
+        table = schema.events
+        return self.select_rows(select(table).where(table.c.seq > seq).order_by(table.c.seq).limit(limit))
 
     def select_rows(self, asked: Any) -> list[dict[str, Any]]:
         """Return the rows that a SELECT finds."""
