@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.cluster import world as worlds
@@ -52,13 +53,26 @@ class Chaos:
             for _ in range(3 - len(client.jobs())):
                 self.submit()
 
-    def fault(self) -> None:
+    def kinds(self) -> list[Callable[[str, float], None]]:
+        """The faults to draw from."""
         kinds = [self.kill_worker, self.kill_wrapper, self.kill_agent, self.lose_node, self.stop_agent]
-        kinds += [self.cut_road, self.cut_road, self.kill_service, self.stop_service]
-        kind = self.drawn.choice(kinds)
-        node, over = self.drawn.choice(NODES), LEASE_S + MARGIN_S
+        return [*kinds, self.cut_road, self.cut_road, self.kill_service, self.stop_service]
+
+    def nodes(self) -> Sequence[str]:
+        """The nodes that a fault may hit."""
+        return NODES
+
+    def target_of(self, kind: str, node: str) -> str:
+        """Return what a fault keeps busy, so that no two faults hit it at a time; empty: nothing."""
+        return "service" if "service" in kind else node if "_w" not in kind else ""
+
+    def fault(self) -> None:
+        kind, nodes = self.drawn.choice(self.kinds()), self.nodes()
+        if not nodes:
+            return
+        node, over = self.drawn.choice(nodes), LEASE_S + MARGIN_S
         seconds = self.drawn.choice([self.drawn.uniform(0.3, LEASE_S), self.drawn.uniform(over + 1.0, over + 4.0)])
-        target = "service" if "service" in kind.__name__ else node if "_w" not in kind.__name__ else ""
+        target = self.target_of(kind.__name__, node)
         with self._lock:
             if target in self._busy:
                 return
@@ -131,38 +145,41 @@ class Chaos:
 def play(folder: Path, faults: int, seed: int, show: bool = False) -> list[str]:
     """Play a round of chaos and return what was violated."""
     with ClusterWorld(folder, NODES, gpus=2, lease_s=LEASE_S, margin_s=MARGIN_S) as world:
-        chaos = Chaos(world, seed)
-        done = 0
-        while done < faults:
-            chaos.keep_busy()
-            before = sum(chaos.counts.values())
-            chaos.fault()
-            done += sum(chaos.counts.values()) - before
-            time.sleep(chaos.drawn.uniform(0.2, 2.5))
-        chaos.join()
-        until(world._answers, 60, world.said)
-        with contextlib.suppress(AssertionError):
-            until(lambda: not world.client().jobs(), DRAIN_S)
-        rows = world.client().jobs(all=True)
-        lines = world.lines()
-        broken = violations(lines)
-        for row in rows:
-            if row["status"] != "finished":
-                broken.append(f"job {row['name']} is {row['status']}: {row['reason']}")
-                continue
-            ended = {line["rank"] for line in lines if line["job"] == row["name"] and line["what"] == "end"}
-            if ended != set(range(row["gpus"])):
-                broken.append(f"job {row['name']} finished and only ranks {sorted(ended)} of {row['gpus']} ended")
-        with contextlib.suppress(AssertionError):
-            until(lambda: not world.job_processes(), 15)
-        if world.job_processes():
-            broken.append(f"processes {world.job_processes()} are left behind")
-        if show or broken:
-            tried = ", ".join(f"{name} {number}" for name, number in sorted(chaos.counts.items()))
-            print(f"seed {seed}: {len(rows)} jobs, {len(spans(lines))} workers; {tried}", flush=True)
-        if broken:
-            print(world.said()[-6000:], file=sys.stderr)
-        return broken
+        return play_in(world, Chaos(world, seed), faults, show)
+
+
+def play_in(world: ClusterWorld, chaos: Chaos, faults: int, show: bool) -> list[str]:
+    """Play a round of chaos in a world and return what was violated."""
+    done = 0
+    while done < faults:
+        chaos.keep_busy()
+        before = sum(chaos.counts.values())
+        chaos.fault()
+        done += sum(chaos.counts.values()) - before
+        time.sleep(chaos.drawn.uniform(0.2, 2.5))
+    chaos.join()
+    until(world._answers, 60, world.said)
+    with contextlib.suppress(AssertionError):
+        until(lambda: not world.client().jobs(), DRAIN_S)
+    rows, lines = world.client().jobs(all=True), world.lines()
+    broken = violations(lines)
+    for row in rows:
+        if row["status"] != "finished":
+            broken.append(f"job {row['name']} is {row['status']}: {row['reason']}")
+            continue
+        ended = {line["rank"] for line in lines if line["job"] == row["name"] and line["what"] == "end"}
+        if ended != set(range(row["gpus"])):
+            broken.append(f"job {row['name']} finished and only ranks {sorted(ended)} of {row['gpus']} ended")
+    with contextlib.suppress(AssertionError):
+        until(lambda: not world.job_processes(), 15)
+    if world.job_processes():
+        broken.append(f"processes {world.job_processes()} are left behind")
+    if show or broken:
+        tried = ", ".join(f"{name} {number}" for name, number in sorted(chaos.counts.items()))
+        print(f"{len(rows)} jobs, {len(spans(lines))} workers; {tried}", flush=True)
+    if broken:
+        print(world.said()[-6000:], file=sys.stderr)
+    return broken
 
 
 def main() -> int:

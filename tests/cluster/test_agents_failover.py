@@ -25,21 +25,23 @@ def free_port() -> int:
 
 
 class Twins:
-    """Two services and one agent."""
+    """Two services and their agents."""
 
-    def __init__(self, folder, address):
+    def __init__(self, folder, address, lease_s=15.0, command=COMMAND):
         self.folder, self.home, self.address = folder, folder / "home", address
         self.ports = [free_port(), free_port()]
         self.services, self.agents = [], []
-        self.relays = [Relay(port) for port in self.ports]
+        self.lease_s, self.command = lease_s, command
+        self.relays = {}
+        """The roads of each agent to both services."""
         self.ledger = folder / "ledger"
         self.ledger.touch()
 
     def serve(self, number):
         words = ["serve", "--home", self.home, "--database", self.address, "--port", self.ports[number]]
-        words += ["--executor", "agents:lease=15s,margin=1s", "--jobs-per-gpu", 1]
+        words += ["--executor", f"agents:lease={self.lease_s}s,margin=1s", "--jobs-per-gpu", 1]
         with (self.folder / f"serve-{number}.log").open("ab") as log:
-            command = [*COMMAND, *map(str, words)]
+            command = [*self.command, *map(str, words)]
             self.services.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment()))
 
     def join(self, name):
@@ -47,10 +49,11 @@ class Twins:
         token.touch(0o600)
         token.write_text(self.client().post("/v1/nodes", {"name": name})["token"])
         words = ["agent", "--name", name, "--token-file", token, "--gpus", 1, "--home", self.folder / f"agent-{name}"]
-        for relay in self.relays:
+        self.relays[name] = [Relay(port) for port in self.ports]
+        for relay in self.relays[name]:
             words += ["--join", relay.url]
         with (self.folder / f"{name}.log").open("ab") as log:
-            command = [*COMMAND, *map(str, words)]
+            command = [*self.command, *map(str, words)]
             self.agents.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment()))
         until(lambda: self.states().get(name) == "open", 60, self.said)
 
@@ -83,7 +86,7 @@ class Twins:
                     os.kill(line["wrapper"], signal.SIGKILL)
             except OSError:
                 continue
-        for relay in self.relays:
+        for relay in (relay for roads in self.relays.values() for relay in roads):
             relay.close()
 
 

@@ -6,7 +6,7 @@ import signal
 import time
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import bindparam, text
 
 from carpool.core import events as ev
 from carpool.live.errors import Deposed, Unavailable
@@ -105,14 +105,26 @@ async def test_the_lease_runs_out_before_another_can_lead(open_store):
     await leading
 
 
-async def test_a_leader_stopped_inside_a_transaction_does_not_keep_the_lock(open_store, monkeypatch):
+ROWS = [{"key": f"stuck{number}", "value": "x"} for number in range(3)]
+WRITES = {
+    "a row": lambda connection: connection.execute(schema.meta.insert().values(**ROWS[0])),
+    "rows": lambda connection: connection.execute(schema.meta.insert(), ROWS),
+    "changes": lambda connection: connection.execute(
+        schema.meta.update().where(schema.meta.c.key == bindparam("name")), [{"name": "version", "value": "0"}] * 3
+    ),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+async def test_a_leader_stopped_inside_a_transaction_does_not_keep_the_lock(open_store, monkeypatch, write):
     monkeypatch.setitem(postgres.SETTINGS, "idle_in_transaction_session_timeout", "500ms")
     first = open_store()
     await first.lead()
     second = open_store()
+    before = second.meta()
 
     def stuck(connection):
-        connection.execute(schema.meta.insert().values(key="stuck", value="x"))
+        write(connection)
         time.sleep(3.0)  # as if the process were stopped here
 
     hanging = asyncio.create_task(first.transact(stuck))
@@ -121,7 +133,7 @@ async def test_a_leader_stopped_inside_a_transaction_does_not_keep_the_lock(open
     await asyncio.wait_for(second.lead(), 2.5)
     with pytest.raises((StoreError, Deposed)):
         await hanging
-    assert "stuck" not in second.meta()
+    assert second.meta() == before
 
 
 async def test_a_busy_service_keeps_the_lead_and_a_stuck_one_does_not(open_store, monkeypatch):

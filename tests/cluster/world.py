@@ -44,6 +44,18 @@ class ClusterWorld:
         self.relays: dict[str, Relay] = {}
         self.port = 0
         self.names = nodes
+        self.jobs_per_gpu = 1
+
+    def executor_options(self) -> list[str]:
+        return ["--executor", f"agents:lease={self.lease_s}s,margin={self.margin_s}s"]
+
+    def more_options(self) -> list[str]:
+        """More options of `carpool serve`."""
+        return []
+
+    def environment(self) -> dict[str, str]:
+        """The environment of the service."""
+        return environment()
 
     def __enter__(self):
         self.serve()
@@ -74,10 +86,11 @@ class ClusterWorld:
 
     def serve(self) -> None:
         Home(self.home).remove_address()
-        settings = f"agents:lease={self.lease_s}s,margin={self.margin_s}s"
-        options = ["--home", str(self.home), "--port", str(self.port), "--executor", settings, "--jobs-per-gpu", "1"]
+        options = ["--home", str(self.home), "--port", str(self.port), *self.executor_options()]
+        options += ["--jobs-per-gpu", str(self.jobs_per_gpu), *self.more_options()]
         with (self.folder / "serve.log").open("ab") as log:
-            self.service = subprocess.Popen([*COMMAND, "serve", *options], stdout=log, stderr=log, env=environment())
+            command = [*COMMAND, "serve", *options]
+            self.service = subprocess.Popen(command, stdout=log, stderr=log, env=self.environment())
         address = until(lambda: Home(self.home).read_address(), START_S, lambda: self.said("serve"))
         self.port = int(address["url"].rpartition(":")[2])
         until(self._answers, START_S, lambda: self.said("serve"))

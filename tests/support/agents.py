@@ -12,6 +12,7 @@ from carpool.live.executors.cluster import ClusterExecutor
 from carpool.live.executors.contract import eventually
 from carpool.live.home import Home
 from carpool.live.http.agent_routes import append_to_log
+from carpool.live.http.api import status_of
 
 LEASE = {"lease": "30s", "margin": "2s"}
 
@@ -44,6 +45,29 @@ class DirectRoad:
     def send_log(self, data, job, attempt, rank, stream, offset):
         executor = self._there()
         return append_to_log(executor.home.rank(job, attempt, rank) / f"{stream}.log", offset, data)
+
+    def doors(self, here):
+        here = wire.read(wire.DoorsHere, wire_copy(here))
+        return wire_copy(wire.plain(self._await(lambda doors: doors.fetch(here), here.instance)))
+
+    def bring_from_door(self, data, place):
+        async def bring(doors):
+            return doors.bring(place["door"], place["offset"], data, last=bool(place["last"]))
+
+        return self._await(bring, place["instance"])
+
+    def _await(self, ask, instance):
+        """Ask at the doors of the node whose agent it is."""
+        executor = self._there()
+        name = next(name for name, road in self.world.roads.items() if road is self)
+
+        async def asked():
+            return await ask(executor.doors_for(name, instance))
+
+        try:
+            return asyncio.run_coroutine_threadsafe(asked(), self.loop).result(10.0)
+        except InputError as error:
+            raise Turned(status_of(error), str(error)) from None
 
     def close(self):
         return

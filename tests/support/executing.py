@@ -11,7 +11,7 @@ WRITING = ("sh", "-c", "while true; do echo x; sleep 0.02; done")
 
 
 @asynccontextmanager
-async def executing(home, command=WRITING, gpus=1, **options):
+async def executing(home, command=WRITING, gpus=1, ahead=False, **options):
     """Open an executor with one slot or more and run the command on all, unless a gang of an earlier executor is there.
 
     The gang keeps running when the executor closes.
@@ -22,7 +22,7 @@ async def executing(home, command=WRITING, gpus=1, **options):
     await executor.open()
     await executor.recover([KEY], listener)
     if KEY not in executor.present():
-        executor.launch(Launch(*KEY, tuple(range(gpus)), command, "/", {}, grace_s=5.0))
+        executor.launch(Launch(*KEY, tuple(range(gpus)), command, "/", {}, grace_s=5.0, ahead=ahead))
     await listener.wait_for_start(KEY)
     try:
         yield executor, listener

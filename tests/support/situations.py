@@ -6,7 +6,17 @@ from random import Random
 from hypothesis import strategies as st
 
 from carpool.core import events as ev
-from carpool.core.model import Allocation, Decision, Job, Limits, Node, Status, accumulations, sub_batch
+from carpool.core.model import (
+    Allocation,
+    Decision,
+    FairShare,
+    Job,
+    Limits,
+    Node,
+    UserGroup,
+    accumulations,
+    sub_batch,
+)
 from carpool.core.perf import ConstantInterference, FittedModel, MeasuredPair, TableInterference
 from carpool.core.record import JobRecord
 from carpool.core.rules import IllegalPlan, check
@@ -23,6 +33,8 @@ class Situation:
 
     seed: int
     jobs_per_gpu: int
+    divided: bool = True
+    """Whether shares and groups may count."""
 
     def state(self, sort_key) -> State:
         random = Random(self.seed)
@@ -35,6 +47,8 @@ class Situation:
             state.apply(ev.NodeJoined(0.0, Node(f"n{number}", gpus, random.choice(memories) * GIB)))
         if random.random() < 0.3:
             state.apply(ev.LimitsChanged(0.0, "eve", Limits(jobs=random.choice([None, 1, 2]), gpus=3)))
+        if self.divided:
+            _divide(Random(f"{self.seed} tenants"), state)
         all_gpus = sorted(state.topology.node_of)
         now = 0.0
         for number in range(random.randint(1, 14)):
@@ -46,7 +60,17 @@ class Situation:
             if random.random() < 0.6:
                 _place(random, state, job, all_gpus, now)
         state.advance(now + random.choice([0.0, 3.0, 40.0]))
+        state.rank_queue()
         return state
+
+
+def _divide(random: Random, state: State) -> None:
+    """Let shares count in some of the situations, which have other jobs neither for it nor against it."""
+    if random.random() < 0.3:
+        state.apply(ev.FairShareChanged(0.0, FairShare(random.choice([0.5, 1.0]), random.choice([20.0, 1e5]))))
+    if random.random() < 0.2:
+        cap, guarantee = random.choice([None, 4]), random.choice([0, 2])
+        state.apply(ev.GroupChanged(0.0, UserGroup(random.choice(["", "red"]), 2.0, guarantee, cap)))
 
 
 def _interference(random: Random):
@@ -74,6 +98,7 @@ def random_job(random: Random, name: str, now: float, most: int) -> Job:
         max_slowdown=random.choice([None, None, None, 1.1, 1.6]),
         priority=random.choice([0, 0, 0, 1]),
         elastic=random.random() < 0.5,
+        group=Random(f"{name} {now}").choice(["", "red", "blue"]),
     )
 
 
@@ -114,9 +139,15 @@ def facts(state: State) -> dict:
         "free": (list(state.free.of_node), list(state.free.by_count), state.free.count),
         "limits": dict(state.limits),
         "counters": (state.busy_gpu_s, state.shares, state.preemptions, state.pauses, state.most_residents),
+        "tenants": {name: (group.jobs, group.gpus, group.tier, group.below) for name, group in _tenants(state).items()},
+        "guesses": state.guesses.dump(),
         "paused": (sorted(state.paused), sorted(state.switching)),
         "hosts": hosts_of(state),
     }
+
+
+def _tenants(state: State) -> dict:
+    return dict(sorted(state.tenants.groups.items())) if state.tenants.on else {}
 
 
 def hosts_of(state: State) -> dict:
@@ -136,17 +167,18 @@ def check_state(state: State) -> None:
         state.end_times.running,
         state.queue.in_order,
         state.queue.by_age,
+        state.queue.by_patience(10.0),
     )  # kept from here on, and so validated
     validate(state)
     for record in state.jobs.values():
-        if record.status is Status.RUNNING:
+        if record.computing:
             assert abs(record.slowdown - _worst_xi(state, record)) < 1e-12
 
 
 def _worst_xi(state: State, record: JobRecord) -> float:
     worst = 1.0
     for gpu in record.gpus:
-        mates = [mate for mate in state.jobs_on(gpu) if mate is not record and mate.status is Status.RUNNING]
+        mates = [mate for mate in state.jobs_on(gpu) if mate is not record and mate.computing]
         worst = max(worst, 1.0 + sum(_xi(state, record, mate) - 1.0 for mate in mates))
     return worst
 
