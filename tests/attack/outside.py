@@ -12,11 +12,11 @@ import sys
 import time
 import traceback
 
-from tests.attack import faults, requests, workers
+from tests.attack import browsers, faults, requests, tenants, terminals, workers
 from tests.attack.case import BOTH, CASES, Case
 from tests.attack.world import ROOT, World
 
-assert all((faults, requests, workers)), "they fill the table"
+assert all((browsers, faults, requests, tenants, terminals, workers)), "they fill the table"
 
 
 def chosen(where: str, short: bool, only: str | None = None) -> list[Case]:
@@ -64,6 +64,8 @@ def main() -> int:
     arguments.add_argument("--only")
     arguments.add_argument("--where", choices=["root", "plain"])
     given = arguments.parse_args()
+    if given.only not in (None, *(one.name for one in CASES)):
+        arguments.error(f"--only {given.only}: there is no such case; --list names them")
     if given.list:
         for one in CASES:
             print(f"{one.where:5} {'short' if one.short else '':5} {one.name}: {one.tried}: {one.holds}")
@@ -74,8 +76,9 @@ def main() -> int:
         codes = [one.wait() for one in both]
         return int(any(codes))
     where = given.where or "plain"
-    broken = attack(where, chosen(where, given.short, given.only))
-    print("\n".join(broken) if broken else f"{where}: everything holds")
+    cases = chosen(where, given.short, given.only)
+    broken = attack(where, cases)
+    print("\n".join(broken) if broken else f"{where}: everything holds in {len(cases)} cases")
     return 1 if broken else 0
 
 

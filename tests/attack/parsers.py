@@ -21,9 +21,11 @@ from carpool import channel
 from carpool.channel import Report
 from carpool.core import codec, snapshot
 from carpool.core.perf import ConstantInterference, FittedModel
+from carpool.core.scheduler import Scheduler
 from carpool.errors import InputError
 from carpool.field_types import FieldError
 from carpool.job_schema import FIELDS
+from carpool.live import unpack
 from carpool.live.commands import job_file
 from carpool.live.executors import gang, wire
 from carpool.live.executors.cluster_gang import END_FILE, PARTS_FILE, read_end, read_parts
@@ -32,11 +34,12 @@ from carpool.live.executors.nodes import NodeBook
 from carpool.live.executors.processes import ProcessIdentity
 from carpool.live.executors.registry import check_executor
 from carpool.live.home import Home
-from carpool.live.http import gate, unpack
+from carpool.live.http import gate, sessions
 from carpool.live.journal.store import DAMAGE
 from carpool.live.rank import GO
 from carpool.live.service.cancellations import CancelFile
 from carpool.live.service.config import ServiceConfig
+from carpool.live.service.operator_settings import OperatorSettings
 from carpool.live.service.retention import RetentionLedger
 from carpool.live.service.service import open_service
 from carpool.live.service.users import Users
@@ -155,8 +158,13 @@ def gang_files(data: bytes, folder: Path) -> None:
 def home_files(data: bytes, folder: Path) -> None:
     """The files of the service itself, after a fault of the disk."""
     home = Home(folder)
-    for path in (home.users, home.address, home.retention, home.cancelled):
+    for path in (home.users, home.address, home.retention, home.cancelled, home.settings):
         path.write_bytes(data)
+    tasks = schema.load("t4").core_tasks()
+    scheduler = Scheduler(make("fifo"), FittedModel(tasks, ConstantInterference(1.0), 4), 2, 8)
+    settings = OperatorSettings(home, scheduler.state, "")
+    for event in (*settings.lost_groups(1.0), *settings.lost_closures(1.0)):
+        scheduler.state.apply(event)
     users = Users.load(home, {"ann": {"uid": 5}})
     users.lost_limits({})
     for name in users.rows:
@@ -204,6 +212,13 @@ def body(data: bytes, folder: Path) -> None:
     """What the gate of the API does with a body before any route sees it."""
     if gate.depth(data) <= gate.MAX_DEPTH:
         gate._check_unique(data)
+
+
+def session(data: bytes, folder: Path) -> None:
+    """Read a Cookie header and the key of a page, with a line between them."""
+    cookie, _, key = data.partition(b"\n")
+    token = sessions.join(sessions.find_cookie([cookie]), key.decode("latin-1"))
+    assert isinstance(token, str)
 
 
 def one_line(error: Exception) -> None:
@@ -347,6 +362,7 @@ PARSERS = {
     "gang": Parser(gang_files, (), weight=0.5),
     "home": Parser(home_files, (), weight=0.5),
     "exchange": Parser(exchange),
+    "session": Parser(session, ()),
     "cluster-files": Parser(cluster_files),
 }
 """All of them, by name."""

@@ -202,3 +202,29 @@ def guessed_script(world: World) -> None:
     for path, known in ((guess, True), (secret, False)):
         said = world.ask("POST", "/v1/jobs/dry-run", {"command": ["/bin/sh", str(path)], **command}, "ann").data
         hold(("earlier run" in said["run"]["source"]) is known, f"{path}: {said['run']['source']}")
+
+
+@case(
+    "a user puts a link in place of a folder of a code snapshot while root gives the files to that user",
+    "no file behind the link changes its owner",
+    where=ROOT_ONLY,
+)
+def swapped_snapshot(world: World) -> None:
+    victim, names = world.folder / "of-root", [f"f{number}" for number in range(3000)]
+    victim.mkdir()
+    for name in names:
+        (victim / name).touch()
+    packed = archive(("sub", tarfile.DIRTYPE, "", {}), *((f"sub/{name}", tarfile.REGTYPE, "", {}) for name in names))
+    answer = world.ask("POST", "/v1/snapshots", packed, "ann", **{"Content-Type": "application/octet-stream"})
+    hold(answer.status in (200, 201), f"the snapshot is taken, not {answer.status} {answer.body[:200]!r}")
+    target = world.home / "jobs" / str(int(world.submit("true")) + 2) / "snapshot"
+    swap = f"mv {target}/sub {target}/aside; ln -s {victim} {target}/sub"
+    attacker = world.submit(f"echo looks; while ! [ -O {target}/sub ]; do :; done; {swap}; sleep 60")
+    world.until(lambda: "looks" in world.stdout(attacker), "the attacker looks")
+    job = world.submit("true", snapshot=answer.data["snapshot"])
+    hold(int(job) == int(attacker) + 1, f"the attacker guessed the number {job}")
+    world.reach(job, *ENDED)
+    owners = {path.stat().st_uid for path in victim.iterdir()}
+    hold(owners == {0}, f"all files stay root's, not {owners}")
+    world.ask("POST", f"/v1/jobs/{attacker}/cancel", user="ann")
+    world.reach(attacker, *ENDED)

@@ -84,7 +84,8 @@ class World:
 
     def serve(self, *more: str, **popen: Any) -> None:
         """Start the service and wait until it answers."""
-        command = [*self.command("serve"), "--port", "0", "--gpus", "4", *self.options, *more]
+        gpus = [] if "--executor" in self.options else ["--gpus", "4"]
+        command = [*self.command("serve"), "--port", "0", *gpus, *self.options, *more]
         with contextlib.suppress(OSError):
             (self.home / "address.json").unlink()
         with self.log.open("ab") as log:

@@ -2,11 +2,12 @@
 
 `python tests/live/service/chaos.py --rounds 20 --seed 1`. Each round forks a service that submits, cancels, holds,
 pauses, resumes and requeues jobs at random, and kills it: after some time, or at a chosen step of its work. Owners and
-the policy pause jobs. Workers write into one ledger when they start, every few hundredths of a second, and when they
-end. Lines are appended whole, so their order is that of events. All the time the service compares its jobs with the
-kernel (which of them are stopped), and this process counts the jobs that are not stopped on each GPU. In the end the
-service runs until all jobs have ended, and the ledger is compared with the journal. Exit code 1: a guarantee was
-violated.
+the policy pause jobs. Users of groups with shares and caps submit them, some with time limits, and operators drain and
+reserve GPUs (chaos_tenants.py). Workers write into one ledger when they start, every few hundredths of a second, and
+when they end. Lines are appended whole, so their order is that of events. All the time the service compares its jobs
+with the kernel (which of them are stopped), and this process counts the jobs that are not stopped on each GPU. In the
+end the service runs until all jobs have ended, and the ledger is compared with the journal. Exit code 1: a guarantee
+was violated.
 """
 
 import argparse
@@ -19,7 +20,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -27,17 +29,18 @@ from carpool.core import events as ev
 from carpool.core.codec import decode
 from carpool.core.model import Status
 from carpool.errors import InputError
-from carpool.live.accounts import ADMIN
 from carpool.live.executors import gang, launching, local, switching
 from carpool.live.executors.processes import process_stat, start_ticks, strays
 from carpool.live.home import Home, read_json
 from carpool.live.journal import store
 from carpool.live.service import dispatcher, driver, requests
+from carpool.live.service import users as user_rows
 from carpool.live.service.config import ServiceConfig
-from carpool.live.service.service import open_service
+from carpool.live.service.service import Service, open_service
 from carpool.live.spec import Spec
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
+from tests.live.service import chaos_tenants as tenants
 from tests.support.processes import is_paused
 
 GPUS, PER_GPU, RESIDENTS = 3, 2, 4
@@ -53,11 +56,16 @@ if sys.argv[3]: signal.signal(signal.SIGTERM, signal.SIG_IGN)
 ledger, seconds = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND), float(sys.argv[2])
 names = ("CARPOOL_JOB", "CARPOOL_ATTEMPT", "RANK", "WORLD_SIZE", "CARPOOL_GPUS")
 me = [os.environ[name] for name in names] + [str(os.getpid())]
-def say(what): os.write(ledger, (" ".join([what, *me]) + "\\n").encode())
+def say(what): os.write(ledger, (" ".join([what, *me, *sys.argv[4:6], repr(time.time())]) + "\\n").encode())
+done, kept = 0, None
+if sys.argv[6]:  # it goes on from where it was
+    kept = os.open(os.path.join(os.environ["CARPOOL_CHECKPOINT_DIR"], "done-" + me[2]), os.O_RDWR | os.O_CREAT, 0o600)
+    done = int(os.read(kept, 9) or 0)
 say("start")
-for _ in range(int(seconds / 0.03)):  # a clock would count pauses
+for step in range(done, int(seconds / 0.03)):  # a clock would count pauses
     time.sleep(0.03)
     say("beat")
+    if kept: os.pwrite(kept, b"%9d" % (step + 1), 0)
 say("end")
 """
 STEPS = [
@@ -85,32 +93,38 @@ class World:
         self.home = Home(folder / "home")
         self.worker, self.ledger = folder / "worker.py", folder / "ledger"
         self.accepted, self.touched = folder / "accepted", folder / "touched"
-        self.mistakes, self.looks = folder / "mistakes", folder / "looks"
-        """What was seen to be wrong while services ran, and one line for each look at a paused job."""
+        self.mistakes, self.looks, self.up = folder / "mistakes", folder / "looks", folder / "up"
+        """What was seen to be wrong while services ran, one line for each look at a paused job, and when a service was
+        up."""
         self.worker.write_text(WORKER)
-        for path in (self.ledger, self.accepted, self.touched, self.mistakes, self.looks):
+        for path in (self.ledger, self.accepted, self.touched, self.mistakes, self.looks, self.up):
             path.touch()
 
-    def spec(self, drawn: random.Random) -> Spec:
-        seconds = drawn.choice([0.02, 0.2, 0.5, 1.0, 1.5])
-        return Spec(
-            command=(
-                sys.executable,
-                "-I",
-                "-S",
-                str(self.worker),
-                str(self.ledger),
-                str(seconds),
-                drawn.choice(["", "deaf"]),
-            ),
+    def spec(self, drawn: random.Random, user: str) -> tuple[Spec, float]:
+        """Return a job, and how long it computes."""
+        seconds, keeps = drawn.choice([0.02, 0.2, 0.5, 1.0, 1.5]), False
+        spec = Spec(
+            command=("true",),
             directory="/tmp",
             gpus=drawn.choice([1, 1, 2, 3]),
-            duration_s=seconds * 10,
+            duration_s=seconds * tenants.STATED.get(user, 10),
             retries=drawn.choice([0, 3]),
-            grace_s=0.3,
+            grace_s=tenants.GRACE_S,
             exclusive=drawn.random() < 0.1,
             can_pause=drawn.random() < 0.9,
+            watch=drawn.random() < 0.5,
         )
+        if drawn.random() < 0.3:
+            spec, seconds, keeps = tenants.with_limit(spec, drawn)
+        deaf, group = drawn.choice(["", "deaf"]), tenants.GROUPS.get(user, "-")
+        command = self.command(seconds, group, deaf, spec.limit_s or 0.0, "keeps" if keeps else "").command
+        return replace(spec, command=command), seconds
+
+    def command(self, seconds: float, group: str, deaf: str = "", limit_s: float = 0.0, keeps: str = "") -> Spec:
+        """Return a job of the worker. `keeps`: it goes on from where it was."""
+        program = (sys.executable, "-I", "-S", str(self.worker), str(self.ledger))
+        words = (str(seconds), deaf, group, str(limit_s), keeps)
+        return Spec((*program, *words), "/tmp", grace_s=tenants.GRACE_S, priority=1000)
 
     def config(self, policy: str) -> ServiceConfig:
         numbers = {"gpus": GPUS, "jobs_per_gpu": PER_GPU, "resident_per_gpu": RESIDENTS}
@@ -162,8 +176,10 @@ def pause_slowly(drawn: random.Random) -> None:
 
 async def live(world: World, drawn: random.Random, down: int) -> None:
     service = await open_service(world.config(drawn.choice(POLICIES)))
+    note(world.up, "up", time.time())
     os.close(down)
     running = asyncio.create_task(service.run())
+    await tenants.describe_tenants(service, drawn)
     while not running.done():
         rows = service.queries.jobs()
         known, held = [row["job"] for row in rows], [row["job"] for row in rows if row["held"]]
@@ -172,10 +188,11 @@ async def live(world: World, drawn: random.Random, down: int) -> None:
         with contextlib.suppress(InputError):  # the job may have ended meanwhile
             action = drawn.random()
             if busy < 12 and action < 0.4:
-                for job in await service.requests.submit(
-                    [world.spec(drawn) for _ in range(drawn.randint(1, 5))], ADMIN
-                ):
-                    note(world.accepted, job)
+                user = tenants.owner(drawn)
+                wanted = [world.spec(drawn, user) for _ in range(drawn.randint(1, 5))]
+                jobs = await service.requests.submit([spec for spec, _ in wanted], user)
+                for job, (_, seconds) in zip(jobs, wanted, strict=True):
+                    note(world.accepted, job, seconds)
             elif known and 0.4 < action < 0.45:
                 job = drawn.choice(known)
                 note(world.touched, "cancel", job)
@@ -186,6 +203,8 @@ async def live(world: World, drawn: random.Random, down: int) -> None:
                 await service.requests.hold(drawn.choice(known))
             elif held and action > 0.9:
                 await service.requests.release(drawn.choice(held))
+            elif 0.56 < action < 0.63:
+                await tenants.act(service, drawn, GPUS)
         with contextlib.suppress(InputError):
             up = [row["job"] for row in rows if row["status"] in ("starting", "running")]
             if up and drawn.random() < 0.4:
@@ -236,7 +255,14 @@ def living_worker(path: Path) -> int | None:
 async def drain(world: World) -> list[dict]:
     """Run until all jobs have ended, and return their rows."""
     service = await open_service(world.config(POLICIES[0]))
+    note(world.up, "up", time.time())
     running = asyncio.create_task(service.run())
+    long = [world.command(tenants.TOO_LONG_S, "-") for _ in range(GPUS)]
+    for job in await tenants.clear_at_once(service, long, GPUS):
+        note(world.accepted, job, tenants.TOO_LONG_S)
+        note(world.touched, "cancel", job)
+        await service.requests.cancel(job)
+    await tenants.open_all(service)
     async with asyncio.timeout(60):
         while service.state.switching:
             await asyncio.sleep(0.02)
@@ -252,9 +278,18 @@ async def drain(world: World) -> list[dict]:
             await compare(world, service)
             await asyncio.sleep(0.05)
     rows = service.queries.jobs(all=True)
+    compare_usage(world, service, rows)
+    note(world.up, "down", time.time())
     await service.close()
     await running
     return rows
+
+
+def compare_usage(world: World, service: Service, rows: list[dict]) -> None:
+    """The accounts went through all kills: they know every job, and their hours are those of the GPUs and workers."""
+    jobs = Counter(row["user"] for row in rows)
+    for wrong in tenants.judge_usage(service.queries.usage(("user",)), tenants.read_runs(lines(world.ledger)), jobs):
+        note(world.mistakes, wrong)
 
 
 def fork(run) -> int:
@@ -291,7 +326,7 @@ def one_round(world: World, drawn: random.Random) -> None:
     if not early:  # count from the moment at which the service is open; on a busy machine that takes a while
         os.read(up, 1)
     os.close(up)
-    long = drawn.random() < 0.1  # long enough for GPUs to fill up and for many switches
+    long = drawn.random() < 0.2  # long enough for GPUs to fill up and for many switches
     until = time.monotonic() + (drawn.uniform(2.0, 4.0) if long else drawn.uniform(0.0, 0.8))
     while time.monotonic() < until:
         look_for_too_many(world)
@@ -304,6 +339,7 @@ def one_round(world: World, drawn: random.Random) -> None:
     else:
         os.kill(pid, signal.SIGKILL)
         status = os.waitpid(pid, 0)[1]
+    note(world.up, "down", time.time())
     if os.waitstatus_to_exitcode(status) != -signal.SIGKILL:
         raise SystemExit(f"a service ended by itself with status {status}")
 
@@ -360,7 +396,7 @@ def judge(world: World, rows: list[dict]) -> list[str]:
     touched = defaultdict(set)
     for what, job in lines(world.touched):
         touched[job].add(what)
-    for (job,) in lines(world.accepted):
+    for job, _ in lines(world.accepted):
         state = states.get(job, {}).get("status")
         if state is None:
             broken.append(f"job {job} was accepted and is lost")
@@ -368,10 +404,11 @@ def judge(world: World, rows: list[dict]) -> list[str]:
             broken.append(f"job {job} is {state} at the end")
         elif state == "cancelled" and "cancel" not in touched[job]:
             broken.append(f"job {job} was cancelled without a request")
-        elif state == "failed" and "kill" not in touched[job]:
+        elif state == "failed" and "kill" not in touched[job] and not ended_at_limit(states[job]):
             broken.append(f"job {job} failed although none of its processes was killed: {states[job]['reason']}")
     broken += judge_ledger(lines(world.ledger), states)
     broken += judge_journal(world, lines(world.ledger), states)
+    broken += judge_tenants(world)
     broken += judge_exits(world, states)
     left = [pid for path in world.home.jobs.glob("*/attempt-*/rank-*") for pid in strays(str(path))]
     records = (read_json(path) or {} for path in world.home.jobs.glob("*/attempt-*/rank-*/process.json"))
@@ -383,10 +420,31 @@ def judge(world: World, rows: list[dict]) -> list[str]:
     return broken + [f"processes are left: {left}"] * bool(left)
 
 
+def ended_at_limit(row: dict) -> bool:
+    return bool(row.get("limit_s")) and row["reason"].startswith("ran to its limit")
+
+
+def judge_tenants(world: World) -> list[str]:
+    runs, uptime = tenants.read_runs(lines(world.ledger)), tenants.read_uptime(lines(world.up))
+    events = read_events(world)
+    closed = tenants.closed_times(events, time.time())
+    starts, _ = tenants.judge_starts(events, tenants.read_seconds(world.accepted))
+    late = tenants.judge_limits(runs, uptime) + tenants.judge_cleared(runs, closed, uptime)
+    return tenants.judge_caps(runs) + late + starts
+
+
+def read_events(world: World) -> list[ev.Event]:
+    book = store.Store(world.home.journal)
+    book.open()
+    rows = book.rows(10**7)
+    book.close()
+    return [decode(json.loads(row["data"])) for row in rows if row["kind"] not in ("Note", "Damaged")]
+
+
 def judge_ledger(ledger: list[list[str]], states: dict[str, dict]) -> list[str]:
     broken: list[str] = []
     runs: dict[tuple[str, int, int], dict] = {}
-    for at, (what, job, attempt, rank, size, gpu, pid) in enumerate(ledger):
+    for at, (what, job, attempt, rank, size, gpu, pid, *_) in enumerate(ledger):
         key = (job, int(attempt), int(rank))
         run = runs.setdefault(key, {"first": at, "gpu": gpu, "pid": pid, "size": int(size), "ended": False})
         run["last"] = at
@@ -455,10 +513,7 @@ def judge_gpus(runs: dict[tuple[str, int, int], dict]) -> list[str]:
 def judge_journal(world: World, ledger: list[list[str]], states: dict[str, dict]) -> list[str]:
     """Compare the journal with what the workers wrote."""
     broken = []
-    book = store.Store(world.home.journal)
-    book.open()
-    events = [decode(json.loads(row["data"])) for row in book.rows(10**7) if row["kind"] not in ("Note", "Damaged")]
-    book.close()
+    events = read_events(world)
     planned, placed = defaultdict(int), {}
     ends = {type(event).__name__: set() for event in events}
     for event in events:
@@ -477,18 +532,19 @@ def judge_journal(world: World, ledger: list[list[str]], states: dict[str, dict]
             broken.append(f"job {job} ran as attempt {attempt}, and the journal knows {planned[job]}")
     for job, row in states.items():
         kind = {"finished": "Finished", "failed": "Failed"}.get(row["status"])
+        kind = "LimitReached" if ended_at_limit(row) else kind
         if kind and job not in ends.get(kind, ()):
             broken.append(f"job {job} {row['status']}, and the journal does not say so")
     return broken
 
 
-def switches(world: World) -> int:
-    """Return the number of pauses that workers confirmed."""
-    book = store.Store(world.home.journal)
-    book.open()
-    number = sum(row["kind"] == "Paused" for row in book.rows(10**7))
-    book.close()
-    return number
+def acts(world: World) -> dict[str, int]:
+    """Return how often what the judges look at happened: a run without it says little."""
+    events = read_events(world)
+    kinds = Counter(type(event).__name__ for event in events)
+    _, beside = tenants.judge_starts(events, {})
+    named = {"pauses": "Paused", "closures": "ClosureSet", "limits": "LimitReached", "tenants": "GroupChanged"}
+    return {**{name: kinds[kind] for name, kind in named.items()}, "starts_before_closures": beside}
 
 
 def main() -> int:
@@ -497,6 +553,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--show", action="store_true", help="print progress after every 50 rounds")
     given = parser.parse_args()
+    user_rows.own_uid = lambda: 1000  # all jobs run as this user, also where that is root
     drawn = random.Random(given.seed)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="carpool-chaos-") as folder:
@@ -515,7 +572,7 @@ def main() -> int:
             },
             "killed": sum(words[0] == "kill" for words in lines(world.touched)),
             "looks": {kind: sum(words == [kind] for words in lines(world.looks)) for kind in ("paused", "running")},
-            "pauses": switches(world),
+            **acts(world),
             "attempts": len({(words[1], words[2]) for words in lines(world.ledger)}),
             "seconds": round(time.monotonic() - began, 1),
             "violations": broken,
