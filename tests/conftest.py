@@ -32,6 +32,9 @@ settings.load_profile("carpool")
 
 
 LONGEST_FIRST = (
+    "cluster/test_slurm.py",
+    "cluster/test_ray.py",
+    "cluster/test_agents.py",
     "bench/test_physical.py",
     "packaging/test_wheel.py",
     "train/test_gang.py",

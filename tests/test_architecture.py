@@ -17,7 +17,18 @@ import pytest
 import carpool
 
 SOURCE = Path(carpool.__file__).parent
-BOTTOM = {"errors", "units", "files", "interrupts", "field_types", "fields", "sweeps", "job_schema"}
+BOTTOM = {
+    "errors",
+    "units",
+    "gpu_names",
+    "files",
+    "interrupts",
+    "field_types",
+    "fields",
+    "notices",
+    "sweeps",
+    "job_schema",
+}
 SCHEDULER = {"core", "policies", "belief", "profile"}
 DEPENDS_ON: dict[str, set[str]] = {
     # helpers that every package may use
@@ -26,8 +37,10 @@ DEPENDS_ON: dict[str, set[str]] = {
     "interrupts": set(),
     "field_types": {"errors", "units"},
     "fields": {"errors", "field_types"},
+    "gpu_names": {"errors"},
     "sweeps": {"field_types"},
-    "job_schema": {"errors", "field_types", "sweeps"},
+    "notices": {"field_types"},
+    "job_schema": {"errors", "field_types", "notices", "sweeps"},
     "files": {"errors", "interrupts"},
     # what a training process imports; it knows the scheduler only through the channel
     "channel": set(),
@@ -42,13 +55,17 @@ DEPENDS_ON: dict[str, set[str]] = {
     "belief": {"core", "profile", "errors"},
     "sim": SCHEDULER | BOTTOM,
     "report": SCHEDULER | BOTTOM | {"sim"},
+    # workers of emulated GPUs, and how these are described; `live` has the processes' states
+    "emulate": {"core", "profile", "channel", "live", "errors", "units"},
     # the live service, by folder; "live" stands for the files at its top
     "live": {"core", "channel", "gpu"} | BOTTOM,
-    "live.executors": {"live", "core", "channel", "gpu", "watch"} | BOTTOM,
+    "live.executors": {"live", "live.grounds", "emulate", "core", "channel", "gpu", "watch"} | BOTTOM,
     "live.journal": {"live", "core"} | BOTTOM,
     "live.insight": {"live", "live.executors", "channel", "sim"} | SCHEDULER | BOTTOM,
-    "live.service": {"live", "live.executors", "live.journal", "live.insight", "channel", "gpu"} | SCHEDULER | BOTTOM,
-    "live.http": {"live", "live.service", "live.executors", "core"} | BOTTOM,
+    "live.service": {"live", "live.executors", "live.grounds", "live.journal", "live.insight", "channel", "gpu"}
+    | SCHEDULER
+    | BOTTOM,
+    "live.http": {"live", "live.service", "live.executors", "live.grounds", "core"} | BOTTOM,
     "live.grounds": {"live"} | BOTTOM,
     "live.agent": {"live", "live.executors", "live.grounds", "live.http", "core", "channel", "gpu"} | BOTTOM,
     # the Python client of a running service
@@ -59,8 +76,11 @@ DEPENDS_ON: dict[str, set[str]] = {
         "live",
         "live.service",
         "live.journal",
+        "live.insight",
         "live.http",
         "live.agent",
+        "live.grounds",
+        "emulate",
         "gpu",
         "sim",
         "report",
@@ -75,6 +95,8 @@ PURE = (
     "units",
     "field_types",
     "fields",
+    "gpu_names",
+    "notices",
     "sweeps",
     "job_schema",
     "interrupts",

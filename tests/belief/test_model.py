@@ -517,3 +517,23 @@ def test_only_what_may_be_a_training_is_expected_to_start_up():
     assert [known.startup_s(one) for one in (train, command, named)] == [8.0, 0.0, 8.0]
     known.learn_startup(StartUp(command, 2.0))
     assert known.startup_s(command) == 2.0
+
+
+def test_whether_a_job_tells_when_it_is_up_is_known_from_the_latest_of_its_family():
+    known, train = belief(), job("a", model="script:train.py:1f")
+    assert known.announces(train) is None
+    for told in (False, True, False):
+        known.learn_startup(StartUp(train, 8.0, told=told))
+        again = belief()
+        again.restore(known.dump())
+        assert known.announces(train) is again.announces(train) is told
+    old = known.dump()
+    old["startups"] = old["startups"][:2]  # as a release wrote it that did not know
+    known.restore(old)
+    assert known.announces(train) is True
+
+
+def test_a_time_that_was_assumed_is_not_learned():
+    known, train = belief(), job("a", model="script:train.py:1f")
+    known.learn_startup(StartUp(train, 10.0, told=False))
+    assert known.startup_s(train) == 5.0

@@ -528,7 +528,9 @@ def test_policies_of_installed_packages():
 def test_help_and_version():
     assert call("--version").out == f"carpool, version {__version__}\n"
     top = call("--help")
-    assert "..." not in top.out.partition("\n")[2], "a summary does not fit on its line"
+    for group in ((), ("user",), ("group",), ("nodes",), ("service",), ("journal",), ("profiles",), ("workload",)):
+        listed = call(*group, "--help").out.partition("\n")[2]
+        assert "..." not in listed, f"carpool {' '.join(group)}: a summary does not fit on its line"
     for name in ("simulate", "compare", "workload", "policies", "profiles", "fit"):
         assert f"\n  {name} " in top.out
         said = call(name, "--help")

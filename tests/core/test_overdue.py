@@ -38,12 +38,13 @@ least = st.integers(0, int(4 * MOST_DRIFT_S)).map(float)
 @given(jobs, st.lists(st.tuples(st.integers(0, 11), least, seconds), min_size=1, max_size=12))
 def test_the_first_and_all_overdue_jobs_are_those_that_a_look_at_all_finds(jobs, asked):
     paused = [PausedJob(seq, *one) for seq, one in enumerate(jobs)]
-    index = OverdueJobs(PATIENCE, paused[: len(paused) // 2])
     known = {job.seq: job for job in paused[: len(paused) // 2]}
+    index = OverdueJobs(PATIENCE, known)
     for number, least, now in asked:
         job = paused[number % len(paused)]
-        known = {**known, job.seq: job} if job.seq not in known else {s: j for s, j in known.items() if s != job.seq}
-        index.update(job, paused=job.seq in known)
+        if known.pop(job.seq, None) is None:
+            known[job.seq] = job
+        index.touch(job)
         moments = {seq: one.overdue_at(least) for seq, one in known.items()}
         assert index.first(least) == min(moments.values(), default=float("inf"))
         assert {one.seq for one in index.by(now, least)} == {seq for seq, moment in moments.items() if moment <= now}

@@ -1,6 +1,7 @@
 """Start-up as a phase: a job that is up but does not compute, and what is learned from how long it took."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from carpool.core.codec import decode, encode
 from carpool.core.learning import StartUp, observe_running
 from carpool.core.model import Allocation, Decision, Status
 from carpool.core.perf import ConstantInterference, FittedModel
+from carpool.core.rules import may_start_ahead
 from carpool.core.state import State
 from carpool.core.validate import validate
 from tests.support.situations import facts
@@ -134,6 +136,16 @@ class TestLearningIt:
         guest = state.jobs["guest"]
         assert guest.startup_s == 10.0, "the host, which was up at once, teaches nothing"
         assert state.jobs["later"].startup_s == guest.startup_s, "what is learned counts for jobs that wait"
+
+    @pytest.mark.parametrize("silent", [ev.Computing(20.0, "guest", 1, told=False), ev.Finished(20.0, "guest", 1)])
+    def test_a_job_that_never_told_is_not_taken_for_one_that_does(self, silent):
+        state = beside_a_host(self.belief())
+        guest = state.jobs["guest"].job
+        happen(state, silent)
+        assert state.learner.announces(guest) is False
+        happen(state, ev.Submitted(21.0, replace(guest, id="later")))
+        assert state.jobs["later"].startup_s == 0.0, "nothing is known of how long it takes"
+        assert not may_start_ahead(state, replace(guest, id="later"))
 
     def test_other_families_take_the_mean_of_all(self):
         belief = self.belief()

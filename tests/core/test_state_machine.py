@@ -1,6 +1,7 @@
 """Random events against the state: the indexes equal a recount, and a replayed journal gives the same state."""
 
 import json
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -12,11 +13,12 @@ from carpool import policies
 from carpool.core import events as ev
 from carpool.core import snapshot
 from carpool.core.codec import decode, encode
-from carpool.core.model import Allocation, Decision, Limits, Node, Status, accumulations
+from carpool.core.model import Allocation, Closure, Decision, FairShare, Limits, Node, Status, UserGroup, accumulations
 from carpool.core.perf import ConstantInterference, FittedModel
 from carpool.core.rules import IllegalPlan, check
 from carpool.core.scheduler import Scheduler
 from carpool.core.state import State
+from carpool.core.usage_report import report_usage
 from tests.support.effort import cases
 from tests.support.situations import check_state, facts, random_job
 from tests.support.world import GIB, TASKS
@@ -32,6 +34,13 @@ def living(found: dict) -> dict:
     """Return what a snapshot keeps: all but the ended jobs."""
     ended = (Status.FINISHED, Status.FAILED, Status.CANCELLED)
     return {**found, "jobs": {name: job for name, job in found["jobs"].items() if job["status"] not in ended}}
+
+
+def account_of(state: State) -> dict:
+    """Return the accounts as one flat mapping, which can be compared approximately."""
+    told = report_usage(state, ("user", "group", "project", "day"), state.now).plain()
+    rows = {(row["user"], row["day"], name): row[name] for row in told["rows"] for name in row if name.endswith("_s")}
+    return {name: value or 0.0 for name, value in {**rows, **told["gpus"]}.items()}
 
 
 class Life(RuleBasedStateMachine):
@@ -53,6 +62,7 @@ class Life(RuleBasedStateMachine):
         self.journal = []
         self.retunes = []
         self.count = 0
+        self.report(ev.AccountsOpened(0.0))
         for number in range(2):
             self.report(ev.NodeJoined(0.0, Node(f"n{number}", (2 * number, 2 * number + 1), 16 * GIB, number == 0)))
 
@@ -66,7 +76,7 @@ class Life(RuleBasedStateMachine):
         jobs = [r for r in self.state.jobs.values() if r.status in statuses]
         return data.draw(st.sampled_from(jobs)) if jobs else None
 
-    @rule(seconds=st.sampled_from([0.0, 1.0, 12.5, 400.0]))
+    @rule(seconds=st.sampled_from([0.0, 1.0, 12.5, 400.0, 50_000.0]))
     def time_passes(self, seconds):
         self.state.advance(self.state.now + seconds)
 
@@ -76,6 +86,8 @@ class Life(RuleBasedStateMachine):
         if self.state.jobs and data.draw(st.booleans()):
             after = tuple(data.draw(st.lists(st.sampled_from(sorted(self.state.jobs)), max_size=2)))
             job = type(job)(**{**{f: getattr(job, f) for f in job.__slots__}, "after": after})
+        limit_s, requeue = data.draw(st.sampled_from([None, 30.0])), data.draw(st.booleans())
+        job = replace(job, limit_s=limit_s, requeue=requeue)
         if self.state.refusal(job) is None:
             self.count += 1
             self.report(ev.Submitted(self.state.now, job))
@@ -103,7 +115,7 @@ class Life(RuleBasedStateMachine):
     @rule(data=st.data())
     def a_job_reports(self, data):
         if record := self.some(data, Status.RUNNING, Status.PAUSED):
-            done = data.draw(st.floats(0.0, record.job.iterations))
+            done = data.draw(st.floats(0.0, 3 * record.job.iterations))
             at, name, attempt = self.state.now, record.job.id, record.attempt
             seconds = data.draw(st.sampled_from([0.5, 1.0, 2.0])) * record.iteration_s
             report = st.sampled_from(
@@ -145,6 +157,12 @@ class Life(RuleBasedStateMachine):
     def a_job_is_requeued(self, data):
         if record := self.some(data, *Status):
             self.report(ev.Requeued(self.state.now, record.job.id, record.attempt))
+
+    @rule(data=st.data(), reached=st.booleans())
+    def a_job_comes_to_its_time_limit(self, data, reached):
+        if record := self.some(data, *Status):
+            told = (self.state.now, record.job.id, record.attempt)
+            self.report(ev.LimitReached(*told) if reached else ev.LimitNeared(*told, 1.0))
 
     @rule(data=st.data(), accumulation=st.sampled_from([1, 2, 64]))
     def a_job_splits_its_batch_by_itself(self, data, accumulation):
@@ -221,6 +239,30 @@ class Life(RuleBasedStateMachine):
     def limits_change(self, user, jobs, gpus):
         self.report(ev.LimitsChanged(self.state.now, user, Limits(jobs, gpus)))
 
+    @rule(
+        name=st.sampled_from(["", "red", "blue"]),
+        weight=st.sampled_from([0.5, 1.0, 3.0]),
+        guarantee=st.sampled_from([0, 0, 2]),
+        cap=st.sampled_from([None, None, 4]),
+    )
+    def a_group_changes(self, name, weight, guarantee, cap):
+        self.report(ev.GroupChanged(self.state.now, UserGroup(name, weight, guarantee, cap)))
+
+    @rule(strength=st.sampled_from([0.0, 0.5, 0.9, 1.0]), half_life_s=st.sampled_from([50.0, 1e5]))
+    def shares_count_more_or_less(self, strength, half_life_s):
+        self.report(ev.FairShareChanged(self.state.now, FairShare(strength, half_life_s)))
+
+    @rule(data=st.data())
+    def a_job_outlives_what_is_believed(self, data):
+        if record := self.some(data, Status.RUNNING):
+            if data.draw(st.booleans()) and record.computing:
+                self.state.advance(max(self.state.now, record.end() + 1.0))
+            self.report(ev.Outlived(self.state.now, record.job.id, record.attempt))
+
+    @rule(trusted=st.booleans())
+    def guesses_are_trusted_or_not(self, trusted):
+        self.report(ev.GuessesTrusted(self.state.now, trusted))
+
     @rule(data=st.data())
     def a_user_plans_by_hand(self, data):
         """Moves, re-tunes, preemptions, pauses and resumes that no built-in policy makes."""
@@ -268,6 +310,25 @@ class Life(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(["n0", "n1", *self.state.topology.present]))
         self.report((ev.NodeClosed if closes else ev.NodeOpened)(self.state.now, name))
 
+    @rule(
+        gpus=st.sets(st.integers(0, 3), min_size=1),
+        wait=st.sampled_from([0.0, 5.0, 300.0]),
+        group=st.sampled_from([None, "", "red"]),
+        lets_finish=st.booleans(),
+    )
+    def gpus_are_drained_or_reserved(self, gpus, wait, group, lets_finish):
+        at = self.state.now
+        closure = Closure(
+            f"c{min(gpus)}", tuple(gpus), at + wait, None if group is None else at + 400.0, group, lets_finish
+        )
+        self.report(ev.ClosureSet(at, closure))
+
+    @precondition(lambda self: self.state.closures)
+    @rule(data=st.data(), begins=st.booleans())
+    def a_closure_begins_or_is_over(self, data, begins):
+        name = data.draw(st.sampled_from(sorted(self.state.closures)))
+        self.report((ev.ClosureBegan if begins else ev.ClosureRemoved)(self.state.now, name))
+
     @precondition(lambda self: len(self.state.topology.present) < 2)
     @rule(gib=st.sampled_from([8, 16]))
     def a_node_joins(self, gib):
@@ -287,7 +348,10 @@ class Life(RuleBasedStateMachine):
         for event in self.journal:
             replayed.apply(decode(json.loads(json.dumps(encode(event)))))
         replayed.advance(self.state.now)
+        for state in (replayed, self.state):  # tiers follow from what was used, whenever they were last computed
+            state.rank_queue(at_once=True)
         assert living(facts(replayed)) == living(facts(self.state))
+        assert account_of(replayed) == pytest.approx(account_of(self.state), abs=1e-6)
 
 
 Life.TestCase.settings = settings(max_examples=cases(400), stateful_step_count=50)

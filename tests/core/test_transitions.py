@@ -8,6 +8,7 @@ from carpool.core.draft import Draft
 from carpool.core.model import Allocation, Decision, Limits, Node, Status
 from carpool.core.perf import MeasuredPair, TableInterference
 from carpool.core.rules import IllegalPlan, check
+from carpool.core.scheduler import Scheduler
 from carpool.policies.preemptive.tiresias import Tiresias
 from carpool.sim.engine import Costs, Engine
 from tests.support.world import GIB, cluster, job, model, nodes, pending, running
@@ -262,6 +263,15 @@ class TestPreemption:
 
 
 class TestHold:
+    def test_a_job_behind_one_that_is_held_starts_at_once(self):
+        made = Scheduler(policies.make("fifo"), model(1.5))
+        made.step(0.0, [ev.NodeJoined(0.0, node) for node in nodes("1x2")])
+        made.step(1.0, [ev.Submitted(1.0, job("runs", 1, 100))])
+        made.step(2.0, [ev.Submitted(2.0, job("wide", 2, 9)), ev.Submitted(2.0, job("small", 1, 9))])
+        assert made.state.jobs["small"].status is Status.PENDING
+        made.step(3.0, [ev.Held(3.0, "wide")])
+        assert made.state.jobs["small"].status is Status.STARTING
+
     def test_time_on_hold_does_not_count_as_waiting(self):
         state = state_of(pending("a"), pending("b"))
         state.apply(ev.Held(10.0, "a"))

@@ -19,6 +19,7 @@ def state() -> State:
     found.apply(ev.PausedByOwner(0.0, "p"))
     found.apply(ev.LimitsChanged(0.0, "", Limits(jobs=9)))
     _ = found.hosts, found.active_hosts, found.end_times.running, found.queue.in_order, found.queue.by_age
+    _ = found.queue.by_patience(10.0)
     validate(found)
     return found
 
@@ -38,6 +39,12 @@ def lose_a_free_gpu(state: State) -> None:
 def swap_the_queue(state: State) -> None:
     assert state.queue._in_order is not None
     state.queue._in_order.reverse()
+
+
+def change_a_moment_of_patience(state: State) -> None:
+    assert state.queue._by_patience is not None
+    moment, *rest = state.queue._by_patience[0]
+    state.queue._by_patience[0] = (moment - 1.0, *rest)
 
 
 def forget_a_pending_job(state: State) -> None:
@@ -121,6 +128,7 @@ def lower_the_resident_limit(state: State) -> None:
         (reserve_too_much, "GPU 1: .* bytes reserved"),
         (lose_a_free_gpu, "0 GPUs count as free, not 1"),
         (swap_the_queue, "the queue in order"),
+        (change_a_moment_of_patience, "the queue by patience"),
         (forget_a_pending_job, "no queue entry"),
         (let_a_pending_job_iterate, "<d pending .*> iterates"),
         (change_a_slowdown, "slow-down 3.0, not 1.5"),

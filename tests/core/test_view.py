@@ -48,6 +48,7 @@ WRITES = {
     "del view.jobs['x']": '"Mapping[str, JobView]" has no attribute "__delitem__"',
     "view.jobs['x'].status = Status.FAILED": 'Property "status" defined in "JobView" is read-only',
     "job.status = Status.FAILED": 'Property "status" defined in "JobView" is read-only',
+    "job.job.gpus = 2": 'Property "gpus" defined in "Job" is read-only',
     "job.done = 0": 'Property "done" defined in "JobView" is read-only',
     "next(iter(view.running)).gpus = ()": 'Property "gpus" defined in "JobView" is read-only',
     "view.jobs_on(0)[0].accumulation = 2": 'Property "accumulation" defined in "JobView" is read-only',

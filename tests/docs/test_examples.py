@@ -71,7 +71,7 @@ def test_every_command_and_option_in_a_document_exists(document: str):
 def test_every_file_that_a_document_names_exists(document: str):
     """Paths in code from the root, such as `bench/speed.py`; a walk of CONTRIBUTING also names files to be written."""
     text = (ROOT / document).read_text(encoding="utf-8")
-    new = {"src/carpool/policies/simple/ljf.py", "src/carpool/live/executors/slurm.py"}
-    new |= {"tests/live/executors/test_slurm.py"}
+    new = {"src/carpool/policies/simple/ljf.py", "src/carpool/live/executors/kubernetes.py"}
+    new |= {"tests/live/executors/test_kubernetes.py"}
     for path in re.findall(r"(?<![\w./-])((?:src|tests|bench|examples|docs)/[\w./-]+\w)", text):
         assert path in new or (ROOT / path).exists(), f"{document}: {path}"

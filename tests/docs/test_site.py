@@ -16,7 +16,6 @@ pytestmark = pytest.mark.slow
 
 WRITTEN = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 """Documents outside the site."""
-MOST_CHARACTERS = 120
 RESOURCE = re.compile(
     r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?([^"'\s>]+)|<link\b[^>]*\bhref=["']?([^"'\s>]+)"""
 )
@@ -139,15 +138,6 @@ def test_links_of_documents_outside_the_site_lead_somewhere(document: str):
 def slug(heading: str) -> str:
     """The anchor of a heading, as GitHub and MkDocs make it."""
     return re.sub(r"[\s]+", "-", re.sub(r"[^\w\s-]", "", heading.strip().lower()))
-
-
-def test_no_line_of_prose_is_longer_than_a_screen_is_wide():
-    pages = [ROOT / name for name in WRITTEN] + sorted((ROOT / "docs").rglob("*.md"))
-    for page in pages:
-        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
-            table = line.lstrip().startswith("|") and page.name not in ("README.md", "CONTRIBUTING.md")
-            generated = page.name == "h200-tables.md"
-            assert table or generated or len(line) <= MOST_CHARACTERS, f"{page.relative_to(ROOT)}:{number}"
 
 
 def test_the_findings_about_robustness_are_those_of_the_data():

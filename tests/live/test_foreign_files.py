@@ -1,12 +1,16 @@
 """A service of root looks at a user's files with that user's rights, and at nothing else."""
 
+import asyncio
+import contextlib
 import os
 import threading
 
 import pytest
 
+from carpool.live import accounts, foreign_files
 from carpool.live.foreign_files import with_rights_of
 from carpool.live.home import Home
+from carpool.live.service.user_files import UserFiles
 from carpool.live.spec import Spec
 from tests.support.services import one, serving
 
@@ -77,6 +81,36 @@ async def test_a_code_snapshot_belongs_to_the_user(place):
     assert len(families) == 2
 
 
+async def test_a_user_who_swaps_folders_of_a_code_snapshot_while_it_is_made_gets_no_other_file(place, monkeypatch):
+    upload, victim, chown = place / "upload", place / "victim", os.chown
+    for folder in (upload / "sub", victim):
+        folder.mkdir(parents=True)
+        (folder / "secret").write_text("of root")
+    home = Home(place / "home")
+
+    def swap():
+        folder = home.snapshot("1") / "sub"  # numbers of jobs can be guessed
+        folder.rename(folder.with_name("aside"))
+        folder.symlink_to(victim)
+
+    def chown_and_be_attacked(path, *given, **named):
+        chown(path, *given, **named)
+        if str(path).endswith("sub"):  # the moment that an attacker waits for
+            with contextlib.suppress(OSError):
+                with_rights_of(ALICE, swap)
+
+    monkeypatch.setattr(os, "chown", chown_and_be_attacked)
+    async with serving(home, gpus=1, jobs_per_gpu=1) as service:
+        await service.requests.put_user("alice", {"uid": ALICE})
+        spec = Spec(command=("cat", "sub/secret"), directory=str(upload), snapshot=True)
+        job = await one(service, spec, "alice")
+        assert (victim / "secret").stat().st_uid == 0
+        owners = [path.lstat().st_uid for path in home.snapshot(job).rglob("*")]
+        assert owners == [ALICE] * len(owners)
+        left = {path.name for path in home.job(job).iterdir()} - {"attempt-1", "checkpoints"}  # it may run by now
+        assert left == {"job.json", "snapshot"}
+
+
 def test_other_threads_keep_their_rights(place):
     private_file(place)
     inside, done = threading.Event(), threading.Event()
@@ -99,3 +133,41 @@ def test_what_goes_wrong_is_raised(place):
     with pytest.raises(PermissionError):
         with_rights_of(ALICE, (place / "home").mkdir)
     assert with_rights_of(None, lambda: 5) == with_rights_of(0, lambda: 5) == 5
+
+
+def test_files_that_do_not_answer_are_given_up_and_few_threads_wait_for_them(monkeypatch):
+    monkeypatch.setattr(foreign_files, "LONGEST_LOOK_S", 0.05)
+    monkeypatch.setattr(foreign_files, "MOST_UNANSWERED", 2)
+    answer, looked = threading.Event(), []
+
+    def look():
+        looked.append(1)
+        answer.wait(20.0)
+
+    for _ in range(4):
+        with pytest.raises(TimeoutError, match="do not answer"):
+            with_rights_of(ALICE, look)
+    assert len(looked) == 2, "the others are refused at once"
+    assert with_rights_of(ALICE + 1, lambda: 5) == 5, "another user is not harmed"
+    answer.set()
+    for thread in [found for found in threading.enumerate() if found.name == f"uid {ALICE}"]:
+        thread.join(10.0)
+    assert with_rights_of(ALICE, lambda: 5) == 5
+
+
+def test_a_directory_that_does_not_answer_is_refused(monkeypatch):
+    monkeypatch.setattr(accounts, "LONGEST_S", 0.05)
+    assert not accounts.runs_as(ALICE, "sleep 60")
+    monkeypatch.setattr(accounts, "LONGEST_S", 20.0)
+    assert accounts.runs_as(ALICE, "true")
+    assert not accounts.runs_as(ALICE, "false")
+
+
+async def test_a_user_whose_files_do_not_answer_delays_no_other_user():
+    files, answer = UserFiles(), threading.Event()
+    stuck = [asyncio.create_task(files.look("alice", lambda: answer.wait(20.0))) for _ in range(50)]
+    await asyncio.sleep(0.05)
+    assert await asyncio.wait_for(files.look("bob", lambda: 5), 5.0) == 5
+    assert await asyncio.wait_for(asyncio.to_thread(lambda: 6), 5.0) == 6, "the other work of the service goes on"
+    answer.set()
+    await asyncio.gather(*stuck)

@@ -55,7 +55,7 @@ def test_a_job_that_waits_again_is_not_shown_as_running():
     row = {"job": "1", "name": "", "user": "a", "status": "pending", "gpus": 1, "submitted": time.time() - 100.0}
     row |= {"started": row["submitted"] + 10.0, "finished": None, "ran_s": 20.0, "waited_s": 80.0, "progress": 0.0}
     console = Console(file=io.StringIO(), width=200)
-    console.print(jobs_table([row], width=200))
+    console.print(jobs_table([row], console=console))
     assert console.file.getvalue().splitlines()[2].split()[4:8] == ["1", "min", "20", "s"]
     assert "20 s     0%" in console.file.getvalue()
 

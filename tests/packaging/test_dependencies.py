@@ -19,7 +19,9 @@ NEVER_IMPORTED = {"accelerate": "the script passes its Accelerator to carpool.tr
 """Distributions that an extra rightly requires although `src` does not import them, each with the reason."""
 OF_JOBS = {"sitecustomize"}
 """Modules that a file in a job's interpreter imports there; no distribution has them."""
-FOR_USERS = ("plots", "fit", "live", "postgres", "client", "train", "adapters")
+OF_NOTEBOOKS = {"IPython"}
+"""Modules that are imported only where a notebook has them."""
+FOR_USERS = ("plots", "fit", "live", "postgres", "ray", "client", "train", "adapters")
 """Extras that install what `src` imports; the others install tools of contributors."""
 
 
@@ -56,7 +58,7 @@ def test_every_required_package_is_imported(extra):
 
 def test_every_imported_package_is_required():
     declared = CORE.union(*(modules(EXTRAS[extra]) for extra in FOR_USERS))
-    declared |= OF_JOBS
+    declared |= OF_JOBS | OF_NOTEBOOKS
     undeclared = {str(path): names - declared for path, names in IMPORTS.items() if names - declared}
     assert undeclared == {}
 

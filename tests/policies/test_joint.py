@@ -1,6 +1,7 @@
 """The joint rule, step by step, in named situations, and the worst cases that a search found against SJF-BSBF."""
 
 import sys
+from random import Random
 
 import pytest
 
@@ -14,6 +15,7 @@ from carpool.policies.joint.deferred_candidates import DeferredCandidates
 from carpool.policies.joint.displacements import Displacements
 from carpool.policies.joint.moves import ClaimGpus
 from carpool.policies.joint.objective import Objective
+from carpool.policies.joint.patience import starved
 from carpool.policies.joint.policy import Carpool, JointPass
 from carpool.policies.joint.resume_candidates import ResumeCandidates
 from carpool.policies.sharing.bsbf import SjfBsbf
@@ -287,6 +289,22 @@ class TestStarvation:
         assert choice.best is not None
 
 
+class TestStarving:
+    @pytest.mark.parametrize("seed", range(40))
+    def test_the_starving_jobs_are_those_that_waited_long_enough(self, seed):
+        random = Random(seed)
+        state = given(FOUR, running("busy", gpus=4, left=1e6)).state(Carpool().key)
+        for number, moment in enumerate(sorted(random.uniform(0.0, 1000.0) for _ in range(30))):
+            left, priority = 10.0 ** random.uniform(0.0, 3.0), random.choice((0, 1))
+            state.apply(ev.Submitted(moment, job(f"j{number}", left=left, submitted=moment, priority=priority)))
+        state.advance(1000.0)
+        state.completed, state.completed_jct_s = 1, random.choice((1.0, 60.0, 1e4))
+        for patience in (1.0, 10.0):
+            least = patience * state.mean_jct_s
+            wanted = [j for j in state.queue if j.waited(1000.0) > max(least, patience * j.alone_left(1000.0))]
+            assert starved(state, patience) == sorted(wanted, key=lambda j: (-j.shape.priority, j.seq))
+
+
 class TestWhatBecamePossible:
     """Where no GPU was given back, only new jobs are tried. What changed for waiting jobs counts as given back."""
 
@@ -320,14 +338,19 @@ class TestWhatBecamePossible:
 class TestTryingAgain:
     """p has found no place; of its 6,400 s, a 64th are 100 s."""
 
-    def _is_due(self, now, *events):
-        """Return whether p is tried after these events, before which a job ended at 210 s."""
+    def _pass(self, now, *events):
+        """Return the pass after these events, before which a job ended at 210 s."""
         jobs = (running("h", on=[0, 1, 2], left=9999.0), running("i", on=[3], left=9999.0))
         state = given(FOUR, *jobs, pending("p", gpus=4, left=6400.0)).state(Carpool().key)
         for event in (ev.Submitted(210.0, job("x")), ev.Cancelled(210.0, "x"), *events):
             state.apply(event)
         state.advance(now)
-        return JointPass(Carpool(), Draft(state, pauses=True))._is_due(state.jobs["p"])
+        return JointPass(Carpool(), Draft(state, pauses=True))
+
+    def _is_due(self, now, *events):
+        """Return whether p is tried after these events."""
+        one = self._pass(now, *events)
+        return one._is_due(one.view.jobs["p"])
 
     def test_a_job_is_tried_once_in_a_part_of_its_length(self):
         ends = ev.Finished(250.0, "i", 1), ev.Finished(310.0, "i", 1)
@@ -340,6 +363,14 @@ class TestTryingAgain:
 
     def test_a_job_is_tried_where_enough_gpus_are_free(self):
         assert self._is_due(250.0, ev.Finished(250.0, "i", 1), ev.Finished(250.0, "h", 1))
+
+    def test_a_job_that_starts_on_free_gpus_is_no_reason_to_try_another_one_again(self):
+        ended, short = ev.Finished(250.0, "i", 1), job("s", left=10.0, submitted=220.0)
+        one = self._pass(250.0, ev.Submitted(220.0, short), ended)
+        assert one._start_alone(one.view.jobs["s"])
+        assert not one._is_due(one.view.jobs["p"])
+        one.draft.pause(one.view.jobs["h"], "something else")
+        assert one._is_due(one.view.jobs["p"])
 
 
 class TestWhatCannotBe:

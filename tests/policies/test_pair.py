@@ -9,13 +9,16 @@ from hypothesis import strategies as st
 from carpool.core.model import accumulations, sub_batch
 from carpool.core.perf import MeasuredPair, TableInterference
 from carpool.core.record import JobRecord
+from carpool.core.shapes import Size
 from carpool.core.state import State
 from carpool.policies.sharing.pair import (
     PAYS_BELOW,
+    SharingOption,
     apart,
     best,
     host_delay,
     host_needs,
+    least_cost,
     least_together,
     option_at,
     options,
@@ -82,6 +85,17 @@ def test_a_host_with_more_left_costs_more(host, factor, guest, host_xi, guest_xi
     assert together(host * factor, guest, host_xi, guest_xi) >= together(host, guest, host_xi, guest_xi) * (1 - 1e-12)
 
 
+@given(lefts, xis, xis, st.floats(1.0, 5.0))
+@settings(max_examples=cases(500))
+def test_a_host_at_the_threshold_costs_what_its_kind_costs_at_least(guest, host_xi, guest_xi, relative_time):
+    needs = host_needs(host_xi, guest_xi, relative_time)
+    option = SharingOption(Size(1, 0, relative_time), host_xi, guest_xi, relative_time, needs)
+    cost = together(needs * guest, relative_time * guest, host_xi, guest_xi) - needs * guest
+    assert cost == pytest.approx(least_cost([option], needs) * guest, rel=1e-6)
+    quick = option._replace(host_xi=0.9)
+    assert least_cost([option, quick], needs) == 0.0, "no bound is known where a job gains speed"
+
+
 def test_equal_slow_downs_follow_the_rule_of_thumb():
     for xi in (1.0, 1.2, 1.49):
         assert together(100.0, 1e5, xi, xi) < apart(100.0, 1e5), "below 1.5 always share"
@@ -136,6 +150,8 @@ class TestAlgorithm2:
             assert found is None
         else:
             assert (found.together, found.option.size.accumulation) == wanted
+            bound = least_cost(choices, min(option.needs for option in choices))
+            assert found.together - host_left >= bound * guest_left * (1 - 1e-9), "no host costs less than its kind"
 
 
 @given(st.integers(1, 100_000))

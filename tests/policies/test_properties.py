@@ -138,7 +138,7 @@ def test_bsbf_finds_what_a_search_over_everything_finds(jobs_per_gpu):
     shared = 0
     for seed in range(cases(1200 if jobs_per_gpu == 2 else 400)):
         policy = policies.make("sjf-bsbf")
-        state = Situation(seed, jobs_per_gpu).state(policy.key)
+        state = Situation(seed, jobs_per_gpu, divided=False).state(policy.key)
         plan = policy.decide(state)
         found = {d.job: (frozenset(d.allocation.gpus), d.allocation.accumulation) for d in plan}
         assert found == naive_bsbf(state), f"seed {seed}"

@@ -127,6 +127,40 @@ def test_the_estimate_of_the_queue_equals_one_gpu_by_gpu(moments, jobs, now):
 
 @given(
     st.lists(st.integers(0, 50), min_size=4, max_size=12),
+    st.lists(st.tuples(st.integers(1, 4), st.integers(1, 30)), max_size=10),
+    st.integers(0, 10),
+)
+def test_a_copy_of_an_estimate_continues_like_one_from_the_start(moments, jobs, first):
+    waiting = [(gpus, float(left), seq, 0) for seq, (gpus, left) in enumerate(jobs)]
+    free = sorted(map(float, moments))
+    copied = QueueEstimate(free, 5.0).add(waiting[:first]).copy().add(waiting[first:])
+    assert copied.sum == QueueEstimate(free, 5.0).add(waiting).sum
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(1, 3)), max_size=4),
+    st.lists(st.integers(0, 9), max_size=12),
+    st.integers(0, 20),
+)
+def test_the_first_moments_after_changes_are_those_of_all_moments(changes, others, number):
+    available = Availability(
+        sorted([float(m) for m in others] + [float(b) for b, _, gpus in changes for _ in range(gpus)])
+    )
+    changed = available.copy()
+    changed.change(changes)
+    assert available.first_after(changes, number)[:number] == changed.moments[:number]
+
+
+@given(st.floats(0.0, 1e9), st.floats(0.0, 1e9), st.sampled_from([0.9, 1.0, 1.2, 1.5, 3.0]))
+def test_two_jobs_that_share_all_gpus_end_to_the_bit_as_in_the_general_case(left, other_left, xi):
+    two = [Participant(left, job("a"), 1), Participant(other_left, job("b"), 1)]
+    alone = Participant(0.0, job("c"), 1)  # it has nothing left, so the general case sees no third job
+    general = simulate_ends([*two, alone], [[0, 1], [2]], model(xi))
+    assert simulate_ends(two, [[0, 1]], model(xi)) == general[:2]
+
+
+@given(
+    st.lists(st.integers(0, 50), min_size=4, max_size=12),
     st.lists(st.tuples(st.integers(1, 4), st.integers(1, 30)), max_size=6),
     st.integers(1, 40),
 )

@@ -2,14 +2,17 @@
 
 import pytest
 
+from carpool.belief.model import Belief
 from carpool.core import events as ev
+from carpool.core.learning import StartUp
 from carpool.core.model import Allocation, Decision, Status
 from carpool.core.perf import ConstantInterference, FittedModel
-from carpool.core.rules import IllegalPlan, check
+from carpool.core.rules import IllegalPlan, check, may_start_ahead
+from carpool.core.state import State
 from carpool.core.validate import validate
 from carpool.policies import make
 from carpool.sim.engine import Costs, Engine
-from tests.support.world import TASKS, cluster, given, job, nodes, pending, running
+from tests.support.world import TASKS, cluster, given, job, model, nodes, pending, running
 
 
 def ends(jobs, policy="carpool", xi=9.0, launch_s=5.0, pause_s=0.0, where="1x1", **options):
@@ -66,6 +69,12 @@ class TestTheNextJob:
         found, _ = ends([job("a", left=20.0), job("b", left=30.0, can_pause=False)], jobs_per_gpu=1)
         assert found["b"] == 60.0
 
+    def test_that_does_not_tell_when_it_computes_waits(self):
+        found, log = ends([job("a", left=20.0), job("b", left=30.0, can_start_ahead=False)], jobs_per_gpu=1)
+        assert found["b"] == 60.0
+        plans = [d.allocation for event in log if isinstance(event, ev.Planned) for d in event.decisions]
+        assert all(allocation.active for allocation in plans)
+
     def test_shares_from_its_first_iteration_on_where_that_pays(self):
         found, log = ends([job("host", left=100.0), job("guest", left=50.0, submitted=10.0)], xi=1.2)
         plans = [d for event in log if isinstance(event, ev.Planned) for d in event.decisions if d.job == "guest"]
@@ -115,7 +124,21 @@ class TestStandby:
         self.start(state)
         assert state.end_times.ends == {0: 100.0, 1: 150.0}
 
-    @pytest.mark.parametrize("refuses", [{"can_pause": False}])
-    def test_not_for_jobs_that_must_not_be_paused(self, refuses):
-        with pytest.raises(IllegalPlan, match="asked not to be paused"):
+    @pytest.mark.parametrize(("own", "seen", "may"), [
+        (True, None, True), (True, False, False), (True, True, True), (None, None, False), (None, True, True),
+        (False, True, False),
+    ])  # fmt: skip
+    def test_what_was_seen_of_its_model_counts_more_than_what_a_job_says_of_itself(self, own, seen, may):
+        guest = job("guest", can_start_ahead=own)
+        belief = Belief(model(2.0, 1), busy={}, kappa=1.0)
+        if seen is not None:
+            belief.learn_startup(StartUp(guest, 5.0, told=seen))
+        assert may_start_ahead(State(belief, lambda job, now: ()), guest) is may
+
+    @pytest.mark.parametrize(
+        ("refuses", "why"),
+        [({"can_pause": False}, "asked not to be paused"), ({"can_start_ahead": False}, "may compute without a word")],
+    )
+    def test_not_for_jobs_that_must_not_be_paused_or_do_not_tell_when_they_compute(self, refuses, why):
+        with pytest.raises(IllegalPlan, match=why):
             self.start(self.state(pending("guest", left=50.0, **refuses)))

@@ -193,6 +193,44 @@ def test_a_trial_costs_each_side_two_per_cent_or_three_seconds(seed):
     assert not engine.belief.trials.running
 
 
+def test_a_host_of_several_gpus_is_in_one_trial_at_a_time():
+    guests = [job(f"guest{n}", left=200.0, model=f"m{n}", submitted=100.0) for n in range(2)]
+    engine = tried(job("host", gpus=2, left=1000.0, model="one"), *guests, xi=1.3, where="1x2")
+    first, *others = engine.belief.trials.ended
+    assert first.began == 100.0
+    assert all(trial.began >= first.ended for trial in others)
+
+
+@pytest.mark.parametrize("after", [0.5, 1.0, 1.05, 1.1])
+def test_no_trial_begins_beside_a_job_whose_mate_goes_on_at_that_moment(after):
+    """A host of two GPUs is paused for a look on one of them; on the other, its mate seems to be alone."""
+    jobs = [
+        job("host", gpus=2, left=1000.0, model="one"),
+        job("mate", left=600.0, model="m0", submitted=100.0),
+        job("guest", left=500.0, model="m1", submitted=300.0),
+        job("late", left=300.0, model="m2", submitted=300.0 + after),
+    ]
+    engine = tried(*jobs, xi=1.1, where="1x2")  # the engine refuses a plan with three jobs on a GPU
+    assert engine.belief.trials.begun >= 2
+    assert {one.id for one in jobs} == set(engine.world.ended)
+
+
+class Silent(Watched):
+    """Jobs of the model `one` report nothing, as a script that was never seen alone and tells no total."""
+
+    def _report(self, now, pace_changes):
+        super()._report(now, [record for record in pace_changes if record.job.model != "one"])
+
+
+def test_a_trial_keeps_others_waiting_for_its_length_only_although_a_job_of_it_cannot_report():
+    jobs = (*PAIR, job("third", left=50.0, model="m0", submitted=101.0))
+    engine = Silent(jobs, 1.01, jobs_per_gpu=3)
+    engine.run()
+    trial, starts = engine.belief.trials.ended[0], decisions(engine, "third")
+    assert (trial.guest.job, trial.began) == ("guest", 100.0)
+    assert starts[0][0] == pytest.approx(100.0 + 0.02 * 800.0, abs=0.1)
+
+
 def test_a_snapshot_in_the_middle_of_a_trial_continues_it():
     engine = Watched(PAIR, 1.1)
     texts = []

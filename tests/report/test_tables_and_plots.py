@@ -19,10 +19,10 @@ from carpool.core.state import State
 from carpool.report import plots
 from carpool.report.folders import write_comparison, write_run
 from carpool.report.tables import HOURS, comparison_json, comparison_tables, run_tables
-from carpool.report.timeline import Segment
 from carpool.sim import Setup, simulate
 from carpool.sim.run import true_model
 from carpool.sim.sweep import SweepCase, run_all
+from carpool.sim.timeline import Segment
 from carpool.sim.workload import Workload
 from tests.support.command_line import everything_in
 from tests.support.situations import facts
@@ -149,7 +149,9 @@ def test_a_comparison_shows_pauses_only_where_there_are_some(columns, shown, mon
     comparison_tables(paused, setup)
     table = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
     assert re.search(r" paused\b.*\n.*\n.*fifo .* 7\b", table)
-    assert ("time paused" in table) == ("residents" in table) == shown
+    head = next(line for line in table.splitlines() if "mean JCT" in line)
+    assert ("time paused" in head) == ("residents" in head) == shown
+    assert ("not shown: residents, time paused" in table) is not shown
     assert max(map(len, table.splitlines()[:5])) <= int(columns)
 
 
@@ -238,7 +240,8 @@ def test_a_comparison_fits_the_width_of_the_terminal(monkeypatch, capsys, width)
     assert max(map(len, lines)) <= width
     assert "…" not in "".join(lines), "nothing is cut off"
     assert "sjf" in "".join(lines)
-    assert ("host slow-down" in "".join(lines)) == (width == 200)
+    assert "host slow-down" in " ".join(lines), "as a column, or named below the table"
+    assert ("not shown" in "".join(lines)) == (width < 200)
 
 
 def test_names_are_never_taken_for_markup(capsys):
@@ -259,5 +262,7 @@ def test_times_are_shown_in_hours():
 
 
 def test_every_built_in_policy_has_its_own_colour():
+    missing = [name for name in policies.BUILT_IN if name not in plots.POLICY_COLOURS]
+    assert not missing, f"policies without a colour: {missing}; add them to POLICY_COLOURS"
     palette = [plots.POLICY_COLOURS[name] for name in policies.BUILT_IN]
     assert len(set(palette)) == len(palette)

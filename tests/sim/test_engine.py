@@ -8,11 +8,13 @@ import pytest
 from carpool import policies
 from carpool.core import events as ev
 from carpool.core.codec import decode, encode
+from carpool.core.draft import Draft
 from carpool.core.model import Allocation, Decision, Status
 from carpool.core.perf import MeasuredPair, TableInterference
 from carpool.core.state import State
 from carpool.policies.base import BasePolicy
 from carpool.policies.simple.fifo import start_in_order
+from carpool.policies.simple.sjf import Sjf
 from carpool.sim.engine import CannotFinish, Costs, Engine
 from tests.support.effort import THOROUGH
 from tests.support.stepper import step_through
@@ -209,6 +211,21 @@ class TestByHand:
             run([job("a"), job("b", gpus=5)])
         assert error.value.job == "b"
 
+    def test_a_policy_that_undoes_its_own_decisions_for_ever_is_an_error(self):
+        class Wavering(Sjf):
+            """Replace what runs by what waits."""
+
+            def decide(self, view):
+                draft = Draft(view)
+                for running in view.running:
+                    draft.stop(running, "another one waits")
+                for waiting in draft.pending():
+                    draft.start(waiting, "it waits")
+                return draft.decisions
+
+        with pytest.raises(CannotFinish, match="undoes and repeats its own decisions at 3 s"):
+            run([job("a", gpus=4), job("b", gpus=4, submitted=3.0)], policy=Wavering())
+
     def test_a_policy_that_never_starts_a_job_is_an_error(self):
         class Lazy:
             name, restart_s = "lazy", 0.0
@@ -222,8 +239,10 @@ class TestByHand:
             def wake(self, view):
                 return None
 
-        with pytest.raises(CannotFinish, match="waiting for ever"):
+        with pytest.raises(CannotFinish, match=r"waiting for ever, 1 in all \(a\)"):
             run([job("a")], Lazy())
+        with pytest.raises(CannotFinish, match=r"6 in all \(a, b, c, d, e, …\)"):
+            run([job(name) for name in "abcdef"], Lazy())
 
 
 class TestBelief:

@@ -106,8 +106,8 @@ def test_philly_jobs_have_a_duration_and_no_model(tmp_path):
     rows = ("2017-10-09 07:01:55,66.4,1,x", "2017-10-09 06:01:55,0.2,8,y")
     jobs = read(csv_file(tmp_path, *rows, header="timestamp,duration,num_gpus,cluster")).jobs
     assert jobs == (
-        Job("philly-3", 0.0, "generic", 8, 1, 1, duration_s=0.2),
-        Job("philly-2", 3600.0, "generic", 1, 1, 66, duration_s=66.4),
+        Job("philly-3", 0.0, "generic", 8, 1, 1, duration_s=0.2, group="y"),
+        Job("philly-2", 3600.0, "generic", 1, 1, 66, duration_s=66.4, group="x"),
     )
 
 

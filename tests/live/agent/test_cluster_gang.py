@@ -165,3 +165,17 @@ def test_files_tell_the_parts_and_the_end_again(tmp_path):
         (directory / name).write_text('{"parts": [{"node": 3}], "ended": 7')
     assert read_parts(directory, KEY) is None
     assert read_end(directory) is None
+
+
+def test_a_gang_that_starts_ahead_of_its_turn_is_paused_only_once_its_parts_say_so():
+    found = gang(replace(LAUNCH, ahead=True))
+    found.paused = True
+    for node in "ab":
+        found.tell(node, UP)
+    assert not found.has_switched(), "no request was made"
+    assert not found.request_switch(True, False, 10), "its parts may still start up"
+    for node in "ab":
+        found.tell(node, replace(UP, switch=found.switch))
+    assert found.has_switched()
+    assert not found.request_switch(False, False, 10)
+    assert (found.order("a").switch, found.order("a").paused) == (12, False)

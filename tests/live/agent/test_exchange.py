@@ -10,11 +10,13 @@ import pytest
 
 import carpool
 from carpool.errors import InputError
+from carpool.live.clock import since_boot
 from carpool.live.errors import Unavailable, WrongStatus
 from carpool.live.executors import wire
 from carpool.live.executors.base import ExecutorOptions, GangOutcome, Launch, StopMode
 from carpool.live.executors.cluster import ClusterExecutor
-from carpool.live.executors.contract import eventually, opened
+from carpool.live.executors.contract import RecordingListener, eventually, opened
+from carpool.live.executors.nodes import ClusterNode, NodeRecord
 from tests.support.agents import agent_world
 
 KEY = ("1", 1)
@@ -141,8 +143,6 @@ def state(node="a", **changes):
 
 @pytest.fixture
 async def executor(home):
-    from carpool.live.executors.contract import RecordingListener
-
     home.create()
     found = ClusterExecutor(ExecutorOptions(home, settings={"lease": "0.5s", "margin": "0.5s"}))
     await found.open()
@@ -162,6 +162,26 @@ async def test_a_node_keeps_the_numbers_of_its_gpus(executor):
     larger = (wire.DeviceRow(0), wire.DeviceRow(1), wire.DeviceRow(2))
     await executor.sync(state("a", instance="4", devices=larger, seen="x"))
     assert {node.id: [slot.id for slot in node.slots] for node in executor.nodes()}["a"] == [4, 5, 6]
+    owners = [executor.book.node_of(gpu) for gpu in range(8)]
+    assert [node and node.name for node in owners] == [None, None, "b", "b", "a", "a", "a", None]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "lease", "held_s"), [(2, "1h", 1), (600, "1h", 3), (5000, "1h", 5), (5000, "16s", 2)]
+)
+def test_exchanges_of_many_nodes_are_held_longer_but_not_for_much_of_the_lease(home, nodes, lease, held_s):
+    members = ClusterExecutor(ExecutorOptions(home, settings={"lease": lease})).members
+    members.listener = RecordingListener()
+    for number in range(nodes):
+        members.book.nodes[f"n{number}"] = ClusterNode(NodeRecord(f"n{number}", "", "", "", number, (), 0, ""))
+    assert members.hold_s == held_s
+    node = members.book.nodes["n0"]
+    node.heard, node.answered = True, since_boot() - held_s - 1.0
+    members.look()
+    assert not node.silent, "it is heard again when its exchange is over"
+    node.answered -= 2.0
+    members.look()
+    assert node.silent
 
 
 async def test_a_second_agent_of_a_name_is_refused_until_the_first_must_be_gone(executor):

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.command_line import COMMAND, Said, call, environment, process
 from tests.support.served import Served
+from tests.support.terminals import Screen
 
 ROW = {"job", "name", "user", "status", "gpus", "submitted", "started", "finished", "exit_code"}
 
@@ -353,6 +354,57 @@ def test_users_are_added_limited_and_revoked(service):
     assert "token" in said.err
 
 
+def test_groups_divide_the_cluster(service):
+    token = service.call("user", "add", "frank", "--group", "vision").out.strip()
+    said = service.call("group", "set", "vision", "--weight", 2, "--guarantee", 1, "--cap", 4)
+    assert said.out == "group vision: weight 2, guarantee 1, cap 4\n"
+    assert service.call("group", "share", "0.5", "--half-life", "1d").out == "fair share: strength 0.5, half-life 1 d\n"
+    job = json.loads(service.call("submit", "--json", "--", "sleep", "0.3", token=token).out)["job"]
+    service.until(job, "finished", "failed")
+    listed = service.json("group", "list")
+    (row,) = [row for row in listed["groups"] if row["name"] == "vision"]
+    assert (row["users"], row["weight"], row["cap"], row["jobs"]) == (["frank"], 2.0, 4, 0)
+    assert row["used_gpu_s"] > 0.2, "what its job held was charged to the group"
+    assert "GPU h" in service.call("group", "list").out
+    ours = json.loads(service.call("submit", "--json", "--", "sleep", "0.1").out)["job"]
+    service.until(ours, "finished", "failed")
+    fairness = service.json("history", "--fairness")
+    assert "vision" in {tenant["tenant"] for tenant in fairness["tenants"]}
+    assert fairness["worst_rho"] > 0.0
+    assert "worst ρ" in service.call("history", "--fairness").out
+    assert service.call("user", "group", "frank", "none").out == "frank: group -\n"
+    assert service.call("group", "set", "vision", "--cap", 0).code == 2, "a cap below the guarantee"
+    assert service.call("group", "share", "1.5").code == 2
+    assert service.call("group", "share", "1", token=token).err == "error: only the administrator may do this\n"
+    assert service.call("group", "share", "0").code == 0
+
+
+def test_gpus_are_drained_and_reserved_from_the_command_line(service):
+    said = service.call("drain", "node0:3", "--at", "2h")
+    assert said.out.startswith("node0:3 is drained, beginning at "), said
+    made = service.json("reserve", "node0:1-2", "--for", "vision", "--from", "1h", "--to", "3h")
+    assert (made["name"], made["on"], made["group"]) == ("r1", ["node0:1", "node0:2"], "vision")
+    rows = service.json("reservations")
+    assert [(row["name"], row["kind"], row["begun"]) for row in rows] == [
+        ("r1", "reservation", False),
+        ("node0:3", "drain", False),
+    ]
+    other = service.json("reserve", "1", "--for", "red", "--to", "90m")
+    assert (other["name"], other["on"]) == ("r2", ["node0:0"]), "the others are closed before it ends"
+    refused = service.call("reserve", "2", "--for", "red", "--to", "90m")
+    assert refused.code == 2
+    assert "2 GPUs are not there, or not open" in refused.err
+    assert service.call("unreserve", "r2").code == 0
+    assert "no job (drained)" in service.call("reservations").out
+    assert "reserved for vision from" in service.call("gpus").out
+    assert "there is no node 'node7'" in service.call("drain", "node7").err
+    assert "write a time such as 18:30" in service.call("reserve", "node0", "--for", "red", "--to", "x").err
+    assert service.call("unreserve", "node0:3").code == 2, "a drain is no reservation"
+    assert service.call("unreserve", "r1").out == "reservation r1 is taken back\n"
+    assert service.call("undrain", "node0:3").out == "node0:3 is open again\n"
+    assert service.json("reservations") == []
+
+
 # ---- terminals -------------------------------------------------------------------------------------------------------
 
 
@@ -483,6 +535,16 @@ def test_the_home_is_private_and_no_process_shows_a_token(service):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("options", "expected"), [([], 6), (["--policy", "sjf-ffs"], 2), (["--jobs-per-gpu", "3"], 3)])
+def test_the_number_of_jobs_that_compute_on_a_gpu_follows_from_the_policy(tmp_path, options, expected):
+    served = Served(tmp_path / "home", "--gpus", "1", *options).start()
+    try:
+        assert json.loads(served.call("gpus", "--json").out)["jobs_per_gpu"] == expected
+    finally:
+        served.end()
+
+
+@pytest.mark.slow
 def test_waiting_and_following_survive_a_killed_service(tmp_path):
     """The service comes back at another address; the exit code and the log are those of the job."""
     served = Served(tmp_path / "home", "--gpus", "1").start()
@@ -534,3 +596,15 @@ def test_sigterm_ends_the_service_and_not_the_jobs(tmp_path):
         assert served.process.wait(20) == 0
     finally:
         served.end()
+
+
+def test_a_terminal_breaks_an_explanation_between_words(service):
+    job = service.submit("sleep", "60", name="explained")
+    service.until(job, "running")
+    screen = Screen(service.home, "explain", job, columns=60)
+    assert screen.end() == 0
+    lines = screen.shown.decode().replace("\r", "").splitlines()
+    whole = service.call("explain", job).out.split()
+    assert max(map(len, lines)) <= 60 < max(map(len, service.call("explain", job).out.splitlines()))
+    assert [word for line in lines for word in line.split()][:8] == whole[:8]
+    service.client().post(f"/v1/jobs/{job}/cancel")

@@ -16,7 +16,7 @@ SCRIPT = """#!/bin/bash -e
 #SBATCH -t 1-02:30:00 --mem=2G
 #SBATCH --array 0-6:2,9%2
 #SBATCH --dependency=afterok:3:4,afterany:5
-#SBATCH -c4
+#SBATCH -c4 --account=vision
 #SBATCH --partition=long -N 1 --exclusive
 #SBATCH --output=out-%x-%a.txt
 
@@ -35,8 +35,11 @@ def script(tmp_path):
 
 def test_the_lines_before_the_first_command_count(script):
     fields, ignored = sbatch.read(script, ["hello"])
-    assert {name: fields[name] for name in ("name", "gpus", "duration", "array", "after", "cpus", "memory")} == {
+    assert {
+        name: fields[name] for name in ("name", "project", "gpus", "duration", "array", "after", "cpus", "memory")
+    } == {
         "name": "tiny",
+        "project": "vision",
         "gpus": 2,
         "duration": (26 * 60 + 30) * 60,
         "array": "0,2,4,6,9",
@@ -57,7 +60,15 @@ def test_the_lines_before_the_first_command_count(script):
 def test_times_as_slurm_writes_them(text, seconds, tmp_path):
     path = tmp_path / "a.sh"
     path.write_text(f"#!/bin/sh\n#SBATCH --time={text}\ntrue\n")
-    assert sbatch.read(path)[0]["duration"] == seconds
+    fields = sbatch.read(path)[0]
+    assert fields["duration"] == fields["limit"] == seconds
+
+
+def test_a_script_may_ask_to_be_requeued_at_its_limit(tmp_path):
+    path = tmp_path / "a.sh"
+    path.write_text("#!/bin/sh\n#SBATCH --requeue -t 5\ntrue\n")
+    fields, ignored = sbatch.read(path)
+    assert (fields["requeue"], fields["limit"], ignored) == (True, 300, [])
 
 
 @pytest.mark.parametrize("line", ["--time=soon", "--gpus=many", "--mem=lots", "--array=1-x:2", "--gpus", "-c four"])

@@ -133,6 +133,51 @@ async def test_a_paused_job_whose_service_stays_away_goes_on_and_is_paused_again
         await end(executor, listener)
 
 
+STEPPING = """
+import os, time
+from carpool.channel import Report, ReportWriter
+report = ReportWriter(os.environ["CARPOOL_WORKER_DIR"], {name!r})
+time.sleep(0.2)
+for step in range(1, 10**6):
+    report.write(Report(attempt=1, iteration=step))
+    print(step, flush=True)
+    time.sleep(0.02)
+"""
+
+
+@pytest.mark.parametrize("name", ["report", "watch"])
+async def test_a_job_that_starts_ahead_of_its_turn_stands_from_its_first_step_on_without_a_service(home, name):
+    command = (sys.executable, "-c", STEPPING.format(name=name))
+    async with executing(home, command, ahead=True):
+        pass
+    output = home.rank(*KEY, 0) / "stdout.log"
+    async with asyncio.timeout(30):
+        while not read_json(home.rank(*KEY, 0) / "paused.json"):
+            await asyncio.sleep(0.02)
+    before = output.read_text()
+    await asyncio.sleep(0.2)
+    assert output.read_text() == before
+    assert 0 < len(before.split()) <= 10, "a step or two, on a busy machine a few"
+    async with executing(home, command) as (executor, listener):
+        executor.pause(KEY)
+        await listener.wait_for_switch(KEY, paused=True)
+        assert output.read_text() == before
+        executor.resume(KEY)
+        await listener.wait_for_switch(KEY, paused=False)
+        await eventually(lambda: output.read_text() != before)
+        await end(executor, listener)
+
+
+async def test_a_job_that_starts_ahead_and_gets_its_turn_meanwhile_never_stands(home):
+    command = (sys.executable, "-c", STEPPING.format(name="report"))
+    async with executing(home, command, ahead=True) as (executor, listener):
+        executor.resume(KEY)
+        await listener.wait_for_switch(KEY, paused=False)
+        output = home.rank(*KEY, 0) / "stdout.log"
+        await eventually(lambda: len(output.read_text().split()) > 20)
+        await end(executor, listener)
+
+
 async def test_a_service_that_stood_still_pauses_the_job_again(home):
     async with executing(home, pause_patience_s=0.4) as (executor, listener):
         executor.pause(KEY)

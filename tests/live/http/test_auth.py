@@ -13,6 +13,7 @@ from carpool.live.home import Home
 from carpool.live.http import service_routes
 from carpool.live.http.api import ApiContext
 from carpool.live.http.auth import Keyring, Principal, admin_token, digest, new_token, read_token
+from carpool.live.service.config import ServiceConfig
 
 
 def test_the_administrators_token_is_private_from_its_first_moment_and_kept(tmp_path):
@@ -74,7 +75,7 @@ def test_a_service_that_is_not_root_warns_that_users_must_trust_each_other(monke
         def gpus(self):
             return {"nodes": [{"gpus": [{}, {}]}], "mechanism": "logical"}
 
-    config = SimpleNamespace(home=Home(tmp_path), policy="sjf", database=None)
+    config = ServiceConfig(Home(tmp_path), policy="sjf")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     serve._greet("http://127.0.0.1:1", config, SimpleNamespace(queries=Nothing()), "127.0.0.1")
     said = capsys.readouterr().err
@@ -90,7 +91,7 @@ def test_a_service_that_is_not_root_warns_that_users_must_trust_each_other(monke
 
 def test_a_service_on_all_interfaces_says_that_other_machines_can_reach_it(capsys, tmp_path):
     queries = SimpleNamespace(gpus=lambda: {"nodes": [{"gpus": [{}]}], "mechanism": "mps"})
-    config = SimpleNamespace(home=Home(tmp_path), policy="sjf", database=None)
+    config = ServiceConfig(Home(tmp_path), policy="sjf")
     serve._greet("http://127.0.0.1:1", config, SimpleNamespace(queries=queries), "0.0.0.0")
     said = capsys.readouterr().err
     assert "carpool serves 1 GPU (mps) under sjf at http://127.0.0.1:1" in said

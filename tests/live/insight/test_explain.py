@@ -67,6 +67,15 @@ def test_a_waiting_job_has_a_position_a_reason_and_times():
     assert "number 2 of 2 in the queue" in answer["sentences"][0]
 
 
+def test_free_gpus_that_a_job_does_not_get_are_counted():
+    for held, free in ((3, "1 GPU is free, but the policy keeps it"), (2, "2 GPUs are free, but")):
+        gpus = FourGpus("fifo")
+        gpus.submit(job("1", held), job("2", 4), job("3"))
+        answer = gpus.explain("3")
+        assert answer["reason"].startswith(free)
+        assert answer["reason"].endswith("; its place in the queue is 2")
+
+
 @pytest.mark.parametrize(
     ("events", "words"),
     [

@@ -84,7 +84,7 @@ def test_the_table_of_jobs_shows_what_the_receipt_says(state):
     state.apply(ev.Held(120.0, "2"))
     state.advance(6000.0)
     console = Console(width=200, file=StringIO())
-    console.print(jobs_table([row_of(state, "2", 6000.0)], width=200))
+    console.print(jobs_table([row_of(state, "2", 6000.0)], console=console))
     (line,) = [line for line in console.file.getvalue().splitlines() if line.startswith("2 ")]
     assert "2 min" in line, "it was pending for 120 s and then held"
     assert "1 h" not in line

@@ -23,4 +23,5 @@ def test_twenty_rounds_of_killing_violate_no_guarantee():
     assert result["states"].get("finished", 0) >= 10, "too little happened to prove anything"
     assert result["killed"] >= 2
     assert result["pauses"] >= 10
+    assert result["closures"] >= 3
     assert min(result["looks"].values()) >= 10

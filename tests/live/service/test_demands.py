@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from carpool.channel import Report
+from carpool.core.guesses import expected_left
 from carpool.core.model import Status
 from carpool.core.trial import Side, Trial
 from carpool.gpu.counters import GpuUse
 from carpool.live.executors.memory import MemoryExecutor
-from carpool.live.service.guesses import expected_left
 from carpool.live.service.warm_up import may_train
 from tests.support.fakes import FakeClock
 from tests.support.services import journalled, one, python, serving, settle, shell
@@ -169,7 +169,7 @@ def test_what_is_left_of_a_guess():
     assert all(one > 0.0 for one in left[1:])
     assert left[20] == pytest.approx(44.3, abs=0.1)
     assert left[:35] == sorted(left[:35], reverse=True)
-    assert expected_left(300.0, 100.0, 2.0) == pytest.approx(15.0), "beyond every guess, a little more"
+    assert expected_left(300.0, 100.0, 2.0) == pytest.approx(47.6, abs=0.1), "the guess is doubled beyond its range"
     assert expected_left(90.0, 100.0, 1.0) < 20.0
 
 

@@ -1,10 +1,13 @@
 """Families: jobs are alike by what they run, not by what they are called."""
 
 import os
+from dataclasses import replace
 
 import pytest
 
-from carpool.live.service.families import family_of
+from carpool.live.service import families
+from carpool.live.service.estimator import JobEstimator
+from carpool.live.service.families import MOST_BYTES, family_of, is_training
 from carpool.live.spec import Spec
 from tests.support.services import one, serving
 
@@ -92,3 +95,41 @@ async def test_run_17_knows_what_run_16_taught(home, tmp_path):
             if number == 17:
                 assert "1 earlier run of the same train.py" in service.queries.show(job)["source"]["detail"]
             assert await service.queries.wait(job) == "finished"
+
+
+@pytest.mark.parametrize(
+    ("text", "before", "trains"),
+    [
+        ("import torch\nfor x in data:\n    optimizer.step()\n", ("python",), True),
+        ("from transformers import Trainer\nTrainer(model).train()\n", ("torchrun", "--nproc=2"), True),
+        ("def go():\n    import torch.nn as nn\n    opt.step()\n", ("python", "-u"), True),
+        ("import torch\nmodel(data)\n", ("python",), False),  # it computes, and makes no step
+        ("import numpy\nwhile True: solver.step()\n", ("python",), False),
+        ("# import torch\nopt.step()\n", ("python",), False),
+        ("import torch\nopt.step()\n", ("python", "-IS"), False),  # nothing can watch it
+        ("import torch\nopt.step()\n", ("python", "-c"), False),
+    ],
+)
+def test_a_training_is_known_by_what_its_script_imports_and_calls(tmp_path, text, before, trains):
+    (tmp_path / "run.py").write_text(text)
+    script = ("pass",) if "-c" in before else ("run.py", "--epochs", "3")
+    assert is_training(Spec(command=(*before, *script), directory=str(tmp_path))) is trains
+
+
+def test_a_script_that_cannot_be_read_is_no_training(tmp_path):
+    os.mkfifo(tmp_path / "fifo.py")
+    (tmp_path / "large.py").write_bytes(b"import torch\nopt.step()\n" + b"#" * MOST_BYTES)
+    for name in ("none.py", "fifo.py", "large.py", "/dev/zero.py"):
+        assert not is_training(Spec(command=("python", name), directory=str(tmp_path)))
+
+
+def test_the_script_of_an_array_is_read_once(tmp_path, monkeypatch):
+    (tmp_path / "run.py").write_text("import torch\nopt.step()\n")
+    reads, really = [], families.os.open
+    monkeypatch.setattr(families.os, "open", lambda *given, **named: reads.append(1) or really(*given, **named))
+    spec = Spec(command=("python", "run.py"), directory=str(tmp_path))
+    estimator = JobEstimator(1, "logical")
+    kinds = estimator.kinds([replace(spec, name=f"a[{number}]", array_index=number) for number in range(100)], None)
+    assert len(set(kinds)) == 1
+    assert kinds[0].trains
+    assert len(reads) == 2, "once for its family, and once for what it imports"

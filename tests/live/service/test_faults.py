@@ -115,7 +115,7 @@ class TestJournal:
     async def test_a_damaged_tail_loses_no_job_and_runs_none_twice(self, home, tmp_path):
         async def before():
             async with serving(home, gpus=1, jobs_per_gpu=1) as service:
-                first = await one(service, shell(f"echo a >> {tmp_path}/ran; sleep 1.5; echo b >> {tmp_path}/ran"))
+                first = await one(service, shell(f"echo a >> {tmp_path}/ran; sleep 5; echo b >> {tmp_path}/ran"))
                 await started(service, first)
                 second = await one(service, shell("true", name="lost"))
                 return first, second

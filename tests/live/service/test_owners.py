@@ -6,9 +6,12 @@ import sqlite3
 
 import pytest
 
-from carpool.core.model import Limits
+from carpool.core.model import Closure, FairShare, Limits, UserGroup
 from carpool.errors import InputError
+from carpool.live.errors import Unavailable
+from carpool.live.executors.memory import MemoryExecutor
 from carpool.live.home import Home, write_private
+from tests.support.fakes import FakeClock
 from tests.support.services import notes, one, output, serving, settle, shell, started, status, until
 
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can start jobs under other users' ids")
@@ -52,6 +55,68 @@ async def test_after_the_journal_is_lost_jobs_run_as_their_owners(open_home):
         assert service.state.limits["alice"] == Limits(3), "limits are no wider than before"
         await service.requests.cancel(jobs[0])
         await service.queries.wait(jobs[0])
+
+
+async def settled(home) -> str:
+    """Settle a group with a cap and limits, shares and a drain; return a job of the group that waits."""
+    async with serving(home, executor=MemoryExecutor(gpus=2), clock=FakeClock(1000.0)) as service:
+        await service.requests.put_user("ann", {"uid": 1000, "role": "user", "token_hash": "", "group": "red"})
+        await service.requests.set_group(UserGroup("red", cap=1, default_limit_s=60.0, max_limit_s=120.0))
+        await service.requests.set_fair_share(FairShare(0.5, 3600.0))
+        await service.requests.set_closure(Closure("node0:0", (0,), 1000.0, lets_finish=True))
+        await service.requests.set_closure(Closure("r1", (1,), 5000.0, 9000.0, "blue"))
+        await service.requests.set_closure(Closure("r2", (1,), 1000.0, 1500.0, "blue"))
+        await service.requests.set_closure(Closure("node0:1", (1,), 1000.0))
+        await service.requests.remove_closure("node0:1")
+        return await one(service, shell("true", duration_s=9000), "ann")
+
+
+@pytest.mark.parametrize("users_too", [False, True])
+async def test_after_the_journal_is_lost_caps_limits_shares_and_drains_come_back(quick_home, monkeypatch, users_too):
+    monkeypatch.setattr("carpool.live.service.users.own_uid", lambda: 1000)
+    job = await settled(quick_home)
+    lose_journal(quick_home)
+    if users_too:
+        quick_home.users.unlink()
+    async with serving(quick_home, executor=MemoryExecutor(gpus=2), clock=FakeClock(2000.0)) as service:
+        await settle(service)
+        state = service.state
+        assert state.tenants.settings == {"red": UserGroup("red", cap=1, default_limit_s=60.0, max_limit_s=120.0)}
+        assert state.tenants.fair_share == FairShare(0.5, 3600.0)
+        assert set(state.closures) == {"node0:0", "r1"}, "one was taken back, and one is over"
+        assert (state.jobs[job].job.group, state.jobs[job].limit_s) == ("red", 60.0)
+        await service.requests.remove_closure("node0:0")
+    async with serving(quick_home, executor=MemoryExecutor(gpus=2), clock=FakeClock(2000.0)) as service:
+        assert set(service.state.closures) == {"r1"}, "what is changed later counts"
+
+
+async def test_settings_whose_copy_is_damaged_or_older_are_those_of_the_journal(quick_home, monkeypatch):
+    monkeypatch.setattr("carpool.live.service.users.own_uid", lambda: 1000)
+    await settled(quick_home)
+    older = quick_home.settings.read_text()
+    async with serving(quick_home, executor=MemoryExecutor(gpus=2), clock=FakeClock(1100.0)) as service:
+        await service.requests.remove_closure("node0:0")
+        await service.requests.set_group(UserGroup("red", cap=2))
+    for content in (older, older[:-20], "[]", '{"mark": 5}', ""):
+        quick_home.settings.write_text(content)
+        async with serving(quick_home, executor=MemoryExecutor(gpus=2), clock=FakeClock(1100.0)) as service:
+            assert "node0:0" not in service.state.closures
+            assert service.state.tenants.settings["red"].cap == 2
+
+
+async def test_settings_that_cannot_be_written_are_not_changed(quick_home, monkeypatch):
+    async with serving(quick_home, executor=MemoryExecutor(gpus=2), clock=FakeClock(1000.0)) as service:
+        await service.requests.set_group(UserGroup("red", cap=1))
+        before = quick_home.settings.read_text()
+
+        async def refuse(prepare):
+            raise Unavailable("the disk is full")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(service.inbox, "request", refuse)
+            with pytest.raises(Unavailable):
+                await service.requests.set_group(UserGroup("red", cap=9))
+        assert quick_home.settings.read_text() == before
 
 
 @as_root

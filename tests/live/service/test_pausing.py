@@ -9,6 +9,7 @@ from carpool.core.model import Allocation, Decision
 from carpool.live.errors import WrongStatus
 from carpool.live.executors.base import StopMode
 from carpool.live.executors.memory import MemoryExecutor
+from carpool.live.spec import Spec
 from tests.support.fakes import FakeClock
 from tests.support.processes import is_paused
 from tests.support.services import journalled, notes, one, output, serving, settle, shell, started, status, until
@@ -41,6 +42,39 @@ class Scripted:
 
     def wake(self, view):
         return None
+
+
+async def test_a_job_that_started_ahead_computes_once_its_gpus_are_clear_whatever_restarts(quick_home, tmp_path):
+    executor, clock = MemoryExecutor(gpus=1), FakeClock(1.0)
+    options = {"jobs_per_gpu": 1, "resident_per_gpu": 3, "executor": executor, "clock": clock}
+    stands = Allocation((0,), active=False)
+    async with serving(quick_home, **options) as service:
+        host = await running(service, executor)
+        guest = str(int(host) + 1)
+        service.driver.scheduler.policy = Scripted((guest, stands))
+        (tmp_path / "train.py").write_text("import torch\noptimizer.step()\n")
+        await one(service, Spec(command=("python", "train.py"), directory=str(tmp_path), duration_s=1000.0))
+        await settle(service)
+        assert [(launch.job, launch.ahead) for launch in executor.launched] == [(host, False), (guest, True)]
+        executor.start((guest, 1))
+        await settle(service)
+    async with serving(quick_home, **options) as service:
+        await settle(service)
+        assert executor.switched == [], "it starts up, and nothing lets it compute"
+        service.driver.scheduler.policy = Scripted((host, stands))
+        await one(service, shell("true", duration_s=1000))
+        await settle(service)
+        executor.gangs[guest, 1].report = Report(attempt=1, iteration=1)
+        service.warm_up.look()
+        await settle(service)
+        assert [status(service, job) for job in (host, guest)] == ["pausing", "running"]
+        assert executor.switched == [((host, 1), True)], "its host may still compute"
+    async with serving(quick_home, **options) as service:
+        await settle(service)
+        assert executor.switched == [((host, 1), True)]
+        executor.switch((host, 1))
+        await settle(service)
+        assert executor.switched == [((host, 1), True), ((guest, 1), False)]
 
 
 async def test_a_launch_and_a_resume_wait_for_the_pause_on_their_gpus(quick_home):
@@ -208,7 +242,7 @@ async def test_a_pause_that_the_journal_knows_is_carried_out_by_the_next_service
     async with serving(home, gpus=1) as service:
         job = await one(service, shell(WRITING))
         await started(service, job)
-        pid = service.queries.show(job)["attempts"][0]["ranks"][0]["pid"]
+        pid = await until(lambda: service.queries.show(job)["attempts"][0]["ranks"][0]["pid"])
         monkeypatch.setattr(service.executor, "pause", lambda key, **_: None)
         await service.requests.pause(job)
         assert status(service, job) == "pausing"

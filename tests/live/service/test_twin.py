@@ -3,7 +3,9 @@
 import asyncio
 import json
 import random
+from dataclasses import replace
 from itertools import groupby
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,14 @@ from carpool.belief.model import Belief
 from carpool.belief.prior import believe
 from carpool.core import events as ev
 from carpool.core.codec import decode
+from carpool.core.guesses import DURATION
+from carpool.core.model import Closure, FairShare, UserGroup
 from carpool.core.perf import ConstantInterference, FittedModel
+from carpool.core.state import State
+from carpool.core.usage_report import report_usage
 from carpool.live.executors.memory import MemoryExecutor
 from carpool.live.service.config import ServiceConfig
-from carpool.live.service.estimator import JobEstimator
+from carpool.live.service.estimator import JobEstimator, JobKind
 from carpool.live.service.service import Service, open_service
 from carpool.live.spec import Spec
 from carpool.profile.schema import load
@@ -58,10 +64,11 @@ def workload(seed: int) -> list[tuple[float, Spec]]:
     return found
 
 
-def simulate(jobs, policy: str, node, belief, truth) -> list[ev.Event]:
+def simulate(jobs, policy: str, node, belief, truth, settings=()) -> list[ev.Event]:
     log: list[ev.Event] = []
     costs = Costs(launch_s=2.5, stop_s=1.25)
-    Engine(jobs, [node], policies.make(policy), belief=belief, truth=truth, costs=costs, log=log.append).run()
+    models = {"belief": belief, "truth": truth}
+    Engine(jobs, [node], policies.make(policy), **models, costs=costs, settings=settings, log=log.append).run()
     return log
 
 
@@ -93,6 +100,7 @@ async def feed(service: Service, clock: FakeClock, steps, specs) -> None:
         asked = []
         for event in batch:
             if isinstance(event, ev.Submitted):
+                service.users.rows["admin"] = {"group": event.job.group}
                 asked.append(asyncio.create_task(service.requests.submit([specs[event.job.id]], "admin")))
                 async with asyncio.timeout(30.0):
                     while sum(one.answer is not None for one in service.inbox._inputs) < len(asked):
@@ -147,6 +155,88 @@ def learning() -> Belief:
     return believe(profile, FittedModel(profile.core_tasks(), ConstantInterference(1.5), GPUS))
 
 
+def used(state: State) -> dict[tuple[str, str], float]:
+    """Return the GPU-seconds of all groups, and of the GPUs themselves, by group and column."""
+    told = report_usage(state, ("group",), state.now).plain()
+    columns = ("held_gpu_s", "computed_gpu_s", "shared_gpu_s", "paused_gpu_s", "jobs")
+    rows = {(row["group"], column): row[column] for row in told["rows"] for column in columns}
+    return {**rows, ("", "idle"): told["gpus"]["idle_gpu_s"]}
+
+
+def used_in(log: list[ev.Event], policy: str, world: FittedModel) -> dict[tuple[str, str], float]:
+    """Return the same for the log of a simulation."""
+    state = State(world, policies.make(policy).key)
+    for event in (ev.AccountsOpened(0.0), *log):
+        state.apply(event)
+    return used(state)
+
+
+DIVIDED = (
+    ev.GroupChanged(0.0, UserGroup("red", 2.0, guarantee=2)),
+    ev.GroupChanged(0.0, UserGroup("blue", 1.0, cap=6)),
+    ev.FairShareChanged(0.0, FairShare(0.7, 3600.0)),
+)
+"""A cluster that is divided among groups."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["sjf", "sjf-bsbf", "tiresias", "carpool", "pollux"])
+async def test_live_divides_the_cluster_as_the_simulation_did(policy, quick_home):
+    world = perf(1.5)
+    clock, executor = FakeClock(), MemoryExecutor(gpus=GPUS, memory=MEMORY)
+    service = await open_service(ServiceConfig(quick_home, policy, executor=executor, clock=clock, perf=world))
+    given = [(at, replace(spec, gpus=min(spec.gpus, 6))) for at, spec in workload(3)]
+    estimator = JobEstimator(GPUS, "logical", perf=world)
+    specs = {str(number): spec for number, (_, spec) in enumerate(given, 1)}
+    jobs = []
+    for number, (at, spec) in enumerate(given, 1):
+        job = estimator.job(world, spec, JobKind(spec.model), str(number), "admin", at)[0]
+        jobs.append(replace(job, group=random.Random(number).choice(["red", "blue", "green"])))
+    (node,) = executor.nodes()
+    log = simulate(jobs, policy, node.node, world, world, DIVIDED)
+    await feed(service, clock, steps_of(log), specs)
+    expected = [event for event in log if isinstance(event, ev.Planned)]
+    assert [event for event in journal(service) if isinstance(event, ev.Planned)] == expected
+    assert used(service.state) == pytest.approx(used_in(log, policy, world))
+    plain = simulate(jobs, policy, node.node, world, world)
+    assert expected != [event for event in plain if isinstance(event, ev.Planned)], "shares decided nothing"
+    await service.close()
+
+
+CLOSED = (
+    ev.ClosureSet(0.0, Closure("node0:0-1", (0, 1), 3000.0, 9000.0)),
+    ev.ClosureSet(600.0, Closure("r1", (2, 3, 4), 2000.0, 6000.0, group="red")),
+    ev.ClosureSet(1200.0, Closure("node0:7", (7,), 1200.0, 4000.0, lets_finish=True)),
+)
+"""GPUs that are drained and reserved for a time."""
+
+
+@pytest.mark.slow
+async def test_live_ends_jobs_at_their_limits_and_empties_gpus_as_the_simulation_did(quick_home):
+    world, policy = perf(1.5), "carpool"
+    clock, executor = FakeClock(), MemoryExecutor(gpus=GPUS, memory=MEMORY)
+    service = await open_service(ServiceConfig(quick_home, policy, executor=executor, clock=clock, perf=world))
+    drawn = random.Random(7)
+    given = [
+        (at, replace(spec, gpus=min(spec.gpus, 4), limit_s=drawn.choice([None, 900.0]), requeue=drawn.random() < 0.5))
+        for at, spec in workload(4)[:40]
+    ]
+    estimator = JobEstimator(GPUS, "logical", perf=world)
+    specs = {str(number): spec for number, (_, spec) in enumerate(given, 1)}
+    jobs = []
+    for number, (at, spec) in enumerate(given, 1):
+        job = estimator.job(world, spec, JobKind(spec.model), str(number), "admin", at)[0]
+        jobs.append(replace(job, group=random.Random(number).choice(["red", "blue"])))
+    (node,) = executor.nodes()
+    log = simulate(jobs, policy, node.node, world, world, CLOSED)
+    kinds = {type(event) for event in log}
+    assert {ev.LimitNeared, ev.LimitReached, ev.ClosureBegan, ev.ClosureRemoved} <= kinds
+    await feed(service, clock, steps_of(log), specs)
+    expected = [event for event in log if isinstance(event, ev.Planned)]
+    assert [event for event in journal(service) if isinstance(event, ev.Planned)] == expected
+    await service.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "truth", "make"),
@@ -170,7 +260,9 @@ async def test_live_decides_as_the_simulation_did(policy, truth, make, quick_hom
     given = workload(len(policy.rpartition("/")[2]))
     estimator = JobEstimator(GPUS, "logical", perf=belief)
     specs = {str(number): spec for number, (_, spec) in enumerate(given, 1)}
-    jobs = [estimator.job(belief, spec, spec.model, str(n), "", at)[0] for n, (at, spec) in enumerate(given, 1)]
+    jobs = [
+        estimator.job(belief, spec, JobKind(spec.model), str(n), "", at)[0] for n, (at, spec) in enumerate(given, 1)
+    ]
     (node,) = executor.nodes()
     log = simulate(jobs, policy, node.node, simulated, world)
     await feed(service, clock, steps_of(log), specs)
@@ -192,3 +284,48 @@ async def test_live_decides_as_the_simulation_did(policy, truth, make, quick_hom
     assert [row["status"] for row in service.queries.jobs(all=True)] == ["finished"] * len(jobs)
     assert sorted((launch.job, launch.attempt) for launch in service.executor.launched) == launched(log)
     await service.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["sjf-bsbf", "srtf"])
+async def test_live_heals_guesses_as_the_simulation_did(policy, quick_home):
+    """Jobs take one to ten times their guesses and report nothing."""
+    clock, executor = FakeClock(), MemoryExecutor(gpus=GPUS, memory=MEMORY)
+    config = ServiceConfig(quick_home, policy, executor=executor, clock=clock, perf=perf(1.5))
+    service = await open_service(config)
+    drawn, estimator = random.Random(policy), JobEstimator(GPUS, "logical", perf=perf(1.5))
+    given = [
+        (at, replace(spec, iterations=None, duration_s=drawn.uniform(20.0, 2000.0), max_slowdown=None))
+        for at, spec in workload(5)[:40]
+    ]
+    specs = {str(number): spec for number, (_, spec) in enumerate(given, 1)}
+    told = {
+        str(n): estimator.job(perf(1.5), spec, JobKind(spec.model), str(n), "admin", at)[0]
+        for n, (at, spec) in enumerate(given, 1)
+    }
+    true = [replace(job, duration_s=job.duration_s * drawn.uniform(1.0, 10.0)) for job in told.values()]
+    (node,) = executor.nodes()
+    log: list[ev.Event] = []
+    engine = Engine(
+        true,
+        [node.node],
+        policies.make(policy),
+        belief=perf(1.5),
+        truth=perf(1.5),
+        costs=Costs(launch_s=2.5, stop_s=1.25),
+        report_s=inf,
+        guess=lambda job: told[job.id],
+        log=log.append,
+    )
+    engine.run()
+    assert sum(isinstance(event, ev.Outlived) for event in log) > 20
+    assert engine.belief.guesses.of("admin", DURATION).factor > 2.0
+    steps = steps_of(log)
+    await feed(service, clock, steps, specs)
+    expected = [event for event in log if isinstance(event, ev.Planned)]
+    assert [event for event in journal(service) if isinstance(event, ev.Planned)] == expected
+    assert service.state.guesses.dump() == engine.belief.guesses.dump()
+    await service.close()
+    again = await open_service(replace(config, perf=perf(1.5)))
+    assert again.state.guesses.dump() == engine.belief.guesses.dump(), "a restarted service knows the users"
+    await again.close()

@@ -193,7 +193,7 @@ def test_more_batches_alone_need_a_way_to_ask_for_them():
     few = ("--solo", "--repeats", "0", "--accumulation", "2", "--batch-option", "--batch-size")
     assert profile("--task", "mine", "--alone", "mine:16", *few, *training()).code == 0
     assert batches_in("mine") == {8, 16}
-    assert load("mine.json").tasks["mine"].core().compute(16) == pytest.approx(0.020, rel=0.15)
+    assert load("mine.json").tasks["mine"].core().compute(16) == pytest.approx(0.020, rel=0.4)
 
 
 @pytest.mark.parametrize("told", [("--batch", "8", "--batch-option", "--batch-size"), ()])

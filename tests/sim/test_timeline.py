@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from carpool.core import events as ev
 from carpool.core.model import Allocation, Decision, Job
-from carpool.report.timeline import Segment, segments
 from carpool.sim import Setup, simulate
+from carpool.sim.timeline import Segment, segments
 from tests.support.turns import TakeTurns
 
 GPUS, JOBS = 4, 5

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from carpool.errors import InputError
 from carpool.live.http import code_snapshot
-from carpool.live.http.unpack import unpack
+from carpool.live.unpack import unpack
 
 FILE, FOLDER, LINK, HARD_LINK = tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE
 

@@ -1,0 +1,29 @@
+"""`carpool submit --notify` and `--desktop` from the command line."""
+
+import json
+
+
+def test_notices_are_checked_and_kept_with_the_job(service, bob):
+    target = "slack:https://hooks.example/s3cret"
+    wanted = ["--notify", f"end={target}", "--notify", "failure=mailto:me@example.org"]
+    said = service.call("submit", *wanted, "--", "true")
+    assert said.code == 0, said.err
+    job = said.out.split()[-1]
+    assert service.client().get(f"/v1/jobs/{job}")["spec"]["notify"] == {
+        "end": target,
+        "failure": "mailto:me@example.org",
+    }
+    assert "s3cret" not in json.dumps(service.client(bob).get(f"/v1/jobs/{job}"))
+    wrong = service.call("submit", "--notify", "end=ftp://s3cret/", "--", "true")
+    assert (wrong.code, "must be a URL" in wrong.err, "s3cret" in wrong.err) == (2, True, False)
+    service.until(job, "finished")
+
+
+def test_a_notice_on_the_screen_needs_wait(service, tmp_path):
+    program = tmp_path / "notify-send"
+    program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/shown\n')
+    program.chmod(0o755)
+    said = service.call("submit", "--wait", "--desktop", "--", "true", PATH=f"{tmp_path}:/usr/bin:/bin")
+    assert said.code == 0, said.err
+    assert "1 finished" in (tmp_path / "shown").read_text()
+    assert service.call("submit", "--desktop", "--", "true").code == 2

@@ -1,0 +1,54 @@
+"""What sjf-bsbf leaves out where many users' jobs are alike would have changed nothing."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from carpool.core.events import Event
+from carpool.core.model import Job
+from carpool.policies.sharing.candidates import Candidates
+from carpool.sim.run import Setup, simulate
+
+
+def jobs_of_many_users(seed: int) -> list[Job]:
+    random = Random(seed)
+    job = Job("", 0.0, "cifar10", 1, 128, 1000)
+    return [
+        replace(
+            job,
+            id=f"j{number}",
+            submitted=random.uniform(0.0, 600.0),
+            gpus=random.choice([1, 1, 2, 4]),
+            duration_s=random.lognormvariate(5.0, 1.5),
+            user=f"u{random.randrange(8)}",
+            group=f"g{random.randrange(3)}",
+        )
+        for number in range(120)
+    ]
+
+
+@pytest.mark.parametrize("policy", ["sjf-bsbf", "sjf-bsbf:floor=0.95,single_host=true"])
+@pytest.mark.parametrize("jobs_per_gpu", [2, 3])
+def test_a_guest_that_is_not_tried_would_have_found_too_few_hosts(policy, jobs_per_gpu, monkeypatch):
+    left_out = 0
+    told = Candidates.too_few_for
+
+    def counted(candidates, guest):
+        nonlocal left_out
+        answer = told(candidates, guest)
+        left_out += answer
+        return answer
+
+    def log_of(seed: int) -> list[Event]:
+        events: list[Event] = []
+        setup = Setup(cluster="2x4", truth="1.9", jobs_per_gpu=jobs_per_gpu, fair_share=0.5)
+        simulate(jobs_of_many_users(seed), policy, setup, log=events.append)
+        return events
+
+    for seed in range(3):
+        monkeypatch.setattr(Candidates, "too_few_for", counted)
+        quick = log_of(seed)
+        monkeypatch.setattr(Candidates, "too_few_for", lambda candidates, guest: False)
+        assert quick == log_of(seed)
+    assert left_out > 100
