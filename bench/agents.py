@@ -1,13 +1,18 @@
-"""Many simulated agents on one real service, over real HTTP: CPU of the service, and how late its answers are.
+"""Many simulated agents on one real service, over real HTTP: CPU of the service, and how long its answers take.
 
-`python bench/agents.py --agents 1000 --jobs 10000 --seconds 60`. All agents live in this process; each has one GPU and
-keeps one connection. A job is an entry in a dictionary that ends after its time. Prints one line of JSON.
+`python bench/agents.py --agents 1000 --jobs 10000 --seconds 60`. All agents live in this process; each has one GPU and,
+like a real agent, an exchange that the service holds and another one whenever it has news. A job is an entry in a
+dictionary that ends after its time: `--spread 0.3` lets that vary by σ = 0.3 of its logarithm, and without it all jobs
+that start together end together. Ten times a second one of the agents asks as if it had forgotten its orders, which the
+service answers at once: that time is the one shown. Nobody waits for another's answer, so that a stall of the service
+counts for all that asked during it. `cores` is the CPU of the service alone. Prints one line of JSON.
 """
 
 import argparse
 import asyncio
 import json
 import os
+import random
 import resource
 import subprocess
 import sys
@@ -16,54 +21,55 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from carpool.live.executors.wire import HOLD_S
+from carpool.live.agent.pacing import exchange_for_ever
 from carpool.live.home import Home
 from carpool.live.http.client import Client
 
 JOB_S = 20.0
 """Seconds that a simulated job takes."""
 ARRAY = 1000
+PROBE_S = 0.1
 
 
 class SimulatedAgent:
     """An agent without processes."""
 
-    def __init__(self, name: str, token: str, port: int, late: list[float]) -> None:
-        self.name, self.token, self.port, self.late = name, token, port, late
+    def __init__(self, name: str, token: str, port: int, spread: float) -> None:
+        self.name, self.token, self.port, self.spread = name, token, port, spread
         self.parts: dict[str, dict] = {}
-        self.ends: dict[str, float] = {}
-        self.seen, self.number, self.ran = "", 0, 0
+        self.started: dict[str, float] = {}
+        self.ended: dict[str, float] = {}
+        self.seen, self.number, self.obeyed, self.ran, self.exchanges = "", 0, 0, 0, 0
+        self._news = asyncio.Event()
+        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def run(self) -> None:
-        while True:
-            reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-            try:
-                await self._talk(reader, writer)
-            except (OSError, asyncio.IncompleteReadError):  # many that come at once must come again
-                await asyncio.sleep(0.5)
-            finally:
-                writer.close()
+        await exchange_for_ever(self._exchange, self._news)
 
-    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while True:
-            began = time.monotonic()
-            answer = await self._exchange(reader, writer)
-            spent = time.monotonic() - began
-            self.late.append(spent - HOLD_S if spent > HOLD_S else spent)
+    async def probe(self) -> float:
+        """Ask for orders that the service must tell at once; return the seconds that it took."""
+        began = time.monotonic()
+        await self._exchange(seen="")
+        return time.monotonic() - began
+
+    async def _exchange(self, seen: str | None = None) -> None:
+        self.number += 1
+        self.exchanges += 1
+        try:
+            connection = self._idle.pop() if self._idle else await asyncio.open_connection("127.0.0.1", self.port)
+            answer = await self._send(*connection, self.seen if seen is None else seen)
+        except (OSError, asyncio.IncompleteReadError):  # many that come at once must come again
+            await asyncio.sleep(0.5)
+            return
+        self._idle.append(connection)
+        if answer["number"] > self.obeyed:
+            self.obeyed = answer["number"]
             self._obey(answer)
 
-    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> dict:
-        self.number += 1
-        now = time.monotonic()
-        for key, end in list(self.ends.items()):
-            if now >= end and self.parts[key]["phase"] == "up":
-                job, _, attempt = key.partition("-")
-                ended = {"job": job, "attempt": int(attempt), "outcome": "finished", "exit_code": 0}
-                self.parts[key] = {"phase": "gone", "started_ago_s": JOB_S, "ended": ended, "ended_ago_s": 0.0}
-                self.ran += 1
+    async def _send(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seen: str) -> dict:
         state = {"node": self.name, "identity": self.name, "boot": "b", "instance": self.name, "number": self.number}
         state |= {"address": "127.0.0.1", "memory": 2**40, "mechanism": "logical", "release": "bench"}
-        state |= {"devices": [{"index": 0}], "seen": self.seen, "parts": self.parts}
+        state |= {"devices": [{"index": 0}], "seen": seen, "parts": self._parts()}
         body = json.dumps(state).encode()
         head = f"POST /v1/agents/sync HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {self.token}\r\n"
         writer.write(f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -74,15 +80,37 @@ class SimulatedAgent:
             raise RuntimeError(f"{lines[0]}: {data}")
         return data
 
+    def _parts(self) -> dict[str, dict]:
+        """Return the parts as they are now, with the time since they started and ended."""
+        now, told = time.monotonic(), {}
+        for key, part in self.parts.items():
+            told[key] = {**part, "started_ago_s": now - self.started[key]}
+            if key in self.ended:
+                told[key]["ended_ago_s"] = now - self.ended[key]
+        return told
+
     def _obey(self, answer: dict) -> None:
         for key in [key for key in self.parts if key not in answer["orders"]]:
-            self.parts.pop(key)
-            self.ends.pop(key, None)
+            del self.parts[key], self.started[key]
+            self.ended.pop(key, None)
         for key, order in answer["orders"].items():
             if key not in self.parts and order["launch"]:
-                self.parts[key] = {"phase": "up", "started_ago_s": 0.0}
-                self.ends[key] = time.monotonic() + JOB_S
+                self.parts[key] = {"phase": "up"}
+                self.started[key] = time.monotonic()
+                seconds = JOB_S * random.lognormvariate(0.0, self.spread)
+                asyncio.get_running_loop().call_later(seconds, self._end, key)
+                self._news.set()
         self.seen = answer["mark"]
+
+    def _end(self, key: str) -> None:
+        if key not in self.parts:
+            return
+        job, _, attempt = key.partition("-")
+        ended = {"job": job, "attempt": int(attempt), "outcome": "finished", "exit_code": 0}
+        self.parts[key] = {"phase": "gone", "ended": ended}
+        self.ended[key] = time.monotonic()
+        self.ran += 1
+        self._news.set()
 
 
 def open_nodes(client: Client) -> int:
@@ -99,11 +127,10 @@ def quantile(values: list[float], share: float) -> float:
 
 
 async def measure(client: Client, port: int, pid: int, options: argparse.Namespace) -> dict:
-    late: list[float] = []
     agents = []
     for number in range(options.agents):
         answer = await asyncio.to_thread(client.post, "/v1/nodes", {"name": f"n{number}"})
-        agents.append(SimulatedAgent(f"n{number}", answer["token"], port, late))
+        agents.append(SimulatedAgent(f"n{number}", answer["token"], port, options.spread))
     tasks = [asyncio.create_task(agent.run()) for agent in agents]
     while await asyncio.to_thread(open_nodes, client) < len(agents):
         await asyncio.sleep(1.0)
@@ -113,19 +140,24 @@ async def measure(client: Client, port: int, pid: int, options: argparse.Namespa
         await asyncio.to_thread(client.post, "/v1/jobs", {**request, "array": f"1-{ARRAY}"})
     submitted = cpu_s(pid)
     await asyncio.sleep(5.0)
-    late.clear()
-    began, used, ran = time.monotonic(), cpu_s(pid), sum(agent.ran for agent in agents)
-    await asyncio.sleep(options.seconds)
+    began, used = time.monotonic(), cpu_s(pid)
+    ran, exchanges = sum(agent.ran for agent in agents), sum(agent.exchanges for agent in agents)
+    probes = []
+    while time.monotonic() < began + options.seconds:
+        probes.append(asyncio.create_task(random.choice(agents).probe()))
+        await asyncio.sleep(PROBE_S)
     span = time.monotonic() - began
+    cores = (cpu_s(pid) - used) / span
+    took = await asyncio.gather(*probes)
     result = {
         "agents": options.agents,
         "jobs": options.jobs,
         "seconds": round(span, 1),
-        "cores": round((cpu_s(pid) - used) / span, 3),
-        "exchanges_per_s": round(len(late) / span),
-        "late_p50_s": round(quantile(late, 0.5), 4),
-        "late_p99_s": round(quantile(late, 0.99), 4),
-        "late_max_s": round(max(late, default=0.0), 4),
+        "cores": round(cores, 3),
+        "exchanges_per_s": round((sum(agent.exchanges for agent in agents) - exchanges) / span),
+        "exchange_p50_s": round(quantile(took, 0.5), 4),
+        "exchange_p99_s": round(quantile(took, 0.99), 4),
+        "exchange_max_s": round(max(took), 4),
         "jobs_ended_per_s": round((sum(agent.ran for agent in agents) - ran) / span, 1),
         "cpu_join_s": round(joined, 1),
         "cpu_submit_s": round(submitted - joined, 1),
@@ -142,6 +174,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=10_000)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--policy", default="carpool")
+    parser.add_argument("--spread", type=float, default=0.0)
     options = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     with tempfile.TemporaryDirectory() as folder:

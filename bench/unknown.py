@@ -71,7 +71,15 @@ class Case:
         return chosen if self.mechanism == MPS else [*chosen, "--no-mps"]
 
 
-RULES = (("carpool", None), ("sjf-ffs", 3), ("sjf-ffs", 4), ("sjf-ffs", 2), ("sjf", 1), ("sjf-bsbf", 2))
+RULES = (
+    ("carpool", None),
+    ("sjf-ffs", 4),
+    ("sjf-ffs", 3),
+    ("sjf-ffs", 2),
+    ("sjf", 1),
+    ("sjf-bsbf", 2),
+    ("carpool", 4),
+)
 
 
 def cases(options: argparse.Namespace) -> list[Case]:
@@ -260,7 +268,7 @@ def print_table(folder: Path) -> None:
         found.setdefault((case.workload, case.mechanism), {}).setdefault(case.rule, []).append(record["measured"])
     for (workload, mechanism), rules in found.items():
         means = {rule: fmean(run["mean_jct_s"] for run in runs) for rule, runs in rules.items()}
-        others = [mean for rule, mean in means.items() if rule != "carpool"]
+        others = [mean for rule, mean in means.items() if not rule.startswith("carpool")]
         print(f"\n{workload}, {mechanism}")
         for rule, mean in sorted(means.items(), key=lambda item: item[1]):
             makespan = fmean(run["makespan_s"] for run in rules[rule])

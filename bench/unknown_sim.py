@@ -1,0 +1,207 @@
+"""Simulate the cases of `bench/unknown.py`, and compare them with what was measured.
+
+    python bench/unknown_sim.py docs/experiments/unknown
+
+The simulator is told how fast each kind is alone and in pairs (`speeds-mps.json`), and how long each process of the
+case took to start up and to end. The policy knows as little as the service did: guessed durations, and what jobs
+report. A plain script that tells no total reports only how much slower it is than alone, once it was seen alone. Where
+pairs were not measured, their slow-downs follow from the demands that the journals contain.
+"""
+
+import gzip
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from unknown import Case
+from unknown_work import KINDS, UnknownJob, draw
+
+from carpool.belief.demand import slowdown
+from carpool.core import events as ev
+from carpool.core.guesses import expected_left
+from carpool.core.model import GpuDemand, Job, Node
+from carpool.core.perf import AllReduce, FittedModel, Placement, Task
+from carpool.core.record import JobRecord
+from carpool.policies import make
+from carpool.profile.schema import load
+from carpool.sim.engine import Costs, Engine
+from carpool.sim.unknown import UnknownBelief
+
+REPORT_S = 1.0
+"""Seconds after which a job's speed beside its mates is known."""
+EXPECTED_STARTUP_S = 5.0
+"""What the service expects of a script before any has started."""
+GUESS_SPREAD = 2.0
+"""Factor by which guesses are off at most."""
+PLAIN = {"gpt", "diffusion", "diffusion-small", "gan", "tabular"}
+"""Kinds whose scripts do not tell how many steps they make."""
+TASK = Task(0.0, 1.0, AllReduce(0.0, 0.0), AllReduce(0.0, 0.0), 1.0)
+"""Its constants do not matter, because every job has a duration."""
+
+
+class MeasuredPairs:
+    """The slow-downs of pairs as measured, else from demands."""
+
+    def __init__(self, speeds: Mapping[str, Any], demands: Mapping[str, GpuDemand], mechanism: str) -> None:
+        alone = speeds["alone"]
+        self.known = {(a, b): a_s / alone[a] for a, b, a_s, _ in speeds["pairs"]}
+        self.known |= {(b, a): b_s / alone[b] for a, b, _, b_s in speeds["pairs"]}
+        self.demands, self.mechanism = demands, mechanism
+
+    def pair(self, model: str, samples: int, mate: str, mate_samples: int) -> float:
+        known = self.known.get((model, mate))
+        return max(1.0, known or slowdown(self.demands[model], self.demands[mate], self.mechanism))
+
+    def demand(self, model: str, samples: int) -> float:
+        return self.demands[model].sm
+
+
+class Guessed:
+    """The users' guesses of durations; all else as in the true model."""
+
+    def __init__(self, truth: FittedModel, guess_s: Mapping[str, float]) -> None:
+        self._truth, self._guess_s = truth, guess_s
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._truth, name)
+
+    def iteration_time(self, job: Job, accumulation: int, placement: Placement) -> float:
+        return self._guess_s[job.id] / job.iterations
+
+
+class WatchedEngine(Engine):
+    """An engine in which plain scripts report as the service sees them, and demands are measured."""
+
+    demands: Mapping[str, GpuDemand]
+
+    def _report(self, now: float, pace_changes: list[JobRecord]) -> None:
+        for record in pace_changes:
+            believed = self.belief.jobs.get(record.job.id)
+            if not record.iteration_s or believed is None or believed.attempt != record.attempt:
+                continue
+            event = self._observed(now, record, believed)
+            if event is None:
+                continue
+            self.belief.apply(event)
+            if believed.alone_seen and self.belief.perf.demand_of(record.job, 1) is None:
+                demand = self.demands[record.job.model]
+                self.belief.apply(ev.DemandMeasured(now, record.job.id, record.attempt, demand))
+        self.belief.pace_changes.clear()
+
+    def _observed(self, now: float, record: JobRecord, believed: JobRecord) -> ev.Observed | None:
+        job = record.job
+        done = record.done if record.since == now else job.iterations - record.iterations_left(now)
+        if job.model not in PLAIN:
+            return ev.Observed(now, job.id, record.attempt, done, record.iteration_s)
+        mates = self.belief.cluster.mates(believed)
+        if not believed.alone_seen and any(mate.active and not mate.starts_up for mate in mates):
+            return None
+        guessed_s = self.belief.perf.iteration_time(job, 1, Placement(1, 1))
+        worked_s = done * record.alone_iteration_s
+        left_s = expected_left(worked_s, job.iterations * guessed_s, GUESS_SPREAD)
+        seconds = record.iteration_s / record.alone_iteration_s * guessed_s
+        return ev.Observed(
+            now, job.id, record.attempt, max(0.0, job.iterations - left_s / guessed_s), seconds, relative=True
+        )
+
+
+def simulate(
+    case: Case,
+    jobs: Sequence[UnknownJob],
+    alone_s: Mapping[str, float],
+    pairs: MeasuredPairs,
+    overhead_s: Mapping[str, float],
+) -> tuple[float, float]:
+    """Return the mean JCT and the makespan of a case in the simulator; `overhead_s`: start-up and end of each job."""
+    trainings = [
+        Job(job.name, job.submitted_s, job.kind, 1, 1, job.steps, duration_s=job.steps * alone_s[job.kind])
+        for job in jobs
+    ]
+    tasks = dict.fromkeys(KINDS, TASK)
+    truth = FittedModel(tasks, pairs, 1, ignore_memory=True, startup=lambda job: overhead_s[job.id])
+    guesses = {job.name: job.guess_s for job in jobs}
+    belief = UnknownBelief(Guessed(truth, guesses), 1, load("h200"), case.mechanism)
+    belief.startups.overall_s = EXPECTED_STARTUP_S
+    policy = make(case.policy)
+    engine = WatchedEngine(
+        trainings,
+        [Node("here", (0,), 1 << 50)],
+        policy,
+        belief=belief,
+        truth=truth,
+        jobs_per_gpu=case.jobs_per_gpu or policy.jobs_per_gpu,
+        costs=Costs(fmean(overhead_s.values()), pause_s=0.05),
+        report_s=REPORT_S,
+    )
+    engine.demands = pairs.demands
+    state = engine.run()
+    ends = {job.name: state.ended[job.name].ended for job in jobs}
+    return fmean(ends[job.name] - job.submitted_s for job in jobs), max(ends.values())
+
+
+def read_overheads(path: Path, record: Mapping[str, Any]) -> dict[str, float]:
+    """Return the seconds that each job of a case started up and took to end, by its name."""
+    began, computed, last = {}, {}, {}
+    for row in _lines(path.with_name(path.name.replace(".json", ".journal.gz"))):
+        if row["event"] == "Started":
+            began.setdefault(row["job"], row["at"])
+        elif row["event"] == "Computing":
+            computed.setdefault(row["job"], row["at"])
+        elif row["event"] == "Finished":
+            last[row["job"]] = row["at"]
+    stepped = {}
+    for row in _lines(path.with_name(path.name.replace(".json", ".progress.gz"))):
+        stepped[row["job"]] = row["at"]
+    return {
+        job["name"]: computed[job["job"]] - began[job["job"]] + last[job["job"]] - stepped[job["job"]]
+        for job in record["jobs"]
+    }
+
+
+def read_demands(folder: Path) -> dict[str, GpuDemand]:
+    """Return the mean demand of each kind over all journals."""
+    seen: dict[str, list[GpuDemand]] = {}
+    for path in folder.glob("*-run*.json"):
+        kinds = {job["job"]: job["kind"] for job in json.loads(path.read_text())["jobs"]}
+        for row in _lines(path.with_name(path.name.replace(".json", ".journal.gz"))):
+            if row["event"] == "DemandMeasured":
+                seen.setdefault(kinds[row["job"]], []).append(GpuDemand(**row["demand"]))
+    fields = ("sm", "busy", "dram", "tensor", "memory", "iteration_s")
+    return {
+        kind: GpuDemand(**{name: fmean(getattr(demand, name) for demand in found) for name in fields}, gpm=True)
+        for kind, found in seen.items()
+    }
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in gzip.decompress(path.read_bytes()).decode().splitlines()]
+
+
+def rows(folder: Path) -> Iterator[str]:
+    """Yield the rows of the table in docs/experiments/unknown.md: a case, measured and simulated."""
+    demands = read_demands(folder)
+    for path in sorted(folder.glob("*-run*.json")):
+        record = json.loads(path.read_text())
+        case = Case(**record["case"])
+        speeds = json.loads((folder / f"speeds-{case.mechanism}.json").read_text())
+        pairs = MeasuredPairs(speeds, demands, case.mechanism)
+        jobs = draw(case.workload, speeds["alone"], 1)
+        simulated = simulate(case, jobs, speeds["alone"], pairs, read_overheads(path, record))
+        measured = record["measured"]["mean_jct_s"], record["measured"]["makespan_s"]
+        cells = [
+            f"{seen:.1f} | {found:.1f} ({found / seen - 1:+.1%})"
+            for seen, found in zip(measured, simulated, strict=True)
+        ]
+        yield f"| {case.name} | {' | '.join(cells)} |"
+
+
+def main() -> None:
+    for row in rows(Path(sys.argv[1])):
+        print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()
