@@ -7,9 +7,9 @@ PIP := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pip
 NEXT := printf '\n%s\n' 'carpool is installed in $(VENV). To use it in this shell: . $(BIN)/activate'
 
 # Which tests `make tests` runs, as pytest -m understands it.
-MARKS := not alone and not cluster
+MARKS := not alone and not cluster and not browser
 
-.PHONY: install demo demo-sim quick test tests thorough test-cluster chaos attack lint types bench study docs dist clean
+.PHONY: install demo demo-sim quick test tests thorough test-cluster test-browser chaos attack lint types bench study docs dist clean
 
 install: $(VENV)/.installed
 	@$(NEXT)
@@ -21,6 +21,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) install --quiet --editable '.[dev]'
+	touch $@
+
+$(VENV)/.installed-cluster: $(VENV)/.installed-dev
+	$(PIP) install --quiet --editable '.[ray]'
 	touch $@
 
 $(VENV)/.installed-demo: $(VENV)/.installed
@@ -40,12 +44,12 @@ demo-sim: $(VENV)/.installed
 # themselves; only their files are imported.
 test: lint
 	$(MAKE) --jobs 2 types tests
-	$(BIN)/python -m pytest -m 'alone and not cluster' $$(grep -rl --include='test_*.py' 'pytest\.mark\.alone' tests)
+	$(BIN)/python -m pytest -m 'alone and not cluster and not browser' $$(grep -rl --include='test_*.py' 'pytest\.mark\.alone' tests)
 
-# Two processes, each of which takes whole files, so that a module's fixtures are set up once; the longest files come
-# first (tests/conftest.py).
+# Three processes on two cores, because tests often wait. Each takes whole files, so that a module's fixtures are set up
+# once; the longest files come first (tests/conftest.py).
 tests: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m '$(MARKS)'
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m '$(MARKS)'
 
 # The same with the full number of random cases and with the longest comparisons: before a release.
 thorough:
@@ -53,18 +57,28 @@ thorough:
 
 # The checks to run before every commit: below two minutes on two cores.
 quick: lint
-	$(MAKE) --jobs 2 types tests MARKS='not slow and not alone and not cluster'
+	$(MAKE) --jobs 2 types tests MARKS='not slow and not alone and not cluster and not browser'
 
-# Tests against real servers. Each script in .ci/servers installs one of them if it is missing, as root with apt.
-test-cluster: $(VENV)/.installed-dev
+# Tests against real servers. Each script in .ci/servers installs one of them if it is missing, as root with apt. Three
+# processes, because these tests mostly wait for leases and servers.
+test-cluster: $(VENV)/.installed-cluster
 	for script in .ci/servers/*; do "$$script" || exit 1; done
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m cluster tests/cluster
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m cluster tests/cluster
 
-chaos: $(VENV)/.installed-dev
+# The dashboard in a real Chromium. The script installs it if it is missing, as root with apt, and axe-core with npm.
+test-browser: $(VENV)/.installed-dev
+	$(PIP) install --quiet --editable '.[browser]'
+	.ci/browser
+	$(BIN)/python -m pytest -m browser tests/browser
+
+chaos: $(VENV)/.installed-cluster
+	for script in .ci/servers/*; do "$$script" || exit 1; done
 	$(BIN)/python tests/live/service/chaos.py --rounds 500 --seed 1 --show
 	$(BIN)/python tests/live/chaos_outside.py --kills 100 --seed 1
 	$(BIN)/python -m tests.cluster.chaos_postgres --faults 200 --seed 1
 	$(BIN)/python -m tests.cluster.chaos_agents --faults 200 --seed 1
+	$(BIN)/python -m tests.cluster.chaos_grounds slurm --faults 200 --seed 1
+	$(BIN)/python -m tests.cluster.chaos_grounds ray --faults 200 --seed 1
 
 # Attacks from outside on a real service (as root also with users of their own), and damaged inputs for every parser:
 # about five minutes. `make test` runs a short form of both.
