@@ -9,6 +9,12 @@ NEXT := printf '\n%s\n' 'carpool is installed in $(VENV). To use it in this shel
 # Which tests `make tests` runs, as pytest -m understands it.
 MARKS := not alone and not cluster and not browser
 
+# $(call pytest,how,which) runs tests. Many of them wait for other processes, and a busy machine can make one too late.
+# So where CI is set, tests that failed run once more, one after another and with nothing beside them; those that fail
+# again fail the build. The output keeps both, because a test that needs a second try is to be fixed.
+AGAIN = echo 'Tests failed. They run once more, by themselves.'; $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
+pytest = $(BIN)/python -m pytest $(1) $(2)$(if $(CI), || { $(AGAIN) $(2); })
+
 .PHONY: install demo demo-sim quick test tests thorough test-cluster test-browser chaos attack lint types bench study docs dist clean
 
 install: $(VENV)/.installed
@@ -44,12 +50,13 @@ demo-sim: $(VENV)/.installed
 # themselves; only their files are imported.
 test: lint
 	$(MAKE) --jobs 2 types tests
-	$(BIN)/python -m pytest -m 'alone and not cluster and not browser' $$(grep -rl --include='test_*.py' 'pytest\.mark\.alone' tests)
+	$(call pytest,,-m 'alone and not cluster and not browser' $$(grep -rl --include='test_*.py' 'pytest\.mark\.alone' tests))
 
 # Three processes on two cores, because tests often wait. Each takes whole files, so that a module's fixtures are set up
 # once; the longest files come first (tests/conftest.py).
+PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 tests: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m '$(MARKS)'
+	$(call pytest,$(PARALLEL),-m '$(MARKS)')
 
 # The same with the full number of random cases and with the longest comparisons: before a release.
 thorough:
@@ -59,17 +66,16 @@ thorough:
 quick: lint
 	$(MAKE) --jobs 2 types tests MARKS='not slow and not alone and not cluster and not browser'
 
-# Tests against real servers. Each script in .ci/servers installs one of them if it is missing, as root with apt. Three
-# processes, because these tests mostly wait for leases and servers.
+# Tests against real servers. Each script in .ci/servers installs one of them if it is missing, as root with apt.
 test-cluster: $(VENV)/.installed-cluster
 	for script in .ci/servers/*; do "$$script" || exit 1; done
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m cluster tests/cluster
+	$(call pytest,$(PARALLEL),-m cluster tests/cluster)
 
 # The dashboard in a real Chromium. The script installs it if it is missing, as root with apt, and axe-core with npm.
 test-browser: $(VENV)/.installed-dev
 	$(PIP) install --quiet --editable '.[browser]'
 	.ci/browser
-	$(BIN)/python -m pytest -m browser tests/browser
+	$(call pytest,,-m browser tests/browser)
 
 chaos: $(VENV)/.installed-cluster
 	for script in .ci/servers/*; do "$$script" || exit 1; done
