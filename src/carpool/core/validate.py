@@ -305,5 +305,6 @@ def _validate_end_times(state: State, kept: EndTimes) -> None:
     fresh.refresh()
     _require(kept.ends == fresh.ends, "the predicted ends differ from a new prediction")
     _require(kept.lent.moments == fresh.lent.moments, "the times at which GPUs are free differ from a new prediction")
+    _require(kept.soonest_first == fresh.soonest_first, "the jobs by predicted end differ from a sort")
     groups = {group: jobs for group, jobs in kept.running.items() if jobs}
     _require(groups == dict(fresh.running), "the running jobs by number of GPUs and mates differ from a recount")

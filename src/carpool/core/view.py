@@ -442,6 +442,10 @@ class EndTimesView(Protocol):
     def running(self) -> Mapping[tuple[int, int], Sequence[tuple[float, int, JobView]]]:
         """The jobs that compute, by their number of GPUs and of mates: end, `seq` and job, the first to end first."""
 
+    @property
+    def soonest_first(self) -> Sequence[tuple[float, int, JobView]]:
+        """The jobs that hold GPUs: predicted end, `seq` and job, the first to end first."""
+
     def slowdowns(self, record: JobView) -> list[Until]:
         """Return how much its present mates slow a running job down, and until when."""
 

@@ -5,7 +5,7 @@
 """
 
 from collections.abc import Iterator
-from heapq import heapify, heappop, nsmallest
+from heapq import nsmallest
 from itertools import islice, takewhile
 
 from carpool.core.draft import Draft
@@ -74,10 +74,9 @@ class DeferredCandidates:
     def _next_gpus(self, size: Size) -> Iterator[tuple[float, GpuId]]:
         """Yield the GPUs in use that have enough memory, by the moment at which the last of their jobs ends."""
         objective, memory_of = self.objective, self.topology.memory_of
-        ends = [(objective.end(job), job.seq, job) for job in self.draft.view.running if job.seq not in objective.moved]
-        heapify(ends)
-        while ends:
-            end, seq, job = heappop(ends)
+        for end, seq, job in self.draft.view.end_times.soonest_first:
+            if seq in objective.moved:
+                continue
             for gpu in job.gpus:
                 last = max((objective.end(r.record), r.record.seq) for r in self.draft.residents(gpu))
                 if last == (end, seq) and memory_of(gpu) >= size.memory:
