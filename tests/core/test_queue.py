@@ -14,7 +14,7 @@ from tests.support.world import job
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 9)), max_size=40), st.data())
 def test_a_scan_is_a_plain_sort_without_the_skipped_jobs(jobs, data):
     queue, shapes, records = Queue(), {}, []
-    asked_before = data.draw(st.booleans()) and (queue.in_order, queue.by_age, queue.by_patience(9.0))
+    asked_before = data.draw(st.booleans()) and (queue.in_order, queue.by_patience(9.0))
     for number, (gpus, priority, key) in enumerate(jobs):
         shape = shapes.setdefault((gpus, priority), Shape(gpus, priority, False, None, None, (), None))
         submitted, left = (data.draw(st.floats(0.0, 1e4)) for _ in range(2))
@@ -41,10 +41,9 @@ def test_a_scan_is_a_plain_sort_without_the_skipped_jobs(jobs, data):
     assert seen == wanted
     assert len(queue) == len(records)
     assert [entry[2] for entry in queue.in_order] == [number for *_, number, _ in sorted(records)]
-    assert [number for number, _ in queue.by_age] == [number for *_, number, _ in records]
     by_patience = [record.job.submitted + 9.0 * record.alone_left(0.0) for *_, record in records]
     assert [moment for moment, *_ in queue.by_patience(9.0)] == sorted(by_patience)
-    assert asked_before in (False, (queue.in_order, queue.by_age, queue.by_patience(9.0))), "one list, kept"
+    assert asked_before in (False, (queue.in_order, queue.by_patience(9.0))), "one list, kept"
 
 
 @given(

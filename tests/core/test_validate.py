@@ -18,8 +18,8 @@ def state() -> State:
     found = given(cluster("1x5", jobs_per_gpu=3), *parts).state(lambda job, now: (job.job.submitted,))
     found.apply(ev.PausedByOwner(0.0, "p"))
     found.apply(ev.LimitsChanged(0.0, "", Limits(jobs=9)))
-    _ = found.hosts, found.active_hosts, found.end_times.running, found.queue.in_order, found.queue.by_age
-    _ = found.queue.by_patience(10.0)
+    _ = found.hosts, found.active_hosts, found.end_times.running, found.end_times.soonest_first, found.long_waits
+    _ = found.queue.in_order, found.queue.by_patience(10.0)
     validate(found)
     return found
 
@@ -89,6 +89,16 @@ def change_a_predicted_end(state: State) -> None:
     state.end_times.ends[state.jobs["c"].seq] += 1.0
 
 
+def swap_the_jobs_by_end(state: State) -> None:
+    entries = state.end_times.soonest_first
+    assert isinstance(entries, list)
+    entries.reverse()
+
+
+def forget_a_wait(state: State) -> None:
+    state.long_waits._by_wait.entries.pop()
+
+
 def stop_without_giving_up_gpus(state: State) -> None:
     state.jobs["c"].status = Status.STOPPING
 
@@ -139,6 +149,8 @@ def lower_the_resident_limit(state: State) -> None:
         (forget_a_running_job, "differ from a recount"),
         (forget_an_idle_gpu, r"the idle GPUs are \[\], not \[4\]"),
         (change_a_predicted_end, "predicted ends"),
+        (swap_the_jobs_by_end, "the jobs by predicted end"),
+        (forget_a_wait, "the long waits"),
         (stop_without_giving_up_gpus, "<c stopping .*> holds 2 GPUs"),
         (forget_a_paused_job, "<p pausing .*> is not listed right among the paused jobs"),
         (forget_that_a_job_switches, "<p pausing .*> is not listed right among those that switch"),

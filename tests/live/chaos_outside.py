@@ -219,7 +219,7 @@ class World:
                 time.sleep(LOOK_S)
                 continue
             count += 1
-            submit = self.submit_as_user if number else self.submit_any
+            submit = self.submit_as_user if number and self.operator is not None else self.submit_any
             submit(f"t{number}-{count}", drawn)
 
     def number_left(self) -> int:

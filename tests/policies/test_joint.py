@@ -15,7 +15,7 @@ from carpool.policies.joint.deferred_candidates import DeferredCandidates
 from carpool.policies.joint.displacements import Displacements
 from carpool.policies.joint.moves import ClaimGpus
 from carpool.policies.joint.objective import Objective
-from carpool.policies.joint.patience import starved
+from carpool.policies.joint.patience import starved, starved_first
 from carpool.policies.joint.policy import Carpool, JointPass
 from carpool.policies.joint.resume_candidates import ResumeCandidates
 from carpool.policies.sharing.bsbf import SjfBsbf
@@ -250,6 +250,41 @@ class TestStarvation:
     def test_free_gpus_are_kept_for_a_job_that_waited_too_long(self):
         assert self.decided(Carpool(pause=False, patience=10.0)) == set()
 
+    @pytest.mark.parametrize(("seconds", "fills_in"), [(4, True), (6, False)])
+    def test_a_job_that_ends_in_good_time_uses_gpus_that_are_kept_for_another(self, seconds, fills_in):
+        """A gang waits for one more GPU, which is free in 10 s; the job may take twice as long as expected."""
+        parts = (
+            running("busy", gpus=3, left=3610),
+            pending("gang", gpus=4, left=200),
+            pending("small", gpus=1, left=seconds, submitted=3600.0),
+        )
+        state = given(FOUR, *parts, xi=9.0).state(Carpool().key)
+        state.advance(3600.0)
+        plan = Carpool(pause=False).decide(state)
+        check(state, plan)
+        assert [d.job for d in plan] == (["small"] if fills_in else [])
+        assert all("kept for gang" in d.why for d in plan)
+
+    def test_several_short_jobs_share_out_the_gpus_that_are_kept(self):
+        parts = [pending(f"s{number}", gpus=1, left=4, submitted=3600.0) for number in range(3)]
+        state = given(
+            FOUR, running("busy", gpus=2, left=3610), pending("gang", gpus=4, left=200), *parts, xi=9.0
+        ).state(Carpool().key)
+        state.advance(3600.0)
+        plan = Carpool(pause=False).decide(state)
+        check(state, plan)
+        assert {d.job for d in plan} == {"s0", "s1"}
+
+    def test_starved_jobs_get_only_a_part_of_the_gpus_before_others(self):
+        """An eighth of sixteen GPUs: once one starved job holds two of them, the other waits for its turn."""
+        jobs = (running("busy", gpus=14, left=1e5), pending("a", gpus=2, left=10), pending("b", gpus=2, left=10))
+        state = given(cluster("4x4"), *jobs).state(Carpool().key)
+        state.advance(1000.0)
+        assert [one.job.id for one in starved_first(Draft(state), 10.0)] == ["a", "b"]
+        free = [gpu for gpu in range(16) if not state.jobs_on(gpu)]
+        state.apply(ev.Planned(1000.0, (Decision("a", Allocation(tuple(free), 1), "turn"),)))
+        assert starved_first(Draft(state), 10.0) == []
+
     def test_patience_sets_how_long_is_too_long(self):
         assert self.decided(Carpool(pause=False, patience=100.0)) == {"small"}
         assert self.decided(Carpool(pause=False, patience=0.0)) == {"small"}
@@ -302,7 +337,8 @@ class TestStarving:
         for patience in (1.0, 10.0):
             least = patience * state.mean_jct_s
             wanted = [j for j in state.queue if j.waited(1000.0) > max(least, patience * j.alone_left(1000.0))]
-            assert starved(state, patience) == sorted(wanted, key=lambda j: (-j.shape.priority, j.seq))
+            by_moment = sorted(wanted, key=lambda j: j.job.submitted + patience * j.alone_left(1000.0))
+            assert list(starved(state, patience)) == sorted(by_moment, key=lambda j: -j.shape.priority)
 
 
 class TestWhatBecamePossible:

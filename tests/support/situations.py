@@ -165,8 +165,9 @@ def check_state(state: State) -> None:
         state.hosts,
         state.active_hosts,
         state.end_times.running,
+        state.end_times.soonest_first,
+        state.long_waits,
         state.queue.in_order,
-        state.queue.by_age,
         state.queue.by_patience(10.0),
     )  # kept from here on, and so validated
     validate(state)

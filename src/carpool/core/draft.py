@@ -242,6 +242,11 @@ class Draft:
         """Keep free GPUs out of this draft: a pending job waits for more of them."""
         self._take(gpus)
 
+    def release(self, gpus: Sequence[GpuId]) -> None:
+        """Let free GPUs be used that were held."""
+        self._own_free_gpus().give(gpus)
+        self.free_count += len(gpus)
+
     def stop(self, record: JobView, why: str) -> None:
         """Preempt a running job; the draft can give its GPUs to other jobs."""
         self._forget(record.gpus)

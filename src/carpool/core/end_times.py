@@ -16,6 +16,7 @@ from carpool.core.cluster import Cluster
 from carpool.core.model import Status
 from carpool.core.perf import PerformanceModel
 from carpool.core.record import JobRecord
+from carpool.core.sorted_jobs import SortedJobs
 from carpool.core.view import JobView
 
 NOTHING: dict[float, int] = {}
@@ -34,7 +35,7 @@ class EndTimes:
         self._freed: dict[int, dict[float, int]] = {}  # number of GPUs by time, by the first resident of these GPUs
         self._touched: dict[int, JobRecord] = {}
         self._running: RunningJobs | None = None
-        self._soonest: SoonestFirst | None = None
+        self._soonest: SortedJobs | None = None
 
     def touch(self, record: JobRecord) -> None:
         """Note that a job or its mates changed."""
@@ -52,7 +53,8 @@ class EndTimes:
             for record in touched.values():
                 self._running.update(record, self.cluster, self.ends)
         if self._soonest is not None:
-            self._soonest.update(touched, self.ends)
+            for seq, record in touched.items():
+                self._soonest.put(record, self.ends.get(seq))
         return self
 
     def _predict(self, touched: dict[int, JobRecord]) -> None:
@@ -98,8 +100,9 @@ class EndTimes:
     def soonest_first(self) -> Sequence[tuple[float, int, JobRecord]]:
         """The jobs that hold GPUs, by predicted end. Kept up to date from the first use on."""
         if self._soonest is None:
-            self._soonest = SoonestFirst()
-            self._soonest.update({seq: self._holders[seq] for seq in self.ends}, self.ends)
+            self._soonest = SortedJobs()
+            for seq, end in self.ends.items():
+                self._soonest.put(self._holders[seq], end)
         return self._soonest.entries
 
     @property
@@ -211,28 +214,6 @@ class RunningJobs:
         del self._places[seq]
         group = self.groups[key]
         del group[bisect_left(group, entry)]
-
-
-class SoonestFirst:
-    """The jobs that hold GPUs, paused ones and those that start too, sorted by predicted end."""
-
-    def __init__(self) -> None:
-        self.entries: list[tuple[float, int, JobRecord]] = []
-        self._places: dict[int, tuple[float, int, JobRecord]] = {}
-
-    def update(self, records: Mapping[int, JobRecord], ends: Mapping[int, float]) -> None:
-        """Enter some jobs again: they or their predicted ends changed."""
-        entries, places = self.entries, self._places
-        for seq, record in records.items():
-            place, end = places.get(seq), ends.get(seq)
-            if place is not None:
-                if place[0] == end:
-                    continue
-                del places[seq]
-                del entries[bisect_left(entries, place)]
-            if end is not None:
-                places[seq] = entry = (end, seq, record)
-                insort(entries, entry)
 
 
 def _alone_left(record: JobRecord) -> float:

@@ -28,7 +28,6 @@ class Queue:
         self._size = 0
         self._in_order: list[Entry] | None = None
         self._waiting: list[WaitingJob] | None = None
-        self._by_age: list[tuple[int, JobRecord]] | None = None
         self._patience = 0.0
         self._by_patience: list[Impatience] | None = None
         self._impatience: dict[int, Impatience] = {}  # the entries of `_by_patience`, by `seq`
@@ -66,13 +65,6 @@ class Queue:
         """Forget what the jobs wait for: their expected start-up changed."""
         self._waiting = None
 
-    @property
-    def by_age(self) -> Sequence[tuple[int, JobRecord]]:
-        """All jobs in the order of submission; kept from the first use on."""
-        if self._by_age is None:
-            self._by_age = sorted((entry[2], entry[3]) for bucket in self.buckets.values() for entry in bucket)
-        return self._by_age
-
     def by_patience(self, patience: float) -> Sequence[Impatience]:
         """All jobs in the order of the moments at which their submission will be `patience` times their time left ago;
         kept from the first use on."""
@@ -97,8 +89,6 @@ class Queue:
             self._in_order.insert(place, entry)
             if self._waiting is not None:
                 self._waiting.insert(place, waiting_job(record))
-        if self._by_age is not None:
-            insort(self._by_age, (record.seq, record))
         if self._by_patience is not None:
             entered = self._impatience[record.seq] = impatience(record, self._patience)
             insort(self._by_patience, entered)
@@ -120,8 +110,6 @@ class Queue:
             del self._in_order[place]
             if self._waiting is not None:
                 del self._waiting[place]
-        if self._by_age is not None:
-            del self._by_age[bisect_left(self._by_age, (record.seq,))]
         if self._by_patience is not None:
             del self._by_patience[bisect_left(self._by_patience, self._impatience.pop(record.seq))]
 

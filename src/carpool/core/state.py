@@ -22,6 +22,7 @@ from carpool.core.queue import Queue
 from carpool.core.ranked_queue import RankedQueue
 from carpool.core.record import JobRecord
 from carpool.core.shapes import Shape, Shapes
+from carpool.core.sorted_jobs import LongWaits
 from carpool.core.tenants import Rank, Tenants
 from carpool.core.time_limits import limit_problem
 from carpool.core.trial import Trials
@@ -128,12 +129,13 @@ class State:
         self.submissions = 0
         self.completed = 0
         self.completed_jct_s = 0.0
-        self._indexes: tuple[Hosts | EndTimes | OverdueJobs, ...] = ()
+        self._indexes: tuple[Hosts | EndTimes | OverdueJobs | LongWaits, ...] = ()
         """The indexes over jobs that a policy has asked for so far; those that none asks for cost nothing."""
         self._hosts: Hosts | None = None
         self._active_hosts: Hosts | None = None
         self._end_times: EndTimes | None = None
         self._overdue: OverdueJobs | None = None
+        self._long_waits: LongWaits | None = None
 
     # ---- reading -------------------------------------------------------------------------------------------------
 
@@ -181,6 +183,16 @@ class State:
             self._overdue = OverdueJobs(patience, self.paused)
             self._indexes = (*others, self._overdue)
         return self._overdue
+
+    @property
+    def long_waits(self) -> LongWaits:
+        """The jobs that hold GPUs, by how long they waited for them. Kept from the first use on."""
+        if self._long_waits is None:
+            self._long_waits = LongWaits()
+            for record in self.holders.values():
+                self._long_waits.touch(record)
+            self._indexes = (*self._indexes, self._long_waits)
+        return self._long_waits
 
     @property
     def mean_jct_s(self) -> float:

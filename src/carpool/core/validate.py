@@ -14,6 +14,7 @@ from carpool.core.model import HOLDING, PAUSE, GpuId, Status
 from carpool.core.queue import impatience
 from carpool.core.ranked_queue import RankedQueue
 from carpool.core.record import JobRecord
+from carpool.core.sorted_jobs import LongWaits
 from carpool.core.state import State
 from carpool.core.tenants import Tenant
 from carpool.core.usage_report import report_usage
@@ -46,6 +47,8 @@ def validate(state: State) -> None:
             _validate_hosts(state, hosts.refresh())
     if state._end_times is not None:
         _validate_end_times(state, state._end_times.refresh())
+    if state._long_waits is not None:
+        _validate_long_waits(state, state._long_waits)
 
 
 def _require(holds: bool, problem: str) -> None:
@@ -128,9 +131,6 @@ def _validate_queue(state: State) -> None:
             for record in expected
         ]
         _require(state.queue._waiting == waiting, "what the queue's jobs wait for differs from their records")
-    if state.queue._by_age is not None:
-        by_age = sorted((record.seq, record) for record in pending)
-        _require(state.queue._by_age == by_age, "the queue by age differs from its buckets")
     if state.queue._by_patience is not None:
         by_patience = sorted(impatience(record, state.queue._patience) for record in pending)
         _require(state.queue._by_patience == by_patience, "the queue by patience differs from its records")
@@ -296,6 +296,11 @@ def _partly_free(group: PartlyFreeHosts) -> Iterator[tuple[float | None, OtherHo
             yield slowdown, host
     for host in group.starting.values():
         yield None, host
+
+
+def _validate_long_waits(state: State, kept: LongWaits) -> None:
+    fresh = sorted((record.waited_s, record.seq, record) for record in state.running)
+    _require(kept.longer_than(-1.0) == [record for *_, record in fresh], "the long waits differ from a sort")
 
 
 def _validate_end_times(state: State, kept: EndTimes) -> None:

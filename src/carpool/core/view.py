@@ -216,10 +216,6 @@ class QueueView(Protocol):
     def waiting(self) -> Sequence[WaitingJob]:
         """What all pending jobs wait for, in order."""
 
-    @property
-    def by_age(self) -> Sequence[tuple[int, JobView]]:
-        """All pending jobs with their `seq`, first submitted first."""
-
     def by_patience(self, patience: float) -> Sequence[tuple[float, int, JobView]]:
         """Return all pending jobs in the order of the moments at which their submission will be `patience` times their
         time left ago, with that moment and their `seq`."""
@@ -463,6 +459,13 @@ class OverdueView(Protocol):
         """Return the jobs that are overdue at this time, and those that are by less than a moment not."""
 
 
+class LongWaitsView(Protocol):
+    """The jobs that hold GPUs, by how long they waited for them."""
+
+    def longer_than(self, seconds: float) -> Sequence[JobView]:
+        """Return the jobs that waited for longer than this."""
+
+
 class TrialsView(Protocol):
     """The trials of pairs: jobs that share to find out whether they should."""
 
@@ -523,6 +526,10 @@ class View(Protocol):
 
     def overdue(self, patience: float) -> OverdueView:
         """Return the paused jobs by the moment at which they lose this patience."""
+
+    @property
+    def long_waits(self) -> LongWaitsView:
+        """The jobs that hold GPUs, by how long they waited for them."""
 
     @property
     def last_capacity_change(self) -> float:

@@ -1,4 +1,4 @@
-"""What the joint rule can do for a job that waits, the guest: six kinds of move. A guest is pending or paused.
+"""What the joint rule can do for a job that waits, the guest: seven kinds of move. A guest is pending or paused.
 
 The modules of candidates offer moves, `objective` prices them, `choice` keeps the best, and `policy` makes it.
 """
@@ -33,6 +33,14 @@ class StartAlone(Move):
     """Start the guest on free GPUs."""
 
     size: Size
+
+
+@dataclass(slots=True)
+class FillIn(Move):
+    """Start the guest on free GPUs that are kept for another job, which needs them later."""
+
+    size: Size
+    claimant: JobView
 
 
 @dataclass(slots=True)

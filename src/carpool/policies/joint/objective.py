@@ -12,7 +12,7 @@ from carpool.core.availability import Availability, Change
 from carpool.core.draft import Draft
 from carpool.core.model import GpuId
 from carpool.core.view import JobView, WaitingJob
-from carpool.policies.joint.moves import ClaimGpus, Displace, Join, Move, Relocate, StartAlone, Suspend
+from carpool.policies.joint.moves import ClaimGpus, Displace, FillIn, Join, Move, Relocate, StartAlone, Suspend
 from carpool.policies.joint.queue_estimate import GPUS, LEFT, PRIORITY, SEQ, QueueEstimate, queue_sum
 
 FREE = 0.0
@@ -49,7 +49,7 @@ class Objective:
         """Hosts for whose GPUs a job of this pass waits, by `seq`."""
         self._claimed_gpus: set[GpuId] = set()  # when they are free follows from the claim alone
         self.closed: set[int] = set()
-        """Jobs that no other job may join in this pass, because they are part of a trial, by `seq`."""
+        """Jobs that no other job may join in this pass: they are part of a trial or fill in, by `seq`."""
         self.moved: set[int] = set()
         """Jobs that a move of this pass concerned, by `seq`."""
         self._look_ahead = look_ahead
@@ -98,21 +98,21 @@ class Objective:
         return self._line
 
     def _first_waiting(self) -> list[WaitingJob]:
-        """Return the waiting jobs that count, in order."""
+        """Return the waiting jobs that count, in order. One that cannot start does not: since a node was lost, a job
+        may fit on no GPU."""
         view, draft = self.draft.view, self.draft
-        total = len(view.topology.node_of)
+        total, largest = len(view.topology.node_of), view.topology.largest_memory
         line = [job for job in view.queue.first_waiting(self._look_ahead) if job[GPUS] <= total]
-        if view.limits:
-            allowed = {seq for _, _, seq, job in view.queue.first(self._look_ahead) if draft.may_start(job)}
+        if view.limits or view.caps or any(shape.sizes[-1].memory > largest for shape in view.queue.buckets):
+            allowed = {
+                seq
+                for _, _, seq, job in view.queue.first(self._look_ahead)
+                if job.shape.sizes[-1].memory <= largest and draft.may_start(job)
+            }
             line = [job for job in line if job[SEQ] in allowed]
         if self._first:
-            moved_up, largest = {job.seq for job in self._first}, view.topology.largest_memory
-            possible = [
-                job
-                for job in self._first  # since a node was lost, one may never start, and must not hold up all others
-                if job.shape.gpus <= total and job.shape.sizes[-1].memory <= largest and draft.may_start(job)
-            ]
-            line = [*map(self._entry, possible), *(job for job in line if job[SEQ] not in moved_up)]
+            moved_up = {job.seq for job in self._first}
+            line = [*map(self._entry, self._first), *(job for job in line if job[SEQ] not in moved_up)]
             line.sort(key=lambda job: -job[PRIORITY])
         return line
 
@@ -270,6 +270,9 @@ class Objective:
 
     def _changes(self, move: Move) -> list[Change]:
         """Return which GPUs will be free at another time if a move is made."""
+        if isinstance(move, FillIn):
+            more = len(set(move.gpus) - self._claimed_gpus)
+            return [(FREE, move.ends[move.guest.seq], more)] if more else []
         if isinstance(move, Displace):
             return self._changes_by_cell(move)
         if isinstance(move, (Join, ClaimGpus)):
@@ -337,6 +340,8 @@ class Objective:
             if isinstance(move, ClaimGpus):
                 self.claimed.update(hosts)
                 self._claimed_gpus.update(move.gpus)
+        elif isinstance(move, FillIn):
+            self.closed.add(move.guest.seq)  # its GPUs are free when the claimant ends, whenever it ends itself
         elif isinstance(move, Suspend):
             self.moved.update(victim.seq for victim in move.victims)
 

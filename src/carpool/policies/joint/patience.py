@@ -5,10 +5,19 @@ that much to waits and pauses together. `policy` asks which jobs that are when a
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
+from carpool.core.draft import Draft
 from carpool.core.model import Status
 from carpool.core.view import JobView, View
+
+AT_ONCE = 4
+"""Number of starved jobs for which GPUs are reserved at the same time. The others follow in turn, the oldest first."""
+
+PART = 0.125
+"""Part of the GPUs from which on starved jobs get no more of them before others. Where more long jobs are submitted
+than can run, all of them starve in the end, and would keep every short job waiting."""
 
 ROUNDING_S = 1.0
 """Seconds by which a job may seem to starve too late, because moments are rounded."""
@@ -22,29 +31,41 @@ def is_overdue(job: JobView, now: float, patience: float, mean_jct_s: float) -> 
     return lost > patience * mean_jct_s and lost > patience * job.alone_left(now)
 
 
-def starved(view: View, patience: float) -> list[JobView]:
-    """Return the jobs that have waited more than `patience` times their length and the mean JCT, in queue order."""
-    now, least = view.now, patience * view.mean_jct_s
-    found = [
-        record
-        for record in _perhaps_starved(view, patience, least)
-        if (waited := record.waited(now)) > least and waited > patience * record.alone_left(now)
-    ]
-    found.sort(key=lambda record: (-record.shape.priority, record.seq))
-    return found
+def starved_first(draft: Draft, patience: float) -> list[JobView]:
+    """Return the starved jobs that go first now: those that have starved for longest of those that can start at all.
 
-
-def _perhaps_starved(view: View, patience: float, least: float) -> list[JobView]:
-    """Return the jobs that were submitted long enough ago: by `patience` times their length, or by `least` seconds,
-    whichever are fewer. A long queue has many of one sort, and few of both."""
-    queue, now = view.queue, view.now
-    by_length = queue.by_patience(patience)
-    number = bisect_left(by_length, (now + ROUNDING_S,))
-    if not number:
+    A node may have been lost, or limits may keep a job from starting. It must not hold up all others.
+    """
+    view = draft.view
+    total, largest = len(view.topology.node_of), view.topology.largest_memory
+    if not patience or _held_by_starved(view, patience) >= PART * total:
         return []
-    by_age = queue.by_age
-    old = bisect_left(by_age, now - least, key=lambda entry: entry[1].job.submitted)
-    return [job for *_, job in by_length[:number]] if number < old else [job for _, job in by_age[:old]]
+    possible = (
+        job
+        for job in starved(view, patience)
+        if job.shape.gpus <= total and job.shape.sizes[-1].memory <= largest and draft.may_start(job)
+    )
+    return list(islice(possible, AT_ONCE))
+
+
+def starved(view: View, patience: float) -> Iterator[JobView]:
+    """Yield the jobs that have waited more than `patience` times their length and the mean JCT, by priority and by the
+    moment at which they had waited for that many times their length."""
+    queue, now, least = view.queue, view.now, patience * view.mean_jct_s
+    by_moment = queue.by_patience(patience)
+    number = bisect_left(by_moment, (now + ROUNDING_S,))
+    perhaps: Iterable[JobView] = (job for *_, job in islice(by_moment, number))
+    if number and len({shape.priority for shape in queue.buckets}) > 1:
+        perhaps = sorted(perhaps, key=lambda job: -job.shape.priority)
+    for job in perhaps:
+        if (waited := job.waited(now)) > least and waited > patience * job.alone_left(now):
+            yield job
+
+
+def _held_by_starved(view: View, patience: float) -> int:
+    """Return the number of GPUs that jobs hold which starved before they got them."""
+    long = view.long_waits.longer_than(patience * view.mean_jct_s)
+    return sum([len(job.gpus) for job in long if job.waited(view.now) > patience * job.alone_left(view.now)])
 
 
 def resumable(view: View, patience: float) -> list[JobView]:

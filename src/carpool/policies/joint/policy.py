@@ -20,9 +20,10 @@ from carpool.policies.joint.cell_speeds import CellSpeedsCache
 from carpool.policies.joint.choice import Choice
 from carpool.policies.joint.displacements import starts_up
 from carpool.policies.joint.finders import Finders
+from carpool.policies.joint.kept_gpus import KeptGpus
 from carpool.policies.joint.moves import ClaimGpus, Displace, Join, Move, Relocate, StartAlone, Suspend, names
 from carpool.policies.joint.objective import CLOSE, Objective
-from carpool.policies.joint.patience import is_overdue, paused_in_order, resumable, starved
+from carpool.policies.joint.patience import is_overdue, paused_in_order, resumable, starved_first
 from carpool.policies.joint.start_up_candidates import next_start_up
 from carpool.policies.joint.trial_candidates import TrialCache, TrialCandidates, is_new
 from carpool.policies.sharing.candidates import OptionCache
@@ -124,9 +125,10 @@ class JointPass:
         self.policy = policy
         self.draft = draft
         self.view = draft.view
-        self.starved = starved(draft.view, policy.patience) if policy.patience else []
+        self.starved = starved_first(draft, policy.patience)
         self.objective = Objective(draft, policy.look_ahead, policy.restart_s, self.starved)
         self._finders: Finders | None = None
+        self.kept = KeptGpus(draft)
         self.resumable = deque(resumable)
         self.trial_over = False
         """Whether a trial, which kept other jobs waiting, has lasted or cost enough."""
@@ -161,10 +163,10 @@ class JointPass:
         for job, from_scan in self._in_order(pending):
             if not draft.may_start(job):
                 alike_too = True
-            elif not one_waits and self._start_alone(job):
+            elif (not one_waits and self._start_alone(job)) or self._fill_in(job):
                 continue
             else:
-                alike_too = not (self._is_due(job) and self._place(job))
+                alike_too = not self._place(job)
                 one_waits = one_waits or alike_too or bool(self.objective.claimed)
                 blocked += alike_too
             if alike_too and from_scan:
@@ -184,16 +186,18 @@ class JointPass:
 
         Before each of them, paused jobs with less left get the chance to go on.
 
-        Where too few GPUs are free for any job and none was given back just now, only new jobs are tried. The others
-        have found no place since, and as time passes the hosts have less left, so that joining them pays less.
+        Where too few GPUs are free for any job and none was given back just now, only starved and new jobs are tried.
+        The others have found no place since, and as time passes the hosts have less left, so that joining them pays
+        less.
         """
         if not len(self.view.queue):
             return
         first = list(self.starved)
         none_fits = min([shape.gpus for shape in self.view.queue.buckets]) > self.draft.free_count
         nothing_opened = self.view.last_capacity_change < self.view.now and not self.trial_over
-        if none_fits and not first and nothing_opened:
-            for job in self._new():
+        if none_fits and nothing_opened:
+            new = [job for job in self._new() if job not in first]
+            for job in sorted([*first, *new], key=lambda job: -job.shape.priority):
                 yield job, False
             return
         for job in pending:
@@ -214,7 +218,7 @@ class JointPass:
         """
         view, draft = self.view, self.draft
         changed = self.trial_over or len(draft.decisions) > self._started_alone
-        if changed or job.shape.gpus <= draft.free_count or job.startup_s or job in self.starved:
+        if changed or job.shape.gpus <= draft.free_count or job.startup_s:
             return True
         every = AGAIN * job.alone_left(view.now)
         before = view.previous_capacity_change if view.last_capacity_change == view.now else view.last_capacity_change
@@ -247,23 +251,40 @@ class JointPass:
         self._started_alone += 1
         return True
 
+    def _fill_in(self, job: JobView) -> bool:
+        """Start a job on GPUs that are kept for a starved one, if it ends before they are needed: none can lose."""
+        move = self.kept.fill_in(job)
+        if move is None:
+            return False
+        self.objective.note(move)
+        why = f"its GPUs are kept for {move.claimant.job.id}, and it is expected to end before they are needed"
+        self.draft.assign(job, move.gpus, move.size, why)
+        self._started_alone += 1
+        return True
+
     def _place(self, job: JobView) -> bool:
         """Make the best move for a job, if there is one. A starved job without one gets GPUs reserved."""
-        within = job.shape.gpus <= self.draft.free_count + self.draft.shareable().bit_count()
-        move = self._choose(job) if within or self.policy.suspend else None
-        if move is None and job in self.starved:
-            if self.policy.pause:
-                choice = Choice(self.objective, job, at_any_price=True)
-                self._offer_displacements(job, choice)
-                move = choice.best
-            if move is None:
-                move = self.find.deferred.reservation(job)
+        starved = job in self.starved
+        move = self._choose(job, at_any_price=starved) if self._is_due(job) else None
+        if move is None and starved:
+            move = self.find.deferred.reservation(job)
         if move is None:
             return False
         self._make(move)
         return True
 
-    def _choose(self, job: JobView) -> Move | None:
+    def _choose(self, job: JobView, at_any_price: bool) -> Move | None:
+        """Return the best move for a job. A starved one may pause other jobs at any price where no move gains."""
+        move = None
+        if self.policy.suspend or job.shape.gpus <= self.draft.free_count + self.draft.shareable().bit_count():
+            move = self._choose_by_gain(job)
+        if move is None and at_any_price and self.policy.pause:
+            choice = Choice(self.objective, job, at_any_price=True)
+            self._offer_displacements(job, choice)
+            move = choice.best
+        return move
+
+    def _choose_by_gain(self, job: JobView) -> Move | None:
         alone = self._alone(job)
         if alone is not None:
             gain = self.objective.price(alone)
@@ -420,7 +441,7 @@ class JointPass:
         self.objective.note(move)
         saves = f"saves {max(0.0, move.gain):.0f} s in sum"
         if isinstance(move, ClaimGpus):
-            draft.hold([gpu for gpu in move.gpus if not draft.jobs_on(gpu)])
+            self.kept.keep(move)
         elif isinstance(move, Suspend):
             for victim in move.victims:
                 draft.stop(victim, f"suspended so that {guest.job.id} can run first, which {saves}")
