@@ -5,7 +5,7 @@ import json
 import pytest
 
 from carpool.core.model import Job, UserGroup
-from carpool.sim.fairness import jain_index, own_jcts
+from carpool.sim.fairness import jain_index, least_worst_rho, own_jcts
 from carpool.sim.run import Setup, simulate
 from carpool.sim.sources import load_workload
 from tests.support.command_line import call
@@ -35,6 +35,20 @@ def test_a_weight_makes_the_own_share_larger():
 
 def test_a_share_has_room_for_the_largest_gang():
     assert own_jcts([generic("a", 0, 50, "a", gpus=4), generic("b", 0, 1, "b")], Setup(cluster="1x4"))["a"] == 50.0
+
+
+def test_no_schedule_has_a_worst_rho_below_that_of_jobs_that_never_wait():
+    jobs = [generic("a1", 0, 100, "a"), generic("a2", 0, 100, "a"), generic("b", 0, 90, "b")]
+    alone = own_jcts(jobs, TWO_GPUS)
+    assert least_worst_rho(jobs, alone, TWO_GPUS) == 1.0, "b never waits with its share to itself"
+    assert least_worst_rho(jobs[:2], alone, TWO_GPUS) == pytest.approx(100 / 150), "a waits for itself there"
+
+
+@pytest.mark.parametrize("policy", ["srtf", "sjf-bsbf", "carpool"])
+def test_the_least_worst_rho_holds_for_runs_of_a_flood(policy):
+    workload, setup = load_workload("three-tenants", {}, 60, 2.0, 2, "t4"), Setup(fairness=True, fair_share=1.0)
+    least = least_worst_rho(workload.jobs, own_jcts(workload.jobs, setup), setup)
+    assert 0.5 < least <= simulate(workload, policy, setup).summary.fairness.worst_rho + 1e-9
 
 
 def test_one_tenant_is_compared_with_nobody():

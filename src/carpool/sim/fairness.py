@@ -94,6 +94,15 @@ def has_groups(jobs: Iterable[Job]) -> bool:
     return any(job.group for job in jobs)
 
 
+def jobs_of_tenants(jobs: Sequence[Job]) -> dict[str, list[Job]]:
+    """Return the jobs of each tenant."""
+    by_group = has_groups(jobs)
+    found: dict[str, list[Job]] = {}
+    for job in jobs:
+        found.setdefault(tenant_of(job, by_group), []).append(job)
+    return found
+
+
 def own_jcts(jobs: Sequence[Job], setup: "Setup") -> dict[str, float]:
     """Return the mean completion time that each tenant would have with its share of the cluster to itself.
 
@@ -103,10 +112,7 @@ def own_jcts(jobs: Sequence[Job], setup: "Setup") -> dict[str, float]:
     from carpool.sim.run import parse_cluster, simulate
     from carpool.sim.workload import Workload
 
-    by_group = has_groups(jobs)
-    by_tenant: dict[str, list[Job]] = {}
-    for job in jobs:
-        by_tenant.setdefault(tenant_of(job, by_group), []).append(job)
+    by_tenant = jobs_of_tenants(jobs)
     weights = tenant_weights(setup)
     total = sum([weights.get(tenant, 1.0) for tenant in by_tenant])
     number, size = parse_cluster(setup.cluster)
@@ -120,6 +126,28 @@ def own_jcts(jobs: Sequence[Job], setup: "Setup") -> dict[str, float]:
         apart = tuple(replace(job, after=()) for job in own)
         found[tenant] = simulate(Workload(apart), "sjf", alone).summary.mean_jct_s
     return found
+
+
+def least_worst_rho(jobs: Sequence[Job], own_jcts: Mapping[str, float], setup: "Setup") -> float:
+    """Return a worst ρ that no schedule is below: that of a run in which every job starts when it is submitted and has
+    its GPUs to itself.
+
+    Without it a target for the worst ρ may be one that no order of jobs reaches: a tenant whose jobs never wait with
+    its share to itself cannot have ρ < 1. The bound does not hold for a policy that changes the batch or the number of
+    GPUs of a job, as Pollux does, because such a job may run faster than alone on the GPUs that it asked for.
+    """
+    from carpool.sim.mixes import find_mixes
+    from carpool.sim.run import cluster_nodes, true_model
+    from carpool.sim.workload import Workload
+
+    model = true_model(Workload(tuple(jobs)), setup)
+    run_s = find_mixes(jobs, model, cluster_nodes(setup), jobs_per_gpu=1).alone_s
+    run_s_of = {job.id: setup.costs.launch_s + seconds for job, seconds in zip(jobs, run_s, strict=True)}
+    bounds = [
+        fmean([run_s_of[job.id] for job in own]) / own_jcts[tenant] if own_jcts[tenant] else 1.0
+        for tenant, own in jobs_of_tenants(jobs).items()
+    ]
+    return max(bounds)
 
 
 def tenant_weights(setup: "Setup") -> dict[str, float]:
