@@ -90,6 +90,30 @@ def test_the_group_that_used_less_goes_first():
     assert running(made) == {"c"}
 
 
+def test_pollux_leaves_no_gpu_free_while_it_refuses_to_displace_many_jobs_for_a_gang_that_comes_first():
+    made = scheduler("pollux", strength=0.5, shape="1x8")
+    submit(made, *(job(f"b{n}", left=1000, group="blue") for n in range(6)))
+    made.step(60.0, [], wake=True)
+    launch(made, 60.0)
+    submit(made, job("gang", 8, group="red"), *(job(f"b{n}", left=1000, group="blue") for n in (6, 7)), at=100.0)
+    made.step(120.0, [], wake=True)
+    launch(made, 120.0)
+    ranks = [made.state.rank_of(made.state.jobs[name]) for name in ("gang", "b0")]
+    assert ranks[0] < ranks[1], "the gang comes first"
+    assert running(made) == {f"b{n}" for n in range(8)}
+
+
+def test_pollux_displaces_others_for_a_job_that_a_group_is_entitled_to():
+    made = scheduler("pollux", ev.GroupChanged(0.0, UserGroup("red", guarantee=4)), strength=0.5, shape="1x8")
+    submit(made, *(job(f"b{n}", left=1000, group="blue") for n in range(8)))
+    made.step(60.0, [], wake=True)
+    launch(made, 60.0)
+    submit(made, job("gang", 4, group="red"), at=100.0)
+    made.step(120.0, [], wake=True)
+    starting = [record for record in made.state.holders.values() if record.job.id == "gang"]
+    assert starting, "although one job runs where four did"
+
+
 def test_a_user_that_used_less_goes_first_within_the_group():
     made = scheduler(strength=1.0, shape="1x1")
     submit(

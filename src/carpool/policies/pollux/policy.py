@@ -89,6 +89,8 @@ class PolluxRound:
         self.scaled: dict[int, ScaledJob] = {}  # by seq
         self.tenant_ranks = view.ranks_of_holders() if view.shares_count else {}
         self.contenders = [found for job in asking if (found := self._contender(job)) is not None]
+        self.ranks_differ = len({contender.urgency[1:] for contender in self.contenders}) > 1
+        """Whether the tenants of some jobs come before those of others."""
 
     def _may_move(self, job: JobView) -> bool:
         """Return whether a job may be moved: it runs, has no mates, can be suspended, and its node is open."""
@@ -163,18 +165,43 @@ class PolluxRound:
     # ---- what is decided -------------------------------------------------------------------------------------------
 
     def best_gpus(self) -> GpusBySeq:
-        """Return the best of three plans: new shares with and without moving small jobs, and no job moved at all."""
+        """Return the best of three plans: new shares with and without moving small jobs, and no job moved at all.
+
+        Where tenants' ranks differ, new shares may be refused again and again: they give the first GPUs to jobs that
+        cost more than those that they displace. Jobs must not wait beside free GPUs meanwhile, so that the last of the
+        plans gives these to them.
+        """
         contenders, view = self.contenders, self.view
         anew = share_out(contenders, self.gpus, self.node_gpus, UserAllowance(view, contenders))
         same = {c.record.seq: c.held for c in contenders if c.held}
         if anew == same:
             return {c.record.seq: c.record.gpus for c in contenders if c.held}
+        if self.ranks_differ:
+            same |= self._shares_of_free_gpus(self.gpus - sum(same.values()))
         plans = []
         for shares, displace in ((anew, False), (anew, True), (same, False)):
             placer = Placer(view.topology, self.closed, displace)
             placer.place(contenders, shares)
             plans.append(placer)
-        return min(plans, key=lambda plan: plan.cost).gpus_by_seq
+        return min(plans, key=lambda plan: (-self._entitled_in(plan), plan.cost)).gpus_by_seq
+
+    def _shares_of_free_gpus(self, free: int) -> dict[int, int]:
+        """Return the numbers of GPUs of waiting jobs, by `seq`, if no other job gets fewer or more than it has."""
+        allowance = UserAllowance(self.view, self.contenders)
+        for contender in self.contenders:
+            if contender.held:
+                allowance.take(contender.record.shape, 1, contender.held)
+        waiting = [contender for contender in self.contenders if not contender.held]
+        return share_out(waiting, free, self.node_gpus, allowance)
+
+    def _entitled_in(self, plan: Placer) -> int:
+        """Return how many jobs get GPUs that their groups are entitled to. It goes before the cost of a plan: a group
+        that must displace others to get its part would never get it otherwise."""
+        if not self.ranks_differ:
+            return 0
+        return sum(
+            contender.urgency[1] == 0 for contender in self.contenders if contender.record.seq in plan.gpus_by_seq
+        )
 
     def decisions(self, gpus_by_seq: GpusBySeq) -> list[Decision]:
         """Return what changes; a job that stays as it is now is not mentioned."""
