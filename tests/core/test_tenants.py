@@ -90,6 +90,18 @@ def test_the_group_that_used_less_goes_first():
     assert running(made) == {"c"}
 
 
+@pytest.mark.parametrize(("policy", "below", "may_hold"), [("sjf", False, 1), ("srtf", True, 2), ("pollux", True, 1)])
+def test_a_policy_that_preempts_lets_a_group_have_more_before_others(policy, below, may_hold):
+    """At strength 0.5: half of its share, where a group that used two fifths of it is below it. Without preemption it
+    would have to use less than a fifth."""
+    made = scheduler(policy, strength=0.5, shape="1x8")
+    submit(made, job("a", group="red"), *(job(f"b{n}", group="blue") for n in range(4)))
+    made.step(60.0, [], wake=True)
+    launch(made, 60.0)
+    made.step(120.0, [], wake=True)
+    assert (group(made, "red").below, group(made, "red").share_gpus) == (below, may_hold)
+
+
 def test_pollux_leaves_no_gpu_free_while_it_refuses_to_displace_many_jobs_for_a_gang_that_comes_first():
     made = scheduler("pollux", strength=0.5, shape="1x8")
     submit(made, *(job(f"b{n}", left=1000, group="blue") for n in range(6)))

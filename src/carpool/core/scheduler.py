@@ -14,16 +14,18 @@ from carpool.core.model import Allocation, Decision
 from carpool.core.perf import PerformanceModel
 from carpool.core.rules import IllegalPlan, check, legal_part
 from carpool.core.state import RESIDENT_PER_GPU, State
+from carpool.core.tenants import WITHOUT_PREEMPTION, Entitlement
 from carpool.core.view import JobView, View
 
 
 class Policy(Protocol):
     """What decides. A policy is pure: the same view gives the same plan, and the view does not change.
 
-    Four more attributes are optional: `in_rounds` (the policy decides only at the times that `wake` returns), `pauses`
+    Five more attributes are optional: `in_rounds` (the policy decides only at the times that `wake` returns), `pauses`
     (the policy pauses and resumes jobs; for other policies the scheduler resumes what was paused), `start_s` (seconds
-    that the simulator charges when a job starts for the first time) and `explain(view, job)` (why a pending job does
-    not share: see `carpool.policies.base`).
+    that the simulator charges when a job starts for the first time), `entitlement` (which part of its share a group may
+    have before others: see `carpool.core.tenants`) and `explain(view, job)` (why a pending job does not share: see
+    `carpool.policies.base`).
     """
 
     restart_s: float
@@ -57,6 +59,7 @@ class Scheduler:
         self.strict = strict
         self.in_rounds = bool(getattr(policy, "in_rounds", False))
         self.pauses = bool(getattr(policy, "pauses", False))
+        self.entitlement: Entitlement = getattr(policy, "entitlement", WITHOUT_PREEMPTION)
         self.policy_calls = 0
         """Number of times that the policy decided."""
         self.refused: deque[IllegalPlan] = deque(maxlen=100)
@@ -78,6 +81,7 @@ class Scheduler:
         if state.now != now:
             state.advance(now)
         if state.tenants.on:
+            state.tenants.entitlement = self.entitlement
             state.rank_queue()
         self.policy_calls += 1
         decisions = tuple(self.policy.decide(state))

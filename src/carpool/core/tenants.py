@@ -7,7 +7,8 @@ one `Tenants`; `transitions` and what they call report what happens; `Scheduler.
 """
 
 from collections.abc import Iterable
-from math import ceil, exp2, floor, log, log2
+from dataclasses import dataclass
+from math import ceil, exp2, floor, log, log2, pow
 from typing import Any
 
 from carpool.core.codec import builder, plain
@@ -26,7 +27,8 @@ LOG_2 = log(2.0)
 WIDEST = 10.0
 """Factor, as an exponent of 2, by which usage and share may differ before that counts, at a strength of almost 0."""
 BELOW = 5.0
-"""Factor, as an exponent of 2, by which a group must be below its share to be entitled to GPUs, at that strength."""
+"""Factor, as an exponent of 2, by which a group must be below its share to be entitled to GPUs, at that strength, if
+the policy does not preempt."""
 STEP = 1.0
 """Factor, as an exponent of 2, that one tier spans."""
 FURTHEST = 12.0
@@ -35,6 +37,31 @@ MOST_WEIGHT, ENTITLED_WEIGHT = 4.0, 2.0
 """Exponents of 2: the largest weight that tiers give a job, and what it is multiplied by for an entitled one."""
 REFRESHES = 256
 """Number of times per half-life that tiers are computed again where nothing but time passes, at strengths below 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entitlement:
+    """Which part of its share a group may have before others get any, under a policy. A policy may have an attribute
+    `entitlement`; `WITHOUT_PREEMPTION` counts for one that has none."""
+
+    takes_back: bool
+    """Whether the policy takes GPUs back as soon as the group has used its part. Otherwise what starts first stays to
+    its end, which may be much more than the part, so that the group must have used far less before."""
+    held_exponent: float
+    """The part of its share that a group may hold at a moment is the strength to this power."""
+
+    def below(self, strength: float) -> float:
+        """Return by how many doublings a group must be below its share."""
+        return -log2(strength) if self.takes_back else BELOW * (1.0 - strength)
+
+    def held(self, strength: float) -> float:
+        """Return the part of its share that a group may hold."""
+        return pow(strength, self.held_exponent)
+
+
+WITHOUT_PREEMPTION = Entitlement(takes_back=False, held_exponent=2.0)
+WITH_PREEMPTION = Entitlement(takes_back=True, held_exponent=1.0)
+"""The strength is the part of its share that a group may use over time, and that it may hold at a moment."""
 
 
 class Tenant:
@@ -58,8 +85,8 @@ class Tenant:
         self.below = False
         """Whether it used less than its share by more than is tolerated, when the tiers were last computed."""
         self.share_gpus = 0
-        """The GPUs that it may hold before others get any if it is below its share: the square of the strength of its
-        share, rounded up, when the tiers were last computed."""
+        """The GPUs that it may hold before others get any if it is below its share: a part of its share, rounded up,
+        when the tiers were last computed."""
         self.members: dict[str, Tenant] = {}
         """The users of a group."""
 
@@ -92,6 +119,8 @@ class Tenants:
         """The largest number of GPUs that a group may hold, of groups for which there is one."""
         self.on = False
         """Whether shares, guarantees or caps count. Where they do not, nothing here costs time."""
+        self.entitlement = WITHOUT_PREEMPTION
+        """What the policy lets a group have before others; the scheduler sets it before each decision."""
         self.changed: set[str] = set()
         """Groups whose jobs may have another rank than the queue knows."""
         self._stale = True
@@ -197,12 +226,12 @@ class Tenants:
     def _rate_all(self, tenants: list[Tenant], now: float, total: int) -> None:
         """Give each of some tenants that compete its tier: how far its usage is below or above its share."""
         half_life_s, strength = self.fair_share.half_life_s, self.fair_share.strength
-        band, below = tolerance(strength), BELOW * (1.0 - strength)
+        band, below, held = tolerance(strength), self.entitlement.below(strength), self.entitlement.held(strength)
         used = [tenant.used_at(now, half_life_s) for tenant in tenants]
         all_used, weights = sum(used), sum([tenant.weight for tenant in tenants])
         for tenant, own in zip(tenants, used, strict=True):
             share = tenant.weight / weights if weights else 0.0
-            tenant.share_gpus = ceil(share * total * strength * strength - 1e-9)
+            tenant.share_gpus = ceil(share * total * held - 1e-9)
             if not own or not all_used:
                 distance = -FURTHEST if all_used else 0.0
             elif not share:

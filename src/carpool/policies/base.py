@@ -11,6 +11,7 @@ from math import floor
 from typing import Any, ClassVar
 
 from carpool.core.model import Decision, JobId
+from carpool.core.tenants import WITHOUT_PREEMPTION, Entitlement
 from carpool.core.view import JobView, View
 
 
@@ -31,6 +32,9 @@ class BasePolicy:
     """Seconds that the simulator charges when a job starts for the first time."""
     jobs_per_gpu: ClassVar[int] = 2
     """Number of jobs that the service lets compute on a GPU, unless its operator chooses another."""
+
+    entitlement: ClassVar[Entitlement] = WITHOUT_PREEMPTION
+    """Which part of its share a group may have before others get any, where shares count."""
 
     def key(self, job: JobView, now: float) -> tuple[float, ...]:
         """Return the job's sort key in the queue, smallest first. It stays as it is while the job waits."""

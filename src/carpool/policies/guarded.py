@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from carpool.core.model import Decision
 from carpool.core.rules import IllegalPlan, check, legal_part
 from carpool.core.scheduler import Policy
+from carpool.core.tenants import WITHOUT_PREEMPTION, Entitlement
 from carpool.core.view import JobView, View
 from carpool.policies.base import Explanation
 from carpool.policies.simple.fifo import Fifo
@@ -30,6 +31,7 @@ class GuardedPolicy:
         self.inner, self.name = inner, name
         self.restart_s: float = inner.restart_s
         self.start_s: float = getattr(inner, "start_s", 0.0)
+        self.entitlement: Entitlement = getattr(inner, "entitlement", WITHOUT_PREEMPTION)
         self.fallback = Fifo(skip=True)
         self._failures: dict[str, str] = {}
         """What failed, by method."""

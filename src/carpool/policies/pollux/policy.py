@@ -13,6 +13,7 @@ from carpool.core.elastic import Scaling
 from carpool.core.model import Allocation, Decision, GpuId, Job
 from carpool.core.perf import Placement
 from carpool.core.shapes import Size
+from carpool.core.tenants import Entitlement
 from carpool.core.view import JobView, View
 from carpool.errors import InputError
 from carpool.policies.base import BasePolicy, next_round, option
@@ -32,6 +33,7 @@ class Pollux(BasePolicy):
     """Every round chooses the GPUs and batches of elastic jobs anew, for the best goodput that is fair to all."""
 
     name = "pollux"
+    entitlement = Entitlement(takes_back=True, held_exponent=2.0)  # a gang takes the place of several small jobs here
     round_s: float = option(60.0, "interval of decisions in seconds; 0: decide whenever something happens")
     restart_s: float = option(30.0, "seconds that the simulator charges when a job starts again on other GPUs")  # type: ignore[misc]
     start_s: float = option(30.0, "seconds that the simulator charges when a job starts for the first time")  # type: ignore[misc]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import floor
 
 from carpool.core.model import Decision
+from carpool.core.tenants import WITH_PREEMPTION
 from carpool.core.view import JobView, View
 from carpool.policies.base import BasePolicy, option
 from carpool.policies.preemptive.preemption import RESTART_S, by_key, first_in_order
@@ -22,6 +23,7 @@ class Las(BasePolicy):
     """Jobs that have used the least GPU time run, each alone; they displace jobs that have used a quantum more."""
 
     name = "las"
+    entitlement = WITH_PREEMPTION
     quantum_gpu_s: float = option(3600.0, "GPU-seconds of one quantum, the unit in which service counts")
     restart_s: float = option(RESTART_S, "seconds that the simulator charges when a suspended job starts again")  # type: ignore[misc]
 

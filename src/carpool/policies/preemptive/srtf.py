@@ -8,6 +8,7 @@ GPUs that are left is skipped, and none are kept for it.
 from dataclasses import dataclass
 
 from carpool.core.model import Decision
+from carpool.core.tenants import WITH_PREEMPTION
 from carpool.core.view import JobView, View
 from carpool.policies.base import BasePolicy, option
 from carpool.policies.preemptive.preemption import RESTART_S, by_key, first_in_order
@@ -18,6 +19,7 @@ class Srtf(BasePolicy):
     """Jobs with the least time left run, each alone; they displace jobs that have more."""
 
     name = "srtf"
+    entitlement = WITH_PREEMPTION
     restart_s: float = option(RESTART_S, "seconds that the simulator charges when a suspended job starts again")  # type: ignore[misc]
 
     def key(self, job: JobView, now: float) -> tuple[float, ...]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from carpool.core.model import Decision
+from carpool.core.tenants import WITH_PREEMPTION
 from carpool.core.view import JobView, View
 from carpool.policies.base import BasePolicy, next_round, option
 from carpool.policies.preemptive.preemption import RESTART_S, by_key, first_in_order
@@ -16,6 +17,7 @@ class Tiresias(BasePolicy):
     """Jobs that have used few GPU-hours come first and may displace jobs that have used more."""
 
     name = "tiresias"
+    entitlement = WITH_PREEMPTION
     threshold_gpu_s: float = option(3600.0, "attained service, in GPU-seconds, that moves a job to the second queue")
     restart_s: float = option(RESTART_S, "seconds that the simulator charges when a suspended job starts again")  # type: ignore[misc]
     start_s: float = option(0.0, "seconds that the simulator charges when a job starts for the first time")  # type: ignore[misc]
