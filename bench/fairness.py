@@ -16,6 +16,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from textwrap import fill
 
 from carpool.core.tenants import DEFAULT_STRENGTH
 from carpool.policies import BUILT_IN
@@ -91,9 +92,9 @@ def bound_text(rows: list[dict[str, str]], least: float) -> str:
     plain = {one["policy"]: float(one["worst_rho"]) for one in rows if one["strength"] == "0"}
     ruled_out = [f"`{name}`" for name, rho in plain.items() if TARGET * rho < least and name not in ELASTIC]
     text = f"No policy that leaves the jobs their batch and GPUs can have a worst ρ below {least:.2f}"
-    if not ruled_out:
-        return f"{text}.\n\n"
-    return f"{text}: half of strength 0 is out of reach for {', '.join(ruled_out)}.\n\n"
+    if ruled_out:
+        text += f": half of strength 0 is out of reach for {', '.join(ruled_out)}"
+    return fill(f"{text}.", 120, break_on_hyphens=False) + "\n\n"
 
 
 def keep(path: Path, columns: tuple[str, ...], keys: int, new: dict[str, str]) -> None:
