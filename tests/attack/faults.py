@@ -95,6 +95,42 @@ def lost_users(world: World) -> None:
 
 
 @case(
+    "a name goes to another uid while jobs wait; the journal is lost, and the new owner of the name releases them",
+    "none runs under the other uid, and it is said why",
+    where=ROOT_ONLY,
+    own=RUN,
+    fresh=True,
+)
+def reassigned_name(world: World) -> None:
+    def join(uid: int) -> None:
+        world.tokens["eve"] = world.ask("POST", "/v1/users", {"name": "eve", "uid": uid}).data["token"]
+
+    def told(job: str) -> bool:
+        explained = " ".join(world.ask("GET", f"/v1/jobs/{job}/explain").data["sentences"])
+        return all("owner is not certain" in text for text in (world.show(job)["reason"], explained))
+
+    join(7_000_401)
+    first = world.submit("sleep 600", "ann", gpus=4)
+    world.reach(first, "running")
+    jobs = [world.submit(f"id -u >> {world.out}/eve", "eve") for _ in range(2)]
+    world.ask("DELETE", "/v1/users/eve")
+    join(7_000_402)
+    world.ask("POST", f"/v1/jobs/{jobs[0]}/hold", user="eve")
+    world.kill()
+    lose_journal(world)
+    world.serve()
+    world.ask("POST", f"/v1/jobs/{first}/cancel")
+    for _ in range(2):
+        for job in jobs:
+            hold(world.ask("POST", f"/v1/jobs/{job}/release", user="eve").refused, f"job {job} is not released")
+            hold(told(job), f"it is said why job {job} never starts, not {world.show(job)['reason']!r}")
+        world.kill()
+        world.serve()
+    world.reach(world.submit("true", "ann"), *ENDED)
+    hold(not (world.out / "eve").exists(), "none ran")
+
+
+@case(
     "the service is killed, and jobs end while it is away",
     "they do not run again, and their own times are kept",
     short=True,

@@ -41,7 +41,7 @@ EVERY_KIND = (
     ev.Finished(3.0, "j", 1),
     ev.Failed(3.0, "j", 1, "reason", True),
     ev.Cancelled(3.0, "j"),
-    ev.Held(3.0, "j"),
+    ev.Held(3.0, "j", "its owner is not certain", True),
     ev.Released(3.0, "j"),
     ev.ConstraintsChanged(3.0, "j", True, 2, None),
     ev.NodeClosed(3.0, "n"),

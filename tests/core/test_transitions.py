@@ -294,6 +294,17 @@ class TestHold:
         state.apply(ev.Finished(9.0, "a", 2))
         assert state.jobs["b"].status is Status.HELD, "a blocked job that is held stays so when it could start"
 
+    def test_a_job_that_is_held_for_good_is_not_released(self):
+        state = state_of(pending("a"), pending("b"))
+        state.apply(ev.Held(1.0, "a"))
+        state.apply(ev.Held(1.0, "b", "no node lasts long enough"))
+        state.apply(ev.Held(2.0, "a", "its owner is not certain", for_good=True))
+        state.apply(ev.Held(2.0, "a"))
+        for name in ("a", "b"):
+            state.apply(ev.Released(3.0, name))
+        assert [state.jobs[name].status for name in ("a", "b")] == [Status.HELD, Status.PENDING]
+        assert [state.jobs[name].hold_why for name in ("a", "b")] == ["its owner is not certain", ""]
+
     def test_a_failure_that_is_not_the_jobs_fault_costs_no_retry(self):
         state = state_of(running("a"))
         state.apply(ev.Failed(5.0, "a", 1, "the machine restarted", again=True))

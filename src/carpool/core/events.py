@@ -216,6 +216,10 @@ class Held(Event):
     """The job is not to be started until it is released. A running job goes on, but does not start again."""
 
     job: JobId
+    why: str = ""
+    """What keeps it from starting; empty: its owner wants that."""
+    for_good: bool = False
+    """No release lets it start."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,10 @@ class JobRecord:
     """It is paused, and its memory is in main memory or on its way there."""
     on_hold: bool = field(default=False, init=False)
     """It must not be started before it is released."""
+    hold_why: str = field(default="", init=False)
+    """What keeps it on hold; empty: its owner."""
+    held_for_good: bool = field(default=False, init=False)
+    """It is on hold, and no release lets it start."""
     paused_by_owner: bool = field(default=False, init=False)
     """Its owner paused it, or the closure of its GPUs did: no policy may resume it."""
     kept_paused: bool = field(default=False, init=False)

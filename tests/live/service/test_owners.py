@@ -8,7 +8,7 @@ import pytest
 
 from carpool.core.model import Closure, FairShare, Limits, UserGroup
 from carpool.errors import InputError
-from carpool.live.errors import Unavailable
+from carpool.live.errors import Unavailable, WrongStatus
 from carpool.live.executors.memory import MemoryExecutor
 from carpool.live.home import Home, write_private
 from tests.support.fakes import FakeClock
@@ -145,13 +145,42 @@ async def test_a_job_whose_owner_is_not_certain_never_starts(open_home, record):
         await settle(service)
         assert service.state.jobs[jobs[1]].on_hold
         assert any(f"job {jobs[1]}" in text and "uid" in text for text in notes(service))
-        if record["user"] == "bob":
-            assert "uid" in service.queries.show(jobs[1])["reason"]
-            await service.requests.release(jobs[1])
-            await until(lambda: service.state.jobs[jobs[1]].on_hold and status(service, jobs[1]) == "pending")
-        assert output(service, jobs[1]) == ""
+        await never_starts(service, jobs[1], record["user"])
+    async with serving(open_home, "fifo", gpus=2, jobs_per_gpu=1) as service:
+        await never_starts(service, jobs[1], record["user"])
         for job in list(service.state.jobs):
             await service.requests.cancel(job)
+
+
+async def never_starts(service, job, user) -> None:
+    """Check that no release starts a job, not even after its user got a uid, and that it is said why."""
+    await service.requests.put_user(user, {"uid": 7_000_109})
+    with pytest.raises(WrongStatus, match=f"job {job} never starts: its owner is not certain.*; cancel it"):
+        await service.requests.release(job)
+    await settle(service)
+    assert (status(service, job), output(service, job)) == ("pending", "")
+    told = (service.queries.show(job)["reason"], service.queries.jobs()[-1]["reason"])
+    for reason in (*told, " ".join(service.queries.explain(job)["sentences"])):
+        assert "owner is not certain" in reason
+        assert "uid" in reason
+
+
+@as_root
+async def test_a_job_does_not_start_under_another_uid_that_its_user_got_since(open_home):
+    async with serving(open_home, "fifo", gpus=1, jobs_per_gpu=1) as service:
+        await service.requests.put_user("ann", {"uid": 7_000_104})
+        first = await one(service, shell("sleep 60"))
+        job = await one(service, shell("id -u"), "ann")
+        await service.requests.put_user("ann", {"uid": 7_000_105})
+        await service.requests.cancel(first)
+        await until(lambda: service.state.jobs[job].hold_why)
+        await until(lambda: status(service, job) == "pending")
+        assert "submitted under uid 7000104, and user ann has uid 7000105 now" in service.queries.show(job)["reason"]
+        assert f"`carpool release {job}` tries it again" in " ".join(service.queries.explain(job)["sentences"])
+        await service.requests.put_user("ann", {"uid": 7_000_104})
+        await service.requests.release(job)
+        await until(lambda: output(service, job))
+        assert output(service, job).split() == ["7000104"]
 
 
 @as_root

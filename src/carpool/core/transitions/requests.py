@@ -69,7 +69,11 @@ def _requeued(state: State, event: ev.Requeued) -> None:
 @handles(ev.Held)
 def _held(state: State, event: ev.Held) -> None:
     record = state.jobs.get(event.job)
-    if record is None or record.on_hold:
+    if record is None:
+        return
+    record.hold_why = event.why or record.hold_why
+    record.held_for_good = event.for_good or record.held_for_good
+    if record.on_hold:
         return
     record.on_hold = True
     if record.status is Status.PENDING:
@@ -81,9 +85,9 @@ def _held(state: State, event: ev.Held) -> None:
 @handles(ev.Released)
 def _released(state: State, event: ev.Released) -> None:
     record = state.jobs.get(event.job)
-    if record is None:
+    if record is None or record.held_for_good:
         return
-    record.on_hold = False
+    record.on_hold, record.hold_why = False, ""
     if record.status is Status.HELD:
         requeue(state, record)
         state.capacity_changed()

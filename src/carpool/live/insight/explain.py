@@ -169,6 +169,10 @@ def _measured(record: JobRecord) -> float | None:
 def reason(context: ExplainContext, record: JobRecord, explanation: Explanation | None) -> str:
     """Return why a job does not run, as half a sentence; empty for one that does."""
     state, job = context.state, record.job
+    if record.status is Status.HELD and record.held_for_good:
+        return f"it never starts: {never_starts(record)}"
+    if record.status is Status.HELD and record.hold_why:
+        return f"it is held: {record.hold_why}; `carpool release {job.id}` tries it again"
     if record.status is Status.HELD:
         return f"it is held; `carpool release {job.id}` lets it start"
     if record.status is Status.BLOCKED:
@@ -187,6 +191,11 @@ def reason(context: ExplainContext, record: JobRecord, explanation: Explanation 
         or share_reason(state, record)
         or (_room(context, record) + _why_not_share(context, explanation))
     )
+
+
+def never_starts(record: JobRecord) -> str:
+    """Return why no release lets a job start, and what to do."""
+    return f"{record.hold_why}; cancel it and submit it again"
 
 
 def share_reason(state: State, record: JobRecord) -> str:

@@ -14,7 +14,7 @@ from carpool.errors import InputError
 from carpool.job_schema import SUBMITTED_COLUMNS
 from carpool.live.executors.base import NodeInventory
 from carpool.live.insight.closures import closed_why
-from carpool.live.insight.explain import PUBLIC, limit_reason
+from carpool.live.insight.explain import PUBLIC, limit_reason, never_starts
 from carpool.live.insight.receipt import ran, receipt, sentences
 from carpool.live.spec import Spec, stored
 
@@ -92,6 +92,8 @@ def reason(state: State, record: JobRecord) -> str:
     """Return why a job does not run, in one line for tables; empty for a running job."""
     if record.status is Status.BLOCKED:
         return f"waits for job {', '.join(record.waits_for)}"
+    if record.status is Status.HELD and record.hold_why:
+        return f"never starts: {never_starts(record)}" if record.held_for_good else f"on hold: {record.hold_why}"
     if record.status is Status.CANCELLING:
         return record.reason
     if record.kept_paused and record.status in PAUSE:

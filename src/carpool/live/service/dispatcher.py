@@ -201,7 +201,8 @@ class Dispatcher:
             return "what was submitted is lost or damaged; cancel it and submit it again"
         if self.book.specs[record.job.id].terminal and not isinstance(self.executor, OpensDoors):
             return NO_TERMINALS
-        return self.users.doubt(record.job.user)
+        doubt = self.users.doubt(record.job.user, self.book.recorded_uid(record.job.id))
+        return f"its owner is not certain: {doubt}" if doubt else ""
 
     def _runs_into_end(self, record: JobRecord) -> bool:
         """Put a job on hold that cannot be saved and whose GPUs are taken back too soon; return whether it was."""
@@ -222,7 +223,7 @@ class Dispatcher:
         """Put a job that must not start back on hold."""
         now, job = self.clock.now(), record.job.id
         self.inbox.note(f"job {job} does not start: {doubt}; it is on hold")
-        self.inbox.add_events(ev.Held(now, job), ev.Requeued(now, job, record.attempt))
+        self.inbox.add_events(ev.Held(now, job, doubt), ev.Requeued(now, job, record.attempt))
 
     def had_mates(self, key: GangKey) -> bool:
         """Return whether a gang shared its GPUs at some time."""

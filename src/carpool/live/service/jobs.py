@@ -17,7 +17,7 @@ from carpool.core.record import JobRecord
 from carpool.core.state import State
 from carpool.live.errors import NoSuchJob, Unavailable, WrongStatus
 from carpool.live.executors.base import Executor
-from carpool.live.home import Home, write_private
+from carpool.live.home import Home, read_own_json, write_private
 from carpool.live.insight import views
 from carpool.live.journal.store import Store
 from carpool.live.spec import Spec
@@ -92,6 +92,12 @@ class JobBook:
 
     def source(self, job: str) -> Row:
         return self.sources.get(job, {})
+
+    def recorded_uid(self, job: str) -> int | None:
+        """Return the uid under which a job was submitted, from the record beside it; None: there is none to trust."""
+        record = read_own_json(self._home.job(job) / SPEC_FILE)
+        uid = record.get("uid") if isinstance(record, dict) else None
+        return uid if isinstance(uid, int) else None
 
     def counts_iterations(self, job: str) -> bool:
         """Return whether the owner gave the number of iterations. Else reports count in other units than the state."""

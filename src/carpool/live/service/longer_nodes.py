@@ -15,6 +15,7 @@ from carpool.live.service.inbox import Inbox
 
 ROW = "needs_longer_nodes"
 """Key of the row in the journal."""
+WHY = "no node lasts as long as it needs; it is released when one does"
 
 
 class LongerNodes:
@@ -33,7 +34,7 @@ class LongerNodes:
         """Put a job on hold until a node lasts as long as it needs."""
         self.needed_s[job] = needed_s
         self._attempts[job] = attempt
-        self._write(ev.Held(now, job), ev.Requeued(now, job, attempt))
+        self._write(ev.Held(now, job, WHY), ev.Requeued(now, job, attempt))
 
     def release(self, longest_s: float, now: float) -> None:
         """Release the jobs that a node of `longest_s` seconds is long enough for; forget those that need none."""

@@ -171,10 +171,8 @@ class JobRecovery:
         journal lost is restored by the uid in the record, which only the service can write."""
         if user not in self.users.rows and uid and os.getuid() == 0 and user != ADMIN:
             self.users.restore(user, uid)
-        found = self.users.rows.get(user, {}).get("uid")
-        if os.getuid() == 0 and user != ADMIN and uid is not None and uid != found:
-            return f"it was submitted under uid {uid}, and user {user} has uid {found} now"
-        return self.users.doubt(user)
+        doubt = self.users.doubt(user, uid)
+        return f"its owner is not certain: {doubt}" if doubt else ""
 
     def _find(self, name: str, user: str, *, new: bool = False, doubt: str = "") -> None:
         """Recover a job from its directory: it ended, or it is queued again. `new`: the journal has no row of it;
@@ -196,7 +194,7 @@ class JobRecovery:
             (kind,) = self.estimator.kinds([spec], NOBODY if unsure else self.users.uid_of(user))
             job, _ = self.estimator.job(self.state.perf, replace(spec, after=()), kind, name, user, now)
             job = replace(job, group=self._group(name, user))
-            held = (ev.Held(now, name),) if doubt else ()
+            held = (ev.Held(now, name, doubt, for_good=True),) if doubt else ()
             return () if name in self.state.jobs else (ev.Submitted(now, job), *held)
 
         self.inbox.add(prepare)

@@ -24,6 +24,7 @@ from carpool.live.errors import Unavailable, WrongStatus
 from carpool.live.foreign_files import give_tree
 from carpool.live.home import Home, write_private
 from carpool.live.insight import views
+from carpool.live.insight.explain import never_starts
 from carpool.live.insight.forecaster import alone_s
 from carpool.live.journal.store import Commit
 from carpool.live.service.cancellations import UnwrittenCancels
@@ -182,8 +183,11 @@ class Requests:
         """Let a held job start again."""
 
         def prepare(now: float, commit: Commit) -> Sequence[ev.Event]:
-            if not self.book.record(job).on_hold:
+            record = self.book.record(job)
+            if not record.on_hold:
                 raise WrongStatus(f"job {job} is not on hold")
+            if record.held_for_good:
+                raise WrongStatus(f"job {job} never starts: {never_starts(record)}")
             return (ev.Released(now, job),)
 
         await self.inbox.request(prepare)

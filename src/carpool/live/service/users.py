@@ -85,14 +85,17 @@ class Users:
         found = self.rows.get(user, {}).get("group")
         return found if isinstance(found, str) else ""
 
-    def doubt(self, user: str) -> str:
+    def doubt(self, user: str, recorded: int | None = None) -> str:
         """Return why it is not certain under which uid a user's jobs run; empty: it is. Root must be certain: a job of
-        a user whose uid is lost would run as root."""
+        a user whose uid is lost would run as root. `recorded`: the uid under which a job was submitted, if known: its
+        user may have been removed since, and another one got the name."""
         if own_uid() != 0 or user == ADMIN:
             return ""
         uid = self.rows.get(user, {}).get("uid")
         if isinstance(uid, int) and not isinstance(uid, bool) and uid > 0:
-            return ""
+            if recorded is None or recorded == uid:
+                return ""
+            return f"it was submitted under uid {recorded}, and user {user} has uid {uid} now"
         return f"user {user} has no uid here, and jobs of users do not run as root; `carpool user add {user}` gives one"
 
     def lost_limits(self, known: Mapping[str, Limits]) -> dict[str, Limits]:
