@@ -165,9 +165,9 @@ def open_regular(path: str | os.PathLike[str], directory: int | None = None) -> 
     raise OSError(0, "is not a regular file", os.fspath(path))
 
 
-def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
+def read_regular(path: str | os.PathLike[str], limit: int, directory: int | None = None) -> bytes:
     """Return at most the first `limit` bytes of a file that another process may have replaced: see `open_regular`."""
-    descriptor = open_regular(path)
+    descriptor = open_regular(path, directory)
     try:
         return os.pread(descriptor, limit, 0)
     finally:
@@ -177,9 +177,17 @@ def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
 def read_json(path: str | os.PathLike[str], limit: int = JSON_BYTES) -> Any:
     """Read a JSON file that another process may have replaced; None if it is missing, too large or not readable."""
     try:
-        data = read_regular(path, limit + 1)
+        return read_json_in(None, path, limit)
+    except OSError:
+        return None
+
+
+def read_json_in(directory: int | None, path: str | os.PathLike[str], limit: int = JSON_BYTES) -> Any:
+    """Read a JSON file as `read_json` does; raise OSError if it cannot be read. `directory`: see `open_regular`."""
+    data = read_regular(path, limit + 1, directory)
+    try:
         return json.loads(data) if len(data) <= limit else None
-    except (OSError, ValueError, RecursionError):
+    except (ValueError, RecursionError):
         return None
 
 

@@ -248,6 +248,18 @@ def deleted_home(world: World) -> None:
         world.kill()
 
 
+@case("the home is away while a job with retries ends", "it ran once, and its own end is recorded", own=RUN)
+def absent_home(world: World) -> None:
+    job = world.submit(f"echo x >> {world.out}/absent; sleep 2", retries=2)
+    world.reach(job, "running")
+    aside = world.home.rename(world.folder / "aside")
+    time.sleep(4.0)
+    aside.rename(world.home)
+    row = world.reach(job, *ENDED)
+    hold((row["status"], row["attempt"]) == ("finished", 1), f"it finished: {row['status']}, attempt {row['attempt']}")
+    hold((world.out / "absent").read_text() == "x\n", "it ran once")
+
+
 @case("a home that nothing may be written into", "one line, no traceback", where=PLAIN_ONLY, own=RUN)
 def read_only_home(world: World) -> None:
     world.kill(signal.SIGTERM)

@@ -1,14 +1,17 @@
 """What breaks, and what happens then: no job is lost, none runs twice, and the journal says what happened."""
 
 import asyncio
+import errno
 import json
 import os
+import shutil
 import signal
 import sqlite3
 from unittest.mock import ANY
 
 import pytest
 
+from carpool import channel
 from carpool.live import clock as clocks
 from carpool.live.clock import RealClock
 from carpool.live.errors import Unavailable
@@ -207,6 +210,56 @@ class TestProcesses:
             assert service.queries.show(alone)["reason"] == "worker 0 was killed by SIGKILL"
             assert service.queries.show(alone)["exit_code"] == 137
             assert await service.queries.wait(again) == "finished"
+
+    @pytest.mark.parametrize("placeholder", [False, True])
+    async def test_a_job_that_ends_while_the_home_is_away_ends_as_it_did(self, home, tmp_path, placeholder):
+        async with serving(home, gpus=3) as service:
+            script = f"until test -e {tmp_path}/leave; do sleep 0.1; done; exit $CODE"
+            jobs = [await one(service, shell(script, env={"CODE": code}, retries=2)) for code in ("0", "5")]
+            killed = await one(service, shell("sleep 60"))
+            for job in (*jobs, killed):
+                await started(service, job)
+            wrapper = json.loads((home.rank(killed, 1, 0) / "process.json").read_text())["pid"]
+            aside = home.path.rename(home.path.with_name("aside"))
+            if placeholder:  # what is left of a file system that was unmounted
+                home.path.mkdir()
+            os.kill(wrapper, signal.SIGKILL)
+            (tmp_path / "leave").touch()
+            await asyncio.sleep(2.5)
+            assert [status(service, job) for job in (*jobs, killed)] == ["running"] * 3
+            if placeholder:
+                for path in sorted(home.path.rglob("*"), reverse=True):
+                    path.rmdir() if path.is_dir() else path.unlink()
+                home.path.rmdir()
+            aside.rename(home.path)
+            assert await service.queries.wait(killed) == "failed"
+            assert [await service.queries.wait(job) for job in jobs] == ["finished", "failed"]
+            assert [service.queries.show(job)["attempt"] for job in jobs] == [1, 3]
+            assert sum("files cannot be read" in text for text in notes(service)) == 3
+
+    async def test_a_read_that_fails_decides_nothing(self, home, monkeypatch):
+        async with serving(home) as service:
+            job = await one(service, shell("sleep 0.5"))
+            await started(service, job)
+            real = channel.read_json_in
+
+            def fail(directory, path, *more):
+                if path == "exit.json":
+                    raise OSError(errno.EIO, "Input/output error")
+                return real(directory, path, *more)
+
+            with monkeypatch.context() as patched:
+                patched.setattr(channel, "read_json_in", fail)
+                await asyncio.sleep(1.5)
+                assert status(service, job) == "running"
+            assert await service.queries.wait(job) == "finished"
+
+    async def test_a_job_whose_directory_is_removed_for_good_has_failed(self, home):
+        async with serving(home) as service:
+            job = await one(service, shell("sleep 1"))
+            await started(service, job)
+            shutil.rmtree(home.attempt(job, 1))
+            assert await service.queries.wait(job) == "failed"
 
     async def test_no_process_is_left_when_a_wrapper_is_killed(self, home, tmp_path):
         async with serving(home) as service:

@@ -4,12 +4,13 @@ Used by the local executor. Nothing here waits or starts anything.
 """
 
 import contextlib
+import errno
 import json
 import os
 import re
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,13 @@ MAX_RANKS = 1 << 20
 """Largest number of workers that a gang can have."""
 LATEST = 2.0**40
 """Latest time in a record, in seconds; NaN is no time either."""
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 KILLED = 137
 """Exit code of a worker whose wrapper was killed: the kernel killed the worker too."""
+DONE_BY_WORKERS = frozenset(
+    (0, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENXIO, errno.ENODEV)
+)
+"""Errors that a worker can cause in its own directory. Others come from the machine, and pass."""
 GANG_FILE, FAILURE_FILE = "gang.json", "broken.json"
 
 
@@ -48,14 +54,39 @@ class LocalRank:
     """When the worker started, on the clock `since_boot`; None: not known."""
     can_pause: bool = False
     """The wrapper can pause its worker; those of release 0.1 cannot."""
+    home: tuple[int, int] | None = None
+    """Device and inode of the home in which the directory was found; None: it was not found so far."""
 
     def refresh(self) -> None:
-        """Read what the wrapper has recorded."""
-        record = read_object(self.directory / wrapper.RECORD)
+        """Read what the wrapper has recorded. Raise OSError while that cannot be read: the home is away, or the machine
+        has a fault. What a worker did to its own directory is no such reason."""
+        with self._opened() as directory:
+            record = _read_in(directory, wrapper.RECORD)
+            ended = _read_in(directory, wrapper.EXIT)
         self.identity = ProcessIdentity.of(record) or self.identity
         self.can_pause = bool(record.get("pauses"))
         self.began = _moment(record, "began", self.rebooted)
-        self.exit = read_object(self.directory / wrapper.EXIT) or None
+        self.exit = ended or None
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int | None]:
+        """Open the directory, None if it is gone for good: the home in which it was is there, and it is not. The home
+        is held open meanwhile, because it may go and come at any moment."""
+        place = self.directory.parents[3]
+        with contextlib.ExitStack() as stack:
+            home = os.open(place, FOLDER)
+            stack.callback(os.close, home)
+            found = os.fstat(home)
+            same = self.home in (None, (found.st_dev, found.st_ino))
+            directory = None
+            try:
+                directory = os.open(self.directory.relative_to(place), FOLDER, dir_fd=home)
+                stack.callback(os.close, directory)
+                self.home = (found.st_dev, found.st_ino)
+            except OSError as error:
+                if error.errno not in DONE_BY_WORKERS or not same:
+                    raise
+            yield directory
 
     def kill_leftovers(self) -> int:
         """Kill what a killed wrapper left behind, remove its cgroup, and return the number of processes. Blocks."""
@@ -132,9 +163,15 @@ class LocalGang:
     port: int = 0
     """Port on this machine at which the gang may meet."""
 
+    went: bool = False
+    """The file `go` was seen."""
+    unread: str = ""
+    """Why its files cannot be read at present, so that nothing is known about its end; empty: they can."""
+
     @property
     def launched(self) -> bool:
-        return (self.directory / wrapper.GO).exists()
+        self.went = self.went or (self.directory / wrapper.GO).exists()  # the home may be away later
+        return self.went
 
     @property
     def started_at(self) -> float | None:
@@ -285,6 +322,20 @@ def read_object(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def _read_in(directory: int | None, name: str) -> dict[str, Any]:
+    """Read a JSON object from a worker's directory, an empty one if the worker made something else of it. Raise OSError
+    if the file may be there and cannot be read."""
+    if directory is None:
+        return {}
+    try:
+        found = channel.read_json_in(directory, name)
+    except OSError as error:
+        if error.errno not in DONE_BY_WORKERS:
+            raise
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def _integer(record: dict[str, Any], name: str) -> int | None:
     value = record.get(name)
     return value if type(value) is int else None
@@ -326,7 +377,8 @@ def _gang_of(directory: Path, key: GangKey, record: dict[str, Any]) -> LocalGang
     gang.world_size = int(record.get("world_size", record["ranks"]))
     for number in range(record["ranks"]):
         rank = LocalRank(directory / f"rank-{first + number}")
-        rank.refresh()
+        with contextlib.suppress(OSError):  # it is looked at again
+            rank.refresh()
         gang.ranks.append(rank)
         stop = read_object(rank.directory / wrapper.STOP)
         gang.stop = gang.stop or (str(stop.get("how", "end")) if stop else "")

@@ -141,7 +141,10 @@ class LocalExecutor:
         """Return whether all workers of a gang are gone and have left a record of it."""
         for rank in gang.ranks:
             if not rank.alive:
-                rank.refresh()  # it may have ended since its files were read
+                try:
+                    rank.refresh()  # it may have ended since its files were read
+                except OSError:
+                    continue
                 rank.gone = rank.exit is not None or rank.rebooted
                 if rank.gone:
                     await asyncio.to_thread(rank.remove_cgroup)
@@ -359,7 +362,14 @@ class LocalExecutor:
         for rank in gang.ranks:
             if rank.gone or rank.alive:
                 continue
-            rank.refresh()
+            try:
+                rank.refresh()
+            except OSError as error:
+                self._note_unread(gang, str(error))
+                continue
+            gang.unread = ""
+            if rank.alive:  # its record could not be read before
+                continue
             if rank.exit is None and not rank.rebooted:  # the wrapper was killed, and perhaps not all of its children
                 try:
                     await asyncio.to_thread(rank.kill_leftovers)
@@ -381,6 +391,11 @@ class LocalExecutor:
         else:
             gang.record_failure(failed)
         self._stop_workers(gang, StopMode.TERMINATE)
+
+    def _note_unread(self, gang: LocalGang, error: str) -> None:
+        if not gang.unread:
+            self._note(gang.key, f"its files cannot be read ({error}); how it ended is looked up when they can")
+        gang.unread = error
 
     def _reap(self) -> None:
         """Collect the status of wrappers that this process started; until then they stay zombies."""
