@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import time
 from collections.abc import Callable
@@ -308,6 +309,42 @@ def bad_policies(world: World) -> None:
         hold("Traceback" not in world.log.read_text(), f"{name}: no traceback in the log")
     world.kill(signal.SIGTERM)
     world.serve()
+
+
+@case(
+    "`journal copy` from and to a text, an empty file, another program's database and a link",
+    "each is refused in one line and left as it is",
+)
+def copied_onto(world: World) -> None:
+    folder = world.folder / "copies"
+    folder.mkdir(mode=0o777)
+    folder.chmod(0o777)
+    with contextlib.closing(sqlite3.connect(folder / "other.db")) as book:
+        book.executescript("CREATE TABLE songs (name); INSERT INTO songs VALUES ('x')")
+    (folder / "text").write_text("notes\n")
+    (folder / "empty").touch()
+    (folder / "link").symlink_to(folder / "made")
+    for path in folder.iterdir():
+        if not path.is_symlink():
+            path.chmod(0o666)
+
+    def content() -> dict[str, bytes | None]:
+        return {path.name: path.read_bytes() if path.exists() else None for path in folder.iterdir()}
+
+    before = content()
+    names, journal = [str(folder / name) for name in before], str(world.out / "journal.db")
+    own = sqlite3.connect(world.home / "journal.db")
+    with contextlib.closing(own), contextlib.closing(sqlite3.connect(journal)) as twin:
+        own.backup(twin)
+    os.chmod(journal, 0o666)
+    new = str(folder / "new.db")
+    refused = [*((name, new) for name in names), *((journal, name, "--backup") for name in (*names, journal))]
+    for words in refused:
+        command = [*world.command("journal")[:-2], "copy", *words]
+        said = subprocess.run(command, capture_output=True, text=True, env=world.env(), cwd="/", timeout=60)
+        line = len(said.stderr.strip().splitlines()) == 1
+        hold(said.returncode == 2 and line, f"{words}: one line, not {said.stderr[-300:]!r}")
+    hold(content() == before, "no file changed, and none was made")
 
 
 @case("two services on one home, and a home of another user", "refused in one line", short=True)

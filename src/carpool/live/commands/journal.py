@@ -29,7 +29,8 @@ def copy(source: str, target: str, backup: bool, as_json: bool) -> None:
     """Copy a journal into an empty place, and compare the two.
 
     FROM and TO are each a home directory, a file, or postgresql://user@host/database. The service must be stopped. It
-    goes on with the copy: FROM is marked as moved, unless --backup is given.
+    goes on with the copy: FROM is marked as moved, unless --backup is given. TO is new, or a journal without content;
+    anything else is refused and left as it is, and so is FROM if it is not a journal or is damaged.
     """
     missing = [name for name in ("sqlalchemy",) if find_spec(name) is None]
     if missing:
@@ -38,7 +39,7 @@ def copy(source: str, target: str, backup: bool, as_json: bool) -> None:
 
     with ExitStack() as locks:
         places = [locks.enter_context(_place(text, new=text is target)) for text in (source, target)]
-        if str(places[0]) == str(places[1]):
+        if _is_same(*places):
             raise InputError(f"{target}: is the same journal as FROM; give another place")
         with waiting("copying the journal"):
             counts = asyncio.run(copy_journal(*places, backup=backup))
@@ -53,6 +54,14 @@ def copy(source: str, target: str, backup: bool, as_json: bool) -> None:
     if not backup:
         where = f"--database {places[1]}" if home is None else f"--home {home.path} and no --database"
         click.echo(f"serve with {where} from now on; {places[0]} is marked as moved")
+
+
+def _is_same(source: Any, target: Any) -> bool:
+    """Return whether two places are the same, also by links."""
+    try:
+        return str(source) == str(target) or source.path.samefile(target.path)
+    except (AttributeError, OSError):  # one is a database, or is not there
+        return False
 
 
 def _home_of(text: str) -> Home | None:

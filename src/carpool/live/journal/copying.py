@@ -7,10 +7,12 @@ before it is committed. `carpool journal copy` calls `copy_journal`.
 import asyncio
 import secrets
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Table, func, select, text
+from sqlalchemy import Connection, Table, func, inspect, select, text
+from sqlalchemy.exc import SQLAlchemyError
 
 from carpool.errors import InputError
 from carpool.live.journal import schema
@@ -37,24 +39,30 @@ class TableContents:
 
 
 async def copy_journal(source: JournalPlace, target: JournalPlace, *, backup: bool = False) -> dict[str, int]:
-    """Copy a journal into an empty one, and return the number of rows of each table.
+    """Copy a journal into an empty one or a new file, and return the number of rows of each table.
 
-    The source is marked as moved, so that no service continues there; a `backup` is a journal of its own instead.
+    The source is marked as moved, so that no service continues there; a `backup` is a journal of its own instead. What
+    is not a journal is refused and left as it is, and a copy that fails leaves no new file.
     """
+    new = _check_places(source, target)
     reading, writing = Store(source), Store(target)
+    unfinished = False
+    """Whether the target is a file that was made here and is not complete."""
     try:
         for store in (reading, writing):
             try:
+                if store is writing and new:
+                    target.make()
+                    unfinished = True
                 store.open()
                 await asyncio.wait_for(store.lead(), TAKE_OVER_S + 2.0)
             except TimeoutError:
                 raise InputError(f"{store.place}: {store.leader().holder} leads; stop the service first") from None
-        if moved := reading.meta().get(schema.MOVED):
-            raise InputError(f"{source}: was moved to {moved}; copy from there")
         if not backup:  # the copy is the same journal, and the home knows it by this id
             same = {schema.IDENTITY: reading.meta().get(schema.IDENTITY) or secrets.token_hex(8)}
             await reading.write(Commit(meta=same))
         counts = await writing.transact(lambda connection: _fill(connection, reading, writing, backup))
+        unfinished = False
         if not backup:
             await reading.write(Commit(meta={schema.MOVED: str(target)}))
         return counts
@@ -63,6 +71,45 @@ async def copy_journal(source: JournalPlace, target: JournalPlace, *, backup: bo
     finally:
         writing.close()
         reading.close()
+        if unfinished:
+            target.remove()
+
+
+def _check_places(source: JournalPlace, target: JournalPlace) -> bool:
+    """Return whether nothing is at the target. Raise `InputError` unless a journal can be copied there.
+
+    Both are only looked at: to open a store makes, upgrades or salvages what it finds.
+    """
+    with _looking(source) as connection:
+        if connection is None or not schema.is_journal(connection):
+            raise InputError(f"{source}: is not a journal; give a home directory, a journal.db, or postgresql://…")
+        moved = connection.execute(select(schema.meta.c.value).where(schema.meta.c.key == schema.MOVED)).scalar()
+        if moved:
+            raise InputError(f"{source}: was moved to {moved}; copy from there")
+    with _looking(target) as connection:
+        if connection is None:
+            return True
+        if schema.is_journal(connection):
+            _check_empty(connection, target)
+        elif not target.shared or inspect(connection).get_table_names():
+            raise InputError(f"{target}: is there, and is not a journal; give a place where nothing is")
+    return False
+
+
+@contextmanager
+def _looking(place: JournalPlace) -> Iterator[Connection | None]:
+    """Yield a connection that only reads; None: there is nothing."""
+    engine = place.look()
+    if engine is None:
+        yield None
+        return
+    try:
+        with engine.connect() as connection:
+            yield connection
+    except SQLAlchemyError as error:
+        raise InputError(f"{place}: cannot be read ({place.reason(error)}); nothing was copied") from error
+    finally:
+        engine.dispose()
 
 
 def _fill(connection: Connection, reading: Store, writing: Store, backup: bool) -> dict[str, int]:
@@ -86,7 +133,8 @@ def _fill(connection: Connection, reading: Store, writing: Store, backup: bool) 
 
 
 def _check_empty(connection: Connection, place: JournalPlace) -> None:
-    for table in TABLES:
+    known = inspect(connection).get_table_names()
+    for table in (table for table in TABLES if table.name in known):
         asked = select(func.count()).select_from(table)
         if table is schema.meta:
             asked = asked.where(table.c.key.not_in(MADE_EMPTY))

@@ -118,6 +118,16 @@ class PostgresJournal:
         engine.dialect.use_insertmanyvalues_wo_returning = True  # many rows in one statement, not one for each
         return engine
 
+    def look(self) -> Engine:
+        """Return what reads the database."""
+        return self.engine()
+
+    def make(self) -> None:
+        """Do nothing: the database is there."""
+
+    def remove(self) -> None:
+        """Do nothing: what is written in a transaction that fails is not there."""
+
     def prepare(self) -> list[str]:
         """Return notes for the operator: none, because the server looks after its files."""
         return []

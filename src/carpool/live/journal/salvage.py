@@ -9,8 +9,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 TABLES = ("meta", "leader", "users", "jobs", "snapshots", "estimates", "events")
+
+
+def read_only(path: Path) -> sqlite3.Connection:
+    """Open a database for reading. Beside one that has no log, no file is made."""
+    alone = "" if path.with_name(f"{path.name}-wal").exists() else "&immutable=1"
+    return sqlite3.connect(f"file:{quote(str(path))}?mode=ro{alone}", uri=True)
 
 
 def is_sound(path: Path) -> bool:
@@ -18,7 +25,7 @@ def is_sound(path: Path) -> bool:
     if not path.exists() or path.stat().st_size == 0:
         return True
     try:
-        connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+        connection = read_only(path)
         try:
             return bool(connection.execute("PRAGMA quick_check(1)").fetchone() == ("ok",))
         finally:

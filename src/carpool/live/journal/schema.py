@@ -155,6 +155,18 @@ def version_of(connection: Connection) -> int:
     return found
 
 
+def is_journal(connection: Connection) -> bool:
+    """Return whether a database is a journal of any release, rather than the database of another program."""
+    found = inspect(connection)
+    for table in (meta, events, jobs, snapshots, users):
+        if not found.has_table(table.name):
+            return False
+        needed = set(table.columns.keys()) - {"source"}  # version 1 has none
+        if not needed <= {column["name"] for column in found.get_columns(table.name)}:
+            return False
+    return version_of(connection) > 0
+
+
 def bring_up_to_date(connection: Connection) -> int:
     """Make the tables, or upgrade those of an older release. Return the version that was found (0: none)."""
     found = version_of(connection)

@@ -8,9 +8,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine, create_engine, event
+from sqlalchemy import URL, Engine, NullPool, create_engine, event
 
-from carpool.live.journal.salvage import is_sound, salvage
+from carpool.errors import InputError
+from carpool.live.journal.salvage import is_sound, read_only, salvage
 
 BUSY_S = 5.0
 """Seconds that a write waits for another process, a backup for example, to release the database."""
@@ -32,7 +33,7 @@ class SqliteJournal:
 
     def engine(self) -> Engine:
         options = {"timeout": BUSY_S, "check_same_thread": False}
-        engine = create_engine(f"sqlite:///{self.path}", connect_args=options)
+        engine = create_engine(URL.create("sqlite", database=str(self.path)), connect_args=options)
 
         @event.listens_for(engine, "connect")
         def prepare(connection: Any, _: Any) -> None:
@@ -40,6 +41,31 @@ class SqliteJournal:
             connection.execute("PRAGMA synchronous=FULL")  # a commit waits until the disk has it
 
         return engine
+
+    def look(self) -> Engine | None:
+        """Return what reads the file and changes nothing; None: there is no file. Raise `InputError` for a file that is
+        not a sound database."""
+        if not os.path.lexists(self.path):
+            return None
+        try:
+            sound = self.path.stat().st_size > 0 and is_sound(self.path)
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be read ({error.strerror}); give a journal") from None
+        if not sound:
+            raise InputError(f"{self.path}: is not a journal, or is damaged; nothing was changed. Give a journal")
+        return create_engine("sqlite://", creator=lambda: read_only(self.path), poolclass=NullPool)
+
+    def make(self) -> None:
+        """Make the file. Raise `InputError` if there is one, or a link."""
+        try:
+            os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be made ({error.strerror}); give another place") from None
+
+    def remove(self) -> None:
+        """Remove the file again, with those that SQLite makes beside it."""
+        for end in ("", "-wal", "-shm"):
+            self.path.with_name(self.path.name + end).unlink(missing_ok=True)
 
     def prepare(self) -> list[str]:
         """Make the file, or salvage what is left of it; return notes for the operator."""
