@@ -352,6 +352,8 @@ def test_users_are_added_limited_and_revoked(service):
     said = service.call("jobs", token=token)
     assert (said.code, said.out) == (2, "")
     assert "token" in said.err
+    again = service.json("user", "add", "erin", "--max-jobs", "none")
+    assert (again["max_jobs"], again["max_gpus"]) == (None, 1), "what no option names stays as it was"
 
 
 def test_groups_divide_the_cluster(service):

@@ -132,6 +132,19 @@ def test_limits_of_a_user_hold(service):
         admin.post(f"/v1/jobs/{job}/cancel")
 
 
+def test_limits_and_the_group_outlive_a_token(service):
+    admin, settled = service.client(), {"max_jobs": 1, "max_gpus": 1, "max_priority": 3, "group": "red"}
+    admin.post("/v1/users", {"name": "gina", "max_gpus": 2, "group": "red"})
+    admin.put("/v1/users/gina/limits", {"max_jobs": 1, "max_gpus": 1, "max_priority": 3})
+    admin.delete("/v1/users/gina")
+    again = admin.post("/v1/users", {"name": "gina"})
+    assert {key: again[key] for key in settled} == settled
+    assert refused(service.submit, token=again["token"], gpus=2) == 422
+    admin.delete("/v1/users/gina")
+    changed = admin.post("/v1/users", {"name": "gina", "max_gpus": 2, "max_jobs": None, "group": None})
+    assert {key: changed[key] for key in settled} == {**settled, "max_gpus": 2, "max_jobs": None, "group": None}
+
+
 def test_no_token_or_hash_is_ever_shown_or_kept(service, alice):
     shown = json.dumps(service.client().get("/v1/users"))
     assert alice not in shown

@@ -53,9 +53,12 @@ def user() -> None:
 @home_option
 @json_option
 def add(name: str, uid: int | None, group: str | None, home: Path | None, as_json: bool, **limits: int | None) -> None:
-    """Add a user and print their token. It is shown only once."""
+    """Add a user and print their token. It is shown only once.
+
+    A user whose token was revoked gets a new one, and keeps the group and the limits that no option names.
+    """
     request = {"name": name, "uid": uid, "group": group, **limits}
-    given = {key: value for key, value in request.items() if value not in (None, NO_LIMIT)}
+    given = {key: None if value == NO_LIMIT else value for key, value in request.items() if value is not None}
     answer = connect(home).post("/v1/users", given)
     if answer.get("warning"):
         click.echo(f"warning: {printable(answer['warning'])}", err=True)

@@ -23,6 +23,8 @@ Me = Annotated[Principal, Depends(me)]
 Context = Annotated[ApiContext, Depends(api_context)]
 Name = Annotated[str, Path(pattern=messages.USER_NAME, max_length=32)]
 router = APIRouter()
+OPERATORS = {"max_jobs", "max_gpus", "max_priority", "group"}
+"""Fields of a user that the operator decides. They outlive a token."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Type of the format in which Prometheus reads metrics."""
 Before = Annotated[str | None, Query(pattern=r"^[0-9]{1,18}$", max_length=18)]
@@ -177,7 +179,8 @@ async def users(context: Context, who: Me) -> Json:
     responses=answers(403, 409, 422, 503, ok=201, model=messages.NewUserAnswer),
 )
 async def add_user(request: messages.UserRequest, context: Context, who: Me) -> Json:
-    """Add a user. The answer holds their token, which is not kept and cannot be shown again."""
+    """Add a user, or give one whose token was revoked a new token. The answer holds the token, which is not kept and
+    cannot be shown again. Limits and the group that a revoked user had stay unless they are named."""
     admin_only(who)
     name = request.name
     known = context.service.queries.users().get(name)
@@ -189,10 +192,11 @@ async def add_user(request: messages.UserRequest, context: Context, who: Me) -> 
         "role": "user",
         "uid": _uid(context, name, request.uid),
         "revoked": False,
-        **request.model_dump(include={"max_jobs", "max_gpus", "max_priority", "group"}),
+        **{field: (known or {}).get(field) for field in OPERATORS},
+        **request.model_dump(include=OPERATORS, exclude_unset=True),
     }
     await context.service.requests.put_user(name, row)
-    await context.service.requests.set_limits(name, Limits(request.max_jobs, request.max_gpus))
+    await context.service.requests.set_limits(name, Limits(row["max_jobs"], row["max_gpus"]))
     context.keyring.add(name, row["token_hash"])
     warning = "" if row["uid"] is None else await asyncio.to_thread(installation_problem, row["uid"])
     return Json({**shown_user(name, row), "token": token, "warning": warning}, 201)
