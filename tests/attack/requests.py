@@ -25,7 +25,13 @@ WRONG_FIELDS = [
     {"directory": "/does/not/exist"}, {"array": "0-999999999"}, {"after": ["999999"]}, {"user": "admin"}, {"uid": 0},
     {"snapshot": "../../home"}, {"priority": 10**9},
 ]  # fmt: skip
+OTHER_CODES = [
+    ('{"a":"\u2200","b":' + "[" * levels + "]" * levels + ',"c":1}').encode(code)
+    for code in ("utf-16", "utf-16-le", "utf-16-be", "utf-32-le")
+    for levels in (40, 100_000)
+]
 BODIES = [
+    *OTHER_CODES, b'"' + b'\\"' * 500_000, b"[]" * 500_000,
     b"", b"null", b"[]", b"{", DEEP, b'{"a":' * 500, b"\xff\xfe", b"9" * 5000,
     b'{"command":["true"],"command":["id"],"directory":"/"}', b'{"command":["true"],"directory":"/","batch":NaN}',
     b'{"command":["true"],"directory":"/","duration_s":1e999}',

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -160,6 +161,31 @@ async def test_deeply_nested_bodies_are_refused():
     assert (await ask(body=(b"[" * 33 + b"]" * 33,)))[0] == 400
     assert (await ask(body=(b"[" * 32 + b"]" * 32,)))[0] == 200
     assert (await ask(body=(b'["' + b"[" * 100 + b'"]',)))[0] == 200  # brackets inside a string do not count
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])
+@pytest.mark.parametrize("levels", [1, 40])
+async def test_only_utf_8_is_read(encoding, levels):
+    text = '{"a":"\u2200","b":' + "[" * levels + "]" * levels + ',"c":1}'
+    assert (await ask(body=(text.encode(encoding),)))[0] == 400
+    assert (await ask(body=(b'"\xff"',)))[0] == 400
+    assert (await ask(body=('{"a":"\u2200\\u0000"}'.encode("utf-8-sig"),)))[0] == 200
+
+
+HARD = {
+    "open": b"[" * 2**20,
+    "flat": b"[]" * 2**19,
+    "texts": b'""' * 2**19,
+    "a text without its end": b'"' + b'\\"' * 2**19,
+    "escapes": b'"\\' * 2**19,
+}
+
+
+@pytest.mark.parametrize("body", HARD.values(), ids=HARD)
+def test_the_depth_of_a_large_body_is_found_in_a_moment(body):
+    began = time.process_time()
+    assert depth(body) in (0, 1, 2**20)
+    assert time.process_time() - began < 1.0
 
 
 nested = st.recursive(

@@ -9,6 +9,7 @@ import json
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from itertools import accumulate
 from typing import Any
 
 from carpool.live.http import sessions
@@ -35,13 +36,17 @@ MAX_BODY = 1 << 20
 MAX_OPEN_BODY = 512
 """Bytes that a client without a token may send: a token to sign in with."""
 MAX_DEPTH = 32
+TOO_DEEP = f"the body is nested more than {MAX_DEPTH} levels deep"
 BODY_TIMEOUT_S = 30.0
 """Seconds in which a body must have arrived; for a code snapshot, between two parts of it."""
 LARGE_BODY_TIMEOUT_S = 900.0
 """Seconds in which a whole code snapshot must have arrived."""
 MAX_DRAINED = 64 << 20
 DRAIN_S = 2.0
-_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
+"""A text of JSON. One without its end reaches to the end of the body, so that no byte is looked at twice."""
+_NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
+_STEP = tuple({ord("["): 1, ord("{"): 1}.get(byte, -1) for byte in range(256))
 _HOST = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::[0-9]{1,5})?")
 """What a Host header may be: a name or an address and a port, and nothing before or after them."""
 _TRICKS = re.compile(rb"%(?:00|2e|2f|5c|25)|\\|//|(?:^|/)\.{1,2}(?:/|$)|[\x00-\x20\x7f-\xff]", re.IGNORECASE)
@@ -172,9 +177,7 @@ class Gate:
             parts.append(message.get("body", b""))
             more = message.get("more_body", False)
         body = b"".join(parts)
-        if body and depth(body) > MAX_DEPTH:
-            raise Refused(400, f"the body is nested more than {MAX_DEPTH} levels deep")
-        _check_unique(body)
+        check_body(body)
         return body
 
     def _counted(
@@ -214,20 +217,35 @@ def route_of(scope: MutableMapping[str, Any]) -> str:
 
 def depth(body: bytes) -> int:
     """Return how deep a JSON text is nested without parsing it: a parser would recurse."""
-    level = deepest = 0
-    for found in _BRACKETS.finditer(body):
-        if found[0] in b"[{":
-            level += 1
-            deepest = max(deepest, level)
-        elif found[0] in b"]}":
-            level -= 1
-    return deepest
+    brackets = _TEXT.sub(b"", body).translate(None, _NO_BRACKET)
+    return max(accumulate(map(_STEP.__getitem__, brackets), initial=0))
+
+
+def check_body(body: bytes) -> None:
+    """Refuse a body that readers may understand differently, or that a parser could not read."""
+    _check_encoding(body)
+    if depth(body) > MAX_DEPTH:
+        raise Refused(400, TOO_DEEP)
+    _check_unique(body)
+
+
+def _check_encoding(body: bytes) -> None:
+    """Refuse what is not UTF-8. Python's parser also reads UTF-16 and UTF-32, whose brackets `depth` does not see; it
+    knows them by a NUL, or by a mark at the beginning that UTF-8 has not."""
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        raise Refused(400, "the body is not UTF-8; encode it so") from None
+    if b"\0" in body:
+        raise Refused(400, "the body has a NUL, which JSON in UTF-8 has not; encode it as UTF-8")
 
 
 def _check_unique(body: bytes) -> None:
     """Refuse JSON with a name twice in one object: readers differ in which one counts. Other faults are the route's."""
     try:
         json.loads(body or b"null", object_pairs_hook=_unique)
+    except RecursionError:
+        raise Refused(400, TOO_DEEP) from None
     except ValueError:
         return
 
