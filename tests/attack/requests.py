@@ -139,6 +139,25 @@ def bombs(world: World) -> None:
     hold(world.memory() < 600 << 20, f"memory stays bounded, not {world.memory() >> 20} MiB")
 
 
+@case("many jobs with a copy of a small upload each, over several requests", "one user gets a bounded part of the disk",
+      own=("--max-snapshots", "64MiB"))  # fmt: skip
+def many_copies(world: World) -> None:
+    packed = archive(("large", tarfile.REGTYPE, "", {"size": 8 << 20}))
+    said = []
+    for _ in range(5):
+        binary = {"Content-Type": "application/octet-stream"}
+        name = world.ask("POST", "/v1/snapshots", packed, "ann", **binary).data["snapshot"]
+        spec = {"command": ["sleep", "60"], "directory": "/tmp", "watch": False, "snapshot": name, "array": "0-2"}
+        said.append(world.ask("POST", "/v1/jobs", spec, "ann"))
+    hold(
+        [one.status for one in said] == [201, 201, 422, 422, 422], f"two arrays fit, not {[one.status for one in said]}"
+    )
+    hold(all(one.refused for one in said[2:]), "the others are refused in one line")
+    copies = len(list((world.home / "jobs").glob("*/snapshot/large")))
+    hold(copies == 6, f"there are six copies, not {copies}")
+    world.ask("POST", "/v1/jobs/cancel", {"jobs": [row["job"] for row in world.jobs()]}, "ann")
+
+
 @case("one user asks for another's job, environment, log and users", "nothing is shown and nothing changes", short=True)
 def other_users(world: World) -> None:
     job = world.submit("echo SECRETOUT; sleep 60", "bob", env={"KEY": "SECRETENV"})

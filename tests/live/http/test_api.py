@@ -373,5 +373,5 @@ def test_a_name_that_is_twice_in_a_query_is_refused(service):
 
 def test_the_copies_of_an_array_have_a_limit(service, tmp_path, monkeypatch):
     (tmp_path / "large").write_bytes(bytes(50 << 20))
-    said = service.call("submit", "--snapshot", "--array", "0-99", "--", "true", cwd=tmp_path)
-    assert (said.code, "every job of the array gets a copy" in said.err) == (2, True)
+    said = service.call("submit", "--snapshot", "--array", "0-399", "--", "true", cwd=tmp_path)
+    assert (said.code, "every job gets a copy, 19.5 GiB here" in said.err) == (2, True), said.err

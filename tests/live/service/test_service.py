@@ -181,6 +181,46 @@ async def test_a_code_snapshot_keeps_the_directory_as_it_was(home, tmp_path):
         assert output(service, job) == "before"
 
 
+async def test_code_snapshots_of_jobs_that_have_not_ended_have_a_bound_for_each_user(home, tmp_path):
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "large").write_bytes(bytes(300_000))
+    (tmp_path / "code" / "small").touch()
+    waiting = shell("echo x > more; sleep 60", directory=str(tmp_path / "code"), snapshot=True)
+    quick = replace(waiting, command=("true",))
+    async with serving(home, gpus=4, max_snapshots=2**20) as service:
+        answers = await asyncio.gather(
+            *(service.requests.submit([waiting, waiting], "admin") for _ in range(2)), return_exceptions=True
+        )
+        (jobs,) = [found for found in answers if isinstance(found, list)]
+        (refused,) = [found for found in answers if isinstance(found, InputError)]
+        assert "your jobs that have not ended have 600 KiB of 1.0 MiB" in str(refused)
+        ended = await one(service, quick)
+        await service.queries.wait(ended)
+        await service.queries.wait(await one(service, quick))
+        await started(service, jobs[0])
+        (home.snapshot(jobs[0]) / "more").write_bytes(bytes(2**20))  # what a job writes there is not part of it
+
+    async with serving(home, gpus=4, max_snapshots=2**20) as service:
+        with pytest.raises(InputError, match=r"600 KiB of 1\.0 MiB"):
+            await service.requests.submit([waiting, waiting], "admin")
+        await service.requests.cancel_all(jobs)
+        for job in jobs:
+            await service.queries.wait(job)
+        last = await service.requests.submit([waiting, waiting, waiting], "admin")
+        await service.requests.cancel_all(last)
+
+
+async def test_jobs_whose_snapshots_cannot_be_copied_leave_nothing(home, tmp_path, monkeypatch):
+    (tmp_path / "code").mkdir()
+    spec = shell("true", directory=str(tmp_path / "code"), snapshot=True)
+    async with serving(home) as service:
+        made = service.requests._copy
+        monkeypatch.setattr(service.requests, "_copy", lambda *a: made(*a) if not list(home.jobs.iterdir()) else 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            await service.requests.submit([spec, spec], "admin")
+        assert list(home.jobs.iterdir()) == []
+
+
 async def test_a_restarted_service_finds_running_jobs_and_jobs_that_ended_meanwhile(home, monkeypatch, tmp_path):
     monkeypatch.setattr(homes, "LOCK_S", 0.1)
 

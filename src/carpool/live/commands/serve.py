@@ -123,6 +123,12 @@ OPEN = "everyone who reaches {host} can talk to this service, and tokens travel 
     help="Longest `--grace` of a job: so long it may stay on its GPUs when it is stopped, also at its time limit.",
 )
 @click.option(
+    "--max-snapshots",
+    type=OptionType(ByteSize(2**20, 2**60)),
+    default=2**34,
+    help="Size of the code snapshots of each user's jobs that have not ended.  [default: 16GiB]",
+)
+@click.option(
     "--keep-files",
     type=OptionType(Duration(60.0, MAX_NUMBER)),
     default=DEFAULT.files_s,

@@ -44,8 +44,6 @@ KEPT_S = 600.0
 """Seconds after which an upload that no job has used is removed."""
 MAX_UNUSED, MAX_UNUSED_BYTES = 32, 1 << 30
 """Number and size of one user's uploads that no job has used."""
-MAX_ARRAY_BYTES = 4 << 30
-"""Size of the copies that the jobs of one array get."""
 
 
 @dataclass(frozen=True, slots=True)

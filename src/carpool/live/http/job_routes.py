@@ -18,7 +18,6 @@ from carpool.live.errors import NoSuchJob
 from carpool.live.http import messages
 from carpool.live.http.api import ApiContext, Forbidden, Json, answers, api_context, me
 from carpool.live.http.auth import Principal
-from carpool.live.http.code_snapshot import MAX_ARRAY_BYTES, tree_size
 from carpool.live.service.queries import MAX_LOG_BYTES
 
 Me = Annotated[Principal, Depends(me)]
@@ -77,11 +76,6 @@ async def submit(request: messages.JobRequest, context: Context, who: Me) -> Jso
         jobs = await context.service.requests.submit(specs, who.name)
     else:
         with context.uploads.taken(snapshot, who.name) as directory:
-            if tree_size(directory) * len(specs) > MAX_ARRAY_BYTES:
-                raise InputError(
-                    f"snapshot: every job of the array gets a copy, {MAX_ARRAY_BYTES >> 30} GiB in all at most; "
-                    "leave large files out, or submit without --snapshot"
-                )
             specs = [replace(one, directory=str(directory), snapshot=True) for one in specs]
             jobs = await context.service.requests.submit(specs, who.name)
     return Json({"job": jobs[0], "jobs": jobs}, 201)

@@ -11,6 +11,7 @@ from carpool.live.home import Home
 from carpool.live.journal.reader import JournalPlace
 from carpool.live.service.notices import NoticeSettings
 from carpool.live.service.retention import RetentionLimits
+from carpool.live.service.snapshot_quota import MOST
 from carpool.live.spec import MAX_GRACE_S
 
 
@@ -42,6 +43,8 @@ class ServiceConfig:
     """Seconds that a job of several GPUs without the training library may be paused."""
     max_grace_s: float = MAX_GRACE_S
     """Longest time that a job may ask for to save and to leave."""
+    max_snapshots: int = MOST
+    """Bytes of the code snapshots of each user's jobs that have not ended."""
     clock: Clock = field(default_factory=RealClock)
     perf: PerformanceModel | None = None
     """A performance model that does not learn; None: the belief that starts from the profile."""

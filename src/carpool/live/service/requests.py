@@ -33,6 +33,7 @@ from carpool.live.service.inbox import Inbox
 from carpool.live.service.jobs import SPEC_FILE, JobBook, new_row
 from carpool.live.service.operator_settings import OperatorSettings
 from carpool.live.service.pruner import Pruner
+from carpool.live.service.snapshot_quota import RECORDED, SnapshotQuota
 from carpool.live.service.users import Users, recorded_uid
 from carpool.live.spec import MAX_GRACE_S, Spec
 from carpool.live.text import span
@@ -51,6 +52,7 @@ class Requests:
     pruner: Pruner
     unwritten: UnwrittenCancels
     settings: OperatorSettings
+    quota: SnapshotQuota
     max_grace_s: float = MAX_GRACE_S
     """Longest time that a job may ask for to save and to leave: it holds its GPUs meanwhile, at its limit and where
     GPUs are drained, too."""
@@ -66,10 +68,16 @@ class Requests:
         group = self.users.group_of(user)
         await self.book.read_ahead({name for spec in specs for name in spec.after})
         names = self.book.new_ids(len(specs))
-        numbered = [replace(spec, array_job=names[0]) if spec.array_index is not None else spec for spec in specs]
-        kept = await self._copy_directories(dict(zip(names, numbered, strict=True)), user)
-        kinds = await self.users.files.look(user, partial(self._kinds, kept, self.users.uid_of(user)))
+        copied = {name: Path(spec.directory) for name, spec in zip(names, specs, strict=True) if spec.snapshot}
+        with self.quota.room(user, await self.quota.measure(user, copied)):
+            await self._submit(names, specs, user, group)
+            await asyncio.to_thread(self._write_specs, names, user, group)
+        return names
 
+    async def _submit(self, names: Sequence[str], specs: Sequence[Spec], user: str, group: str) -> None:
+        numbered = [replace(spec, array_job=names[0]) if spec.array_index is not None else spec for spec in specs]
+        kept = dict(zip(names, numbered, strict=True))
+        kinds: dict[str, JobKind] = {}
         prepared = False
 
         def prepare(now: float, commit: Commit) -> Sequence[ev.Event]:
@@ -93,6 +101,8 @@ class Requests:
             return events
 
         try:
+            kept = await self._copy_directories(kept, user)
+            kinds = await self.users.files.look(user, partial(self._kinds, kept, self.users.uid_of(user)))
             await self.inbox.request(prepare)
         except BaseException as error:
             if isinstance(error, Exception) or not prepared:  # else the journal may have them, and the answer is lost
@@ -100,8 +110,6 @@ class Requests:
                 for name in names:
                     shutil.rmtree(self.home.job(name), ignore_errors=True)
             raise
-        await asyncio.to_thread(self._write_specs, names, user, group)
-        return names
 
     def check_grace(self, specs: Sequence[Spec]) -> None:
         """Raise `InputError` for jobs that ask for too long a time to save and to leave."""
@@ -145,8 +153,10 @@ class Requests:
                 self.home.job(name).mkdir(mode=0o700, exist_ok=True)
                 if spec is not None:
                     uid = recorded_uid(user, self.users)
-                    text = json.dumps({"user": user, "uid": uid, "group": group, "spec": spec.plain()})
-                    write_private(self.home.job(name) / SPEC_FILE, text, sync=False)
+                    record = {"user": user, "uid": uid, "group": group, "spec": spec.plain()}
+                    if spec.snapshot:
+                        record[RECORDED] = self.quota.size(name)
+                    write_private(self.home.job(name) / SPEC_FILE, json.dumps(record), sync=False)
 
     async def cancel(self, job: str) -> None:
         """End a job for good."""

@@ -54,6 +54,7 @@ from carpool.live.service.queries import Queries
 from carpool.live.service.records import KEPT_S, Recorder
 from carpool.live.service.requests import Requests
 from carpool.live.service.retention import RetentionLedger
+from carpool.live.service.snapshot_quota import SnapshotQuota
 from carpool.live.service.snapshots import SnapshotKeeper
 from carpool.live.service.terminals import Terminals
 from carpool.live.service.users import Users
@@ -223,7 +224,10 @@ async def _assemble(
     await settings.keep()
     progress = ProgressWatch(state, executor, book, inbox, clock)
     pruner = Pruner(home, store, inbox, clock, config.retention, RetentionLedger(home.retention))
-    requests = Requests(home, state, inbox, book, users, estimator, pruner, unwritten, settings, config.max_grace_s)
+    quota = SnapshotQuota(home, state, book, config.max_snapshots)
+    requests = Requests(
+        home, state, inbox, book, users, estimator, pruner, unwritten, settings, quota, config.max_grace_s
+    )
     queries = Queries(
         state,
         store,
