@@ -119,6 +119,35 @@ class TestTheWayThroughAPause:
         assert (state.shares, state.jobs["a"].hosted, state.jobs["b"].shares) == (0, 0, 0)
         assert state.most_residents == 2
 
+    def test_two_jobs_that_a_resume_brings_together_share(self):
+        state = state_of(running("a", on=[0], left=100.0), pending("b", left=40.0))
+        pause(state, "a", 10.0)
+        happen(state, ev.Planned(11.0, (Decision("b", Allocation((0,)), "room"),)), ev.Started(11.0, "b", 1))
+        resume(state, "a", 21.0)
+        a, b = state.jobs["a"], state.jobs["b"]
+        assert (state.shares, a.shares, b.hosted, a.hosted, b.shares) == (1, 1, 1, 0, 0)
+        assert (a.saved_s, b.saved_s) == (30.0, 0.0), "it would have waited for the rest of b"
+
+    def test_a_pair_counts_once_however_often_it_is_paused_and_resumed(self):
+        state = state_of(running("a", on=[0]), running("b", on=[0]))
+        for at, name in enumerate("abba", start=1):
+            pause(state, name, 10.0 * at)
+            resume(state, name, 10.0 * at + 1.0)
+        assert (state.shares, state.jobs["a"].hosted, state.jobs["b"].shares) == (1, 1, 1)
+
+    def test_a_pair_counts_again_when_one_of_the_two_was_away(self):
+        state = state_of(running("a", on=[0]), running("b", on=[0]))
+        happen(state, ev.Planned(5.0, (Decision("b", None, "out"),)), ev.Stopped(5.0, "b", 1, 0.0))
+        happen(state, ev.Planned(6.0, (Decision("b", Allocation((0,)), "in"),)))
+        assert (state.shares, state.jobs["a"].hosted, state.jobs["b"].shares) == (2, 2, 2)
+
+    def test_of_a_plan_that_swaps_two_jobs_neither_shares(self):
+        state = state_of(running("a", on=[0]), pending("b"))
+        pause(state, "a", 5.0)
+        happen(state, ev.Planned(6.0, (Decision("b", Allocation((0,)), "room"),)), ev.Started(6.0, "b", 1))
+        happen(state, ev.Planned(7.0, (turn(state.jobs["a"], True), turn(state.jobs["b"], False))))
+        assert (state.shares, state.jobs["a"].shares, state.jobs["b"].hosted) == (0, 0, 0)
+
     def test_a_guest_of_a_paused_job_is_known_to_every_index(self):
         state = state_of(running("a", on=[0, 1]), running("b", on=[0]), pending("c"))
         _ = state.hosts, state.end_times  # kept from here on, and so validated
@@ -295,6 +324,18 @@ class TestSnapshots:
         validate(restored)
         assert facts(restored) == facts(state)
         assert [record.active for record in restored.jobs.values()] == [True, True, False]
+
+    def test_a_snapshot_that_does_not_tell_who_joined_whom_loads(self):
+        state = self.in_every_status()
+        data = json.loads(json.dumps(snapshot.encode(state)))
+        for entry in data["jobs"]:
+            del entry["shared_with"]
+        restored = snapshot.restore(data, model(), first_come)
+        validate(restored)
+        assert restored.jobs["c"].shared_with == (restored.jobs["c2"].seq,), "both compute, and have joined"
+        pause(restored, "c2", 30.0)
+        resume(restored, "c2", 31.0)
+        assert restored.shares == state.shares
 
     def test_smaller_limits_refuse_what_does_not_keep_them(self):
         state = state_of(running("a", on=[0]), running("b", on=[0]), pending("c"))

@@ -5,6 +5,7 @@ Keeps the residents, the counts of each user and the pace of mates up to date. C
 
 from carpool.core import trials
 from carpool.core.charging import charge_mates, rate
+from carpool.core.joins import join, part
 from carpool.core.model import Allocation, Job, Status, as_scaled
 from carpool.core.pace import predict_alone, settle, update_pace
 from carpool.core.pausing import end_pause
@@ -44,21 +45,12 @@ def claim(state: State, record: JobRecord, allocation: Allocation) -> None:
     if record.standby:
         state.cluster.note_activity(record.gpus)
     if most > 1:
-        _join(state, record, state.cluster.mates(record))
-    state.reindex(record)
-
-
-def _join(state: State, record: JobRecord, beside: list[JobRecord]) -> None:
-    """Count that a job shares GPUs from now on, and note what changes for the jobs that are there."""
-    mates = [] if record.standby else [mate for mate in beside if mate.active]
-    if mates:
-        record.shares += 1
-        record.saved_s += max([mate.alone_left(state.now) for mate in mates])
-        state.shares += 1
+        mates = state.cluster.mates(record)
+        if record.active:
+            join(state, record, mates)
         for mate in mates:
-            mate.hosted += 1
-    for mate in beside:
-        state.reindex(mate)
+            state.reindex(mate)
+    state.reindex(record)
 
 
 def leave(state: State, record: JobRecord) -> None:
@@ -74,6 +66,7 @@ def leave(state: State, record: JobRecord) -> None:
     record.slowdown = 1.0
     record.pace_version += 1
     mates = state.cluster.mates(record)
+    part(record, mates)
     state.cluster.leave(record)
     if state.tenants.on:
         state.tenants.hold(record, -1, 0.0, state.now)

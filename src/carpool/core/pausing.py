@@ -7,6 +7,7 @@ The plan changes what counts: from then on the job is active or not. The workers
 """
 
 from carpool.core.charging import charge
+from carpool.core.joins import join
 from carpool.core.model import Status
 from carpool.core.pace import settle, update_pace
 from carpool.core.record import JobRecord
@@ -65,8 +66,10 @@ def resume(state: State, record: JobRecord) -> None:
     state.cluster.note_activity(record.gpus)
     if state.tenants.on:
         charge(state, record)
+    mates = state.cluster.mates(record)
+    join(state, record, mates)
     state.reindex(record)
-    for mate in state.cluster.mates(record):
+    for mate in mates:
         state.reindex(mate)
 
 

@@ -143,9 +143,11 @@ class JobRecord:
     paused_s: float = field(default=0.0, init=False)
     """Seconds paused, up to `paused_since`."""
     shares: int = field(default=0, init=False)
-    """Number of times that it joined other jobs."""
+    """Number of times that it joined other jobs: it began to compute beside them."""
     hosted: int = field(default=0, init=False)
     """Number of times that another job joined it."""
+    shared_with: tuple[int, ...] = field(default=(), init=False)
+    """The `seq` of the jobs on its GPUs that it joined or that joined it, in order."""
     most_gpus: int = field(default=0, init=False)
     """Largest number of GPUs on which it ever ran."""
     saved_s: float = field(default=0.0, init=False)

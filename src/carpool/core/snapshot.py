@@ -13,6 +13,7 @@ from carpool.core.accounts import Accounts
 from carpool.core.claims import count_for_user
 from carpool.core.codec import builder, decode_job, plain
 from carpool.core.guesses import Guesses
+from carpool.core.joins import may_compute
 from carpool.core.learning import LearningModel
 from carpool.core.model import Limits, Node, Status
 from carpool.core.perf import PerformanceModel
@@ -24,7 +25,7 @@ from carpool.core.tenants import Tenants
 from carpool.core.trial import Trials
 from carpool.core.view import SortKey
 
-_NOT_PLAIN = {"job", "seq", "status", "shape", "gpus", "leaving", "waits_for", "queue_entry", "ended"}
+_NOT_PLAIN = {"job", "seq", "status", "shape", "gpus", "leaving", "waits_for", "shared_with", "queue_entry", "ended"}
 _KEPT = tuple(field.name for field in fields(JobRecord) if field.name not in _NOT_PLAIN)
 """The fields of a record that are plain data; `_encode_job` writes the others, or they follow from these."""
 _COUNTERS = (
@@ -75,6 +76,7 @@ def _encode_job(record: JobRecord) -> dict[str, Any]:
         "gpus": list(record.gpus),
         "leaving": list(record.leaving),
         "waits_for": list(record.waits_for),
+        "shared_with": list(record.shared_with),
         "key": list(entry[1]) if entry is not None else None,
         **data,
     }
@@ -138,6 +140,7 @@ def _restore_job(state: State, data: dict[str, Any]) -> None:
     record.status = Status(data["status"])
     record.gpus, record.leaving = tuple(data["gpus"]), tuple(data["leaving"])
     record.waits_for = tuple(data["waits_for"])
+    record.shared_with = tuple(data.get("shared_with", ()))
     record.active = data.get("active", bool(record.gpus))  # before there were pauses, every holder was active
     state.jobs[job.id] = record
     if data["key"] is not None:
@@ -168,5 +171,14 @@ def _restore_residents(state: State, data: dict[str, Any]) -> None:
         state.cluster.residents[gpu] = tuple(state.jobs[name] for name in names)
         state.most_residents = max(state.most_residents, len(names))  # a snapshot of an older release counts none
         state.cluster.note_activity((gpu,))
+    for entry in data["jobs"]:
+        if "shared_with" not in entry:  # a snapshot of an older release: who computes beside others has joined them
+            _restore_joins(state, state.jobs[entry["job"]["id"]])
     in_order = sorted(state.paused.values(), key=lambda record: (record.paused_since, record.seq))
     state.paused = {record.seq: record for record in in_order}
+
+
+def _restore_joins(state: State, record: JobRecord) -> None:
+    if may_compute(record):
+        mates = state.cluster.mates(record)
+        record.shared_with = tuple(sorted([mate.seq for mate in mates if may_compute(mate)]))

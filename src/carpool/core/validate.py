@@ -10,6 +10,7 @@ from carpool.core.charging import rate
 from carpool.core.division import held_and_shared
 from carpool.core.end_times import EndTimes
 from carpool.core.hosts import Hosts, PartlyFreeHosts
+from carpool.core.joins import may_compute
 from carpool.core.model import HOLDING, PAUSE, GpuId, Status
 from carpool.core.queue import impatience
 from carpool.core.ranked_queue import RankedQueue
@@ -181,6 +182,7 @@ def _validate_job(state: State, record: JobRecord) -> None:
     _require((record.seq in state.holders) == holds, f"{record} is not listed right among the jobs that hold GPUs")
     _require(set(record.leaving) <= set(state.topology.node_of), f"{record} leaves GPUs that are not there")
     _validate_pause(state, record)
+    _validate_joins(state, record)
     leaves = record.status in (Status.STOPPING, Status.STARTING, Status.CANCELLING)
     _require(leaves or not record.leaving, f"{record} leaves GPUs {record.leaving}")
     _require(0.0 <= record.done <= record.job.iterations, f"{record} has done {record.done} iterations")
@@ -220,6 +222,14 @@ def _validate_pause(state: State, record: JobRecord) -> None:
     _require((seq in state.paused) == paused, f"{record} is not listed right among the paused jobs")
     switching = status in (Status.PAUSING, Status.RESUMING)
     _require((seq in state.switching) == switching, f"{record} is not listed right among those that switch")
+
+
+def _validate_joins(state: State, record: JobRecord) -> None:
+    mates = state.cluster.mates(record)
+    joined = tuple(sorted([mate.seq for mate in mates if record.seq in mate.shared_with]))
+    _require(record.shared_with == joined, f"{record} counts as having joined {record.shared_with}, not {joined}")
+    beside = {mate.seq for mate in mates if may_compute(mate)} if may_compute(record) else set()
+    _require(beside <= set(joined), f"{record} computes beside {sorted(beside)} and has joined {joined} only")
 
 
 def _validate_idle(state: State) -> None:

@@ -34,6 +34,7 @@ GPUS = 8
 TURNS = f"{Path(turns.__file__)}:TakeTurns"
 """A policy that pauses and resumes by the clock, given as a user would give it."""
 MEMORY = 24 * 2**30
+BELIEVED = "carpool_slowdown_believed_ratio"
 
 
 def perf(xi: float) -> FittedModel:
@@ -70,6 +71,14 @@ def simulate(jobs, policy: str, node, belief, truth, settings=()) -> list[ev.Eve
     models = {"belief": belief, "truth": truth}
     Engine(jobs, [node], policies.make(policy), **models, costs=costs, settings=settings, log=log.append).run()
     return log
+
+
+def replayed(log: list[ev.Event], policy: str, belief) -> State:
+    """Return the state to which the log of a simulation leads."""
+    state = State(belief, policies.make(policy).key)
+    for event in log:
+        state.apply(event)
+    return state
 
 
 def steps_of(log: list[ev.Event]) -> list[tuple[float, list[ev.Event], ev.Planned | None]]:
@@ -272,6 +281,9 @@ async def test_live_decides_as_the_simulation_did(policy, truth, make, quick_hom
     assert len(expected) > 20
     if "bsbf" in policy or "ffs" in policy:
         assert service.state.shares > 5, "a run without sharing proves little"
+        believed = [service.metrics.registry.get_sample_value(f"{BELIEVED}_{what}") for what in ("sum", "count")]
+        assert believed[0] > 1.01 * believed[1], "jobs were expected to slow each other down"
+    assert service.state.shares == replayed(log, policy, make() if make else world).shares
     if policy == "tiresias":
         assert service.state.preemptions > 5
     if policy.startswith(TURNS):

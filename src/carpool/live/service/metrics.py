@@ -117,10 +117,19 @@ class Metrics:
         for decision in planned.decisions:
             place, record = decision.allocation, self._state.jobs.get(decision.job)
             self._decisions.labels("stop" if place is None else "place" if place.active else "pause").inc()
-            if place is not None and place.active and record is not None and record.gpus:
-                mates = [mate for mate in self._state.cluster.mates(record) if mate.active]
-                if mates:
-                    self._believed.observe(record.slowdown)
+            if place is not None and place.active and record is not None:
+                beside = any(mate.active for mate in self._state.cluster.mates(record))
+                if beside:
+                    self._believed.observe(self._believed_slowdown(record))
+
+    def _believed_slowdown(self, record: JobRecord) -> float:
+        """Return the slow-down of a job once it and its active mates compute; so far some of them may start up."""
+        worst = 1.0
+        for cell in self._state.cluster.shared_cells(record):
+            mates = [(mate.job, mate.accumulation) for mate in cell if mate is not record and mate.active]
+            if mates:
+                worst = max(worst, self._state.perf.slowdown(record.job, record.accumulation, mates))
+        return worst
 
     def _count_end(self, record: JobRecord) -> None:
         self._ended.labels(str(record.status)).inc()
