@@ -218,17 +218,43 @@ class TestPauses:
             check(state, [put("e", 0)])
         check(state, [Decision("a", None, "make room"), put("d", 0)])
 
-    def test_only_jobs_that_compute_are_company(self):
-        parts = (running("a", on=[0]), pending("b", exclusive=True), pending("c", max_slowdown=1.1))
-        state = situation(FOUR, *parts).state(first_come)
-        for name in ("b", "c"):
-            with pytest.raises(IllegalPlan):
-                check(state, [put(name, 0)])
-            check(state, [turn("a", 0, active=False), put(name, 0)])
+    def test_only_jobs_that_compute_slow_others_down(self):
+        state = situation(FOUR, running("a", on=[0]), pending("c", max_slowdown=1.1)).state(first_come)
+        with pytest.raises(IllegalPlan):
+            check(state, [put("c", 0)])
+        check(state, [turn("a", 0, active=False), put("c", 0)])
+
+    def test_an_exclusive_job_has_no_place_where_another_is_paused(self):
+        state = situation(FOUR, running("a", on=[0, 1]), pending("b", exclusive=True)).state(first_come)
+        with pytest.raises(IllegalPlan, match="b asked not to share"):
+            check(state, [turn("a", 0, 1, active=False), put("b", 1)])
+        paused(state, "a")
+        with pytest.raises(IllegalPlan, match="b asked not to share"):
+            check(state, [put("b", 0)])
+        with pytest.raises(IllegalPlan, match="b asked not to share"):
+            check(state, [turn("b", 0, active=False)])
+        check(state, [Decision("a", None, "make room"), put("b", 0)])
+
+    def test_no_job_has_a_place_where_an_exclusive_one_is_paused(self):
+        state = situation(FOUR, running("a", on=[0], exclusive=True), pending("b")).state(first_come)
+        with pytest.raises(IllegalPlan, match="a asked not to share"):
+            check(state, [turn("a", 0, active=False), put("b", 0)])
+        check(state, [turn("a", 0, active=False)])
+        paused(state, "a")
+        with pytest.raises(IllegalPlan, match="a asked not to share"):
+            check(state, [put("b", 0)])
+        check(state, [turn("a", 0, active=True)])
+
+    def test_an_exclusive_job_beside_a_paused_one_in_an_old_journal_takes_turns_with_it(self):
+        state = situation(FOUR, running("a", on=[0]), pending("b", exclusive=True)).state(first_come)
         paused(state, "a")
         state.apply(ev.Planned(0.0, (put("b", 0),)))
+        state.apply(ev.Started(0.0, "b", 1))
         with pytest.raises(IllegalPlan, match="b asked not to share"):
             check(state, [turn("a", 0, active=True)])
+        check(state, [turn("a", 0, active=True), turn("b", 0, active=False)])
+        paused(state, "b")
+        check(state, [turn("b", 0, active=True)])
 
     def test_a_gang_is_paused_as_a_whole(self):
         state = situation(FOUR, running("a", on=[0, 1])).state(first_come)

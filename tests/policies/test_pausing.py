@@ -1,12 +1,15 @@
 """The joint rule pauses and resumes jobs: in named situations, and what it must never do."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
 from carpool.core import events as ev
+from carpool.core import snapshot
 from carpool.core.model import Allocation, Decision, Node, Status
 from carpool.core.rules import check
+from carpool.core.validate import validate
 from carpool.policies.joint.policy import Carpool
 from carpool.sim.engine import Costs, Engine
 from tests.support.world import GIB, cluster, given, job, model, nodes, pending, running
@@ -47,9 +50,40 @@ class TestPause:
     def test_some_jobs_must_not_be_paused(self, limit):
         assert outcome(ONE, running("long", **LONG, **limit), pending("short", left=100), xi=30.0) == {}
 
-    def test_an_exclusive_job_is_paused_and_not_shared_with(self):
-        host = running("long", **LONG, exclusive=True)
-        assert outcome(ONE, host, pending("short", left=100), xi=1.0) == {"long": False, "short": True}
+    @pytest.mark.parametrize("alone", ["host", "guest"])
+    def test_no_job_is_paused_in_place_of_another_if_one_is_exclusive(self, alone):
+        host = running("long", **LONG, exclusive=alone == "host")
+        guest = pending("short", left=100, exclusive=alone == "guest")
+        assert outcome(ONE, host, guest, xi=30.0) == {}
+
+    @pytest.mark.parametrize("alone", ["a", "b"])
+    def test_jobs_of_an_old_journal_of_which_one_is_exclusive_end(self, alone):
+        """Before, a job could be paused in place of another although one of the two was exclusive."""
+        policy = Carpool()
+        parts = [running("a", on=[0], left=500, exclusive=alone == "a"), pending("b", left=50, exclusive=alone == "b")]
+        state = given(ONE, *parts, pending("c", left=60), xi=1.2).state(policy.key)
+        swap = (Decision("a", Allocation((0,), active=False), "old"), Decision("b", Allocation((0,)), "old"))
+        for event in (ev.Planned(0.0, swap), ev.Paused(0.0, "a", 1), ev.Started(0.0, "b", 1)):
+            state.apply(event)
+        state = snapshot.restore(json.loads(json.dumps(snapshot.encode(state))), state.perf, policy.key)
+        validate(state)
+        ended = []
+        while state.jobs:
+            plan = tuple(policy.decide(state))
+            check(state, plan)
+            state.apply(ev.Planned(state.now, plan))
+            for decision in plan:
+                record, attempt = state.jobs[decision.job], state.jobs[decision.job].attempt
+                happens = {Status.STARTING: ev.Started, Status.RESUMING: ev.Resumed, Status.PAUSING: ev.Paused}
+                state.apply(happens[record.status](state.now, record.job.id, attempt))
+            validate(state)
+            there = [record for record in state.jobs_on(0) if record.job.id not in {"a", "b"}]
+            assert not there or len(state.jobs_on(0)) == 1 or alone in ended, "nobody else joins them"
+            first = min((record for record in state.running if record.computing), key=lambda record: record.end())
+            state.advance(first.end())
+            state.apply(ev.Finished(state.now, first.job.id, first.attempt))
+            ended.append(first.job.id)
+        assert sorted(ended) == ["a", "b", "c"]
 
     def test_the_memory_of_both_must_fit(self):
         small = cluster("1x1", memory_gib=2.0)

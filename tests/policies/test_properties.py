@@ -81,11 +81,11 @@ def assert_room(state, on, computing):
         assert len(jobs) <= state.resident_per_gpu
         needed = sum(perf.tasks[job.model].memory(sub_batch(job.batch, accumulation)) for job, accumulation in jobs)
         assert needed <= state.topology.nodes[state.topology.node_of[gpu]].memory
+        assert len(jobs) == 1 or not any(job.exclusive for job, _ in jobs), "paused or not, it holds no other job"
     for jobs in computing.values():
         assert len(jobs) <= state.jobs_per_gpu
         for index, (job, accumulation) in enumerate(jobs):
             mates = jobs[:index] + jobs[index + 1 :]
-            assert not (mates and job.exclusive)
             if mates and job.max_slowdown is not None:
                 assert perf.slowdown(job, accumulation, mates) <= job.max_slowdown
 

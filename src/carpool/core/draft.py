@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence, Set
 
 from carpool.core.free import FreeGpus
 from carpool.core.model import Allocation, Decision, GpuId, JobId
-from carpool.core.rules import Resident, resident_of, sharing_problem
+from carpool.core.rules import Resident, exclusive_problem, resident_of, sharing_problem
 from carpool.core.shapes import Size
 from carpool.core.view import FreeGpusView, HostsView, JobView, ScanView, View
 
@@ -101,10 +101,13 @@ class Draft:
             return tuple([resident.record for resident in self.residents(gpu)])
         return self.view.jobs_on(gpu)
 
-    def fits(self, gpu: GpuId, memory: int) -> bool:
-        """Return whether a GPU has room for another resident with this many bytes, computing or not."""
+    def fits(self, gpu: GpuId, memory: int, *, again: bool = False) -> bool:
+        """Return whether a GPU has room for another resident with this many bytes, computing or not.
+
+        `again`: for one that is there and was swapped out.
+        """
         view = self.view
-        if view.topology.is_closed(gpu):
+        if view.topology.is_closed(gpu) or not (again or self._may_be_entered(gpu)):
             return False
         if self._stopped or self._memory or gpu in self._arrived:
             there = self.residents(gpu)
@@ -113,14 +116,21 @@ class Draft:
             number, used = len(view.jobs_on(gpu)), view.memory_used(gpu)
         return number < view.resident_per_gpu and used + memory <= view.topology.memory_of(gpu)
 
+    def _may_be_entered(self, gpu: GpuId) -> bool:
+        """Return whether no resident of a GPU, paused or not, is to be alone there."""
+        for record in self.jobs_on(gpu):  # noqa: SIM110 (a generator costs more, and this is asked often)
+            if record.shape.exclusive:
+                return False
+        return True
+
     def accepts(self, gpu: GpuId, record: JobView, size: Size) -> bool:
         """Return whether the rules let a job join the residents of a GPU at this size."""
         view = self.view
         if view.topology.is_closed(gpu):
             return False
         guest = Resident(record, size.accumulation, size.memory)
-        memory = view.topology.memory_of(gpu)
-        return sharing_problem([*self.residents(gpu), guest], view, memory) is None
+        together, memory = [*self.residents(gpu), guest], view.topology.memory_of(gpu)
+        return sharing_problem(together, view, memory) is None and exclusive_problem(together) is None
 
     def with_paused(self, gpus: Set[GpuId]) -> Set[GpuId]:
         """Return those of some GPUs that may hold jobs that a policy that pauses jobs may resume."""

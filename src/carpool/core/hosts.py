@@ -172,8 +172,10 @@ class Hosts:
         return tuple([record for record in there if record.active])
 
     def _has_room(self, gpu: GpuId) -> bool:
-        cluster = self.cluster
-        return len(cluster.residents[gpu]) < cluster.resident_per_gpu and not cluster.topology.is_closed(gpu)
+        cluster, there = self.cluster, self.cluster.residents[gpu]
+        if len(there) >= cluster.resident_per_gpu or cluster.topology.is_closed(gpu):
+            return False
+        return not any(record.shape.exclusive for record in there)  # one that is paused, too, keeps others out
 
     def _memory_left(self, record: JobRecord, alone_on: tuple[GpuId, ...]) -> int:
         memory_of = self.cluster.topology.memory_of
@@ -195,7 +197,7 @@ class Hosts:
         return [
             describe_cell(there, gpus, min([memory_of(gpu) - used[gpu] for gpu in gpus]))
             for there, gpus in found.items()
-            if not any(other.shape.exclusive or other.status is Status.CANCELLING for other in there)
+            if not any(other.status is Status.CANCELLING for other in there)
         ]
 
     def _add_lone(self, record: JobRecord, kind: HostKind) -> None:

@@ -40,7 +40,7 @@ class Job:
     can_shrink: bool = True
     """The scheduler may split the batch into micro-batches (gradient accumulation)."""
     exclusive: bool = False
-    """The job shares its GPUs with no other job."""
+    """The job shares its GPUs with no other job, paused ones included."""
     max_slowdown: float | None = None
     """Largest slow-down that the job accepts; None: any."""
     priority: int = 0

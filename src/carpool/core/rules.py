@@ -57,6 +57,15 @@ def computing_problem(active: Sequence[Resident], view: View) -> str | None:
     return _scaled_problem(active) or _slowdown_problem(active, view.perf)
 
 
+def exclusive_problem(residents: Sequence[Resident]) -> str | None:
+    """Return why a job may not be put beside others on a GPU, or None: one of them is to be alone there.
+
+    A paused job counts, too. Those that are together already may still take turns: the rule was less strict before.
+    """
+    exclusive = [resident.record.job.id for resident in residents if resident.record.job.exclusive]
+    return f"job {exclusive[0]} asked not to share" if exclusive and len(residents) > 1 else None
+
+
 def _scaled_problem(residents: Sequence[Resident]) -> str | None:
     for resident in residents:
         if resident.batch is not None:
@@ -230,6 +239,7 @@ def _check_scale(state: View, record: JobView, allocation: Allocation) -> None:
 def _check_gpus(state: View, named: dict[str, JobView], decisions: Iterable[Decision]) -> None:
     """Check every GPU that gets a job as it will be once the whole plan is applied."""
     arriving: dict[GpuId, list[Resident]] = {}
+    entered: set[GpuId] = set()
     for decision in decisions:
         allocation = decision.allocation
         if allocation is not None:
@@ -242,12 +252,16 @@ def _check_gpus(state: View, named: dict[str, JobView], decisions: Iterable[Deci
             resident = Resident(record, allocation.accumulation, memory, allocation.batch, allocation.active)
             for gpu in allocation.gpus:
                 arriving.setdefault(gpu, []).append(resident)
+            if allocation.gpus != record.gpus:
+                entered.update(allocation.gpus)
     topology = state.topology
     for gpu, residents in arriving.items():
         for record in state.jobs_on(gpu):
             if record.job.id not in named:
                 residents.append(resident_of(record))
         problem = sharing_problem(residents, state, topology.memory_of(gpu))
+        if problem is None and gpu in entered:
+            problem = exclusive_problem(residents)
         if problem:
             raise IllegalPlan(f"GPU {gpu}: {problem}")
 

@@ -59,7 +59,8 @@ class Displacements:
         return known
 
     def may_pause(self, host: JobView, guest: JobView) -> bool:
-        """Return whether a job may be paused for a guest in this pass."""
+        """Return whether a job may be paused for a guest in this pass. One that is to be alone on its GPUs may not: it
+        stays there, and so would the guest."""
         if host.seq in self.objective.moved or host.shape.priority > guest.shape.priority:
             return False
         known = self._pausable.get(host.seq)
@@ -67,6 +68,7 @@ class Displacements:
             known = self._pausable[host.seq] = (
                 host.computing
                 and host.job.can_pause
+                and not host.shape.exclusive
                 and host.batch is None
                 and not is_overdue(host, self.objective.now, self.patience, self.view.mean_jct_s)
             )
@@ -74,7 +76,8 @@ class Displacements:
 
     def may_pause_later(self, host: JobView, guest: JobView) -> bool:
         """Return whether a job may be paused for a guest once both have started up."""
-        can_pause = host.job.can_pause and host.batch is None and host.shape.priority <= guest.shape.priority
+        can_pause = host.job.can_pause and not host.shape.exclusive and host.batch is None
+        can_pause = can_pause and host.shape.priority <= guest.shape.priority
         return self.may_pause(host, guest) or (not host.computing and can_pause)
 
     def kept(

@@ -29,14 +29,16 @@ class PauseCandidates:
 
     def offer(self, guest: JobView, choice: Choice) -> None:
         """Offer ways to start a pending job in place of running ones. Fewer than `most` of them are paused: each loses
-        what the guest takes."""
+        what the guest takes. A job that is to be alone on its GPUs has no place where others are paused."""
+        if guest.shape.exclusive:
+            return
         size = size_alone(guest, self.topology.largest_memory)
         left = guest.whole_left(self.objective.now)
         most = (self.objective.budget(guest) - choice.bar) / max(left, 1.0) - 1.0
         if size is None or most <= 0.0:
             return
         left *= size.relative_time
-        several = not guest.shape.exclusive and self.draft.view.jobs_per_gpu > 1
+        several = self.draft.view.jobs_per_gpu > 1
         for gpus in self._places(guest, size, left, most, choice):
             active = self.displacements.active(gpus)
             for kept in self.displacements.kept(guest, gpus, active, left, several=several and len(active) > 1):
@@ -63,7 +65,7 @@ class PauseCandidates:
     def offer_swaps(self, guest: JobView, choice: Choice) -> None:
         """Offer to start a job of one GPU in place of one beside which it does not fit: that one's memory is moved to
         main memory."""
-        if not self.topology.can_swap or guest.shape.gpus > 1:
+        if not self.topology.can_swap or guest.shape.gpus > 1 or guest.shape.exclusive:
             return
         size = size_alone(guest, self.topology.largest_memory)
         if size is None:

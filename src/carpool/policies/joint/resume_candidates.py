@@ -30,7 +30,7 @@ class ResumeCandidates:
 
     def offer(self, guest: JobView, choice: Choice) -> None:
         """Offer ways to let a paused job go on where it is."""
-        if guest.swapped and not all(self.draft.fits(gpu, self._memory(guest)) for gpu in guest.gpus):
+        if guest.swapped and not all(self.draft.fits(gpu, self._memory(guest), again=True) for gpu in guest.gpus):
             return
         size = next(size for size in guest.shape.sizes if size.accumulation == guest.accumulation)
         now = self.objective.now

@@ -39,7 +39,7 @@ class StartUpCandidates:
     def offer(self, guest: JobView, choice: Choice) -> None:
         """Offer ways to let a pending job start up beside residents."""
         size = size_alone(guest, self.topology.largest_memory)
-        if size is None or not may_start_ahead(self.draft.view, guest.job):
+        if guest.shape.exclusive or size is None or not may_start_ahead(self.draft.view, guest.job):
             return
         left = guest.whole_left(self.objective.now) * size.relative_time
         budget = self.objective.budget(guest) - choice.bar

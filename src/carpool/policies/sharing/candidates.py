@@ -308,7 +308,8 @@ class Candidates:
             if len(draft.jobs_on(gpu)) >= draft.view.resident_per_gpu:
                 continue
             there = draft.active_on(gpu)
-            if 0 < len(there) < draft.view.jobs_per_gpu and not any(r.record.shape.exclusive for r in there):
+            closed = any(record.shape.exclusive for record in draft.jobs_on(gpu))
+            if 0 < len(there) < draft.view.jobs_per_gpu and not closed:
                 cells.setdefault(tuple([r.record.seq for r in there]), (there, []))[1].append(gpu)
         for there, gpus in cells.values():
             if len(there) == 1:
