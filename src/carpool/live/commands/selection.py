@@ -14,15 +14,13 @@ from typing import Any
 
 import click
 
-from carpool.core.model import Status
 from carpool.errors import InputError, nearest
 from carpool.field_types import ArrayIndexes, FieldError
 from carpool.live.commands.options import Command
 from carpool.live.http.client import Client
+from carpool.live.statuses import SHOWN
 from carpool.live.text import printable
 
-STATUSES = tuple(str(one) for one in Status if one not in (Status.BLOCKED, Status.CANCELLING))
-"""The statuses that a filter knows: those that users see, and `held` for pending jobs that are on hold."""
 MOST_UNASKED = 10
 """Number of jobs that a range, a name or a filter may select without a question."""
 ID = re.compile(r"[0-9]{1,18}")
@@ -41,8 +39,8 @@ class StatusList(click.ParamType[tuple[str, ...]]):
             return tuple(value)
         words = tuple(word.strip().lower() for word in value.split(","))
         for word in words:
-            if word not in STATUSES:
-                raise InputError(f"--status {word!a}: no such status; {nearest(word, STATUSES)}")
+            if word not in SHOWN:
+                raise InputError(f"--status {word!a}: no such status; {nearest(word, SHOWN)}")
         return words
 
 

@@ -19,13 +19,12 @@ from carpool.core.state import State
 from carpool.live.insight.forecast import Forecast, forecast
 from carpool.live.insight.guesses import guess_of, outlived_sentence
 from carpool.live.insight.receipt import receipt
+from carpool.live.statuses import shown_status
 from carpool.live.text import clock, span
 from carpool.policies.base import Explanation, PairComparison
 
 SHOWN_HOSTS = 5
 """Number of hosts in the data about what the policy compared."""
-PUBLIC = {Status.BLOCKED: "pending", Status.HELD: "pending", Status.CANCELLING: "stopping"}
-"""The status as users see it, where the scheduler's own word differs."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ def explain(context: ExplainContext, job: JobId, ahead: dict[JobId, Forecast] | 
         "job": job,
         "name": context.name(job),
         "user": record.job.user,
-        "status": PUBLIC.get(status, str(status)),
+        "status": shown_status(status),
         "position": position(context.state, record),
         "waiting": len(context.state.queue),
         "reason": reason(context, record, explanation),
@@ -214,7 +213,7 @@ def share_reason(state: State, record: JobRecord) -> str:
 
 def _state_of(state: State, name: JobId) -> str:
     found = state.jobs.get(name)
-    return PUBLIC.get(found.status, str(found.status)) if found else "ended"
+    return shown_status(found.status) if found else "ended"
 
 
 def limit_reason(state: State, record: JobRecord) -> str:

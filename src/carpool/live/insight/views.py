@@ -14,9 +14,10 @@ from carpool.errors import InputError
 from carpool.job_schema import SUBMITTED_COLUMNS
 from carpool.live.executors.base import NodeInventory
 from carpool.live.insight.closures import closed_why
-from carpool.live.insight.explain import PUBLIC, limit_reason, never_starts
+from carpool.live.insight.explain import limit_reason, never_starts
 from carpool.live.insight.receipt import ran, receipt, sentences
 from carpool.live.spec import Spec, stored
+from carpool.live.statuses import shown_status
 
 Row = dict[str, Any]
 MEASURED = ("duration_s", "can_shrink", "retries")
@@ -30,11 +31,6 @@ WHY_WAITING = {
     Status.PAUSED: "the policy paused it",
     Status.RESUMING: "goes on as soon as its GPUs are clear",
 }
-
-
-def shown_status(status: Status) -> str:
-    """Return a status as users see it."""
-    return PUBLIC.get(status, str(status))
 
 
 def job_row(

@@ -18,16 +18,16 @@ from carpool.core import events as ev
 from carpool.core.model import PAUSE, Status
 from carpool.core.record import JobRecord
 from carpool.live.insight.receipt import receipt
-from carpool.live.insight.views import shown_status
 from carpool.live.service.driver import Driver
 from carpool.live.service.inventory import Inventory
 from carpool.live.service.turns import TurnDone
+from carpool.live.statuses import ENDED, SHOWN, shown_status
 
 TIMES_S = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 86_400, 7 * 86_400)
 """Buckets for waiting and completion times and for errors of forecasts."""
 SLOWDOWNS = (1.0, 1.05, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0, 5.0)
 ANSWER_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30)
-STATUSES = ("pending", "starting", "running", "pausing", "paused", "resuming", "stopping", "held", "blocked")
+STATUSES = tuple(status for status in SHOWN if status not in ENDED)
 FAULTS = {ev.NodeLost: "node lost", ev.SwapFailed: "swap failed"}
 
 
@@ -202,7 +202,5 @@ class Metrics:
 
 
 def _status(record: JobRecord) -> str:
-    """Return the status of a job; one that is on hold or blocked is not waiting for GPUs."""
-    if record.status in (Status.HELD, Status.BLOCKED):
-        return str(record.status)
-    return shown_status(record.status)
+    """Return the status of a job; one that is on hold is not waiting for GPUs."""
+    return "held" if record.status is Status.HELD else shown_status(record.status)

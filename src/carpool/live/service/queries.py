@@ -34,6 +34,7 @@ from carpool.live.service.records import Recorder
 from carpool.live.service.requests import unmet_dependencies
 from carpool.live.service.users import Users
 from carpool.live.spec import Spec, stored
+from carpool.live.statuses import shown_status
 from carpool.live.text import clock as clock_text
 from carpool.live.text import demand_text, span
 
@@ -169,7 +170,7 @@ class Queries:
         record = self.state.jobs.get(job)
         if record is None:
             return {"job": job, "status": self.book.ended_row(job)["state"], "held": False}
-        status = "stopping" if job in self.unwritten.jobs else views.shown_status(record.status)
+        status = "stopping" if job in self.unwritten.jobs else shown_status(record.status)
         return {"job": job, "status": status, "held": record.on_hold}
 
     def explain(self, job: str) -> Row:

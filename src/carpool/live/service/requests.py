@@ -23,7 +23,6 @@ from carpool.live.accounts import check_directory
 from carpool.live.errors import Unavailable, WrongStatus
 from carpool.live.foreign_files import give_tree
 from carpool.live.home import Home, write_private
-from carpool.live.insight import views
 from carpool.live.insight.explain import never_starts
 from carpool.live.insight.forecaster import alone_s
 from carpool.live.journal.store import Commit
@@ -36,6 +35,7 @@ from carpool.live.service.pruner import Pruner
 from carpool.live.service.snapshot_quota import RECORDED, SnapshotQuota
 from carpool.live.service.users import Users, recorded_uid
 from carpool.live.spec import MAX_GRACE_S, Spec
+from carpool.live.statuses import shown_status
 from carpool.live.text import span
 
 
@@ -208,7 +208,7 @@ class Requests:
         def prepare(now: float, commit: Commit) -> Sequence[ev.Event]:
             record = self.book.record(job)
             if record.status not in WORKING:
-                shown = views.shown_status(record.status)
+                shown = shown_status(record.status)
                 raise WrongStatus(f"job {job} is {shown}; only a running job can be paused; see `carpool hold`")
             return () if record.paused_by_owner else (ev.PausedByOwner(now, job),)
 
@@ -234,7 +234,7 @@ class Requests:
         def prepare(now: float, commit: Commit) -> Sequence[ev.Event]:
             record = self.book.record(job)
             if record.status not in WORKING:
-                shown = views.shown_status(record.status)
+                shown = shown_status(record.status)
                 raise WrongStatus(f"job {job} is {shown}; only a running or paused job can be requeued")
             return (ev.Requeued(now, job, record.attempt),)
 
