@@ -14,8 +14,19 @@ from carpool.field_types import ArrayIndexes, FieldError
 from carpool.job_schema import Edge, Spec, read
 from carpool.sweeps import combinations, fill
 
-__all__ = ["ARRAY_VARIABLE", "Spec", "expand", "expand_sweep", "from_json", "parse", "stored", "unreadable"]
-ARRAY_VARIABLE = "CARPOOL_ARRAY_INDEX"
+__all__ = [
+    "SUBMIT_VARIABLE",
+    "Spec",
+    "expand",
+    "expand_sweep",
+    "from_json",
+    "own_variables",
+    "parse",
+    "stored",
+    "unreadable",
+]
+SUBMIT_VARIABLE = "SLURM_SUBMIT_DIR"
+"""Variable that jobs of batch scripts have. They get their ids under Slurm's names as well."""
 LONGEST_NAME = 200
 MAX_GRACE_S = 3600.0
 """Seconds that a job may ask for to save and to leave, unless the operator says otherwise."""
@@ -56,6 +67,17 @@ def parse(data: Mapping[str, Any]) -> Spec:
     elif given.get("idle_s") is not None:
         raise InputError("idle_s: is for jobs with a terminal; add terminal, or leave it out")
     return Spec(**given)
+
+
+def own_variables(job: str, spec: Spec) -> dict[str, str]:
+    """Return the variables that tell a job its id and its place in its array, as far as the executor does not."""
+    found = {"SLURM_JOB_ID": job} if SUBMIT_VARIABLE in spec.env else {}
+    if spec.array_index is not None:
+        index, array = str(spec.array_index), spec.array_job or job  # release 0.1 kept no id of the array
+        if found:
+            found |= {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": index}
+        found |= {"CARPOOL_ARRAY_JOB": array, "CARPOOL_ARRAY_INDEX": index}
+    return found
 
 
 def expand(spec: Spec, array: str) -> list[Spec]:

@@ -1,6 +1,7 @@
 """Batch scripts of Slurm: what their `#SBATCH` lines mean to Carpool, and what is named as ignored."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,10 @@ SCRIPT = """#!/bin/bash -e
 #SBATCH --dependency=afterok:3:4,afterany:5
 #SBATCH -c4 --account=vision
 #SBATCH --partition=long -N 1 --exclusive
-#SBATCH --output=out-%x-%a.txt
+#SBATCH --output=out-%x-%A_%a_%j.txt
 
 # a remark
-echo "$1 $CARPOOL_ARRAY_INDEX"; echo problem >&2
+echo "$1 $CARPOOL_ARRAY_INDEX"; env | grep ^SLURM_ | sort; echo problem >&2
 #SBATCH --gpus=99
 """
 
@@ -99,7 +100,13 @@ def test_a_script_runs_from_outside(service, tmp_path):
     rows = [service.until(job, "finished") for job in jobs]
     assert [row["name"] for row in rows] == [f"other[{index}]" for index in (0, 2, 4, 6, 9)]
     assert rows[0]["gpus"] == 2
-    written = sorted(Path(tmp_path).glob("out-tiny-*.txt"))
-    assert [file.name for file in written] == [f"out-tiny-{index}.txt" for index in (0, 2, 4, 6, 9)]
-    assert "hello 4\n" in written[2].read_text()
-    assert "problem\n" in written[2].read_text()
+    written = sorted(Path(tmp_path).glob("out-*.txt"), key=lambda file: int(file.stem.rpartition("_")[2]))
+    indexes = zip((0, 2, 4, 6, 9), jobs, strict=True)
+    assert [file.name for file in written] == [f"out-other-{jobs[0]}_{index}_{job}.txt" for index, job in indexes]
+    text = written[2].read_text()
+    assert "hello 4\n" in text
+    assert "problem\n" in text
+    assert set(re.findall("^SLURM_.*", text, re.M)) == {
+        f"SLURM_ARRAY_JOB_ID={jobs[0]}", "SLURM_ARRAY_TASK_ID=4", f"SLURM_JOB_ID={jobs[2]}", "SLURM_JOB_NAME=other",
+        f"SLURM_SUBMIT_DIR={tmp_path}",
+    }  # fmt: skip

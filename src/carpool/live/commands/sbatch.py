@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from carpool.errors import InputError
+from carpool.live.spec import SUBMIT_VARIABLE
 
 SUFFIXES = (".sh", ".sbatch", ".slurm", ".batch")
 MAX_BYTES = 1 << 20
@@ -28,8 +29,14 @@ SHORT = {
     "-D": "--chdir",
     "-c": "--cpus-per-task",
 }
-PLACES = {"%j": "$CARPOOL_JOB", "%A": "$CARPOOL_JOB", "%a": "$CARPOOL_ARRAY_INDEX", "%t": "$RANK", "%%": "%"}
-"""What Slurm's patterns in the names of output files stand for. The id of an array is that of each of its jobs."""
+PLACES = {
+    "%j": "${CARPOOL_JOB}",
+    "%A": "${CARPOOL_ARRAY_JOB:-${CARPOOL_JOB}}",
+    "%a": "${CARPOOL_ARRAY_INDEX}",
+    "%t": "${RANK}",
+    "%%": "%",
+}
+"""What Slurm's patterns in the names of output files stand for. The id of an array is that of its first job."""
 
 
 @dataclass
@@ -50,8 +57,9 @@ def is_batch_script(word: str) -> bool:
     return any(_options_of(line) is not None for line in _head(path))
 
 
-def read(path: Path, arguments: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:
-    """Return the fields of the job that a script asks for, and the options that were ignored."""
+def read(path: Path, arguments: Sequence[str] = (), name: str | None = None) -> tuple[dict[str, Any], list[str]]:
+    """Return the fields of the job that a script asks for, and the options that were ignored. `name`: one that is given
+    with the script, which wins."""
     script = BatchScript({"directory": str(Path.cwd())})
     lines = _head(path)
     for number, line in enumerate(lines, start=1):
@@ -61,10 +69,11 @@ def read(path: Path, arguments: Sequence[str] = ()) -> tuple[dict[str, Any], lis
                 _read_options(script, words)
             except ValueError as error:
                 raise InputError(f"{path}, line {number}: {error}") from None
+    script.fields["name"] = name or script.fields.get("name", path.stem)
     shebang = shlex.split(lines[0][2:]) if lines and lines[0].startswith("#!") else ["/bin/sh"]
     command = [*shebang, str(path.absolute()), *arguments]
     script.fields["command"] = _redirected(command, script) if script.output or script.error else command
-    script.fields.setdefault("name", path.stem)
+    script.fields["env"] = {"SLURM_JOB_NAME": script.fields["name"], SUBMIT_VARIABLE: str(Path.cwd())}
     return script.fields, script.ignored
 
 
@@ -228,7 +237,7 @@ FLAGS = {"--requeue": _set_flag("requeue", True), "--no-requeue": _set_flag("req
 
 def _redirected(command: list[str], script: BatchScript) -> list[str]:
     """Return a command whose output goes to the files that the script names, with Slurm's patterns filled in."""
-    name = script.fields.get("name", "")
+    name = script.fields["name"]
 
     def file(pattern: str) -> str:
         parts = re.split(r"(%[jAatx%])", pattern)

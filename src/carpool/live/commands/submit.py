@@ -101,7 +101,7 @@ def submit(words: tuple[str, ...], home: Path | None, as_json: bool, dry_run: bo
 
 def make_request(words: tuple[str, ...], given: dict[str, Any]) -> dict[str, Any]:
     """Return the JSON request for what is to run and the options."""
-    request = _what_to_run(words)
+    request = _what_to_run(words, given["name"])
     for one in on(Edge.OPTION):
         value = given[one.name]
         if value is None or value == ():
@@ -118,8 +118,8 @@ def make_request(words: tuple[str, ...], given: dict[str, Any]) -> dict[str, Any
     return request
 
 
-def _what_to_run(words: tuple[str, ...]) -> dict[str, Any]:
-    """Return the request for a job file, a batch script or a command."""
+def _what_to_run(words: tuple[str, ...], name: str | None) -> dict[str, Any]:
+    """Return the request for a job file, a batch script or a command. `name`: that of the option, None: not given."""
     if not words:
         raise InputError("no command: give one after --, as in `carpool submit -- python train.py`")
     if words[0].endswith(job_file.SUFFIXES):
@@ -131,7 +131,7 @@ def _what_to_run(words: tuple[str, ...]) -> dict[str, Any]:
             raise InputError(f"{words[0]}: command: is missing; write `command: python train.py`")
         return request
     if sbatch.is_batch_script(words[0]):
-        fields, ignored = sbatch.read(Path(words[0]), words[1:])
+        fields, ignored = sbatch.read(Path(words[0]), words[1:], name)
         if ignored:
             click.echo(f"ignored: {printable(', '.join(ignored))}", err=True)
         return request_of(fields, words[0])

@@ -18,7 +18,7 @@ from carpool.live.service.jobs import JobBook
 from carpool.live.service.longer_nodes import LongerNodes
 from carpool.live.service.terminals import NO_TERMINALS
 from carpool.live.service.users import Users
-from carpool.live.spec import ARRAY_VARIABLE, IDLE_S
+from carpool.live.spec import IDLE_S, own_variables
 from carpool.live.text import span
 
 NO_JOBS: frozenset[JobId] = frozenset()
@@ -231,7 +231,6 @@ class Dispatcher:
 
     def _launch_of(self, record: JobRecord) -> Launch:
         job, spec = record.job, self.book.specs[record.job.id]
-        array = {} if spec.array_index is None else {ARRAY_VARIABLE: str(spec.array_index)}
         # A guest must not take its hosts' memory. One that runs out of memory returns alone and without a limit,
         # because the belief may be wrong.
         gpu_memory = self.state.perf.memory(job, 1) if self.state.cluster.mates(record) else 0
@@ -241,7 +240,7 @@ class Dispatcher:
             record.gpus,
             spec.command,
             spec.directory,
-            {**spec.env, **array},
+            {**spec.env, **own_variables(job.id, spec)},
             accumulation=record.accumulation,
             can_shrink=spec.can_shrink,
             cpus=spec.cpus,
