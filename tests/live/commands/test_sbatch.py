@@ -88,6 +88,27 @@ def test_a_script_without_such_lines_is_a_plain_command(tmp_path):
     assert not sbatch.is_batch_script(str(tmp_path))
 
 
+def test_the_bare_name_of_a_script_in_this_folder_runs_as_sbatch_runs_it(service, tmp_path):
+    (tmp_path / "plain.sh").write_text("echo plain $1\n")
+    said = service.call("submit", "--json", "plain.sh", "word", cwd=tmp_path)
+    assert said.code == 0, said.err
+    row = service.until(json.loads(said.out)["job"], "finished")
+    assert row["name"] == "plain"
+    assert row["spec"]["command"] == ["/bin/sh", str(tmp_path / "plain.sh"), "word"]
+
+
+def test_the_bare_name_of_a_program_stays_a_command(tmp_path, monkeypatch):
+    program = tmp_path / "bin" / "plain.sh"
+    program.parent.mkdir()
+    for path in (program, tmp_path / "plain.sh"):
+        path.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    assert sbatch.is_batch_script("plain.sh")
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert not sbatch.is_batch_script("plain.sh")
+
+
 def test_a_script_runs_from_outside(service, tmp_path):
     path = tmp_path / "train.sh"
     lines = [line for line in SCRIPT.splitlines() if "dependency" not in line and "--mem" not in line]

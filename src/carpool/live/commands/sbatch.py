@@ -7,6 +7,7 @@ its expected duration as well.
 
 import re
 import shlex
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,10 +51,13 @@ class BatchScript:
 
 
 def is_batch_script(word: str) -> bool:
-    """Return whether the first word of a command is a script with `#SBATCH` lines."""
+    """Return whether the first word of a command is a script with `#SBATCH` lines, or the bare name of one in this
+    folder, which is no program: a shell does not run it, but `sbatch` does."""
     path = Path(word)
     if path.suffix not in SUFFIXES or not path.is_file():
         return False
+    if "/" not in word and shutil.which(word) is None:
+        return True
     return any(_options_of(line) is not None for line in _head(path))
 
 
