@@ -263,7 +263,7 @@ class Spec:
         edges=LIVE,
         default_text="30m",
     )
-    notify: Mapping[str, str] | None = job_field(
+    notify: Mapping[str, tuple[str, ...]] | None = job_field(
         NoticeTargets(),
         "Send a notice at start, end, failure, limit or slowdown:1.5 to a URL, slack:URL, ntfy:URL or mailto:ADDRESS.",
         edges=LIVE,

@@ -1,11 +1,12 @@
 """Notices that a user asks for: at which moments of a job, and where to.
 
 The field `notify` of a job maps moments to targets: `{end: "ntfy:https://ntfy.example/me"}`, on the command line
-`--notify end=ntfy:https://ntfy.example/me`. `job_schema` declares it; `live.service.notices` sends what is asked for.
+`--notify end=ntfy:https://ntfy.example/me`. A moment may have several: a list. `job_schema` declares the field;
+`live.service.notices` sends what is asked for.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
@@ -14,6 +15,8 @@ from carpool.field_types import FieldError, FieldType, shown
 
 START, END, FAILURE, LIMIT, SLOWDOWN = "start", "end", "failure", "limit", "slowdown"
 WEBHOOK, SLACK, NTFY, MAIL = "webhook", "slack", "ntfy", "mailto"
+MOST = 8
+"""Number of moments, and of targets of one moment."""
 _MOMENT = re.compile(r"start|end|failure|limit|slowdown:\d{1,3}(\.\d{1,3})?")
 _MAIL = re.compile(r"[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9.-]{1,255}")
 
@@ -57,39 +60,54 @@ class NoticeTargets(FieldType):
     def wanted(self) -> str:
         return "a mapping of start, end, failure, limit or slowdown:1.5 to a URL, slack:URL, ntfy:URL or mailto:ADDRESS"
 
-    def check(self, value: Any) -> dict[str, str]:
-        if not isinstance(value, Mapping) or not value or len(value) > 8:
+    def check(self, value: Any) -> dict[str, tuple[str, ...]]:
+        if not isinstance(value, Mapping) or not value or len(value) > MOST:
             raise self.fail(value)
-        for moment, target in value.items():
+        found = {}
+        for moment, given in value.items():
             if not isinstance(moment, str) or not _MOMENT.fullmatch(moment):
                 raise FieldError(f"{shown(moment)} must be start, end, failure, limit or a bound such as slowdown:1.5")
-            if not isinstance(target, str):
-                raise self.fail(value)
+            targets = tuple(given) if isinstance(given, list | tuple) else (given,)
+            if not targets or not all(isinstance(target, str) for target in targets):
+                raise FieldError(f"{moment}: must be a target or a list of some")  # without it: it may be a secret
+            found[moment] = tuple(dict.fromkeys(targets))
+            if len(found[moment]) > MOST:
+                raise FieldError(f"{moment}: has {len(found[moment])} targets; give at most {MOST}")
             try:
-                NoticeTarget.read(target)
+                for target in targets:
+                    NoticeTarget.read(target)
             except FieldError as error:
-                raise FieldError(f"{moment}: {error}") from None  # without the target, which may be a secret
-        return dict(value)
+                raise FieldError(f"{moment}: {error}") from None
+        return found
 
-    def from_option(self, text: str) -> dict[str, str]:
+    def merge(self, several: Iterable[Mapping[str, tuple[str, ...]]]) -> dict[str, tuple[str, ...]]:
+        """Return all targets of several options."""
+        found: dict[str, tuple[str, ...]] = {}
+        for one in several:
+            for moment, targets in one.items():
+                found[moment] = (*found.get(moment, ()), *targets)
+        return self.check(found)
+
+    def from_option(self, text: str) -> dict[str, tuple[str, ...]]:
         moment, _, target = text.partition("=")
         return self.check({moment: target})
 
-    def from_file(self, value: Any) -> dict[str, str]:
+    def from_file(self, value: Any) -> dict[str, tuple[str, ...]]:
         return self.check(value)
 
-    def to_json(self, value: Mapping[str, str]) -> dict[str, str]:
-        return dict(value)
+    def to_json(self, value: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+        return {moment: targets[0] if len(targets) == 1 else list(targets) for moment, targets in value.items()}
 
     def json_schema(self) -> dict[str, Any]:
         names = {"pattern": f"^({_MOMENT.pattern})$", "maxLength": 20}
         target = {"type": "string", "minLength": 1, "maxLength": 1000}
+        several = {"type": "array", "items": target, "minItems": 1, "maxItems": MOST}
         return {
             "type": "object",
             "propertyNames": names,
-            "additionalProperties": target,
+            "additionalProperties": {"anyOf": [target, several]},
             "minProperties": 1,
-            "maxProperties": 8,
+            "maxProperties": MOST,
         }
 
 

@@ -19,6 +19,17 @@ def test_notices_are_checked_and_kept_with_the_job(service, bob):
     service.until(job, "finished")
 
 
+def test_a_second_target_for_a_moment_is_kept_beside_the_first(service):
+    wanted = ["--notify", "end=https://hooks.example/a", "--notify", "end=ntfy:https://ntfy.example/b"]
+    job = service.call("submit", *wanted, "--", "true").out.split()[-1]
+    kept = service.client().get(f"/v1/jobs/{job}")["spec"]["notify"]
+    assert kept == {"end": ["https://hooks.example/a", "ntfy:https://ntfy.example/b"]}
+    many = [word for number in range(9) for word in ("--notify", f"end=https://hooks.example/{number}")]
+    said = service.call("submit", *many, "--", "true")
+    assert (said.code, "--notify: end: has 9 targets; give at most 8" in said.err) == (2, True)
+    service.until(job, "finished")
+
+
 def test_a_notice_on_the_screen_needs_wait(service, tmp_path):
     program = tmp_path / "notify-send"
     program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/shown\n')

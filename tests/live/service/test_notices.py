@@ -231,6 +231,25 @@ async def test_webhooks_that_do_not_answer_do_not_delay_another_users_notice(qui
             assert json.loads(hook.got[0][2])["user"] == "bob"
 
 
+async def test_all_targets_of_a_moment_get_the_notice(quick_home):
+    with Hook() as hook:
+        async with serving(quick_home, notices=PRIVATE) as service:
+            wanted = {"start": f"{hook.url}/start", "end": [f"{hook.url}/one", f"slack:{hook.url}/two"]}
+            job = await one(service, shell("exit 0", notify=wanted))
+            await service.queries.wait(job)
+            await until(lambda: len(hook.got) >= 3)
+            assert service.queries.show(job)["spec"]["notify"] == wanted
+    assert sorted(path.rpartition("/")[2] for path, _, _ in hook.got) == ["one", "start", "two"]
+
+
+def test_one_target_is_written_as_earlier_releases_wrote_it():
+    kind, several = NoticeTargets(), {"end": ["https://x/", "https://y/"]}
+    assert kind.to_json(kind.check({"end": "https://x/"})) == {"end": "https://x/"}
+    assert kind.to_json(kind.check(several)) == several
+    with pytest.raises(ValueError, match="at most 8"):
+        kind.check({"end": [f"https://x/{number}" for number in range(9)]})
+
+
 def test_the_address_that_was_checked_is_the_one_that_is_used(monkeypatch):
     """A name that has a public address when it is checked, and a private one when it is asked again."""
     asked = []
@@ -288,7 +307,7 @@ def test_mail_goes_through_the_operators_server():
     [
         {}, {"end": "ftp://x/"}, {"end": "mailto:a@b\nBcc: c@d"}, {"end": "https://user:secret@host/"}, "end",
         {"slowdown": "https://x/"}, {"end": "https://x/ y"}, {"end": 3}, {"end": "slack:"}, {"end": "http://[::1"},
-        {"later": "https://x/"},
+        {"later": "https://x/"}, {"end": []}, {"end": ["https://x/", "ftp://secret/"]}, {"end": ["https://x/", 3]},
     ],
 )  # fmt: skip
 def test_targets_that_are_none_are_refused(wrong):

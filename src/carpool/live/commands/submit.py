@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from carpool.errors import InputError
-from carpool.field_types import AbsolutePath, JobIds, Variables, YesNo
+from carpool.field_types import AbsolutePath, FieldError, JobIds, Variables, YesNo
 from carpool.job_schema import FIELDS, Edge, JobField, on, request_of
 from carpool.live.commands import job_file, sbatch
 from carpool.live.commands.options import Command, OptionType, connect, home_option, json_option, print_json
@@ -110,7 +110,12 @@ def make_request(words: tuple[str, ...], given: dict[str, Any]) -> dict[str, Any
             value = str(Path(value).expanduser().absolute())
         elif one.name == "env":
             value = {**request.get("env", {}), **_environment(value)}
-        elif isinstance(one.type, SweepValues | NoticeTargets):
+        elif isinstance(one.type, NoticeTargets):
+            try:
+                value = one.type.merge(value)
+            except FieldError as error:
+                raise InputError(f"{one.option}: {error}") from None
+        elif isinstance(one.type, SweepValues):
             value = {name: values for some in value for name, values in some.items()}
         elif isinstance(one.type, JobIds):
             value = [word for text in value for word in split_words(text, one.option)]

@@ -7,7 +7,7 @@ journal say that a notice failed, and never where it was to go.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,6 +26,8 @@ from carpool.live.text import span
 from carpool.notices import END, FAILURE, LIMIT, START, NoticeTarget, bound_of
 
 log = logging.getLogger("carpool.live")
+Targets = Mapping[str, Sequence[str]]
+"""Where notices go, by their moments."""
 AT_ONCE = 4
 AGAIN_S = (1.0, 5.0, 30.0, 120.0)
 """Seconds before the second and further attempts."""
@@ -66,9 +68,9 @@ class Notifier:
                 continue
             record = self.state.jobs.get(str(job))
             if isinstance(event, ev.Started) and record is not None and record.attempt == 1:
-                self._due(record, wanted.get(START), "started", turn.now)
+                self._due(record, wanted.get(START, ()), "started", turn.now)
             elif isinstance(event, ev.LimitNeared) and record is not None:
-                self._due(record, wanted.get(LIMIT), f"reaches its time limit in {span(event.left_s)}", turn.now)
+                self._due(record, wanted.get(LIMIT, ()), f"reaches its time limit in {span(event.left_s)}", turn.now)
             elif isinstance(event, ev.Observed) and record is not None:
                 self._judge_speed(record, wanted, turn.now)
         for ended in self.book.ended:
@@ -79,27 +81,27 @@ class Notifier:
             self._told.discard(ended.id)
             self._slow = {known for known in self._slow if known[0] != ended.id} if self._slow else self._slow
 
-    def _tell_end(self, record: JobRecord, wanted: Mapping[str, str], now: float) -> None:
+    def _tell_end(self, record: JobRecord, wanted: Targets, now: float) -> None:
         failed = record.status is Status.FAILED
-        target = wanted.get(FAILURE, wanted.get(END)) if failed else wanted.get(END)
-        self._due(record, target, str(record.status), now)
+        targets = wanted.get(FAILURE, wanted.get(END, ())) if failed else wanted.get(END, ())
+        self._due(record, targets, str(record.status), now)
 
-    def _wanted(self, job: Any) -> Mapping[str, str]:
+    def _wanted(self, job: Any) -> Targets:
         spec = self.book.specs.get(job) if isinstance(job, str) else None
         return (spec.notify or {}) if spec is not None else {}
 
-    def _judge_speed(self, record: JobRecord, wanted: Mapping[str, str], now: float) -> None:
+    def _judge_speed(self, record: JobRecord, wanted: Targets, now: float) -> None:
         if not record.iteration_s or not record.pace_seen:
             return
         ratio = record.iteration_s / record.alone_iteration_s
-        for moment, target in wanted.items():
+        for moment, targets in wanted.items():
             bound = bound_of(moment)
             if bound is not None and ratio > bound and (record.job.id, bound) not in self._slow:
                 self._slow.add((record.job.id, bound))
-                self._due(record, target, f"takes {ratio:.2f}× as long as alone", now)
+                self._due(record, targets, f"takes {ratio:.2f}× as long as alone", now)
 
-    def _due(self, record: JobRecord, target: str | None, what: str, now: float) -> None:
-        if target is None:
+    def _due(self, record: JobRecord, targets: Sequence[str], what: str, now: float) -> None:
+        if not targets:
             return
         job, name = record.job.id, self.book.name(record.job.id)
         title = f"Carpool: job {job} {name} {what}".replace("  ", " ")
@@ -108,11 +110,11 @@ class Notifier:
         text = f"Job {job} {name} of {record.job.user} {what}{reason}. It waited {span(account['waited_s'])}"
         text += f" and ran {span(account['ran_s'])}." if account["ran_s"] else "."
         facts = {"job": job, "name": name, "user": record.job.user, "event": what, "reason": record.reason}
-        due = DueNotice(job, record.job.user, NoticeTarget.read(target), NoticeText(title, text, facts))
-        try:
-            self._queue.add(due)
-        except NoRoom:
-            log.warning("a notice about job %s is dropped: too many wait", job)
+        for target in map(NoticeTarget.read, targets):
+            try:
+                self._queue.add(DueNotice(job, record.job.user, target, NoticeText(title, text, facts)))
+            except NoRoom:
+                log.warning("a notice about job %s is dropped: too many wait", job)
 
     async def run(self) -> None:
         """Send what is due, for ever."""
