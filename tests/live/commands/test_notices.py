@@ -5,18 +5,21 @@ import json
 
 def test_notices_are_checked_and_kept_with_the_job(service, bob):
     target = "slack:https://hooks.example/s3cret"
-    wanted = ["--notify", f"end={target}", "--notify", "failure=mailto:me@example.org"]
+    wanted = ["--notify", f"end={target}", "--notify", "failure=ntfy:https://ntfy.example/me"]
     said = service.call("submit", *wanted, "--", "true")
     assert said.code == 0, said.err
     job = said.out.split()[-1]
     assert service.client().get(f"/v1/jobs/{job}")["spec"]["notify"] == {
         "end": target,
-        "failure": "mailto:me@example.org",
+        "failure": "ntfy:https://ntfy.example/me",
     }
     assert "s3cret" not in json.dumps(service.client(bob).get(f"/v1/jobs/{job}"))
     wrong = service.call("submit", "--notify", "end=ftp://s3cret/", "--", "true")
     assert (wrong.code, "must be a URL" in wrong.err, "s3cret" in wrong.err) == (2, True, False)
     service.until(job, "finished")
+    for dry in ((), ("--dry-run",)):
+        never = service.call("submit", *dry, "--notify", "end=mailto:me@example.org", "--", "true")
+        assert (never.code, "--smtp" in never.err) == (2, True)
 
 
 def test_a_second_target_for_a_moment_is_kept_beside_the_first(service):

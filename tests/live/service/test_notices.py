@@ -101,6 +101,30 @@ async def test_a_notice_that_does_not_arrive_is_told_without_its_address(quick_h
             told = " ".join(notes(service)) + caplog.text
             assert "status 404" in told
             assert "secret-hook" not in told
+            assert service.queries.show(job)["undelivered"] == ["slack: status 404"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "why"),
+    [
+        ({"end": "mailto:me@example.org"}, r"notify: end: mailto: this service sends no mail.*--smtp"),
+        ({"end": ["https://x.example/", "slack:http://10.0.0.5/secret"]}, r"end: slack: .*private.*--notify-private"),
+        ({"start": "http://[::1]/"}, "private"),
+        ({"start": "http://localhost:9/"}, "private"),
+        ({"slowdown:0.5": "https://x.example/"}, r"slowdown:0\.5: a slow-down is at least 1"),
+    ],
+)
+async def test_a_job_whose_notice_could_never_be_sent_is_refused(wanted, why, quick_home):
+    async with serving(quick_home) as service:
+        with pytest.raises(InputError, match=why) as refused:
+            await one(service, shell("exit 0", notify=wanted))
+        assert "secret" not in str(refused.value)
+
+
+def test_what_the_operator_allows_is_not_refused():
+    allowed = NoticeSettings(MailServer("mail.example"), private=True)
+    allowed.check({"end": ("mailto:me@example.org", "http://127.0.0.1/"), "slowdown:1": ("https://x.example/",)})
+    assert NoticeTargets().check({"slowdown:0.5": "https://x/"}), "jobs of earlier releases are still read"
 
 
 async def test_a_job_that_takes_longer_than_the_bound_is_told_once(quick_home):

@@ -206,6 +206,7 @@ def _facts(row: Row, now: float) -> list[tuple[str, Any]]:
         ("limit", _limit(row)),
         ("report dropped", row.get("report_dropped")),
         ("checkpoint", row.get("checkpoint_left")),
+        *(("notice", f"did not arrive ({line})") for line in row.get("undelivered") or ()),
         *(("files", line) for line in _files(row.get("files"), now)),
         *(("estimate", line) for line in estimate_lines(row.get("estimates") or {}, now)),
     ]

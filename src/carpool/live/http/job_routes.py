@@ -26,7 +26,7 @@ Job = Annotated[str, Path(pattern=r"^[0-9]{1,18}$", max_length=18)]
 MAX_ROWS = 10_000
 SOME_JOBS = r"^[0-9]{1,18}(,[0-9]{1,18}){0,499}$"
 """Several ids of jobs with commas between them."""
-PRIVATE = ("spec", "env", "command", "directory", "attempts", "note")
+PRIVATE = ("spec", "env", "command", "directory", "attempts", "note", "undelivered")
 """Fields of `show` that other users do not see: commands and paths may hold secrets, environments often do."""
 
 
@@ -86,7 +86,7 @@ async def dry_run(request: messages.JobRequest, context: Context, who: Me) -> Js
     """Return what would happen to a job, without submitting it."""
     specs, _ = _specs(request)
     context.service.terminals.check(specs)
-    context.service.requests.check_grace(specs)
+    context.service.requests.check(specs)
     return Json(await context.service.queries.dry_run(specs[0], who.name))
 
 

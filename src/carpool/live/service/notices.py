@@ -7,6 +7,7 @@ journal say that a notice failed, and never where it was to go.
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -17,10 +18,11 @@ from carpool.core import events as ev
 from carpool.core.model import Status
 from carpool.core.record import JobRecord
 from carpool.core.state import State
+from carpool.errors import InputError
 from carpool.live.insight.receipt import receipt
 from carpool.live.service.jobs import JobBook
 from carpool.live.service.notice_queue import DueNotice, NoRoom, NoticeQueue
-from carpool.live.service.senders import MailServer, NoticeText, NotSent, send
+from carpool.live.service.senders import MailServer, NoticeText, NotSent, never_sent, send
 from carpool.live.service.turns import TurnDone
 from carpool.live.text import span
 from carpool.notices import END, FAILURE, LIMIT, START, NoticeTarget, bound_of
@@ -28,6 +30,8 @@ from carpool.notices import END, FAILURE, LIMIT, START, NoticeTarget, bound_of
 log = logging.getLogger("carpool.live")
 Targets = Mapping[str, Sequence[str]]
 """Where notices go, by their moments."""
+KEPT_JOBS = 1000
+"""Number of jobs of which it is kept that a notice did not arrive."""
 AT_ONCE = 4
 AGAIN_S = (1.0, 5.0, 30.0, 120.0)
 """Seconds before the second and further attempts."""
@@ -41,6 +45,17 @@ class NoticeSettings:
     private: bool = False
     """Whether webhooks may name addresses that are not public."""
 
+    def check(self, wanted: Targets) -> None:
+        """Raise `InputError` for notices that could never be sent."""
+        for moment, targets in wanted.items():
+            bound = bound_of(moment)
+            if bound is not None and bound < 1.0:
+                raise InputError(f"notify: {moment}: a slow-down is at least 1; write a bound such as slowdown:1.5")
+            for target in map(NoticeTarget.read, targets):
+                why = never_sent(target, mail=self.mail, private=self.private)
+                if why:
+                    raise InputError(f"notify: {moment}: {target.form}: {why}")
+
 
 @dataclass
 class Notifier:
@@ -52,6 +67,8 @@ class Notifier:
     note: Callable[[str], None]
     """Writes a line for the operator."""
     again_s: tuple[float, ...] = AGAIN_S
+    undelivered: OrderedDict[str, list[str]] = field(default_factory=OrderedDict)
+    """Why notices about the latest jobs that missed some did not arrive, in which form. A restart forgets it."""
     _queue: NoticeQueue = field(default_factory=NoticeQueue)
     _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(AT_ONCE, "notices"))
     """Threads of its own: a webhook may be slow, and other work of the service must not wait for one."""
@@ -115,6 +132,12 @@ class Notifier:
                 self._queue.add(DueNotice(job, record.job.user, target, NoticeText(title, text, facts)))
             except NoRoom:
                 log.warning("a notice about job %s is dropped: too many wait", job)
+                self._keep(job, f"{target.form}: too many wait")
+
+    def _keep(self, job: str, why: str) -> None:
+        self.undelivered.setdefault(job, []).append(why)
+        while len(self.undelivered) > KEPT_JOBS:
+            self.undelivered.popitem(last=False)
 
     async def run(self) -> None:
         """Send what is due, for ever."""
@@ -149,5 +172,6 @@ class Notifier:
             why, again = type(error).__name__, False
         if again and due.tries < len(self.again_s):
             return self.again_s[due.tries]
+        self._keep(due.job, f"{due.target.form}: {why}")
         self.note(f"a notice about job {due.job} did not arrive ({due.target.form}: {why})")
         return None

@@ -4,8 +4,8 @@ Jobs that have not ended come from the state, ended ones from the journal's tabl
 user may see what.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import date, timedelta
 from functools import partial
 
@@ -70,6 +70,8 @@ class Queries:
     """The policy as the operator named it."""
     policy_failure: Callable[[], str] = lambda: ""
     """How the policy failed lately, and what decides instead; empty: it did not."""
+    undelivered: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Why notices did not arrive, by job."""
 
     # ---- jobs ------------------------------------------------------------------------------------------------------
 
@@ -141,6 +143,7 @@ class Queries:
             spec, row = stored(known["spec"]), views.read_story(known)
             row["files"] = self.pruner.describe(job)
             source = read_source(known["source"])
+        row["undelivered"] = list(self.undelivered.get(job, ()))
         return {**row, "spec": spec.plain(), "attempts": self._attempts(job, row["attempt"]), "source": source}
 
     def _checkpoint_left(self, job: str) -> str:
@@ -196,7 +199,7 @@ class Queries:
             more += [f"{left[0].upper()}{left[1:]}."] if left else []
             more += [f"{failure[0].upper()}{failure[1:]}."] if failure else []
             return {**answer, "sentences": [*answer["sentences"], *more]}
-        row = {key: value for key, value in self.show(job).items() if key not in ("spec", "attempts")}
+        row = {key: value for key, value in self.show(job).items() if key not in ("spec", "attempts", "undelivered")}
         why = f": {row['reason']}" if row["reason"] else ""
         return {**row, "sentences": [f"Job {job} has {row['status']}{why}.", *row["receipt"]["sentences"]]}
 

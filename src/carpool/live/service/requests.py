@@ -10,7 +10,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from carpool.live.service.cancellations import UnwrittenCancels
 from carpool.live.service.estimator import JobEstimator, JobKind
 from carpool.live.service.inbox import Inbox
 from carpool.live.service.jobs import SPEC_FILE, JobBook, new_row
+from carpool.live.service.notices import NoticeSettings
 from carpool.live.service.operator_settings import OperatorSettings
 from carpool.live.service.pruner import Pruner
 from carpool.live.service.snapshot_quota import RECORDED, SnapshotQuota
@@ -56,13 +57,15 @@ class Requests:
     max_grace_s: float = MAX_GRACE_S
     """Longest time that a job may ask for to save and to leave: it holds its GPUs meanwhile, at its limit and where
     GPUs are drained, too."""
+    notices: NoticeSettings = field(default_factory=NoticeSettings)
+    """Which notices can be sent."""
 
     async def submit(self, specs: Sequence[Spec], user: str) -> list[str]:
         """Submit jobs, all or none, and return their ids. Raise `InputError` for a job that could never run."""
         doubt = self.users.doubt(user)
         if doubt:
             raise InputError(doubt)
-        self.check_grace(specs)
+        self.check(specs)
         for directory in {spec.directory for spec in specs if not spec.snapshot}:
             await self.users.files.look(user, partial(check_directory, directory, self.users.uid_of(user)))
         group = self.users.group_of(user)
@@ -111,8 +114,10 @@ class Requests:
                     shutil.rmtree(self.home.job(name), ignore_errors=True)
             raise
 
-    def check_grace(self, specs: Sequence[Spec]) -> None:
-        """Raise `InputError` for jobs that ask for too long a time to save and to leave."""
+    def check(self, specs: Sequence[Spec]) -> None:
+        """Raise `InputError` for jobs that ask for too long a time to save and to leave, or for notices that could
+        never be sent."""
+        self.notices.check(specs[0].notify or {})  # all jobs of an array have the same
         longest = max(spec.grace_s for spec in specs)
         if longest > self.max_grace_s:
             most = span(self.max_grace_s)

@@ -27,6 +27,8 @@ WHOLE_S = 20.0
 """Seconds after which a webhook is cut off, whatever it does: one that answers byte by byte is never late for a
 step."""
 MOST_READ = 65_536
+NO_MAIL = "this service sends no mail; the operator may give --smtp"
+NOT_PUBLIC = "its host has a private address; the operator may allow it (--notify-private)"
 HOLDING_IPV4 = [ipaddress.IPv6Network(text) for text in ("64:ff9b::/96", "64:ff9b:1::/48", "::/96")]
 """Networks whose addresses end with an IPv4 address to which a router may translate them."""
 
@@ -97,6 +99,18 @@ def send(target: NoticeTarget, notice: NoticeText, *, mail: MailServer | None, p
     _post(target.address, body, headers, private)
 
 
+def never_sent(target: NoticeTarget, *, mail: MailServer | None, private: bool) -> str:
+    """Return why a notice to a target cannot be sent, as far as the target alone tells; empty: it may arrive."""
+    if target.form == MAIL:
+        return "" if mail is not None else NO_MAIL
+    host = urlsplit(target.address).hostname or ""
+    try:
+        public = is_public(host)
+    except ValueError:  # a name, whose address is looked up when the notice is sent
+        public = host.rpartition(".")[2] != "localhost"
+    return "" if private or public else NOT_PUBLIC
+
+
 def addresses(host: str, port: int, private: bool) -> list[tuple[int, str]]:
     """Return the addresses of a host, as families and texts; raise `NotSent` if one of them must not be contacted."""
     try:
@@ -105,7 +119,7 @@ def addresses(host: str, port: int, private: bool) -> list[tuple[int, str]]:
         raise NotSent("its host is not known") from None
     texts = [(int(family), str(address[0])) for family, _, _, _, address in found]
     if not private and not all(is_public(text) for _, text in texts):
-        raise NotSent("its host has a private address; the operator may allow it (--notify-private)", again=False)
+        raise NotSent(NOT_PUBLIC, again=False)
     return texts
 
 
@@ -168,7 +182,7 @@ def _cut_after(connection: socket.socket, seconds: float) -> Timer:
 
 def _send_mail(address: str, notice: NoticeText, mail: MailServer | None) -> None:
     if mail is None:
-        raise NotSent("this service sends no mail; the operator may give --smtp", again=False)
+        raise NotSent(NO_MAIL, again=False)
     message = EmailMessage()
     message["From"], message["To"], message["Subject"] = mail.sender, address, notice.title
     message.set_content(notice.text)

@@ -226,7 +226,18 @@ async def _assemble(
     pruner = Pruner(home, store, inbox, clock, config.retention, RetentionLedger(home.retention))
     quota = SnapshotQuota(home, state, book, config.max_snapshots)
     requests = Requests(
-        home, state, inbox, book, users, estimator, pruner, unwritten, settings, quota, config.max_grace_s
+        home,
+        state,
+        inbox,
+        book,
+        users,
+        estimator,
+        pruner,
+        unwritten,
+        settings,
+        quota,
+        config.max_grace_s,
+        config.notices,
     )
     queries = Queries(
         state,
@@ -244,6 +255,7 @@ async def _assemble(
         recorder,
         config.policy,
         driver.policy_failure,
+        notifier.undelivered,
     )
     return Service(
         home=home,
