@@ -66,6 +66,22 @@ class JournalContract:
             assert [json.loads(row["data"]) for row in store.rows() if row["kind"] == "Note"] == ["a note"]
             assert store.last_moment()[0] == 1.5
 
+    async def test_the_history_is_in_the_order_of_the_ends(self, place):
+        ends = {1: 9.0, 2: 3.0, 3: 9.0, 4: None, 5: 5.0}
+        async with Opened(place()) as store:
+            await store.write(Commit(jobs=[job_row(number) for number in range(1, 7)]))
+            stories = [{"id": job, "state": "finished", "ended": at, "story": "{}"} for job, at in ends.items()]
+            await store.write(Commit(stories=stories))
+
+            def ids(limit, before=None, user=None):
+                return [row["id"] for row in store.latest_ended(limit, before, user)]
+
+            assert ids(9) == [3, 1, 5, 2, 4]
+            assert ids(2) == [3, 1]
+            assert ids(2, (9.0, 3)) == [1, 5]
+            assert ids(9, (3.0, 2)) == [4]
+            assert ids(9, user="nobody") == []
+
     async def test_a_commit_is_written_whole_or_not_at_all(self, place):
         async with Opened(place()) as store:
             await store.write(Commit(events=[ev.Held(1.0, "1")], jobs=[job_row(1)]))

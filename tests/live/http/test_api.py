@@ -173,9 +173,24 @@ def test_lists_come_in_pages(service):
             break
     assert seen[-7:] == jobs
     assert seen == sorted(set(seen), key=int) == [row["job"] for row in client.jobs(all=True)]
-    page = client.get("/v1/history", limit=2)
-    assert [row["job"] for row in page["jobs"]] == jobs[:-3:-1]
-    assert client.get("/v1/history", limit=2, before=page["next"])["jobs"][0]["job"] == jobs[-3]
+
+
+def test_the_history_comes_in_pages_the_latest_end_first(service):
+    client = service.client()
+    late = service.submit("sleep", "1")
+    jobs = [service.submit("true") for _ in range(3)]
+    for job in (*jobs, late):
+        service.until(job, "finished")
+    whole = client.get("/v1/history", limit=1000)["jobs"]
+    assert whole[0]["job"] == late
+    assert [row["finished"] for row in whole] == sorted((row["finished"] for row in whole), reverse=True)
+    seen, before = [], None
+    while len(seen) < 4:
+        page = client.get("/v1/history", limit=2, before=before)
+        seen, before = seen + page["jobs"], page["next"]
+    assert [row["job"] for row in seen] == [row["job"] for row in whole[:4]]
+    with pytest.raises(Refusal, match="before: job 999999 has not ended"):
+        client.get("/v1/history", before="999999")
 
 
 def test_a_log_is_read_in_pieces(service):

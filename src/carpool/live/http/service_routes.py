@@ -78,7 +78,7 @@ async def gpus(context: Context, who: Me) -> Json:
 async def history(
     context: Context, who: Me, limit: Annotated[int, Query(ge=1, le=10_000)] = 100, before: Before = None
 ) -> Json:
-    """Return ended jobs, the latest first, with their receipts: the time that sharing gained or cost them."""
+    """Return ended jobs, the latest end first, with their receipts: the time that sharing gained or cost them."""
     rows = await context.service.queries.history(limit=limit + 1, before=before)
     page = rows[:limit]
     return Json({"jobs": page, "next": page[-1]["job"] if len(page) < len(rows) else None})

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from sqlalchemy import Connection, Engine, select, text
+from sqlalchemy import Connection, Engine, and_, func, or_, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from carpool.core import codec
@@ -171,15 +171,28 @@ class JournalReader:
         """Return the rows of these jobs, as far as there are any."""
         return self.select_rows(select(schema.jobs).where(schema.jobs.c.id.in_(numbers)))
 
-    def ended_jobs(self, limit: int | None, before: int | None = None, user: str | None = None) -> list[dict[str, Any]]:
+    def ended_jobs(self, limit: int | None, before: int | None = None) -> list[dict[str, Any]]:
         """Return the rows of jobs that have ended, the latest submitted first."""
         table = schema.jobs
         asked = select(table).where(table.c.state.is_not(None)).order_by(table.c.id.desc())
         if before is not None:
             asked = asked.where(table.c.id < before)
-        if user is not None:
-            asked = asked.where(table.c.user == user)
         return self.select_rows(asked.limit(limit) if limit is not None else asked)
+
+    def latest_ended(self, limit: int, before: tuple[float, int] | None, user: str | None) -> list[dict[str, Any]]:
+        """Return the rows of jobs that have ended, the latest end first; `before`: the end and the id of a job, None:
+        from the latest on. The ids are found first, because sorting whole rows would read all stories."""
+        table = schema.jobs
+        ended = func.coalesce(table.c.ended, 0.0)
+        found = select(table.c.id).where(table.c.state.is_not(None))
+        if before is not None:
+            found = found.where(or_(ended < before[0], and_(ended == before[0], table.c.id < before[1])))
+        if user is not None:
+            found = found.where(table.c.user == user)
+        order = ended.desc(), table.c.id.desc()
+        return self.select_rows(
+            select(table).where(table.c.id.in_(found.order_by(*order).limit(limit))).order_by(*order)
+        )
 
     def ended_since(self, at: float, limit: int) -> list[dict[str, Any]]:
         """Return the rows of the latest jobs that ended after a moment."""

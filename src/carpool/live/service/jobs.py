@@ -15,6 +15,7 @@ from typing import Any
 
 from carpool.core.record import JobRecord
 from carpool.core.state import State
+from carpool.errors import InputError
 from carpool.live.errors import NoSuchJob, Unavailable, WrongStatus
 from carpool.live.executors.base import Executor
 from carpool.live.home import Home, read_own_json, write_private
@@ -136,21 +137,34 @@ class JobBook:
         while len(self._read) > KEPT_ROWS:
             self._read.popitem(last=False)
 
-    def ended_rows(self, limit: int | None, before: str | None = None, user: str | None = None) -> list[Row]:
-        """Return the rows of ended jobs, the latest first: those still to be written, then those on disk."""
-        fresh = self.unwritten_rows(before, user)
-        return _together(fresh, self._store.ended_jobs(limit, int(before) if before is not None else None, user))
+    def ended_rows(self, limit: int | None, before: str | None = None) -> list[Row]:
+        """Return the rows of ended jobs, the latest submitted first: those still to be written, then those on disk."""
+        fresh = self._unwritten_rows(before)
+        return _together(fresh, self._store.ended_jobs(limit, int(before) if before is not None else None))
 
-    async def read_ended(self, limit: int | None, before: str | None = None, user: str | None = None) -> list[Row]:
+    async def read_ended(self, limit: int | None, before: str | None = None) -> list[Row]:
         """Return the same as `ended_rows`, without waiting for a database on the loop."""
-        fresh = self.unwritten_rows(before, user)  # first: one that is written meanwhile is found in the journal
+        fresh = self._unwritten_rows(before)  # first: one that is written meanwhile is found in the journal
         last = int(before) if before is not None else None
-        return _together(fresh, await asyncio.to_thread(self._store.ended_jobs, limit, last, user))
+        return _together(fresh, await asyncio.to_thread(self._store.ended_jobs, limit, last))
 
-    def unwritten_rows(self, before: str | None = None, user: str | None = None) -> list[Row]:
+    async def read_latest_ended(self, limit: int, before: str | None, user: str | None) -> list[Row]:
+        """Return the rows of ended jobs, the latest end first; with `before`, those that ended before this job did."""
+        last = None
+        if before is not None:
+            await self.read_ahead([before])
+            row = None if before in self._state.jobs else self.find_row(before)
+            if row is None or row["state"] is None:
+                raise InputError(f"before: job {before} has not ended, or there is none; give the id of an ended job")
+            last = _end(row)
+        fresh = [row for row in self._unwritten_rows() if user is None or row["user"] == user]
+        written = await asyncio.to_thread(self._store.latest_ended, limit, last, user)
+        rows = _together([row for row in fresh if last is None or _end(row) < last], written)
+        return sorted(rows, key=_end, reverse=True)[:limit]
+
+    def _unwritten_rows(self, before: str | None = None) -> list[Row]:
         """Return the rows of ended jobs that are still to be written, the latest first."""
         fresh = [ended for ended in self.ended if before is None or int(ended.id) < int(before)]
-        fresh = [ended for ended in fresh if user is None or ended.record.job.user == user]
         return [self._unwritten_row(ended) for ended in reversed(fresh)]
 
     def _unwritten_row(self, ended: EndedJob) -> Row:
@@ -223,6 +237,11 @@ class JobBook:
                 waiters.remove(waiter)  # also when the query was given up
         await self.read_ahead([job])
         return str(self.ended_row(job)["state"])
+
+
+def _end(row: Row) -> tuple[float, int]:
+    """Return when a job ended, and its id: the order of the history."""
+    return row["ended"] or 0.0, row["id"]
 
 
 def _together(fresh: Sequence[Row], written: Sequence[Row]) -> list[Row]:

@@ -343,9 +343,8 @@ class Queries:
         return {"nodes": nodes, **first, "jobs_per_gpu": self.state.jobs_per_gpu}
 
     async def history(self, *, limit: int = 100, before: str | None = None, user: str | None = None) -> list[Row]:
-        """Return ended jobs, the latest first, with their receipts."""
-        rows = await self.book.read_ended(limit, before, user)
-        return list(views.read_stories(rows[:limit]))
+        """Return ended jobs, the latest end first, with their receipts; those that ended before the job `before`."""
+        return list(views.read_stories(await self.book.read_latest_ended(limit, before, user)))
 
     def retention(self, user: str | None) -> Row:
         """Return how long files of ended jobs are kept and what is removed next; `user` None: of all users."""
