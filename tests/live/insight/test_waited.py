@@ -8,7 +8,7 @@ from rich.console import Console
 
 from carpool.core import events as ev
 from carpool.core.model import Allocation, Decision
-from carpool.live.commands.tables import jobs_table
+from carpool.live.commands.tables import COLUMNS, jobs_table
 from carpool.live.insight.receipt import receipt
 from carpool.live.insight.views import ended_row, job_row, read_story
 from carpool.live.spec import parse
@@ -88,6 +88,25 @@ def test_the_table_of_jobs_shows_what_the_receipt_says(state):
     (line,) = [line for line in console.file.getvalue().splitlines() if line.startswith("2 ")]
     assert "2 min" in line, "it was pending for 120 s and then held"
     assert "1 h" not in line
+
+
+def test_the_columns_of_a_table_without_jobs_are_the_fields_of_jobs(state):
+    ended = {"batch", "iterations", "alone_estimate_s"}
+    assert set(COLUMNS) == row_of(state, "1", 0.0).keys() | ended
+
+
+def test_the_parts_of_a_receipt_add_up(state):
+    state.apply(ev.Submitted(0.0, job("2", iterations=10**6)))
+    state.apply(ev.Held(10.0, "2"))
+    state.apply(ev.Released(40.0, "2"))
+    state.apply(ev.Finished(60.0, "1", 1))
+    state.apply(ev.Planned(70.0, (Decision("2", Allocation((0,), 1), "test"),)))
+    state.apply(ev.Started(86.0, "2", 1))
+    state.apply(ev.Finished(100.0, "2", 1))
+    account = receipt(state.ended["2"], 100.0)
+    assert [account[f"{part}_s"] for part in ("waited", "held", "startup", "paused", "ran")] == [40, 30, 16, 0, 14]
+    said = "The job waited 40 s, was on hold or behind other jobs for 30 s, started and stopped for 16 s, and ran 14 s."
+    assert account["sentences"][0] == said
 
 
 def test_a_row_of_release_0_1_waited_what_its_receipt_says(state):

@@ -56,6 +56,13 @@ CELLS: dict[str, Callable[[Row], Any]] = {
     "finished": lambda row: _text(clock(row["finished"], time.time())),
 }
 """Cells of columns that are not shown as plain text."""
+COLUMNS = (
+    *("job", "name", "user", "group", "project", "status", "gpus", "submitted", "started", "finished", "exit_code"),
+    *("reason", "priority", "held", "model", "array_job", "array_index", "attempt", "waited_s", "ran_s", "limit_s"),
+    *("limit_left_s", "pauses", "paused_s", "progress", "measured", "watched", "reported_iteration_s", "peak_memory"),
+    *("on", "mates", "batch", "iterations", "alone_estimate_s"),
+)
+"""All fields of jobs: where there is no job, they cannot be seen from the rows."""
 USUAL = ("job", "name", "user", "status", "gpus", "waited_s", "ran_s", "progress", "on", "reason")
 LESS = ("on", "waited")
 """Titles of the columns that a narrow terminal leaves out."""
@@ -67,11 +74,11 @@ def columns_of(text: str | None) -> tuple[str, ...]:
 
 
 def check_columns(rows: Sequence[Row], columns: Sequence[str], sort: str | None) -> None:
-    """Refuse columns that no row has."""
-    known = {name for row in rows for name in row}
+    """Refuse columns that no job has."""
+    known = {*COLUMNS, *(name for row in rows for name in row)}
     for option, names in (("--format", columns), ("--sort", [sort.removeprefix("-")] if sort else [])):
         for name in names:
-            if rows and name not in known:
+            if name not in known:
                 raise InputError(f"{option} {ascii(name)[:40]}: no such column; {nearest(name, known)}")
 
 

@@ -21,8 +21,12 @@ def receipt(record: JobRecord, now: float) -> dict[str, Any]:
         alone_s += (now - record.since) / record.slowdown
     lost_s = max(0.0, ran_s - alone_s)
     saved_s = record.saved_s if record.shares else None
+    waited_s, paused_s = record.waited(now), record.paused(now)
+    on_gpus_s = record.service(now) / record.job.gpus
     account: dict[str, Any] = {
-        "waited_s": record.waited(now),
+        "waited_s": waited_s,
+        "held_s": max(0.0, now - record.job.submitted - waited_s - on_gpus_s),  # on hold, or behind other jobs
+        "startup_s": max(0.0, on_gpus_s - ran_s - paused_s),  # on its GPUs: it starts, saves or stops
         "ran_s": ran_s,
         "alone_s": alone_s,
         "slowdown": ran_s / alone_s if alone_s > 0.0 else None,
@@ -35,7 +39,7 @@ def receipt(record: JobRecord, now: float) -> dict[str, Any]:
         "hosted": record.hosted,
         "preemptions": record.preemptions,
         "pauses": record.pauses,
-        "paused_s": record.paused(now),
+        "paused_s": paused_s,
     }
     return {**account, "sentences": sentences(account, running=bool(record.gpus))}
 
@@ -49,9 +53,15 @@ def sentences(account: Mapping[str, Any], running: bool = False) -> list[str]:
     """Return the receipt in words; that of a running job says what holds so far."""
     if not account["ran_s"]:
         return [f"The job has waited {span(account['waited_s'])} and has not run."]
-    pauses = account.get("pauses", 0)  # receipts of release 0.1 lack it
-    paused = f", was paused {_times(pauses)} for {span(account['paused_s'])} in all," if pauses else ""
-    lines = [f"The job waited {span(account['waited_s'])}{paused} and ran {span(account['ran_s'])}."]
+    pauses, held_s, startup_s = (account.get(key, 0) for key in ("pauses", "held_s", "startup_s"))  # 0.1 lacks them
+    parts = [
+        f"waited {span(account['waited_s'])}",
+        f"was on hold or behind other jobs for {span(held_s)}" if held_s > NOTICEABLE_S else "",
+        f"started and stopped for {span(startup_s)}" if startup_s > NOTICEABLE_S else "",
+        f"was paused {_times(pauses)} for {span(account['paused_s'])} in all" if pauses else "",
+    ]
+    spent = [part for part in parts if part]
+    lines = [f"The job {', '.join(spent)}{',' if len(spent) > 1 else ''} and ran {span(account['ran_s'])}."]
     if not account["shares"] and not account["hosted"]:
         return [*lines, "It never shared a GPU."]
     joined = f"joined a running job {_times(account['shares'])}" if account["shares"] else ""
