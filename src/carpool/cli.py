@@ -148,8 +148,9 @@ def usage_message(error: click.ClickException) -> str:
     """Return an error that Click found on the command line as one line: place, problem and remedy."""
     message, ctx = " ".join(error.format_message().split()).rstrip("."), getattr(error, "ctx", None)
     if isinstance(error, click.BadParameter) and not isinstance(error, click.MissingParameter) and error.param:
-        message = f"{_place(error.param)}: {_problem(error, error.param.type)}"
-    elif ctx is not None and isinstance(ctx.command, click.Group):
+        message = f"{_place(error.param)}: {_problem(error, error.param.type)}"  # a name stays as the help has it
+        return f"{message}; see `{ctx.command_path} --help`" if ctx is not None else message
+    if ctx is not None and isinstance(ctx.command, click.Group):
         unknown = re.match("No such command '(.*?)'", message)
         if unknown:
             name, known = unknown[1], ctx.command.list_commands(ctx)

@@ -15,6 +15,11 @@ def test_the_script_names_the_command(shell):
     assert "carpool" in said.out
 
 
+def test_the_name_of_a_wrong_argument_is_written_as_the_help_has_it():
+    said = call("completion", "tcsh")
+    assert (said.code, said.err.startswith("error: SHELL: 'tcsh' is not one of")) == (2, True)
+
+
 def test_commands_and_options_are_completed_in_bash():
     """The function that bash calls, with the words that bash gives it."""
     said = subprocess.run(

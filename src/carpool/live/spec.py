@@ -28,6 +28,8 @@ __all__ = [
 SUBMIT_VARIABLE = "SLURM_SUBMIT_DIR"
 """Variable that jobs of batch scripts have. They get their ids under Slurm's names as well."""
 LONGEST_NAME = 200
+UNCOUNTED = 1000
+"""Iterations of a job whose owner gave no number: thousandths of the whole, so that jobs of one family compare."""
 MAX_GRACE_S = 3600.0
 """Seconds that a job may ask for to save and to leave, unless the operator says otherwise."""
 IDLE_S = 1800.0

@@ -157,6 +157,9 @@ def test_a_dry_run_says_what_would_happen_and_queues_nothing(service):
     assert free["end"]["low"] <= free["end"]["value"] <= free["end"]["high"]
     blocker = service.submit("sleep", "60", gpus=4, exclusive=True, duration_s=60.0)
     service.until(blocker, "running")
+    for option in (("--array", "0-6"), ("--sweep", "x=1-7")):
+        several = service.call("submit", "--dry-run", *option, "--", "echo", "{x}")
+        assert "These are 7 jobs. The forecast is that of the first one, without the others:" in several.out
     said = service.call("submit", "--dry-run", "--time", "10m", "--", "true")
     assert said.out.startswith("The job would wait.")
     service.call("cancel", blocker)
@@ -203,6 +206,35 @@ def test_show_prints_the_receipt(service):
     receipt = service.json("show", job)["receipt"]
     assert receipt["ran_s"] == pytest.approx(0.3, abs=1.0)
     assert receipt["lost_s"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_commands_about_one_job_take_its_name(service):
+    job, _, again = (service.submit("echo", name, name=name) for name in ("lonely", "twice", "twice"))
+    for one in (job, again):
+        service.until(one, "finished")
+    assert service.call("logs", "lonely").out == "lonely\n"
+    assert service.json("show", "lonely")["job"] == service.json("explain", "lone*")["job"] == job
+    several = service.call("show", "twice")
+    assert (several.code, "matches 2 jobs" in several.err, again in several.err) == (2, True, True)
+    for command in (("logs", "unknown"), ("exec", "lonely", "--", "true")):
+        said = service.call(*command)
+        assert (said.code, "no job of yours" in said.err) == (2, True)
+
+
+def test_the_number_of_iterations_is_unknown_unless_it_was_given(service):
+    jobs = [service.submit("true"), service.submit("true", iterations=7)]
+    for job in jobs:
+        service.until(job, "finished")
+    rows = {row["job"]: row for row in service.json("jobs", "--all")}
+    assert [rows[job]["iterations"] for job in jobs] == [None, 7]
+    assert all(row["iterations"] for row in service.client().get("/v1/workload")["jobs"])
+
+
+def test_wrong_columns_are_refused_also_where_no_job_is_listed(service):
+    for option in ("--format", "--sort"):
+        said = service.call("jobs", "--name", "no such job", option, "nope")
+        assert (said.code, f"{option} 'nope': no such column" in said.err) == (2, True)
+    assert service.call("jobs", "--name", "no such job", "--format", "job,iterations").code == 0
 
 
 def test_logs_follow_until_the_end(service):
@@ -455,6 +487,7 @@ def test_tables_fit_narrow_terminals(service):
         (["submit"], "no command: give one after --"),
         (["submit", "--gpus", "9", "--", "true"], "asks for 9 GPUs and the cluster has 4"),
         (["submit", "--time", "soon", "--", "true"], "such as"),
+        (["submit", "--time", "5x", "--", "true"], "--duration or --time: "),
         (["submit", "--memory", "8", "--", "true"], "unit"),
         (["submit", "--env", "NOT_SET_ANYWHERE", "--", "true"], "is not set here"),
         (["submit", "--env", "RANK=1", "--", "true"], "set by the scheduler"),

@@ -12,7 +12,7 @@ import click
 
 from carpool.live.commands import tables
 from carpool.live.commands.options import complete_jobs, connect, home_option, json_option, print_json, print_sentences
-from carpool.live.commands.selection import filter_options, filters_of, find_rows
+from carpool.live.commands.selection import filter_options, filters_of, find_rows, select_one
 from carpool.live.http.client import job_path
 from carpool.live.text import harmless, printable
 
@@ -63,7 +63,8 @@ def jobs(words: tuple[str, ...], limit: int, watch: bool, home: Path | None, as_
 @json_option
 def show(job: str, home: Path | None, as_json: bool) -> None:
     """Show all details of a job, and its receipt: the time that sharing gained or cost it."""
-    row = connect(home).get(job_path(job))
+    client = connect(home)
+    row = client.get(job_path(select_one(client, job)))
     print_json(row) if as_json else tables.print_job(row)
 
 
@@ -73,7 +74,8 @@ def show(job: str, home: Path | None, as_json: bool) -> None:
 @json_option
 def explain(job: str, home: Path | None, as_json: bool) -> None:
     """Explain why a job waits or where it runs, and forecast its start and end."""
-    row = connect(home).get(f"{job_path(job)}/explain")
+    client = connect(home)
+    row = client.get(f"{job_path(select_one(client, job))}/explain")
     print_json(row) if as_json else print_sentences(row["sentences"])
 
 
@@ -97,6 +99,7 @@ def logs(
 ) -> None:
     """Print the output of a worker: its standard output to standard output, its standard error to standard error."""
     client = connect(home)
+    job = select_one(client, job)
     streams = ("stdout", "stderr") if stream == "both" else (stream,)
     readers = {name: client.log(job, rank=rank, stream=name, attempt=attempt, tail=tail) for name in streams}
     try:

@@ -32,7 +32,9 @@ class OptionType(click.ParamType[Any]):
         try:
             return self.kind.from_option(value)
         except FieldError as error:
-            place = param.opts[0] if isinstance(param, click.Option) else str(param and param.human_readable_name)
+            # Click does not tell which of its spellings was typed
+            known = " or ".join(param.opts) if isinstance(param, click.Option) else ""
+            place = known or str(param and param.human_readable_name)
             raise InputError(f"{place}: {error}") from None
 
 

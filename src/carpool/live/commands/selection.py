@@ -1,8 +1,9 @@
 """Which jobs a command means: ids, ranges, arrays, names, and filters such as `--status pending`.
 
 `carpool cancel`, `hold`, `release`, `pause`, `resume`, `requeue`, `priority` and `prune` use it, `submit --after` for
-the jobs to wait for, and `jobs` for the rows to list. Ids are passed on as they were written, so that the service
-answers for each of them. Everything else is looked up among the jobs that the user may change.
+the jobs to wait for, `jobs` for the rows to list, and commands about one job for that one. Ids are passed on as they
+were written, so that the service answers for each of them. Everything else is looked up among the jobs that the user
+may change.
 """
 
 import re
@@ -185,6 +186,14 @@ def select_to_change(
     else:
         click.echo(f"{number}: {shortened(jobs)}", err=True)
     return jobs
+
+
+def select_one(client: Client, word: str, *, ended: bool = True) -> str:
+    """Return the id of the one job that a word means. `ended`: it may have ended."""
+    found = select(client, [word], Filters(), ended=ended)
+    if len(found) > 1:
+        raise InputError(f"{ascii(word)[:80]}: matches {len(found)} jobs ({shortened(found)}); give the id of one")
+    return found[0]
 
 
 def select_dependencies(client: Client, words: Sequence[str]) -> list[str]:

@@ -16,9 +16,9 @@ from carpool.errors import InputError
 from carpool.job_schema import FIELDS, JobField
 from carpool.live.commands.console import Console, window_size, write_out
 from carpool.live.commands.options import complete_jobs, connect, home_option
-from carpool.live.commands.selection import select_dependencies
+from carpool.live.commands.selection import select_dependencies, select_one
 from carpool.live.commands.submit import exit_code, job_options, make_request, upload_directory
-from carpool.live.http.client import Client, Refusal, Unreachable, job_id, job_path
+from carpool.live.http.client import Client, Refusal, Unreachable, job_path
 from carpool.live.http.event_stream import StreamMessage
 from carpool.live.shell import run_as_here
 from carpool.live.spec import FOR_TERMINALS
@@ -93,7 +93,7 @@ def attach(job: str, home: Path | None) -> None:
     Ctrl-] d leaves it running. The exit code is that of the job, if it ends meanwhile.
     """
     client = connect(home)
-    job_id(job)
+    job = select_one(client, job)
     row = client.get(job_path(job))
     if row["status"] in ENDED:
         raise InputError(f"job {job} has {row['status']}; `carpool logs {job}` shows what its terminal printed")
@@ -125,6 +125,7 @@ def exec_command(job: str, words: tuple[str, ...], rank: int, home: Path | None)
     if terminal:
         request["rows"], request["columns"] = window_size() or (24, 80)
     client, typing = connect(home), connect(home)
+    job = select_one(client, job, ended=False)
     messages = client.run_beside(job, rank, request)
     command = next(messages, StreamMessage(0)).data
     if not isinstance(command, dict) or "command" not in command:

@@ -83,11 +83,11 @@ async def submit(request: messages.JobRequest, context: Context, who: Me) -> Jso
 
 @router.post("/jobs/dry-run", responses=answers(422, model=dict[str, Any]))
 async def dry_run(request: messages.JobRequest, context: Context, who: Me) -> Json:
-    """Return what would happen to a job, without submitting it."""
+    """Return what would happen to a job, of several to the first one, without submitting it."""
     specs, _ = _specs(request)
     context.service.terminals.check(specs)
     context.service.requests.check(specs)
-    return Json(await context.service.queries.dry_run(specs[0], who.name))
+    return Json(await context.service.queries.dry_run(specs, who.name))
 
 
 @router.get("/jobs", responses=answers(422, model=messages.JobPage))

@@ -16,7 +16,7 @@ from carpool.live.executors.base import NodeInventory
 from carpool.live.insight.closures import closed_why
 from carpool.live.insight.explain import limit_reason, never_starts
 from carpool.live.insight.receipt import ran, receipt, sentences
-from carpool.live.spec import Spec, stored
+from carpool.live.spec import UNCOUNTED, Spec, stored
 from carpool.live.statuses import shown_status
 
 Row = dict[str, Any]
@@ -196,6 +196,7 @@ def workload_row(row: Mapping[str, Any]) -> Row:
     shared = bool(receipt["shares"] or receipt["hosted"])
     account = {"alone_s": receipt["alone_s"], "ran_s": receipt["ran_s"], "shared": shared}
     account["group"] = story.get("group", "")  # an earlier release knew no groups
+    story["iterations"] = story["iterations"] or UNCOUNTED
     return {**{key: story[key] for key in same}, **stated, **account, "measured": receipt["measured"]}
 
 

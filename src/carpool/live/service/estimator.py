@@ -18,11 +18,9 @@ from carpool.core.perf import GENERIC, ConstantInterference, FittedModel, Perfor
 from carpool.live.foreign_files import with_rights_of
 from carpool.live.service.families import Family, family_of, is_training
 from carpool.live.service.warm_up import may_train
-from carpool.live.spec import Spec
+from carpool.live.spec import UNCOUNTED, Spec
 from carpool.profile.schema import load
 
-UNCOUNTED = 1000
-"""Iterations of a job whose owner gave no number: thousandths of the whole, so that jobs of one family compare."""
 UNKNOWN_SLOWDOWN = 1.5
 """Slow-down that is assumed for tasks without a profile."""
 

@@ -180,7 +180,8 @@ class JobBook:
         row = views.ended_row(self._state, record, self.specs[ended.id], ended.exit_code)
         row["alone_estimate_s"] = record.job.iterations * record.whole_iteration_s
         row |= self.picture(record)
-        row["batch"], row["iterations"] = record.job.batch, record.job.iterations
+        counted = self.specs[ended.id].iterations is not None
+        row["batch"], row["iterations"] = record.job.batch, record.job.iterations if counted else None
         return {"id": int(ended.id), "state": row["status"], "ended": record.ended, "story": json.dumps(row)}
 
     def collect_ended(self) -> None:

@@ -221,8 +221,10 @@ class Queries:
             lines.append(f"It needs {record.job.gpus} GPUs, and the nodes that are here have {here}.")
         return lines
 
-    async def dry_run(self, spec: Spec, user: str) -> Row:
-        """Return what would happen to a job: `where` (GPUs or None), `mates`, `start`, `end` with range and source."""
+    async def dry_run(self, specs: Sequence[Spec], user: str) -> Row:
+        """Return what would happen to the first of some jobs: `where` (GPUs or None), `mates`, `start`, `end` with
+        range and source; and in `jobs` their number."""
+        spec, number = specs[0], len(specs)
         doubt = self.user_book.doubt(user)
         if doubt:
             raise InputError(doubt)
@@ -235,7 +237,11 @@ class Queries:
         refusal = self.state.refusal(job)
         if refusal:
             raise InputError(refusal.replace("job 0 ", "it "))
-        return self.forecaster.dry_run(job, {"kind": source.kind, "detail": source.detail})
+        answer = self.forecaster.dry_run(job, {"kind": source.kind, "detail": source.detail})
+        if number > 1:
+            note = f"These are {number} jobs. The forecast is that of the first one, without the others:"
+            answer["sentences"] = [note, *answer["sentences"]]
+        return {**answer, "jobs": number}
 
     async def wait(self, job: str) -> str:
         """Wait until a job has ended and return how: finished, failed or cancelled."""
