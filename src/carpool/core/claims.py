@@ -7,7 +7,7 @@ from carpool.core import trials
 from carpool.core.charging import charge_mates, rate
 from carpool.core.joins import join, part
 from carpool.core.model import Allocation, Job, Status, as_scaled
-from carpool.core.pace import predict_alone, settle, update_pace
+from carpool.core.pace import end_startup, predict_alone, settle, update_pace
 from carpool.core.pausing import end_pause
 from carpool.core.queueing import dequeue
 from carpool.core.record import JobRecord
@@ -56,12 +56,12 @@ def claim(state: State, record: JobRecord, allocation: Allocation) -> None:
 def leave(state: State, record: JobRecord) -> None:
     """Take all GPUs away from a job; its mates speed up."""
     settle(state, record)
+    end_startup(state, record)
     if state.trials.running:
         trials.withdraw(state, record)
     if record.paused_since >= 0.0:
         end_pause(state, record)
     record.active = record.standby = False
-    record.warming_up = False
     record.iteration_s = 0.0
     record.slowdown = 1.0
     record.pace_version += 1

@@ -25,6 +25,14 @@ def settle(state: State, record: JobRecord) -> None:
     record.since = state.now
 
 
+def end_startup(state: State, record: JobRecord, *, told: bool = False) -> None:
+    """Note that a job starts up no more. Where nothing was ever told, nobody knows that it did: it counts as run."""
+    record.silent_s += record.silent(state.now)
+    record.warming_up = False
+    if told:
+        record.told, record.silent_s = True, 0.0
+
+
 def update_pace(state: State, records: Iterable[JobRecord]) -> None:
     """Compute the slow-down and the iteration time of jobs again: their mates or their placement changed."""
     for record in records:

@@ -1,4 +1,5 @@
-"""How long a job waited: `jobs`, `show` and `explain` follow one definition, pending and neither held nor blocked."""
+"""How long a job waited and ran: `jobs`, `show` and `explain` follow one definition. It waits while it is pending and
+neither held nor blocked. It runs from the first step that it tells of; where it tells of none, from its start."""
 
 import json
 from io import StringIO
@@ -116,3 +117,73 @@ def test_a_row_of_release_0_1_waited_what_its_receipt_says(state):
     row = row_of(state, "2", 50.0)
     old = {key: value for key, value in row.items() if key not in ("waited_s", "status")}
     assert read_story({"id": 1, "story": json.dumps({**old, "state": "finished"})})["waited_s"] == 30.0
+
+
+ENDS = {
+    "finished": [ev.Finished(124.0, "1", 1)],
+    "failed": [ev.Failed(124.0, "1", 1, "exit code 1")],
+    "cancelled": [ev.Cancelled(124.0, "1"), ev.Stopped(124.0, "1", 1, 0.0)],
+}
+
+
+def starting_up():
+    """A job that starts up from second 110 on."""
+    state = given(cluster("1x1")).state(Fifo().key)
+    state.apply(ev.Submitted(100.0, job("1", submitted=100.0)))
+    state.apply(ev.Planned(110.0, (Decision("1", Allocation((0,), 1), "test"),)))
+    state.apply(ev.Started(110.0, "1", 1, computes=False))
+    return state
+
+
+def ran(state, now):
+    """The seconds that all views agree on, and the slow-down."""
+    state.advance(now)
+    record = state.jobs.get("1") or state.ended["1"]
+    found = receipt(record, now)
+    assert row_of(state, "1", now)["ran_s"] == found["ran_s"]
+    return found["ran_s"], found["slowdown"]
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("assumed", [False, True])
+def test_a_job_that_tells_nothing_ran_from_its_start(end, assumed):
+    state = starting_up()
+    if assumed:
+        state.apply(ev.Computing(120.0, "1", 1, told=False))
+        assert ran(state, 122.0) == (12.0, 1.0)
+    for event in ENDS[end]:
+        state.apply(event)
+    assert state.ended["1"].status == end
+    assert ran(state, 130.0) == (14.0, 1.0)
+
+
+def test_the_start_up_of_a_job_that_tells_of_its_steps_is_no_run_time():
+    state = starting_up()
+    assert ran(state, 115.0) == (0.0, None)
+    state.apply(ev.Computing(120.0, "1", 1))
+    state.apply(ev.Finished(124.0, "1", 1))
+    assert ran(state, 130.0)[0] == 4.0
+
+
+def test_a_report_that_comes_late_makes_of_the_time_before_a_start_up():
+    state = starting_up()
+    state.apply(ev.Computing(120.0, "1", 1, told=False))
+    state.apply(ev.Observed(121.0, "1", 1, 0.5, 5.0))
+    assert ran(state, 122.0)[0] == 2.0
+
+
+def test_a_pause_during_a_silent_start_up_is_no_run_time():
+    state = starting_up()
+    state.apply(ev.PausedByOwner(112.0, "1"))
+    state.apply(ev.Paused(112.0, "1", 1))
+    state.apply(ev.Failed(124.0, "1", 1, "exit code 1"))
+    assert ran(state, 130.0)[0] == 2.0
+
+
+def test_a_silent_start_up_does_not_count_for_a_time_limit():
+    state = given(cluster("1x1")).state(Fifo().key)
+    state.apply(ev.Submitted(0.0, job("1", limit_s=60.0)))
+    state.apply(ev.Planned(0.0, (Decision("1", Allocation((0,), 1), "test"),)))
+    state.apply(ev.Started(0.0, "1", 1, computes=False))
+    state.apply(ev.Computing(10.0, "1", 1, told=False))
+    assert state.jobs["1"].limit_left(15.0) == 55.0

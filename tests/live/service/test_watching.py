@@ -108,3 +108,13 @@ async def test_a_job_that_asked_for_it_is_left_alone(home, path):
             job = await one(service, python(code, env={"PYTHONPATH": path}, watch=watch))
             assert await service.queries.wait(job) == "finished"
             assert (await service.executor.read_log((job, 1), 0, "stdout", limit=100)).data.decode().strip() == printed
+
+
+async def test_a_script_that_reports_nothing_ran_from_its_start(home):
+    async with serving(home) as service:
+        job = await one(service, python("import time; time.sleep(2)"))
+        assert await service.queries.wait(job) == "finished"
+        assert journalled(service, "Started")[0]["computes"] is False
+        row = service.queries.show(job)
+        assert row["ran_s"] == pytest.approx(row["finished"] - row["started"], abs=0.01)
+        assert row["receipt"]["slowdown"] == pytest.approx(1.0)

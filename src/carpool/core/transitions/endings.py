@@ -5,7 +5,7 @@ from carpool.core import learning, trials
 from carpool.core.claims import leave, preempt
 from carpool.core.healing import learn_guess
 from carpool.core.model import ALIVE, WORKING, Status
-from carpool.core.pace import learn, learn_startup, settle, update_pace
+from carpool.core.pace import end_startup, learn, learn_startup, settle, update_pace
 from carpool.core.pausing import end_pause
 from carpool.core.queueing import end, requeue
 from carpool.core.record import JobRecord
@@ -111,11 +111,12 @@ def wind_down(state: State, record: JobRecord) -> None:
     """Let a job compute no more. It holds its GPUs until its workers are gone, and then ends."""
     learn_guess_of(state, record, finished=False)
     settle(state, record)
+    end_startup(state, record)
     trials.withdraw(state, record)
     if record.paused_since >= 0.0:
         end_pause(state, record)
     record.iteration_s = 0.0
     record.status = Status.CANCELLING
-    record.warming_up = record.standby = False
+    record.standby = False
     record.pace_version += 1
     update_pace(state, [record, *state.cluster.mates(record)])

@@ -8,7 +8,7 @@ from carpool.core.charging import charge
 from carpool.core.claims import memory_needed, preempt, retune
 from carpool.core.healing import believe_measured, make_room, outlive
 from carpool.core.model import PAUSE, WORKING, Allocation, Status
-from carpool.core.pace import follow, learn, learn_startup, predict_alone, settle, update_pace
+from carpool.core.pace import end_startup, follow, learn, learn_startup, predict_alone, settle, update_pace
 from carpool.core.pausing import end_pause, pause, swap_in
 from carpool.core.record import JobRecord
 from carpool.core.state import State, handles
@@ -24,6 +24,7 @@ def _started(state: State, event: ev.Started) -> None:
         return
     record.status = Status.RUNNING
     record.warming_up = not event.computes
+    record.silent_from = state.now - record.paused(state.now)
     record.leaving = ()
     if event.done is not None:
         record.done = min(event.done, float(record.job.iterations))
@@ -72,7 +73,7 @@ def _computing(state: State, event: ev.Computing) -> None:
     record = state.current(event)
     if record is None or not record.warming_up:
         return
-    record.warming_up = False
+    end_startup(state, record, told=event.told)
     if record.status is not Status.RUNNING:  # it was paused at the same moment
         state.reindex(record)
         return
@@ -157,6 +158,7 @@ def _observed(state: State, event: ev.Observed) -> None:
         record.alone_s += ran * (1.0 / record.slowdown - 1.0 / before)
     record.iteration_s = event.iteration_s
     record.pace_seen = True
+    record.told, record.silent_s = True, 0.0
     record.reported |= not event.relative  # else the end of the job teaches how long it takes
     record.relative |= event.relative
     if record.guess_s and record.alone_seen and not event.relative:

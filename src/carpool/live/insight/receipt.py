@@ -19,6 +19,8 @@ def receipt(record: JobRecord, now: float) -> dict[str, Any]:
     ran_s, alone_s = ran(record, now), record.alone_s
     if record.iteration_s:  # since the last settlement
         alone_s += (now - record.since) / record.slowdown
+    if record.silent_s:
+        alone_s = min(alone_s + record.silent_s, ran_s)
     lost_s = max(0.0, ran_s - alone_s)
     saved_s = record.saved_s if record.shares else None
     waited_s, paused_s = record.waited(now), record.paused(now)
@@ -45,8 +47,9 @@ def receipt(record: JobRecord, now: float) -> dict[str, Any]:
 
 
 def ran(record: JobRecord, now: float) -> float:
-    """Return the seconds that a job has computed on its GPUs, in all attempts."""
-    return record.ran_s + (now - record.since if record.iteration_s else 0.0)
+    """Return the seconds that a job has computed on its GPUs, in all attempts. Where it never told that it computes, it
+    did so from its start."""
+    return record.ran_s + record.silent_s + (now - record.since if record.iteration_s else 0.0)
 
 
 def sentences(account: Mapping[str, Any], running: bool = False) -> list[str]:
