@@ -244,6 +244,8 @@ def deleted_home(world: World) -> None:
             connection.sendall(head.encode() + body)
             answer = connection.recv(65536)
         hold(answer.split(b" ")[1] == b"503", f"it is refused for now, not {answer[:80]!r}")
+        doctor = world.carpool("doctor", CARPOOL_URL=f"http://127.0.0.1:{port}", user="ann")
+        hold(doctor.returncode == 1 and "cannot write" in doctor.stdout, f"`carpool doctor` says so: {doctor.stdout}")
     finally:
         aside.rename(world.home)
         world.kill()

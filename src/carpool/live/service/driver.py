@@ -252,6 +252,10 @@ class Driver:
             self._note_once(f"a decision of the policy was refused: {scheduler.refused.popleft()}", now)
         scheduler.state.pace_changes.clear()
 
+    def journal_problem(self) -> str:
+        """Return why the journal cannot be written, also where nobody has tried since; empty: nothing is known."""
+        return self.write_error or self.store.place.problem()
+
     def policy_failure(self) -> str:
         """Return how the policy failed lately, and what decides instead; empty: it did not."""
         return str(getattr(self.scheduler.policy, "failure", ""))

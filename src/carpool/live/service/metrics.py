@@ -174,7 +174,7 @@ class Metrics:
         yield CounterMetricFamily("carpool_trials_kept", "Trials after which the pair stayed.", value=trials.kept)
         yield CounterMetricFamily("carpool_trials_cost_seconds", "Time that trials cost jobs.", value=trials.cost_s)
         yield GaugeMetricFamily(
-            "carpool_journal_writable", "Whether the journal can be written.", value=not driver.write_error
+            "carpool_journal_writable", "Whether the journal can be written.", value=not driver.journal_problem()
         )
         yield GaugeMetricFamily(
             "carpool_policy_failing", "Whether a fallback decides.", value=bool(driver.policy_failure())
