@@ -157,6 +157,23 @@ def test_a_command_ends_when_its_caller_is_gone_and_when_its_job_ends(service):
     until_gone(pid)
 
 
+def test_a_revoked_token_ends_its_quiet_terminals_and_commands_at_once(service):
+    admin = service.client()
+    token = admin.post("/v1/users", {"name": "eve"})["token"]
+    job = terminal_job(service, "sh", "-c", "echo ready; exec sleep 60", token=token)
+    service.until_logged(job, b"ready")
+    terminal = service.client(token).terminal(job, None, 0, None)
+    command = service.client(token).run_beside(job, 0, {"command": ["sh", "-c", "echo $$; exec sleep 1000"]})
+    assert [next(terminal).kind, next(terminal).kind, next(command).kind] == ["Hello", "Output", "Hello"]
+    pid = int(base64.b64decode(next(command).data["data"]))
+    time.sleep(0.5)
+    began = time.monotonic()
+    admin.delete("/v1/users/eve")
+    assert [one.kind for said in (terminal, command) for one in said if one.kind] == []
+    until_gone(pid)
+    assert time.monotonic() - began < 5.0
+
+
 def until_gone(pid):
     until = time.monotonic() + 20.0
     while os.path.exists(f"/proc/{pid}"):

@@ -5,11 +5,14 @@ and a number of that size cannot. `Keyring.who` compares with every digest in co
 every request; `carpool serve` creates the administrator's token; the service's store holds the users.
 """
 
+import asyncio
 import hashlib
 import hmac
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,6 +67,8 @@ class Keyring:
         """Agents by the digests of their tokens: there may be thousands."""
         self.pilot_of: Callable[[str], str | None] = lambda token: None
         """Returns the pilot that a token was made for: see `carpool.live.grounds.tickets`."""
+        self._following: defaultdict[str, set[asyncio.Timeout]] = defaultdict(set)
+        """What ends the waits of each user's streams."""
         for name, known in (digests or {}).items():
             self.add(name, known, (nodes or {}).get(name, ""))
 
@@ -90,7 +95,21 @@ class Keyring:
         """Return whether the token that a user sent is still valid: answers that take long ask again."""
         return self._digests.get(who.name) == who.token_digest
 
+    @asynccontextmanager
+    async def until_revoked(self, who: Principal) -> AsyncIterator[None]:
+        """A wait that `revoke` ends at once, by `TimeoutError`."""
+        async with asyncio.timeout(None) as wait:
+            self._following[who.name].add(wait)
+            try:
+                yield
+            finally:
+                self._following[who.name].discard(wait)
+                if not self._following[who.name]:
+                    del self._following[who.name]
+
     def revoke(self, name: str) -> None:
+        for wait in self._following.pop(name, ()):
+            wait.reschedule(0.0)
         self._digests.pop(name, None)
         self._agents = {known: agent for known, agent in self._agents.items() if agent.name != name}
 

@@ -7,6 +7,7 @@ ends when the token is revoked or the service no longer leads.
 import json
 import time
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query
@@ -14,6 +15,7 @@ from starlette.responses import StreamingResponse
 
 from carpool.live.http.api import ApiContext, answers, api_context, me
 from carpool.live.http.auth import Principal
+from carpool.live.http.following import while_valid
 from carpool.live.service.feed import FeedPart
 
 router = APIRouter(tags=["events"])
@@ -55,10 +57,9 @@ async def _messages(
     feed = context.service.feed
     until = None if wait_s is None else time.monotonic() + wait_s
     yield _message("Hello", feed.last if after is None else after, {"last": feed.last})
-    async for part in feed.follow(after, until):
-        if not context.keyring.accepts(who) or not context.leads():
-            return
-        yield _encoded(part, who, job)
+    async with aclosing(while_valid(context, who, feed.follow(after, until))) as parts:
+        async for part in parts:
+            yield _encoded(part, who, job)
 
 
 def _encoded(part: FeedPart, who: Principal, job: str | None) -> bytes:

@@ -20,6 +20,7 @@ from carpool.live.errors import Unavailable
 from carpool.live.http import messages
 from carpool.live.http.api import ApiContext, Json, answers
 from carpool.live.http.auth import Principal
+from carpool.live.http.following import is_valid, while_valid
 from carpool.live.http.job_routes import Context, Job, Me, own_job, read_job_ahead
 
 log = logging.getLogger("carpool.api")
@@ -77,14 +78,14 @@ async def _output(
 ) -> AsyncIterator[bytes]:
     yield _message("Hello", offset, {"attempt": attempt})
     try:
-        async with aclosing(context.service.terminals.follow(job, attempt, offset, tail)) as pieces:
+        said = context.service.terminals.follow(job, attempt, offset, tail)
+        async with aclosing(while_valid(context, who, said)) as pieces:
             async for piece in pieces:
-                if not context.keyring.accepts(who) or not context.leads():
-                    return
                 offset = piece.next
                 data = {"data": base64.b64encode(piece.data).decode()}
                 yield _message("Output", offset, data) if piece.data else _quiet(offset)
-        yield _message("End", offset, {})
+        if is_valid(context, who):
+            yield _message("End", offset, {})
     except Unavailable as error:  # the client asks again
         yield _message("Away", offset, {"reason": str(error)})
 
@@ -117,12 +118,10 @@ async def _command_output(
     context: ApiContext, who: Principal, first: dict[str, Any], said: AsyncGenerator[dict[str, Any], None]
 ) -> AsyncIterator[bytes]:
     try:
-        async with aclosing(said):  # the command ends with the stream
+        async with aclosing(said), aclosing(while_valid(context, who, said)) as parts:  # the command ends with them
             yield _message("Hello", 0, first)
             number = 0
-            async for one in said:
-                if not context.keyring.accepts(who) or not context.leads():
-                    return
+            async for one in parts:
                 number += 1
                 yield _message("End" if "exit_code" in one else "Output", number, one) if one else _quiet(number)
     except InputError as error:  # the stream ends without an exit code

@@ -7,7 +7,7 @@ nothing but a number, so that a slow one costs no memory. `http.event_routes` se
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -118,7 +118,7 @@ class EventFeed:
         self._news.set()
         self._news = asyncio.Event()
 
-    async def follow(self, after: int | None, until: float | None = None) -> AsyncIterator[FeedPart]:
+    async def follow(self, after: int | None, until: float | None = None) -> AsyncGenerator[FeedPart, None]:
         """Yield all events after a number, and then those that happen; None: only those that happen from now on.
 
         The first part comes at once, also if it is empty. `until`: when to end, in the time of `time.monotonic`.
