@@ -21,6 +21,12 @@ class Raises(Fifo):
     """It raises."""
     def decide(self, view):
         raise RuntimeError("oops")
+class Exits(Fifo):
+    """It ends the process, and wants to be asked at a time that is over."""
+    def decide(self, view):
+        raise SystemExit(3)
+    def wake(self, view):
+        return view.now - 1.0
 class Illegal(Fifo):
     """All its plans break a rule."""
     def decide(self, view):
@@ -297,11 +303,15 @@ def signals(world: World) -> None:
     hold(world.show(job)["attempt"] == 1, "once")
 
 
-@case("policies that raise, and whose plans are all illegal", "jobs run, and doctor, jobs and explain say it", own=RUN)
+@case(
+    "policies that raise, that exit, and whose plans are all illegal",
+    "jobs run, and doctor, jobs and explain say it",
+    own=RUN,
+)
 def bad_policies(world: World) -> None:
     file = world.folder / "bad.py"
     file.write_text(BAD_POLICIES)
-    for name in ("Raises", "Illegal"):
+    for name in ("Raises", "Exits", "Illegal"):
         world.kill(signal.SIGTERM)
         world.serve("--policy", f"{file}:{name}")
         job = world.submit("true")

@@ -1,5 +1,7 @@
 """A policy that fails: one line says so, and a stated fallback keeps jobs going."""
 
+import asyncio
+
 import pytest
 
 from carpool.core.model import Allocation, Decision
@@ -7,7 +9,7 @@ from carpool.core.scheduler import Scheduler
 from carpool.live.home import Home
 from carpool.policies.base import BasePolicy
 from carpool.policies.guarded import GuardedPolicy
-from tests.support.command_line import process
+from tests.support.command_line import call, process
 from tests.support.services import notes, one, serving, shell, status, until
 from tests.support.world import cluster, given, pending, running
 
@@ -60,10 +62,27 @@ def fail(*_):
     raise KeyError("a\nb")
 
 
+def leave(*_):
+    raise SystemExit(3)
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def cancel(*_):
+    raise asyncio.CancelledError
+
+
 @pytest.mark.parametrize(
     ("method", "does"),
     [
         ("decide", fail),
+        ("decide", leave),
+        ("decide", interrupt),
+        ("decide", cancel),
+        ("key", leave),
+        ("wake", leave),
         ("decide", lambda self, view: None),
         ("decide", lambda self, view: ["start everything"]),
         ("decide", lambda self, view: [put("b", 99), put("none", 0)]),
@@ -126,6 +145,14 @@ def test_the_simulator_says_it_in_one_line(tmp_path):
     said = process("simulate", "--policy", f"{tmp_path}/faulty.py:Faulty", "--jobs", "5")
     assert (said.code, said.err.count("\n")) == (2, 1)
     assert "has no attribute 'nothing_of_that_name' (faulty.py, line 14)" in said.err
+
+
+def test_a_policy_that_exits_does_not_end_a_command_without_a_word(tmp_path):
+    (tmp_path / "leaves.py").write_text(FAULTY.replace("return view.nothing_of_that_name", "raise SystemExit(0)"))
+    (tmp_path / "never.py").write_text("raise SystemExit(0)")
+    for policy in ("leaves.py:Faulty", "never.py:Faulty"):
+        said = call("simulate", "--policy", f"{tmp_path}/{policy}", "--jobs", "5")
+        assert (said.code, "SystemExit: 0" in said.err) == (2, True), said.err
 
 
 async def test_jobs_do_not_wait_for_a_policy_whose_plans_are_all_illegal(tmp_path):

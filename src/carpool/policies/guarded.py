@@ -1,9 +1,9 @@
 """A policy that may fail: its failures become one line, and a simple policy decides in its place.
 
-The live service wraps every policy in `GuardedPolicy`, so that a policy that raises, returns something that is no plan,
-or returns a plan of which nothing obeys the rules, stops no job. The policy is asked again each time; its answers count
-again as soon as it has some. The simulator has no fallback, because its results would be those of another policy; it
-reports the failure with `failure_text`.
+The live service wraps every policy in `GuardedPolicy`, so that a policy that raises or exits, returns something that is
+no plan, or returns a plan of which nothing obeys the rules, stops no job. The policy is asked again each time; its
+answers count again as soon as it has some. The simulator has no fallback, because its results would be those of another
+policy; it reports the failure with `failure_text`.
 """
 
 import traceback
@@ -76,7 +76,7 @@ class GuardedPolicy:
     def _ask(self, method: str, ask: Callable[[], Answer], instead: Callable[[], Answer]) -> Answer:
         try:
             answer = ask()
-        except Exception as error:
+        except BaseException as error:  # also SystemExit and the like, which would end the service
             self._failures[method] = failure_text(self.inner, error)
             return instead()
         self._failures.pop(method, None)

@@ -87,7 +87,7 @@ def _added() -> dict[str, EntryPoint]:
 def _from_entry_point(point: EntryPoint) -> type[Any]:
     try:
         cls = point.load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         problem = f"does not load: {type(error).__name__}: {error}; fix or remove its package"
         raise InputError(f"policy {point.name} (entry point {point.value}) {problem}") from error
     if not isinstance(cls, type):
@@ -161,7 +161,7 @@ def _from_file(path: Path, class_name: str) -> type[Any]:
     sys.modules[spec.name] = module  # dataclasses resolve annotations there
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"policy file {path} does not load: {type(error).__name__}: {error}; fix it") from error
     cls = getattr(module, class_name, None)
     if not isinstance(cls, type):

@@ -176,7 +176,7 @@ def simulate(
             if not isinstance(policy, str):
                 raise
             raise InputError(f"policy {name}: {illegal}; fix its decide()") from illegal
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if not isinstance(policy, str) or not comes_from(chosen, error):
                 raise
             raise InputError(f"policy {name} failed: {failure_text(chosen, error)}; fix it") from None

@@ -50,6 +50,15 @@ async def test_a_job_that_is_cancelled_before_its_launch_never_runs(quick_home):
         assert [launch.job for launch in executor.launched] == [first]
 
 
+async def test_a_policy_that_wants_to_be_asked_at_a_time_that_is_over_leaves_the_processor_alone(quick_home):
+    async with serving(quick_home, executor=MemoryExecutor(gpus=1)) as service:
+        asked = []
+        service.driver.scheduler.policy.inner.wake = lambda view: asked.append(view.now) or view.now - 5.0
+        await one(service, shell("true"))
+        await asyncio.sleep(1.0)
+        assert 3 <= len(asked) <= 25, "about ten times a second"
+
+
 async def test_an_input_that_cannot_be_understood_stops_nothing_else(quick_home):
     def broken(now, commit):
         commit.meta["half"] = "written"

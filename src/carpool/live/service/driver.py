@@ -33,6 +33,9 @@ log = logging.getLogger("carpool.live")
 
 FAILURE_AGAIN_S = 600.0
 """Seconds after which the same failure of the policy is noted again."""
+WAKE_APART_S = 0.1
+"""Least number of seconds between two times that the policy is asked although nothing happened: a policy that names a
+time which is over would be asked without a pause."""
 RETRY_S = 1.0
 """Seconds before a turn is tried again whose commit failed."""
 
@@ -241,6 +244,8 @@ class Driver:
         try:
             self._plan = scheduler.step(now, events, wake=wake)
             self.wake_at = scheduler.policy.wake(scheduler.state)
+            if self.wake_at is not None and wake and not events:
+                self.wake_at = max(self.wake_at, now + WAKE_APART_S)
         except Exception as error:  # of the scheduler itself: a policy's own failures have a fallback
             if scheduler.policy_calls == asked:
                 raise
