@@ -17,6 +17,12 @@ def test_labels_name_node_and_index():
     assert inventory.label(2) == "b:0"
 
 
+def test_users_see_nodes_by_name_whichever_joined_first():
+    inventory = Inventory(MemoryExecutor(gpus=1, node_names=["node10", "gpu-b", "node2", "7"]))
+    assert [node.id for node in inventory.by_name] == ["7", "gpu-b", "node2", "node10"]
+    assert [node.id for node in inventory.nodes] == ["node10", "gpu-b", "node2", "7"], "the state knows them in order"
+
+
 def test_the_state_follows_nodes_that_join_change_and_leave():
     executor, state = MemoryExecutor(gpus=2, node_names=["a", "b"]), empty_state()
     inventory = Inventory(executor)

@@ -1,5 +1,6 @@
 """The cluster's GPUs as the executor lists them: labels for users, and what the estimator must know."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,11 @@ class Inventory:
     @property
     def nodes(self) -> Sequence[NodeInventory]:
         return self.executor.nodes()
+
+    @property
+    def by_name(self) -> list[NodeInventory]:
+        """The nodes as users see them: by name, numbers in it by their value, whichever joined first."""
+        return sorted(self.nodes, key=lambda node: _in_order(node.id))
 
     @property
     def slots(self) -> list[GpuSlot]:
@@ -78,3 +84,8 @@ def _is_same(one: Node | None, other: Node) -> bool:
 
 def _known_nodes(state: State) -> list[Node]:
     return [state.topology.nodes[number] for number in state.topology.present.values()]
+
+
+def _in_order(name: str) -> list[tuple[int, int, str]]:
+    """Return the sort key of a name: node2 comes before node10."""
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"([0-9]+)", name) if part]

@@ -38,7 +38,7 @@ class Pictures:
         """Return the places of jobs that lasted beyond a moment; None: during the last hour."""
         now = self.clock.now()
         places = self.recorder.places.since(now - HORIZON_S if since is None else since)
-        gpus = [slot.label for slot in self.inventory.slots]
+        gpus = [slot.label for node in self.inventory.by_name for slot in node.slots]
         return {"now": now, "gpus": gpus, "places": self._place_rows(places, math.inf)}
 
     def forecast(self) -> Row:

@@ -343,7 +343,7 @@ class Queries:
                 "mechanism": node.mechanism,
                 "why": node.why,
             }
-            for node in self.inventory.nodes
+            for node in self.inventory.by_name
         ]
         first = {key: nodes[0][key] if nodes else "" for key in ("mechanism", "why")}
         return {"nodes": nodes, **first, "jobs_per_gpu": self.state.jobs_per_gpu}
