@@ -1,17 +1,27 @@
 // Numbers as people read them.
 
-/** Return seconds in words: `45 s`, `12 min`, `3 h 5 min`, `2 d 4 h`. */
+const UNITS = [[86400, "d", 3600, "h"], [3600, "h", 60, "min"], [60, "min", 1, "s"]];
+
+/** Return seconds in their two largest units, as the commands print them: `45 s`, `2 min 5 s`, `3 h 5 min`, `2 d 4 h`. */
 export function span(seconds) {
   if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return "–";
   const sign = seconds < 0 ? "−" : "";
   const s = Math.abs(seconds);
   if (s < 9.95) return `${sign}${s.toFixed(1)} s`;
-  if (s < 99.5) return `${sign}${Math.round(s)} s`;
-  const minutes = Math.round(s / 60);
-  if (minutes < 90) return `${sign}${minutes} min`;
-  const hours = Math.floor(minutes / 60);
-  if (hours < 48) return `${sign}${hours} h${minutes % 60 ? ` ${minutes % 60} min` : ""}`;
-  return `${sign}${Math.floor(hours / 24)} d${hours % 24 ? ` ${hours % 24} h` : ""}`;
+  const whole = Math.round(s);
+  for (const [size, unit, smaller, name] of UNITS) {
+    if (whole < size) continue;
+    const more = Math.floor((whole % size) / smaller);
+    return `${sign}${Math.floor(whole / size)} ${unit}${more && whole < 100 * size ? ` ${more} ${name}` : ""}`;
+  }
+  return `${sign}${whole} s`;
+}
+
+/** Return seconds in words, rounded as the end of a range: `45 s`, `12 min`, `3 h 5 min`, `2 d 4 h`. */
+function about(seconds) {
+  if (seconds < 59.5) return span(seconds);
+  const minutes = Math.round(seconds / 60);
+  return minutes < 90 ? `${minutes} min` : span(minutes * 60);
 }
 
 /** Return a moment as a time of day, with the date where it is another day. `step`: seconds that have to differ. */
@@ -32,9 +42,9 @@ export function until(times, now) {
   const low = Math.max(0, early - now);
   const high = late === null ? Infinity : late - now;
   if (high < 1) return "now";
-  if (!Number.isFinite(high)) return `in ${span(low)} or more`;
-  if (low < 0.05) return `within ${span(high)}`;
-  const [from, to] = [span(low), span(high)];
+  if (!Number.isFinite(high)) return `in ${about(low)} or more`;
+  if (low < 0.05) return `within ${about(high)}`;
+  const [from, to] = [about(low), about(high)];
   if (from === to) return `in ${to}`;
   const [amount, unit] = from.split(" ");
   return `in ${from.split(" ").length === 2 && to.endsWith(` ${unit}`) && to.split(" ").length === 2 ? amount : from} – ${to}`;

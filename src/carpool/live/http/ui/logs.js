@@ -12,13 +12,15 @@ export function logs(job, row) {
   const text = el("pre", { class: "log", tabindex: 0, "aria-label": `Output of job ${job}`, role: "log" });
   const note = el("span", { class: "quiet", role: "status" });
   const rank = el("select", { id: "rank", onchange: () => begin() }, Array.from({ length: Math.min(row.gpus, 256) }, (_, number) => el("option", { value: number }, `worker ${number}`)));
-  const stream = el("select", { id: "stream", onchange: () => begin() }, ["stdout", "stderr"].map((name) => el("option", { value: name }, name)));
+  const stream = el("select", { id: "stream", onchange: () => ((chosen = true), begin()) }, ["stdout", "stderr"].map((name) => el("option", { value: name }, name)));
+  stream.value = row.status === "failed" ? "stderr" : "stdout"; // why it failed is mostly there
   const node = el("section", { class: "card" },
     el("div", { class: "card-head" }, el("h2", {}, "Output"), note),
     el("div", { class: "tools" }, el("label", { for: "rank" }, "Of"), rank, el("label", { for: "stream" }, "stream"), stream),
     text);
   let timer = null;
   let turn = 0;
+  let chosen = false; // by the user
 
   const begin = () => {
     clearTimeout(timer);
@@ -34,6 +36,7 @@ export function logs(job, row) {
         if (reading.number !== turn) return;
         reading.query = { rank: reading.query.rank, stream: reading.query.stream, offset: part.next, attempt: part.attempt };
         append(reading, part.bytes);
+        if (part.ended && !chosen && !text.textContent) return other();
         say(note, part.ended ? "complete" : "live");
         if (part.ended) return;
         if (part.bytes.length > 500_000) pause = 50;
@@ -44,6 +47,11 @@ export function logs(job, row) {
       pause = 5 * EVERY_MS;
     }
     timer = setTimeout(() => step(reading), pause);
+  };
+  const other = () => {
+    chosen = true; // both may be empty
+    stream.value = stream.value === "stdout" ? "stderr" : "stdout";
+    begin();
   };
   const append = (reading, bytes) => {
     if (!bytes.length) return;

@@ -22,12 +22,12 @@ export function jobView(store, job) {
   const demand = el("div");
   const more = el("div");
   const log = el("div");
+  const about = el("div", { class: "columns" },
+    el("section", { class: "card" }, el("h2", {}, "Why"), sentences),
+    el("section", { class: "card" }, el("h2", {}, "Receipt"), receipt, demand));
   const node = el("div", {},
     el("section", { class: "card" }, el("div", { class: "card-head" }, el("div", { class: "title" }, el("span", { class: `dot c${Number(job) % COLOURS}` }), title, state), actions), said, facts),
-    el("div", { class: "columns" },
-      el("section", { class: "card" }, el("h2", {}, "Why"), sentences),
-      el("section", { class: "card" }, el("h2", {}, "Receipt"), receipt, demand)),
-    charts, log, more);
+    about, charts, log, more);
 
   let row = null;
   let looked = 0;
@@ -36,6 +36,7 @@ export function jobView(store, job) {
   let stopLogs = null;
   let seen = "";
   let offered = "";
+  let missing = false;
 
   const act = async (method, path, data) => {
     say(said, "");
@@ -54,10 +55,13 @@ export function jobView(store, job) {
     try {
       const [shown, explained, trace] = await Promise.all([get(`/v1/jobs/${job}`), get(`/v1/jobs/${job}/explain`), get(`/v1/jobs/${job}/trace`)]);
       row = shown;
+      missing = false;
       draw(explained, trace);
     } catch (error) {
       say(said, error.message);
+      missing = row === null && error.status === 404; // until the store hears of it
     }
+    about.hidden = missing;
     looking = false;
   };
 
@@ -89,8 +93,8 @@ export function jobView(store, job) {
     const changed = mark !== seen;
     seen = mark;
     clearTimeout(later);
-    if (changed || row === null) look(true);
-    else if (!isEnded(row)) later = setTimeout(() => look(), AGAIN_MS);
+    if (changed || (row === null && !missing)) look(true);
+    else if (row !== null && !isEnded(row)) later = setTimeout(() => look(), AGAIN_MS);
   };
   return { node, update, close: () => (clearTimeout(later), stopLogs?.()) };
 }
