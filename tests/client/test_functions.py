@@ -76,10 +76,14 @@ def test_cancel_ends_a_running_job(executor):
     until = time.monotonic() + 30
     while not future.running() and time.monotonic() < until:
         time.sleep(0.05)
+    told = []
+    future.add_done_callback(told.append)
     assert future.cancel()
+    assert (future.cancelled(), future.done(), told) == (True, True, [future])
     with pytest.raises(CancelledError):
         future.result(60)
     assert future.job.wait(30) == "cancelled"
+    assert executor.submit(abs, -1).result(60) == 1, "other calls are still followed"
 
 
 def test_shutdown_refuses_new_calls_and_a_wrong_field_is_said(connection, tmp_path):

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures._base import CANCELLED, PENDING, RUNNING
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,7 +45,12 @@ class FunctionFuture(concurrent.futures.Future[Result]):
         if self.done():
             return self.cancelled()
         self.job.cancel()
-        super().cancel()
+        with self._condition:  # `cancel` of the base class refuses a future that runs
+            if self._state not in (PENDING, RUNNING):
+                return self.cancelled()
+            self._state = CANCELLED
+            self._condition.notify_all()
+        self._invoke_callbacks()  # type: ignore[attr-defined]
         return True
 
 
@@ -158,7 +164,8 @@ def _note_running(future: FunctionFuture[Any], status: str) -> None:
 def _resolve(future: FunctionFuture[Any]) -> None:
     """Give a future the result of its job, or the exception."""
     if future.cancelled():
-        future.set_running_or_notify_cancel()
+        if future._state == CANCELLED:  # else those who wait for it were told
+            future.set_running_or_notify_cancel()
         return
     if not future.running():
         future.set_running_or_notify_cancel()
