@@ -15,6 +15,7 @@ from carpool.core.model import Job
 from carpool.core.perf import Placement
 from carpool.emulate.gpus import parse_gpus
 from carpool.errors import InputError
+from tests.support.command_line import call
 
 GPUS = parse_gpus("t4:2x2:100")
 MODEL, BATCH = "yolov3", 8
@@ -189,6 +190,13 @@ def test_workers_that_do_not_fit_on_a_gpu_are_refused_there(emulation):
     assert err.startswith("error: out of memory on node1:0: its workers would hold ")
     assert second.report.status is WorkerStatus.OUT_OF_MEMORY
     big.process.kill()
+
+
+def test_the_help_has_the_form_of_all_commands():
+    said = call("emulate", "--help")
+    assert said.code == 0
+    assert said.out.startswith("Usage: carpool emulate [OPTIONS]")
+    assert "--startup SECONDS" in said.out
 
 
 @pytest.mark.parametrize(

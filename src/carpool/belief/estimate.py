@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 GIVEN_SPREAD = 2.0
 """Factor, both ways, by which a duration that a user gave may be wrong."""
+ASSUMED = "an assumption, because nothing is known of the job"
+"""Source of the default duration."""
 DEFAULT_SPREAD = 10.0
 """Factor, both ways, by which the default duration may be wrong."""
 
@@ -88,12 +90,12 @@ def _spread(value: float, factor: float, source: str, kind: str) -> Estimate:
 
 
 def _default(seconds: float) -> Estimate:
-    return _spread(seconds, DEFAULT_SPREAD, f"no information; {seconds:g} s is assumed", "default")
+    return _spread(seconds, DEFAULT_SPREAD, ASSUMED, "default")
 
 
 def _said(model: str) -> str:
     """Return a model in words. That of a script has a hash, which says nothing to people."""
-    return f"the same {model.removeprefix(SCRIPT).rpartition(':')[0]}" if model.startswith(SCRIPT) else model
+    return f"the same command ({model.removeprefix(SCRIPT).rpartition(':')[0]})" if model.startswith(SCRIPT) else model
 
 
 def _runs(count: int) -> str:

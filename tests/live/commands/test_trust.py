@@ -113,6 +113,7 @@ def test_history_marks_what_is_believed():
     assert slowdown_text({**shared, "measured": False}) == "≈1.50"
     assert slowdown_text({**shared, "measured": True}) == "1.50"
     assert slowdown_text({"slowdown": 1.0, "shares": 0, "hosted": 0, "measured": False}) == "1.00"
+    assert slowdown_text({**shared, "slowdown": 0.004, "measured": False}) == "-", "it was too short to tell"
     assert slowdown_text({"slowdown": None}) == "-"
 
 

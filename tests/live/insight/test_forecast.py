@@ -144,7 +144,7 @@ async def test_a_dry_run_says_what_explain_says_after_the_submission(quick_home,
         await live.requests.submit([spec() for _ in range(waiting + 1)], "admin")
         await settle(live)
         for wanted in (spec(), replace(spec(), priority=1), replace(spec(), duration_s=None, name="")):
-            before = await live.queries.dry_run(wanted, "admin")
+            before = await live.queries.dry_run([wanted], "admin")
             job = await one(live, wanted)
             after = live.queries.explain(job)
             if live.state.jobs[job].queue_entry is not None:

@@ -93,7 +93,7 @@ async def test_run_17_knows_what_run_16_taught(home, tmp_path):
                 900 if number == 16 else 0.4, abs=0.4
             )
             if number == 17:
-                assert "1 earlier run of the same train.py" in service.queries.show(job)["source"]["detail"]
+                assert "1 earlier run of the same command (train.py)" in service.queries.show(job)["source"]["detail"]
             assert await service.queries.wait(job) == "finished"
 
 

@@ -156,10 +156,12 @@ async def test_a_given_profile_is_used_and_may_differ_at_the_next_start(home, tm
     spec = shell("sleep 60", model="own", iterations=10, batch=8)
 
     async with serving(home) as service:
-        assert "no information" in (await service.queries.dry_run(spec, "admin"))["run"]["source"]
+        answer = await service.queries.dry_run([spec], "admin")
+        assert answer["run"]["source"] == "an assumption, because nothing is known of the job"
+        assert "3600" not in " ".join(answer["sentences"])
     async with serving(home, profile=str(tmp_path / "mine.json")) as service:
         alone_s = 10 * known.core().iteration(8, 1, Placement(1, 1))
-        assert (await service.queries.dry_run(spec, "admin"))["run"]["value"] == pytest.approx(alone_s)
+        assert (await service.queries.dry_run([spec], "admin"))["run"]["value"] == pytest.approx(alone_s)
         job = await one(service, spec)
         await started(service, job)
     async with serving(home) as service:  # which does not know the job's model

@@ -15,6 +15,8 @@ from carpool.live.text import clock, printable, span
 from carpool.report.console import new_console, print_table
 from carpool.report.progress import waiting
 
+LEAST_SLOWDOWN = 0.995
+"""Slow-down below which a job was too short to tell: none is below 1."""
 BELIEVED = "≈"
 
 
@@ -96,7 +98,7 @@ def _print_history(rows: list[dict[str, Any]]) -> None:
 def slowdown_text(receipt: Mapping[str, Any]) -> str:
     """Return a job's slow-down, marked where it is believed: the job shared GPUs and did not report its speed."""
     slowdown = receipt.get("slowdown")
-    if slowdown is None:
+    if slowdown is None or slowdown < LEAST_SLOWDOWN:
         return "-"
     shared = receipt.get("shares") or receipt.get("hosted")
     return f"{BELIEVED if shared and not receipt.get('measured') else ''}{slowdown:.2f}"

@@ -11,7 +11,7 @@ from statistics import median
 from time import thread_time
 from typing import Any
 
-from carpool.belief.estimate import Estimate, run_time, slowdown
+from carpool.belief.estimate import ASSUMED, Estimate, run_time, slowdown
 from carpool.belief.model import Belief
 from carpool.core.healing import guessed_length
 from carpool.core.model import GpuId, Job, JobId, Status
@@ -112,7 +112,7 @@ class Forecaster:
             if found is not None and found.kind not in ("time", "default"):
                 return Estimate(found.value, found.low, found.high, found.source, found.kind)
             source = self._source(job.id) if source is None else source
-            kind, detail = source.get("kind", "default"), source.get("detail", "no information")
+            kind, detail = source.get("kind", "default"), source.get("detail", ASSUMED)
             value = alone_s(state, job)
             guessed = guess_of(state, job)
             if kind == "time" and guessed is not None and guessed.jobs:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from carpool.belief.estimate import model_name, run_time
+from carpool.belief.estimate import ASSUMED, model_name, run_time
 from carpool.belief.model import Belief
 from carpool.belief.prior import believe
 from carpool.core.model import Guess, Job
@@ -118,7 +118,7 @@ class JobEstimator:
             return EstimateSource("time", "a model that was given")
         found = run_time(perf, job)
         if found.kind == "time" and spec.duration_s is None:
-            return EstimateSource("default", f"no information; {found.value:g} s is assumed")
+            return EstimateSource("default", ASSUMED)
         return EstimateSource(found.kind, found.source)
 
 
