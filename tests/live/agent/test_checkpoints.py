@@ -198,7 +198,7 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("data", HOSTILE)
+@pytest.mark.parametrize("data", HOSTILE, ids=range(len(HOSTILE)))  # an archive has the time in it
 def test_a_hostile_archive_is_refused_and_what_was_there_stays(tmp_path, store, data):
     before = store._home.checkpoints("7")
     before.mkdir(parents=True)
