@@ -98,8 +98,6 @@ class Home:
         `journal`: id of a journal whose leader this process is. The lock of an earlier leader of the same journal is
         taken over, because a stopped process keeps it; what that process may do, the journal decides.
         """
-        if self._locked is not None:
-            return
         try:
             descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:

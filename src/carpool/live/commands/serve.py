@@ -194,7 +194,10 @@ def serve(
     config = ServiceConfig(place, retention=kept, database=_database(database), notices=notices, **options)
     if config.database is None or emulated is not None:
         place.create()
-    with _locked(place, config), _bound(host, port) as listening:
+    if config.database is None:  # first: a port that is in use may be that of this home's service
+        place.acquire()
+        place.release()  # the service locks it again
+    with _bound(host, port) as listening:
         if emulated is not None:
             emulated.write(place.emulated)
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -227,19 +230,6 @@ def _check_installed() -> None:
     missing = [name for name in ("fastapi", "uvicorn", "sqlalchemy") if find_spec(name) is None]
     if missing:
         raise InputError(f"`carpool serve` needs {', '.join(missing)}: pip install 'carpool[live]'")
-
-
-@contextmanager
-def _locked(home: Home, config: Any) -> Iterator[None]:
-    """Lock the home before anything else is looked at or written: a port that is in use may be that of its service.
-
-    Services that share a journal lock it when they lead."""
-    if config.database is None:
-        home.acquire()
-    try:
-        yield
-    finally:
-        home.release()
 
 
 @contextmanager
