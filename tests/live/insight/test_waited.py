@@ -52,6 +52,13 @@ def test_a_pending_job_waits(state):
     assert waited(state, "2", 25.0) == 15.0
 
 
+def test_an_exclusive_job_waits_for_no_host(state):
+    state.apply(ev.Submitted(0.0, job("2", exclusive=True)))
+    state.apply(ev.Submitted(0.0, job("3")))
+    assert row_of(state, "2", 1.0)["reason"] == "waits for GPUs that no other job holds: it asked not to share"
+    assert "for a host" in row_of(state, "3", 1.0)["reason"]
+
+
 def test_a_held_job_does_not_wait(state):
     state.apply(ev.Submitted(0.0, job("2")))
     state.apply(ev.Held(10.0, "2"))

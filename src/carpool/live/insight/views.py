@@ -97,6 +97,8 @@ def reason(state: State, record: JobRecord) -> str:
     if record.paused_by_owner and record.status in PAUSE:
         return "its owner paused it; `carpool resume` lets it go on"
     over_limit = limit_reason(state, record) if record.status is Status.PENDING else ""
+    if record.status is Status.PENDING and record.job.exclusive:
+        return over_limit or "waits for GPUs that no other job holds: it asked not to share"
     return over_limit or WHY_WAITING.get(record.status, "")
 
 
