@@ -5,10 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from carpool.core.perf import ConstantInterference, FittedModel
 from carpool.live.service import families
-from carpool.live.service.estimator import JobEstimator
+from carpool.live.service.estimator import JobEstimator, JobKind
 from carpool.live.service.families import MOST_BYTES, family_of, is_training
 from carpool.live.spec import Spec
+from carpool.profile.schema import load
 from tests.support.services import one, serving
 
 SCRIPT = "print('trains')\n"
@@ -133,3 +135,19 @@ def test_the_script_of_an_array_is_read_once(tmp_path, monkeypatch):
     assert len(set(kinds)) == 1
     assert kinds[0].trains
     assert len(reads) == 2, "once for its family, and once for what it imports"
+
+
+@pytest.mark.parametrize(
+    ("fields", "source"),
+    [
+        ({"model": "bert", "iterations": 100}, ("profile", "the profile of bert")),
+        ({"duration_s": 60.0}, ("time", "the duration that was given")),
+        ({}, ("default", "no information; 3600 s is assumed")),
+    ],
+)
+def test_a_service_that_does_not_learn_says_where_an_estimate_comes_from(fields, source):
+    perf = FittedModel(load("t4").core_tasks(), ConstantInterference(1.5), 4)
+    spec = Spec(command=("bash",), directory="/", **fields)
+    estimator = JobEstimator(4, "logical", perf=perf)
+    _, found = estimator.job(perf, spec, JobKind(spec.model or "name:bash"), "1", "", 0.0)
+    assert (found.kind, found.detail) == source

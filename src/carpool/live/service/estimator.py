@@ -115,11 +115,20 @@ class JobEstimator:
 
     def _source(self, perf: PerformanceModel, job: Job, spec: Spec) -> EstimateSource:
         if not isinstance(perf, Belief):
-            return EstimateSource("time", "a model that was given")
+            return self._without_belief(job, spec)
         found = run_time(perf, job)
         if found.kind == "time" and spec.duration_s is None:
             return EstimateSource("default", ASSUMED)
         return EstimateSource(found.kind, found.source)
+
+    @staticmethod
+    def _without_belief(job: Job, spec: Spec) -> EstimateSource:
+        """Return the source where the service does not learn: its profile, the owner, or nothing."""
+        if job.duration_s is None:
+            return EstimateSource("profile", f"the profile of {job.model}")
+        if spec.duration_s is not None:
+            return EstimateSource("time", "the duration that was given")
+        return EstimateSource("default", f"no information; {job.duration_s:g} s is assumed")
 
 
 def _guess(spec: Spec, profiled: bool) -> Guess:
