@@ -39,6 +39,13 @@ async def test_a_gang_over_two_nodes_starts_whole_and_ends_whole(tmp_path):
         assert "worker 2" in ended.reason
 
 
+async def test_a_node_that_joins_is_noted_and_is_no_problem(tmp_path):
+    async with agent_world(tmp_path, ("a", "b")) as world, opened(world.make_executor) as (executor, listener):
+        assert len(executor.nodes()) == 2
+        assert len([note for note in listener.notes if "joined with" in note]) == 2
+        assert listener.warnings == []
+
+
 async def test_a_gang_over_two_nodes_that_is_stopped_before_it_is_ready_never_starts(tmp_path):
     async with agent_world(tmp_path, ("a", "b")) as world, opened(world.make_executor) as (executor, listener):
         world.roads["b"].cut = True

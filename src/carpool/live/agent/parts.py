@@ -3,6 +3,7 @@
 The local executor calls it; the agent reads it for every exchange. Nothing here sends anything.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -110,7 +111,7 @@ class NodeParts:
     def nodes_changed(self) -> None:
         self.changed()
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, level: int = logging.WARNING) -> None:
         self.remark(text)
 
 

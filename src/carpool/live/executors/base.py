@@ -19,6 +19,7 @@ A paused gang keeps its memory and takes no compute: no process of it runs, what
 service runs, but not for ever: after a while (`ExecutorOptions.pause_patience_s`) it goes on.
 """
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -231,8 +232,9 @@ class ExecutorListener(Protocol):
     def nodes_changed(self) -> None:
         """`Executor.nodes` returns other nodes or GPUs than before."""
 
-    def note(self, text: str) -> None:
-        """A line for the operator, kept in the journal. The executor keeps trying to solve the problem."""
+    def note(self, text: str, level: int = logging.WARNING) -> None:
+        """A line for the operator, kept in the journal. The executor keeps trying to solve the problem, if it is one:
+        `level` is that of the log."""
 
 
 class Leadership(Protocol):

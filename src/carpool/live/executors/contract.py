@@ -24,6 +24,7 @@ detailed failures. An executor whose nodes have no shell or no Carpool overrides
 """
 
 import asyncio
+import logging
 import sys
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
@@ -77,6 +78,8 @@ class RecordingListener:
     faults: list[NodeFault] = field(default_factory=list)
     memory: list[tuple[GpuId, int]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    """Those of the notes that tell of a problem."""
     present_at_end: list[bool] = field(default_factory=list)
     """Whether a gang was still present when its end was reported."""
     executor: Executor | None = None
@@ -106,8 +109,9 @@ class RecordingListener:
     def nodes_changed(self) -> None:
         return
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, level: int = logging.WARNING) -> None:
         self.notes.append(text)
+        self.warnings += [text] if level >= logging.WARNING else []
 
     async def wait_for_start(self, key: GangKey) -> None:
         await eventually(lambda: key in self.started)

@@ -5,6 +5,7 @@ node is lost when its workers must be gone: a lease and a margin after its last 
 that is not enough, because its agent may have asked the ground: `may_run` says whether that can be so.
 """
 
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -44,9 +45,9 @@ class ClusterMembers:
         """Seconds before its end at which jobs of a node must save and leave."""
         self._looked = since_boot()
 
-    def _note(self, text: str) -> None:
+    def _note(self, text: str, level: int = logging.WARNING) -> None:
         assert self.listener is not None, "recover() comes first"
-        self.listener.note(text)
+        self.listener.note(text, level)
 
     def _changed(self) -> None:
         assert self.listener is not None, "recover() comes first"
@@ -75,7 +76,7 @@ class ClusterMembers:
             return None
         node = self.book.admit(state)
         node.ends_at = self.end_of(state.pilot)
-        self._note(f"node {node.name} joined with {len(node.gpus)} GPUs ({node.record.ground})")
+        self._note(f"node {node.name} joined with {len(node.gpus)} GPUs ({node.record.ground})", logging.INFO)
         node.heard = True
         self._changed()
         return node

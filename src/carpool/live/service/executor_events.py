@@ -151,5 +151,5 @@ class ExecutorEvents:
 
         self.inbox.add(prepare)
 
-    def note(self, text: str) -> None:
-        self.inbox.note(text)
+    def note(self, text: str, level: int = logging.WARNING) -> None:
+        self.inbox.note(text, level)
