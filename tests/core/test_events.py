@@ -115,6 +115,8 @@ def test_a_field_that_cannot_be_written_names_its_type(registry: dict[str, type[
 
     with pytest.raises(TypeError, match=r"dict\[str, int\] cannot be written"):
         builder(Odd)
+    with pytest.raises(TypeError, match=r"dict cannot be written; use numbers, strings, enums, dataclasses or tuples"):
+        encode(Odd(1.0, {"a": 1}))
 
 
 def test_an_abstract_event_is_not_registered(registry: dict[str, type[ev.Event]]) -> None:

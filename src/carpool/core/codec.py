@@ -18,6 +18,7 @@ Decoder = Callable[[Any], Any]
 Builder = Callable[[dict[str, Any]], Any]
 PLAIN = (bool, int, float, str)
 """Types that are written as they are."""
+WRITABLE = "use numbers, strings, enums, dataclasses or tuples"
 OLD_NAMES: dict[type, Mapping[str, str]] = {Job: renames.JOB_FIELDS, Allocation: renames.ALLOCATION_FIELDS}
 _NAMES: dict[type, tuple[str, ...]] = {}
 _BUILDERS: dict[type, Builder] = {}
@@ -80,6 +81,8 @@ def plain(value: Any) -> Any:
 def _names(cls: type) -> tuple[str, ...]:
     names = _NAMES.get(cls)
     if names is None:
+        if not is_dataclass(cls):
+            raise TypeError(f"a value of type {cls.__name__} cannot be written; {WRITABLE}")
         names = _NAMES[cls] = tuple(field.name for field in fields(cls))
     return names
 
@@ -125,4 +128,4 @@ def _decoder(hint: Any) -> Decoder | None:
     if origin is tuple and arguments[1:] == (...,):
         item = _decoder(arguments[0])
         return tuple if item is None else lambda values: tuple([item(value) for value in values])
-    raise TypeError(f"a field of type {hint} cannot be written; use numbers, strings, enums, dataclasses or tuples")
+    raise TypeError(f"a field of type {hint} cannot be written; {WRITABLE}")
