@@ -58,7 +58,7 @@ class TestDesign:
         for scenario in scenarios():
             changed = {k for k, v in asdict(scenario.setup).items() if v != asdict(study.BASE)[k]}
             if (
-                scenario.group not in ("crossed", "base", "load", "nobody known")
+                scenario.group not in ("crossed", "base", "load", "unknown jobs")
                 and scenario.name != "memory and placement"
             ):
                 assert len(changed) == 1, scenario.name

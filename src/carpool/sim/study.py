@@ -100,12 +100,12 @@ def scenarios() -> list[Scenario]:
 
 
 def _strangers(load: float) -> Iterator[Scenario]:
-    """Yield the scenarios in which nobody is known, with trials and without them."""
+    """Yield the scenarios in which nothing is known of the jobs, with trials and without them."""
     policies = (*ALL_POLICIES, "carpool:trials=false")
-    for name, belief in (("nobody known", "unknown"), ("nobody known, no two alike", "unknown:unique")):
-        yield _scenario("nobody known", name, load, policies=policies, belief=belief)
+    for name, belief in (("unknown jobs", "unknown"), ("unknown jobs, no two alike", "unknown:unique")):
+        yield _scenario("unknown jobs", name, load, policies=policies, belief=belief)
         wrong = f"{name}, durations wrong by σ 0.35"  # mostly within a factor of 2 either way
-        yield _scenario("nobody known", wrong, load, policies=policies, belief=belief, duration_error=0.35)
+        yield _scenario("unknown jobs", wrong, load, policies=policies, belief=belief, duration_error=0.35)
 
 
 def _crossed() -> Iterator[Scenario]:

@@ -114,7 +114,7 @@ class Link:
                 self._fail(error)
 
     def stand(self, sequence: int, seconds: float) -> None:
-        """Wait at a step boundary until a later control than this one comes, or for so many seconds."""
+        """Wait at a step boundary until a later control than this one comes, or until this many seconds have passed."""
         self.say(standing=True, control=sequence)
         until = time.monotonic() + seconds
         while self.poll().sequence <= sequence and time.monotonic() < until:

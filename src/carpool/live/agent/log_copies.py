@@ -83,7 +83,7 @@ class LogCopies:
         self._sizes = {stream: size for stream, size in self._sizes.items() if stream[0] != key}
 
     def copy_stdout(self, key: GangKey, rank: int) -> None:
-        """Copy what a worker has printed up to now, because somebody watches it. Blocks."""
+        """Copy what a worker has printed up to now, because a user watches it. Blocks."""
         self._copy_stream((key, rank, "stdout"))
 
     def _copy(self, key: GangKey) -> None:
