@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -357,6 +358,34 @@ def copied_onto(world: World) -> None:
         line = len(said.stderr.strip().splitlines()) == 1
         hold(said.returncode == 2 and line, f"{words}: one line, not {said.stderr[-300:]!r}")
     hold(content() == before, "no file changed, and none was made")
+
+
+@case(
+    "290 streams of one user, and 100 connections without a token, where 300 files can be open",
+    "other users are answered, jobs run, and the log stays short",
+    own=RUN,
+)
+def few_files(world: World) -> None:
+    world.kill(signal.SIGTERM)
+    size = world.log.stat().st_size
+    world.serve(preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (200, 300)))
+    head = f"GET /v1/events HTTP/1.1\r\nHost: 127.0.0.1:{world.port}\r\nAuthorization: Bearer {world.tokens['ann']}"
+    streams = []
+    try:
+        for number in range(390):
+            streams.append(socket.create_connection(("127.0.0.1", world.port), 30))
+            with contextlib.suppress(OSError):
+                streams[-1].sendall(f"{head}\r\n\r\n".encode() if number < 290 else b"GET / HT")
+        hold(world.ask("GET", "/v1/jobs", user="bob").status == 200, "another user is answered")
+        job = world.submit("true", "bob")
+        hold(world.reach(job, *ENDED)["status"] == "finished", "and has a job run")
+    finally:
+        for stream in streams:
+            stream.close()
+    said = world.log.read_text()[size:]
+    hold("Traceback" not in said and len(said) < 5000, f"the log has few lines, not {len(said)} bytes: {said[-300:]}")
+    world.kill(signal.SIGTERM)
+    world.serve()
 
 
 @case("two services on one home, and a home of another user", "refused in one line", short=True)

@@ -2,7 +2,10 @@
 
 import asyncio
 import contextlib
+import errno
 import socket
+import subprocess
+import sys
 import time
 
 import pytest
@@ -10,8 +13,9 @@ import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from uvicorn.server import ServerState
 
-from carpool.live.http.connections import Room, Rooms, guarded_protocol
-from tests.support.command_line import process
+from carpool.live.http.connections import LEAST, Room, Rooms, guarded_protocol
+from carpool.live.http.open_files import RESERVED, AcceptFaults
+from tests.support.command_line import environment, process
 
 pytestmark = pytest.mark.slow
 
@@ -38,6 +42,36 @@ def test_the_greediest_loses_its_oldest_idle_connection():
     assert greedy[2].closed
     assert not another.closed
     assert len(room) == 4
+
+
+def test_rooms_are_smaller_where_few_files_can_be_open():
+    rooms, guests = Rooms(300 - RESERVED), [Connection() for _ in range(1000)]
+    for number, guest in enumerate(guests):
+        rooms.arrived(guest, f"address {number % 7}")
+        if number % 2:
+            rooms.authenticated(guest, f"user {number % 5}", agent=number % 3 == 0)
+    left = [guest for guest in guests if not guest.closed]
+    assert 100 < len(left) < 300 - RESERVED + LEAST
+    assert not guests[-1].closed
+
+
+async def test_running_out_of_files_is_said_in_one_line(caplog):
+    loop, faults = asyncio.get_running_loop(), AcceptFaults()
+    for _ in range(1000):
+        error = OSError(errno.EMFILE, "Too many open files")
+        faults.handle(loop, {"message": "socket.accept() out of system resource", "exception": error})
+    assert [row.message for row in caplog.records] == [
+        "new connections wait (Too many open files); raise the limit of open files (`ulimit -n`)"
+    ]
+    faults.handle(loop, {"message": "something else"})
+    assert caplog.records[-1].message == "something else"
+
+
+def test_the_limit_of_open_files_is_raised():
+    code = "import resource as r; from carpool.live.http.open_files import raise_limit as f; "
+    code += "r.setrlimit(r.RLIMIT_NOFILE, (200, 300)); print(f(), *r.getrlimit(r.RLIMIT_NOFILE))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
+    assert done.stdout == "300 300 300\n", done.stderr
 
 
 async def _hello(scope, receive, send):

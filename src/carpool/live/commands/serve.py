@@ -360,6 +360,7 @@ def _server(context: Any, tls: tuple[Path | None, Path | None] = (None, None)) -
 
     from carpool.live.http.api import create_app
     from carpool.live.http.connections import Rooms, guarded_protocol
+    from carpool.live.http.open_files import RESERVED, raise_limit
 
     class SignalFreeServer(uvicorn.Server):
         @contextmanager
@@ -372,7 +373,7 @@ def _server(context: Any, tls: tuple[Path | None, Path | None] = (None, None)) -
         log_config=None,
         lifespan="off",
         server_header=False,
-        http=guarded_protocol(AutoHTTPProtocol, Rooms()),
+        http=guarded_protocol(AutoHTTPProtocol, Rooms(raise_limit() - RESERVED)),
         timeout_keep_alive=30,
         timeout_graceful_shutdown=2,
         h11_max_incomplete_event_size=32_768,
@@ -440,7 +441,10 @@ async def _keep(keeper: Any) -> None:
 
 async def _run_until_signal(service: Any, server: Any, context: Any, listening: socket.socket) -> int:
     """Run service and HTTP server until a signal comes or one of them fails; return the exit code."""
+    from carpool.live.http.open_files import AcceptFaults
+
     loop, signalled = asyncio.get_running_loop(), asyncio.Event()
+    loop.set_exception_handler(AcceptFaults().handle)
     for number in SIGNALS:
         loop.add_signal_handler(number, signalled.set)
     sweeping = asyncio.create_task(_sweep(context.uploads), name="sweeping")

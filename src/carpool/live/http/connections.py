@@ -18,6 +18,8 @@ KNOWN, KNOWN_PER_USER = 512, 384
 """Connections with a token: all, and those of one user."""
 AGENTS, PER_AGENT = 8192, 8
 """Connections of agents: all, and those of one node. They have a room of their own, so that users find theirs."""
+LEAST = 8
+"""Least number of connections in a room, however few files can be open."""
 HEAD_S = 10.0
 """Seconds in which the first request of a connection must have sent its head."""
 KEPT_S = 30.0
@@ -70,10 +72,14 @@ class Room:
 class Rooms:
     """The rooms of a service."""
 
-    def __init__(self) -> None:
-        self.strangers = Room(STRANGERS, STRANGERS_PER_ADDRESS)
-        self.known = Room(KNOWN, KNOWN_PER_USER)
-        self.agents = Room(AGENTS, PER_AGENT)
+    def __init__(self, files: int = STRANGERS + KNOWN + AGENTS) -> None:
+        """`files`: number of connections that can be open at all; where they are few, the rooms are smaller."""
+        part = min(1.0, max(0, files) / (STRANGERS + KNOWN))
+        numbers = (STRANGERS, STRANGERS_PER_ADDRESS, KNOWN, KNOWN_PER_USER)
+        strangers, per_address, known, per_user = (max(LEAST, int(number * part)) for number in numbers)
+        self.strangers = Room(strangers, per_address)
+        self.known = Room(known, per_user)
+        self.agents = Room(max(LEAST, min(AGENTS, files - strangers - known)), PER_AGENT)
 
     def arrived(self, guest: Guest, address: str) -> None:
         self.strangers.enter(guest, address)
