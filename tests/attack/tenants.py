@@ -224,7 +224,8 @@ def paths_of_agents(world: World) -> None:
         way = "GET" if "snapshot" in path else "POST"
         hold(world.ask(way, path, {}, "ann").status == 403, f"{path} is closed to users")
         hold(world.ask(way, path, {}).status == 403, f"{path} is closed to the administrator")
-    bodies = [b"", b"null", b"[]", b"{}", b"[" * 100_000, b'{"node":"n2"}', b"\xff", b'{"node":"n1"}', b"9" * 9999]
+    bodies = [b"", b"null", b"[]", b"{}", b"[" * 100_000, b'{"node":"n2"}', b"\xff", b'{"node":"n1"}', b"9" * 9999,
+              b'{"node":"n1","node":"n2"}']  # fmt: skip
     for body in bodies:
         answer = world.ask("POST", "/v1/agents/sync", body, **agent)
         hold(answer.refused, f"{body[:30]!r} is refused in one line, not {answer.status} {answer.body[:99]!r}")

@@ -59,6 +59,8 @@ def keys_that_are_none(world: World) -> None:
     for command in ([], [1], "id", ["x" * 200_000], ["id"] * 20_000, None):
         answer = world.ask("POST", f"/v1/jobs/{plain}/exec", {"command": command}, user="ann")
         hold(answer.refused, f"{str(command)[:40]} is refused in one line, not {answer.status}")
+    half = world.ask("POST", f"/v1/jobs/{plain}/exec", {"command": ["id"], "rows": 5}, user="ann")
+    hold(half.status == 422 and half.refused, f"half of a size is refused in one line, not {half.status}")
     hold(world.ask("POST", f"/v1/jobs/{plain}/terminal", _keys(b"x"), user="ann").status == 409, "there is no terminal")
     hold(
         world.ask("POST", f"/v1/jobs/{job}/terminal", _keys(b"alive\r"), user="ann").status == 200, "one that is works"

@@ -52,6 +52,8 @@ def span(seconds: float | None) -> str:
     if seconds is None:
         return "-"
     sign, rest = ("-", -seconds) if seconds < 0 else ("", seconds)
+    if rest >= FAR_S * 100:
+        return f"{sign}{rest / 86400:.1e} d"  # not a number of hundreds of digits
     if rest < 9.95:
         return f"{sign}{rest:.1f} s"
     whole = round(rest)

@@ -247,6 +247,11 @@ def test_wrong_keys_are_refused(service):
         with pytest.raises(Refusal) as refused:
             service.client().post(f"/v1/jobs/{job}/exec/1", wrong)
         assert refused.value.status == 422, wrong
+    running = terminal_job(service)
+    for size in ({"rows": 5}, {"columns": 5}, {"rows": 0, "columns": 5}):
+        with pytest.raises(Refusal) as refused:
+            list(service.client().run_beside(running, 0, {"command": ["true"], **size}))
+        assert refused.value.status == 422, size
 
 
 def test_a_client_that_does_not_read_stops_only_its_own_command(service):

@@ -28,6 +28,13 @@ def as_agent(served, path, message, token):
     return requests.post(f"{served.url}{path}", json=wire.plain(message), headers=headers, timeout=20)
 
 
+def test_a_name_that_is_twice_in_an_exchange_is_refused(cluster):
+    headers = {"Authorization": f"Bearer {cluster.client().post('/v1/nodes', {'name': 'twice'})['token']}"}
+    for body in (b'{"node":"twice","node":"other"}', b'{"devices":[{"index":0,"index":1}]}'):
+        answer = requests.post(f"{cluster.url}/v1/agents/sync", data=body, headers=headers, timeout=20)
+        assert (answer.status_code, "twice in one object" in answer.json()["error"]) == (422, True), answer.text
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["right", "wrong"])
 def test_no_request_of_an_agent_breaks_it(cluster, mode):

@@ -39,6 +39,14 @@ def test_a_lie_is_dropped_and_the_next_honest_report_counts(lie):
     assert judged((1.0, report(10)), (2.0, lie), (3.0, report(12, at=3.0))) == [False, True, False]
 
 
+@pytest.mark.parametrize("at", [1e308, -1e308])
+def test_what_is_said_about_a_lie_is_short(at):
+    trust = ReportTrust()
+    assert trust.contradiction(report(10), 1.0, WALL) == ""
+    assert "its clock" in (said := trust.contradiction(report(11, at=at), 2.0, WALL))
+    assert len(said) < 60
+
+
 def test_many_small_lies_are_no_better_than_a_large_one():
     claims = [(float(t), report(10 * t, at=t)) for t in range(1, 60)]
     assert sum(judged(*claims)) > 30, "ten seconds of work in every second"

@@ -25,7 +25,7 @@ from carpool.live.http import messages
 from carpool.live.http.api import ApiContext, Forbidden, Json, answers, api_context, me, status_of
 from carpool.live.http.auth import AGENT, Principal, digest, new_token
 from carpool.live.http.code_snapshot import pack
-from carpool.live.http.gate import App, Receive, Send
+from carpool.live.http.gate import App, Receive, Refused, Send, parse
 
 router = APIRouter(tags=["nodes"])
 Me = Annotated[Principal, Depends(me)]
@@ -77,7 +77,12 @@ async def sync(request: Request, context: Context, who: Me) -> Json:
 
 async def _exchange(context: ApiContext, who: Principal, body: bytes) -> dict[str, Any]:
     node = own_node(context, who)
-    state = wire.read_text(wire.NodeState, body)
+    try:
+        state = wire.read(wire.NodeState, parse(body))
+    except Refused as error:
+        raise InputError(error.sentence) from None
+    except (ValueError, RecursionError):
+        raise InputError("the body is not JSON") from None
     if state.node != node:
         raise Forbidden(f"this token speaks for node {node} only; `carpool nodes add` makes one for another node")
     found: dict[str, Any] = wire.plain(await cluster_executor(context).sync(state))

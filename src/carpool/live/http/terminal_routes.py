@@ -106,6 +106,7 @@ async def run(
 ) -> StreamingResponse:
     """Run a command beside a running worker, with its user, folder, environment and GPUs, and follow its output."""
     own_job(context, who, job)
+    _check_size(request)
     log.info("%s runs a command beside job %s", who.name, job)
     said = context.service.terminals.run(job, rank, request.model_dump())
     first = await anext(said)  # a refusal is an answer with a status
@@ -142,9 +143,13 @@ def _keys(request: messages.KeysRequest) -> dict[str, Any]:
         base64.b64decode(request.data, validate=True)
     except ValueError:
         raise InputError("data: must be base64") from None
+    _check_size(request)
+    return request.model_dump(exclude_none=True)
+
+
+def _check_size(request: messages.KeysRequest | messages.CommandRequest) -> None:
     if (request.rows is None) != (request.columns is None):
         raise InputError("rows: give rows and columns together")
-    return request.model_dump(exclude_none=True)
 
 
 def _message(kind: str, number: int, data: dict[str, Any]) -> bytes:

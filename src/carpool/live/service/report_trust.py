@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import inf, isfinite
 
 from carpool.channel import Report
+from carpool.live.text import span
 
 MAX_AHEAD_S = 300.0
 """Seconds by which a worker's clock may be ahead."""
@@ -58,9 +59,9 @@ class ReportTrust:
 
     def _clock(self, report: Report, wall: float) -> str:
         if report.time > wall + MAX_AHEAD_S:
-            return f"its clock is {report.time - wall:.0f} s ahead"
+            return f"its clock is {span(report.time - wall)} ahead"
         if report.time < self.time - MAX_AHEAD_S:
-            return f"its clock went back by {self.time - report.time:.0f} s"
+            return f"its clock went back by {span(self.time - report.time)}"
         return ""
 
     def _believe(self, report: Report, now: float, claimed: float) -> None:
