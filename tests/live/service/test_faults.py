@@ -45,6 +45,14 @@ def make_room(service) -> None:
     service.store._connection.rollback()
 
 
+def ended_when_stopped(service, job) -> None:
+    """Check that a job's times are those of its worker."""
+    row = service.queries.show(job)
+    (rank,) = row["attempts"][0]["ranks"]
+    assert row["finished"] == pytest.approx(rank["ended"], abs=0.5)
+    assert row["ran_s"] < rank["ended"] - rank["started"] + 0.5
+
+
 @pytest.mark.slow
 class TestJournal:
     async def test_a_full_disk_refuses_submits_and_leaves_running_jobs_alone(self, home, monkeypatch):
@@ -84,6 +92,7 @@ class TestJournal:
             assert [service.queries.show(name)["status"] for name in (job, waiting)] == ["stopping", "stopping"]
             await until(lambda: start_ticks(pid) is None)
             assert "journal learns" in service.queries.show(job)["reason"]
+            await asyncio.sleep(1.5)
             if restart:
                 service.driver.stopped = True  # as if it were killed before it could write
                 service.inbox.woken.set()
@@ -91,6 +100,7 @@ class TestJournal:
             if not restart:
                 assert await service.queries.wait(job) == await service.queries.wait(waiting) == "cancelled"
                 assert await service.queries.wait(other) == "finished"
+                ended_when_stopped(service, job)
                 return
             await service.executor.close()
             service.store.close()
@@ -99,6 +109,7 @@ class TestJournal:
             assert await service.queries.wait(job) == await service.queries.wait(waiting) == "cancelled"
             assert await service.queries.wait(other) == "finished"
             assert not any(home.cancelled.read_bytes()), "nothing is cancelled twice"
+            ended_when_stopped(service, job)
             assert not home.attempt(waiting, 1).exists()
 
     async def test_a_locked_journal_is_waited_for_and_then_refuses_requests(self, home, monkeypatch):
