@@ -9,7 +9,7 @@ import socket
 import sqlite3
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from tests.attack.case import PLAIN_ONLY, ROOT_ONLY, case
 from tests.attack.world import ENDED, UIDS, World, hold
@@ -202,25 +202,39 @@ def removed_folders(world: World) -> None:
         hold(pids == sorted(pids, key=runs.index), f"job {job}: one run ended before the next began: {pids}")
 
 
-@case(
-    "a job fills the disk",
-    "submitting is refused in one line, cancelling works, and a restart goes on",
-    where=ROOT_ONLY,
-)
-def full_disk(world: World) -> None:
+@contextlib.contextmanager
+def small_world(world: World, mebibytes: int) -> Iterator[World | None]:
+    """A service whose home is on a small file system of its own; None: none can be mounted here."""
     place = world.folder / "small"
-    place.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m,mode=755", "tmpfs", str(place)], capture_output=True)
-    if made.returncode:
-        return  # no file system can be mounted here
+    place.mkdir(exist_ok=True)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m,mode=755", "tmpfs", str(place)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        yield None
+        return
     other = World(True, *RUN)
     shutil.rmtree(other.folder)
     other.folder, other.home, other.log = place, place / "home", world.folder / "small.log"
     other.out = place
     try:
         other.serve()
+        yield other
+    finally:
+        folder, other.folder = other.folder, world.folder / "nothing"
+        other.close()
+        subprocess.run(["umount", "-l", str(folder)], capture_output=True)
+
+
+@case(
+    "a job fills the disk",
+    "submitting is refused in one line, cancelling works, and a restart goes on",
+    where=ROOT_ONLY,
+)
+def full_disk(world: World) -> None:
+    with small_world(world, 12) as other:
+        if other is None:
+            return  # no file system can be mounted here
         job = other.submit("cat /dev/zero > $CARPOOL_CHECKPOINT_DIR/big; sleep 60", retries=3)
-        other.until(lambda: shutil.disk_usage(place).free == 0, "the disk is full")
+        other.until(lambda: shutil.disk_usage(other.folder).free == 0, "the disk is full")
         said = [
             other.ask("POST", "/v1/jobs", {"command": ["true"], "directory": "/", "name": "x" * 200}, "ann")
             for _ in range(40)
@@ -232,10 +246,25 @@ def full_disk(world: World) -> None:
         (other.home / "jobs" / job / "checkpoints/big").unlink()
         other.reach(job, "cancelled")
         hold(other.reach(other.submit("true"), *ENDED)["status"] == "finished", "jobs run again")
-    finally:
-        folder, other.folder = other.folder, world.folder / "nothing"
-        other.close()
-        subprocess.run(["umount", "-l", str(folder)], capture_output=True)
+
+
+@case(
+    "a job fills the disk, and the service is killed",
+    "a service starts, and the job can be cancelled",
+    where=ROOT_ONLY,
+)
+def start_on_full_disk(world: World) -> None:
+    with small_world(world, 24) as other:
+        if other is None:
+            return  # no file system can be mounted here
+        other.until(lambda: (other.home / "reserve").exists(), "room is kept for a start")
+        job = other.submit("cat /dev/zero > $CARPOOL_CHECKPOINT_DIR/big; sleep 600", retries=3)
+        other.until(lambda: shutil.disk_usage(other.folder).free == 0, "the disk is full")
+        other.kill()
+        other.serve()
+        hold(not (other.home / "reserve").exists(), "the room is used")
+        hold(other.ask("POST", f"/v1/jobs/{job}/cancel", user="ann").status == 200, "cancel works")
+        other.reach(job, "cancelled")
 
 
 @case("the home is deleted under a running service", "a job is refused, not acknowledged and forgotten", own=RUN)

@@ -47,6 +47,8 @@ class Home:
         self.retention = self.path / "retention.json"
         self.cancelled = self.path / "cancelled"
         """Ids of jobs that were cancelled while the journal could not be written."""
+        self.reserve = self.path / "reserve"
+        """Room that a starting service frees on a full disk."""
         self.lock = self.path / "lock"
         self.journal_record = self.path / "journal.json"
         """Which journal this home belongs to, if that is in a database."""

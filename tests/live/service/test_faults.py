@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sqlite3
+from types import SimpleNamespace
 from unittest.mock import ANY
 
 import pytest
@@ -17,7 +18,8 @@ from carpool.live.clock import RealClock
 from carpool.live.errors import Unavailable
 from carpool.live.executors.processes import ProcessIdentity, boot_id, start_ticks
 from carpool.live.journal import sqlite
-from carpool.live.service import driver
+from carpool.live.service import driver, reserve
+from carpool.live.service.reserve import DiskReserve
 from tests.support.services import journalled, notes, one, output, pid_of, serving, shell, started, status, until
 
 
@@ -207,6 +209,39 @@ class TestJournal:
         await after()
         assert (tmp_path / "ran").read_text() == "once\n", "what had ended is not run again"
         assert list(home.path.glob("journal.damaged-*.db")), "the damaged file is kept"
+
+
+class TestReserve:
+    async def test_a_service_starts_on_a_full_disk_in_the_room_that_was_kept(self, home, monkeypatch):
+        monkeypatch.setattr(reserve, "FIRST_S", 0.0)
+        async with serving(home) as service:
+            await until(home.reserve.exists)
+            assert home.reserve.stat().st_size == reserve.RESERVE_BYTES
+        assert home.reserve.exists(), "it stays while the disk has room"
+        async with serving(home):
+            assert home.reserve.exists()
+        real = reserve._fill
+
+        def full(path, size):
+            if home.reserve.exists():
+                path.write_bytes(b"as far as there was room")
+                raise OSError(errno.ENOSPC, "No space left on device")
+            real(path, size)
+
+        monkeypatch.setattr(reserve, "_fill", full)
+        monkeypatch.setattr(reserve, "FIRST_S", 1.0)
+        async with serving(home) as service:
+            assert not home.reserve.exists()
+            assert any("the disk is full" in text for text in notes(service))
+            await until(home.reserve.exists)
+        assert not [path for path in home.path.iterdir() if path.name in (".probe", ".reserve")]
+
+    def test_no_room_is_kept_where_there_is_little(self, tmp_path, monkeypatch):
+        found = DiskReserve(tmp_path / "reserve")
+        monkeypatch.setattr(reserve.shutil, "disk_usage", lambda path: SimpleNamespace(free=reserve.RESERVE_BYTES))
+        assert not found.make()
+        assert not list(tmp_path.iterdir())
+        assert found.free_if_full() == "", "there is nothing to free"
 
 
 class TestProcesses:

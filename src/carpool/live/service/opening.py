@@ -19,6 +19,7 @@ from carpool.live.journal.schema import HOMED, IDENTITY, MACHINE, MOVED
 from carpool.live.journal.sqlite import SqliteJournal
 from carpool.live.journal.store import Commit, Store
 from carpool.live.service.config import ServiceConfig
+from carpool.live.service.reserve import DiskReserve
 
 MACHINE_ID = Path("/etc/machine-id")
 Waiting = Callable[[LeaderState], None]
@@ -34,12 +35,14 @@ async def open_journal(config: ServiceConfig, store: Store, waiting: Waiting) ->
         _check_home(config, store)
         home.create()
         home.acquire(store.identity)
+        _free_reserve(home, store)
         write_private(home.journal_record, json.dumps({"id": store.identity, "database": str(store.place)}))
         here = {HOMED: str(home.path)} | ({MACHINE: machine()} if config.runs_here else {})
         await store.write(Commit(meta=here))
         return
     home.create()
     home.acquire()
+    _free_reserve(home, store)
     if record := _record(home):
         raise InputError(
             f"home {home.path}: its journal is in {record.get('database')}; give --database, "
@@ -48,6 +51,12 @@ async def open_journal(config: ServiceConfig, store: Store, waiting: Waiting) ->
     store.open()
     _check_not_moved(store, store.meta())
     await store.lead()
+
+
+def _free_reserve(home: Home, store: Store) -> None:
+    """Start in the room that is kept for that, if the disk is full."""
+    if note := DiskReserve(home.reserve).free_if_full():
+        store.notes.append(note)
 
 
 def _check_home(config: ServiceConfig, store: Store) -> None:

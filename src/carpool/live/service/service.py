@@ -53,6 +53,7 @@ from carpool.live.service.pruner import Pruner
 from carpool.live.service.queries import Queries
 from carpool.live.service.records import KEPT_S, Recorder
 from carpool.live.service.requests import Requests
+from carpool.live.service.reserve import DiskReserve
 from carpool.live.service.retention import RetentionLedger
 from carpool.live.service.snapshot_quota import SnapshotQuota
 from carpool.live.service.snapshots import SnapshotKeeper
@@ -113,6 +114,7 @@ class Service:
             self._look_ahead,
             self.pruner.run,
             self.notifier.run,
+            DiskReserve(self.home.reserve).run,
         )
         tasks = [asyncio.create_task(task()) for task in background]
         driving = asyncio.create_task(self.driver.run())
