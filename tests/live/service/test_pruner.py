@@ -1,10 +1,14 @@
 """Retention: which files of ended jobs are removed, when, and what is said before and after."""
 
 import os
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from carpool.errors import InputError
+from carpool.live.commands.doctor import _retention as doctor_retention
+from carpool.live.commands.tables import _files as files_lines
 from carpool.live.home import write_private
 from carpool.live.service import pruner as module
 from carpool.live.service.pruner import Pruner, size_of
@@ -76,11 +80,44 @@ async def test_files_and_checkpoints_go_after_their_own_times_announced_before(h
     assert told.there() == ["1", "2"]
     await told.pruner.look(DAY_S)
     assert told.there() == ["1"]
-    assert told.pruner.describe("2")["removed"]["files"]["why"].startswith("the job ended more than 30 d")
+    assert told.pruner.describe("2")["removed"]["files"]["why"].startswith("they are kept 30 d after the job's end")
     for _ in range(60):
         await told.pruner.look(DAY_S)
     assert told.there() == []
     assert len(told.said_about("checkpoints")) == 2, "announced once, removed once"
+
+
+async def test_each_removal_has_its_own_reason_and_a_job_counts_once(home):
+    ends = [("1", "bob", 10.0), ("2", "bob", 20.0), ("3", "alice", 30.0)]
+    told = Told(home, ends)
+    told.make("1", log=1_000)
+    await told.pruner.look(60.0)
+    await told.pruner.look(29.5 * DAY_S)  # the age of the first, announced by its time
+    told.make("2", log=300_000, checkpoint=10_000)
+    limits = replace(LIMITS, checkpoints_s=DAY_S / 2)
+    told.pruner = Pruner(home, told, told, FakeClock(0.0), limits, told.pruner.ledger)
+    await told.pruner.look(60.0)
+    found = told.pruner.describe("2")
+    assert found["files_why"].endswith("(--keep-size)")
+    assert found["checkpoints_why"] == "they are kept 12 h after the job's end (--keep-checkpoints)"
+    assert any("--keep-size" in line for line in files_lines(found, 0.0)[:1])
+    assert any("--keep-checkpoints" in line for line in files_lines(found, 0.0)[1:])
+    client = SimpleNamespace(get=lambda path: told.pruner.overview(None))
+    assert [line.found.split(" (")[0] for line in doctor_retention(client)][1:] == ["files of 2 of bob's jobs"]
+    told.ends_ = ends[1:]
+    await told.pruner.look(60.0)
+    assert [line.found.split(" (")[0] for line in doctor_retention(client)][1:] == ["files of bob's job 2"]
+
+
+async def test_jobs_that_different_limits_remove_are_named_apart(home):
+    told = Told(home, [("1", "bob", 10.0), ("2", "bob", 20.0)])
+    told.make("1", log=1_000)
+    await told.pruner.look(60.0)
+    told.make("2", log=300_000)
+    await told.pruner.look(30.5 * DAY_S)
+    assert len(told.said) == 2
+    assert ["bob's jobs 1 " in told.said[0], "--keep-files" in told.said[0]] == [True, True]
+    assert ["bob's jobs 2 " in told.said[1], "--keep-size" in told.said[1]] == [True, True]
 
 
 async def test_a_clock_that_is_far_ahead_removes_nothing(home):

@@ -255,7 +255,9 @@ def _retention(client: Client) -> Iterator[Diagnosis]:
         own = [one for one in planned if one["user"] == user]
         first = min(own, key=lambda one: one["in_s"])
         total = size(sum(one["bytes"] for one in own))
-        found = f"files of {len(own)} of {user}'s jobs ({total}) are removed soon, the first in {span(first['in_s'])}"
+        jobs = len({one["job"] for one in own})  # its logs and its checkpoints are two removals
+        whose = f"{jobs} of {user}'s jobs" if jobs > 1 else f"{user}'s job {first['job']}"
+        found = f"files of {whose} ({total}) are removed soon, the first in {span(first['in_s'])}"
         yield Diagnosis("retention", "warning", found, f"copy what is needed: `carpool show {first['job']}`")
 
 

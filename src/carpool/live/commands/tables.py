@@ -229,7 +229,8 @@ def _files(files: Row | None, now: float) -> list[str]:
         if gone:
             lines.append(f"{name} removed {clock(gone['at'], now)}: {gone['why']}")
         elif left is not None:
-            why = f" ({files['why']})" if files.get("why") else ""
+            told = files.get(f"{what}_why")
+            why = f" ({told})" if told else ""
             lines.append(f"{name} kept for {span(left)} more{why}; `carpool prune` removes them now")
     return lines
 

@@ -43,6 +43,7 @@ class Removal:
     what: str
     """`files` or `checkpoints`."""
     why: str
+    """The limit of the operator that asks for it, last in brackets."""
     in_s: float
     """Seconds until then; 0 or less: now."""
     bytes: int
@@ -123,7 +124,7 @@ class Pruner:
                 found[f"{what}_kept_s"] = max(0.0, limit - age)
         for one in self.planned:
             if one.job == job:
-                found[f"{one.what}_kept_s"], found["why"] = one.in_s, one.why
+                found[f"{one.what}_kept_s"], found[f"{one.what}_why"] = one.in_s, one.why
         return found
 
     def overview(self, user: str | None) -> dict[str, Any]:
@@ -155,7 +156,7 @@ def due(kept: Sequence[Retained], ledger: RetentionLedger, limits: RetentionLimi
         held[one.user] = held.get(one.user, 0) + one.files
     for one in kept:
         age = ledger.age(one.job)
-        old = f"the job ended more than {span(limits.files_s)} ago (--keep-files)"
+        old = f"they are kept {span(limits.files_s)} after the job's end (--keep-files)"
         if one.has_files:
             left = limits.files_s - age
             total = held[one.user]
@@ -165,7 +166,7 @@ def due(kept: Sequence[Retained], ledger: RetentionLedger, limits: RetentionLimi
                 held[one.user] -= one.files
             found += _removal(one, FILES, old, left, min(limits.notice_s, limits.files_s), ledger)
         if one.checkpoints:
-            old = f"the job ended more than {span(limits.checkpoints_s)} ago (--keep-checkpoints)"
+            old = f"they are kept {span(limits.checkpoints_s)} after the job's end (--keep-checkpoints)"
             left, notice = limits.checkpoints_s - age, min(limits.notice_s, limits.checkpoints_s)
             found += _removal(one, CHECKPOINTS, old, left, notice, ledger)
     return found
@@ -196,11 +197,11 @@ def _usage(kept: Iterable[Retained]) -> dict[str, dict[str, int]]:
 
 
 def _by_user(removals: Sequence[Removal]) -> Iterator[tuple[str, list[Removal]]]:
-    """Yield the removals of each user with the same reason's kind together."""
-    groups: dict[tuple[str, str], list[Removal]] = {}
+    """Yield the removals of each user that the same limit asks for together."""
+    groups: dict[tuple[str, str, str], list[Removal]] = {}
     for one in removals:
-        groups.setdefault((one.user, one.what), []).append(one)
-    for (user, _), some in groups.items():
+        groups.setdefault((one.user, one.what, one.why.rpartition("(")[2]), []).append(one)
+    for (user, _, _), some in groups.items():
         yield user, some
 
 
