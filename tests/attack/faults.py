@@ -8,6 +8,7 @@ import signal
 import socket
 import sqlite3
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -280,7 +281,9 @@ def deleted_home(world: World) -> None:
             connection.sendall(head.encode() + body)
             answer = connection.recv(65536)
         hold(answer.split(b" ")[1] == b"503", f"it is refused for now, not {answer[:80]!r}")
-        doctor = world.carpool("doctor", CARPOOL_URL=f"http://127.0.0.1:{port}", user="ann")
+        env = world.env(CARPOOL_URL=f"http://127.0.0.1:{port}", CARPOOL_TOKEN=token)
+        command = [sys.executable, "-m", "carpool.cli", "doctor"]
+        doctor = subprocess.run(command, capture_output=True, text=True, env=env, cwd="/", timeout=60)
         hold(doctor.returncode == 1 and "cannot write" in doctor.stdout, f"`carpool doctor` says so: {doctor.stdout}")
     finally:
         aside.rename(world.home)

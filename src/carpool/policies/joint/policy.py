@@ -344,7 +344,7 @@ class JointPass:
         self.objective.closed.update(seqs)
 
     def _look_alone(self, job: JobView) -> None:
-        """Pause the mates of a job for a moment, if nobody knows how fast it is alone."""
+        """Pause the mates of a job for a moment, if its speed alone is not known."""
         mates = self.trying.in_the_way(job) if self.trying is not None else []
         for mate in mates:
             self._pause_for_look(mate, job, trial=job.job.id)
