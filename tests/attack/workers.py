@@ -172,18 +172,21 @@ def _running(mark: str) -> list[int]:
 
 @case("wrappers and workers are killed and stopped", "their jobs end or start again, and no process is left")
 def killed_wrappers(world: World) -> None:
-    job = world.submit("test $CARPOOL_ATTEMPT = 2 || sleep 60", retries=1)
+    mark = f"sleep {2000 + os.getpid() % 1000}.{time.time_ns() % 10**6}"
+    job = world.submit(f"test $CARPOOL_ATTEMPT = 2 || {{ setsid env -i {mark} & sleep 60; }}", retries=1)
     world.reach(job, "running")
     record = world.home / "jobs" / job / "attempt-1/rank-0/process.json"
     found = world.until(
         lambda: json.loads(record.read_text()).get("worker") and json.loads(record.read_text()), "a record"
     )
+    world.until(lambda: _running(mark), "its orphan runs")
     os.kill(found["pid"], signal.SIGSTOP)
     os.kill(found["pid"], signal.SIGKILL)
     world.reach(job, "finished")
     hold(world.show(job)["attempt"] == 2, "it used its retry")
     state = Path(f"/proc/{found['worker']['pid']}/stat")  # it may still wait to be reaped
     hold(not state.exists() or ") Z " in state.read_text(), "the worker of a killed wrapper is gone")
+    hold(not _running(mark), "and so is what hid from it")
 
 
 @case(

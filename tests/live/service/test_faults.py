@@ -309,8 +309,13 @@ class TestProcesses:
 
     async def test_no_process_is_left_when_a_wrapper_is_killed(self, home, tmp_path):
         async with serving(home) as service:
-            job = await one(service, shell(f"sleep 41 & echo $! > {tmp_path}/child; sleep 42"))
-            child = int(await until(lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text()))
+            path = tmp_path / "child"
+            hidden = "setsid env -i sleep 43"  # in a session of its own, without the mark
+            script = f"sleep 41 & echo $! > {path}; {hidden} & echo $! >> {path}; sleep 42"
+            job = await one(service, shell(script))
+            children = await until(lambda: path.exists() and len(found := path.read_text().split()) == 2 and found)
+            log = home.rank(job, 1, 0) / "stdout.log"
+            reader = await asyncio.create_subprocess_exec("tail", "-f", str(log), stdout=asyncio.subprocess.DEVNULL)
             worker = await until(lambda: pid_of(service, job))
             record = json.loads((home.rank(job, 1, 0) / "process.json").read_text())
             os.kill(record["pid"], signal.SIGKILL)
@@ -318,7 +323,10 @@ class TestProcesses:
             assert service.queries.show(job)["reason"] == "worker 0: its wrapper was killed"
             assert service.queries.show(job)["exit_code"] == 137  # the kernel killed the worker
             assert start_ticks(worker) is None
-            assert start_ticks(child) is None
+            await until(lambda: not any(start_ticks(int(child)) for child in children))
+            assert reader.returncode is None, "who reads a log is left alone"
+            reader.kill()
+            await reader.wait()
 
     async def test_after_a_reboot_jobs_restart_and_processes_with_the_old_pids_are_left_alone(self, home, tmp_path):
         async with serving(home) as service:

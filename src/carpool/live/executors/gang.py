@@ -90,15 +90,21 @@ class LocalRank:
 
     def kill_leftovers(self) -> int:
         """Kill what a killed wrapper left behind, remove its cgroup, and return the number of processes. Blocks."""
-        killed = kill_strays(str(self.directory), self.identity)
+        killed = kill_strays(str(self.directory), self.identity, cgroup=self._cgroup())
         self.remove_cgroup()
         return killed
 
     def remove_cgroup(self) -> None:
         """Remove the cgroup of a wrapper that was killed before it could, also after it recorded the exit. Blocks."""
-        cgroup = read_object(self.directory / wrapper.RECORD).get("cgroup")
-        if isinstance(cgroup, str) and os.path.basename(cgroup).startswith(wrapper.CGROUP):
+        cgroup = self._cgroup()
+        if cgroup is not None:
             remove_cgroup(cgroup)
+
+    def _cgroup(self) -> str | None:
+        """Return the cgroup that the wrapper recorded."""
+        cgroup = read_object(self.directory / wrapper.RECORD).get("cgroup")
+        own = isinstance(cgroup, str) and os.path.basename(cgroup).startswith(wrapper.CGROUP)
+        return str(cgroup) if own else None
 
     @property
     def alive(self) -> bool:

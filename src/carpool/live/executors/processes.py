@@ -1,26 +1,28 @@
 """Identity of processes: whether a recorded process still runs, and which processes a worker left behind.
 
 A pid alone proves nothing, because the kernel reuses pids. A process is the recorded one if pid, start time and boot of
-the machine agree. Workers carry their directory in their environment, which identifies leftover processes. Used by the
-local executor.
+the machine agree. Workers carry their directory in their environment, which identifies leftover processes. Those that
+cleared it are known by their cgroup, or by the logs of the worker that they still write. Used by the local executor.
 """
 
 import contextlib
 import os
 import signal
+import stat as stat_module
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from carpool.channel import ENV_DIRECTORY
-from carpool.live.freezer import process_words
+from carpool.live.freezer import cgroup_of, process_words
 from carpool.live.rank import __file__ as rank_file
 from carpool.live.rank import boot_id, process_stat, start_ticks
 
 WRAPPER_WORDS = 64
 """Number of words of a command line among which a wrapper's are."""
+LOGS = ("stdout.log", "stderr.log")
 
 __all__ = [
     "ProcessIdentity",
@@ -70,8 +72,10 @@ class ProcessIdentity:
         return True
 
 
-def strays(directory: str, wrapper: ProcessIdentity | None = None) -> Iterator[int]:
-    """Yield the processes that carry a worker's directory in their environment, or are in its wrapper's session."""
+def strays(directory: str, wrapper: ProcessIdentity | None = None, cgroup: str | None = None) -> Iterator[int]:
+    """Yield the processes that carry a worker's directory in their environment, are in its wrapper's session or in its
+    cgroup, or have one of its logs open for writing."""
+    logs = _identities(directory)
     session = wrapper.pid if wrapper and start_ticks(wrapper.pid) in (None, wrapper.start) else None
     mark = f"{ENV_DIRECTORY}={directory}".encode()
     for name in os.listdir("/proc"):
@@ -84,16 +88,44 @@ def strays(directory: str, wrapper: ProcessIdentity | None = None) -> Iterator[i
         if session is not None and int(stat[3]) == session:
             yield pid
             continue
-        if any(word == mark for word in process_words(name, "environ")):
+        marked = any(word == mark for word in process_words(name, "environ"))
+        if marked or _writes(name, logs) or (cgroup is not None and cgroup_of(pid) == cgroup):
             yield pid
 
 
-def kill_strays(directory: str, wrapper: ProcessIdentity | None = None, patience_s: float = 30.0) -> int:
+def _identities(directory: str) -> set[tuple[int, int]]:
+    """Return device and inode of a worker's logs."""
+    found = set()
+    for name in LOGS:
+        with contextlib.suppress(OSError):
+            log = os.stat(f"{directory}/{name}", follow_symlinks=False)
+            if stat_module.S_ISREG(log.st_mode):
+                found.add((log.st_dev, log.st_ino))
+    return found
+
+
+def _writes(pid: str, files: Container[tuple[int, int]]) -> bool:
+    """Return whether a process has one of these files open for writing. One that reads a log is no stray."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for descriptor in os.listdir(f"/proc/{pid}/fd") if files else ():
+            with contextlib.suppress(FileNotFoundError):  # it was closed, or leads to nothing
+                found = os.stat(f"/proc/{pid}/fd/{descriptor}")
+                if (found.st_dev, found.st_ino) in files:
+                    with open(f"/proc/{pid}/fdinfo/{descriptor}") as file:
+                        flags = next(int(line.split()[1], 8) for line in file if line.startswith("flags:"))
+                    if flags & os.O_ACCMODE != os.O_RDONLY:
+                        return True
+    return False
+
+
+def kill_strays(
+    directory: str, wrapper: ProcessIdentity | None = None, patience_s: float = 30.0, cgroup: str | None = None
+) -> int:
     """Kill the processes that a worker left behind and return their number. Raise OSError if some do not die."""
     until = time.monotonic() + patience_s
     killed: set[int] = set()
     while True:
-        found = list(strays(directory, wrapper))
+        found = list(strays(directory, wrapper, cgroup))
         if not found:
             return len(killed)
         if time.monotonic() > until:
