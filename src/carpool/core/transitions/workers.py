@@ -24,7 +24,8 @@ def _started(state: State, event: ev.Started) -> None:
         return
     record.status = Status.RUNNING
     record.warming_up = not event.computes
-    record.silent_from = state.now - record.paused(state.now)
+    if record.warming_up:
+        record.silent_from = state.now - record.paused(state.now)
     record.leaving = ()
     if event.done is not None:
         record.done = min(event.done, float(record.job.iterations))
@@ -158,7 +159,8 @@ def _observed(state: State, event: ev.Observed) -> None:
         record.alone_s += ran * (1.0 / record.slowdown - 1.0 / before)
     record.iteration_s = event.iteration_s
     record.pace_seen = True
-    record.told, record.silent_s = True, 0.0
+    if record.silent_from >= 0.0:  # it had a start-up
+        record.told, record.silent_s = True, 0.0
     record.reported |= not event.relative  # else the end of the job teaches how long it takes
     record.relative |= event.relative
     if record.guess_s and record.alone_seen and not event.relative:
