@@ -26,7 +26,7 @@ def settle(state: State, record: JobRecord) -> None:
 
 
 def end_startup(state: State, record: JobRecord, *, told: bool = False) -> None:
-    """Note that a job starts up no more. Where nothing was ever told, nobody knows that it did: it counts as run."""
+    """Note that a job starts up no more. Where no report ever came, it may not have been one: it counts as run."""
     record.silent_s += record.silent(state.now)
     record.warming_up = False
     if told:

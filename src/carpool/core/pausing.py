@@ -1,9 +1,9 @@
 """Which of the jobs that hold GPUs compute: pauses and resumes. Called by `transitions` and `claims`.
 
-A paused job keeps its GPUs' memory, makes no progress and slows nobody down. A gang is paused and resumed as a whole.
+A paused job keeps its GPUs' memory, makes no progress and slows no other job down. A gang is paused and resumed as a whole.
 Where a node can swap, a paused job of one GPU can give up its memory, too, and stays tied to its GPU.
 The plan changes what counts: from then on the job is active or not. The workers follow: until they confirm, the job is
-`PAUSING` or `RESUMING`, and a driver resumes or launches nobody on the GPUs of a job that is still `PAUSING`.
+`PAUSING` or `RESUMING`, and a driver resumes or launches no job on the GPUs of a job that is still `PAUSING`.
 """
 
 from carpool.core.charging import charge
@@ -17,7 +17,7 @@ from carpool.core.state import State
 def pause(state: State, record: JobRecord, *, swapped: bool = False) -> None:
     """Let a running job stop computing; its workers are still to confirm it.
 
-    With `swapped` its memory is moved to main memory and counts as free from now on: a driver launches nobody there
+    With `swapped` its memory is moved to main memory and counts as free from now on: a driver launches no job there
     before the workers have confirmed.
     """
     settle(state, record)

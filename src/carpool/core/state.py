@@ -265,7 +265,7 @@ class State:
         known = {node.id: node for node in self.topology.nodes}.values()  # one that is lost may come back
         total = sum(len(node.gpus) for node in known)
         fitting = sum(len(node.gpus) for node in known if node.memory >= needed)
-        if not known:  # nobody knows what will come
+        if not known:  # what will come is not known
             return None
         total, fitting = total + self.may_come, fitting + self.may_come
         if job.gpus > total:

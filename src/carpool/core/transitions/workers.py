@@ -63,7 +63,7 @@ def _computes(state: State, record: JobRecord, *, told: bool) -> None:
 
 
 def _awaken_unseen(state: State, record: JobRecord) -> None:
-    """Let the policy think about a job that begins to compute, if nobody knows how fast it is alone."""
+    """Let the policy think about a job that begins to compute, if its speed alone is not known."""
     if not record.alone_seen and record.slowdown > 1.0:
         state.awakened[record.seq] = record
         state.needs_decision = True
