@@ -1,7 +1,7 @@
 """Which of the jobs that hold GPUs compute: pauses and resumes. Called by `transitions` and `claims`.
 
-A paused job keeps its GPUs' memory, makes no progress and slows no other job down. A gang is paused and resumed as a whole.
-Where a node can swap, a paused job of one GPU can give up its memory, too, and stays tied to its GPU.
+A paused job keeps its GPUs' memory, makes no progress and slows no other job down. A gang is paused and resumed as a
+whole. Where a node can swap, a paused job of one GPU can give up its memory, too, and stays tied to its GPU.
 The plan changes what counts: from then on the job is active or not. The workers follow: until they confirm, the job is
 `PAUSING` or `RESUMING`, and a driver resumes or launches no job on the GPUs of a job that is still `PAUSING`.
 """
