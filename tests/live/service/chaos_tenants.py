@@ -14,6 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ TOO_LONG_S = 40.0
 LATE_S = due_events.EVERY_S + 2 * GRACE_S + 8.0
 """Seconds of services that are up in which a job at its limit, or on closed GPUs, must be gone: the pause between two
 looks, the time to save and the time to leave, and what a busy machine adds."""
+LONGEST_BEAT_S = 1.0
+"""Seconds after a line of a worker in which it surely computes, if it writes again by then. Else it was paused."""
 SURE = 0.5
 """Part of the time that a job really computes which a guess of it surely contains."""
 
@@ -185,12 +188,13 @@ def judge_caps(runs: Iterable[Run]) -> list[str]:
 
 
 def judge_limits(runs: Iterable[Run], uptime: Uptime, beat_s: float = BEAT_S, late_s: float = LATE_S) -> list[str]:
-    """Look for workers that computed long after their limit while a service was up."""
+    """Look for workers that computed long after their limit while a service was up. Pauses are no computing."""
     broken = []
     for run in runs:
         beats = int(run.limit_s / beat_s) + 1
         if run.limit_s and len(run.times) > beats + 1:
-            late = uptime.between(run.times[beats], run.times[-1])
+            spans = pairwise(run.times[beats:])
+            late = sum(uptime.between(start, end) for start, end in spans if end - start <= LONGEST_BEAT_S)
             if late > late_s:
                 broken.append(f"job {run.job}, attempt {run.attempt} computed for {late:.1f} s after its limit")
     return broken

@@ -1,5 +1,7 @@
 """The judges of chaos_tenants.py find what they look for, and take nothing else for it."""
 
+from dataclasses import replace
+
 from carpool.core import events as ev
 from carpool.core.model import Allocation, Closure, Decision, Job
 from tests.live import outside_tenants
@@ -28,6 +30,8 @@ def test_a_job_that_computes_after_its_limit_is_found_if_a_service_was_up():
     assert len(tenants.judge_limits([late], ALWAYS_UP)) == 1
     assert tenants.judge_limits([late], tenants.Uptime([(0.0, 1.0), (2.0, 3.0)])) == []
     assert tenants.judge_limits([run("1", 0.0, 90.0), run("2", 0.0, 2.0, limit_s=1.0)], ALWAYS_UP) == []
+    paused = replace(late, times=[*(time for time in late.times if time < 3.0), late.times[-1]])
+    assert tenants.judge_limits([paused], ALWAYS_UP) == []
 
 
 def test_a_job_that_computes_where_a_closure_has_begun_is_found():
