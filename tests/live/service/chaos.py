@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -552,6 +553,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--show", action="store_true", help="print progress after every 50 rounds")
+    parser.add_argument("--keep", type=Path, help="folder for a copy of everything if a guarantee was violated")
     given = parser.parse_args()
     user_rows.own_uid = lambda: 1000  # all jobs run as this user, also where that is root
     drawn = random.Random(given.seed)
@@ -578,10 +580,8 @@ def main() -> int:
             "violations": broken,
         }
         print(json.dumps(result))
-        if broken and os.environ.get("CHAOS_KEEP"):
-            import shutil
-
-            shutil.copytree(folder, os.environ["CHAOS_KEEP"], dirs_exist_ok=True)
+        if broken and given.keep:
+            shutil.copytree(folder, given.keep, dirs_exist_ok=True)
     return 1 if broken else 0
 
 

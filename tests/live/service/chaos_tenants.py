@@ -183,7 +183,9 @@ def judge_caps(runs: Iterable[Run]) -> list[str]:
             there = [*(one for one in there if one.times[-1] > run.times[0]), run]
             if len(there) > cap:
                 named = ", ".join(f"{one.job} attempt {one.attempt}" for one in there)
-                broken.append(f"group {group} with a cap of {cap} GPUs held {len(there)}: jobs {named}")
+                overlap_s = min(one.times[-1] for one in there) - run.times[0]
+                held = f"held {len(there)} for at least {overlap_s:.3f} s"
+                broken.append(f"group {group} with a cap of {cap} GPUs {held}: jobs {named}")
     return broken
 
 

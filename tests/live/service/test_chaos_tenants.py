@@ -21,7 +21,7 @@ def test_a_cap_that_is_exceeded_is_found():
     two = [run("1", 0.0, 2.0), run("2", 1.0, 3.0)]
     assert tenants.judge_caps([*two, run("3", 2.5, 4.0), run("4", 0.0, 9.0, group="blue")]) == []
     assert tenants.judge_caps([*two, run("3", 1.5, 4.0)]) == [
-        "group red with a cap of 2 GPUs held 3: jobs 1 attempt 1, 2 attempt 1, 3 attempt 1"
+        "group red with a cap of 2 GPUs held 3 for at least 0.500 s: jobs 1 attempt 1, 2 attempt 1, 3 attempt 1"
     ]
 
 

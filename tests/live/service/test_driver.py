@@ -6,12 +6,12 @@ import pytest
 
 from carpool.channel import Report, Shrinking
 from carpool.core import events as ev
-from carpool.core.model import Allocation, Decision
+from carpool.core.model import Allocation, Closure, Decision, Limits, UserGroup
 from carpool.live.executors.base import GangOutcome, StopMode
 from carpool.live.executors.memory import MemoryExecutor
 from carpool.live.service import gang_outcomes
 from tests.support.fakes import FakeClock
-from tests.support.services import journalled, notes, one, serving, settle, shell, status
+from tests.support.services import journalled, notes, one, serving, settle, shell, status, until
 
 
 async def test_a_gang_is_launched_only_when_the_gang_before_it_has_left(quick_home):
@@ -32,6 +32,36 @@ async def test_a_gang_is_launched_only_when_the_gang_before_it_has_left(quick_ho
         await settle(service)
         assert [launch.job for launch in executor.launched] == [first, second]
         assert service.state.jobs[first].checkpoint == 40.0
+
+
+@pytest.mark.parametrize("limited", ["the group's GPUs", "the user's GPUs", "the user's jobs"])
+async def test_a_gang_waits_for_those_that_leave_other_gpus_if_both_are_more_than_allowed(
+    quick_home, limited, monkeypatch
+):
+    monkeypatch.setattr("carpool.live.service.users.own_uid", lambda: 1000)
+    executor = MemoryExecutor(gpus=3)
+    async with serving(quick_home, "fifo", jobs_per_gpu=1, executor=executor, clock=FakeClock(1.0)) as service:
+        row = {"uid": 1000, "role": "user", "token_hash": "", "revoked": False, "group": "red"}
+        await service.requests.put_user("ann", row)
+        if limited == "the group's GPUs":
+            await service.requests.set_group(UserGroup("red", cap=1))
+        else:
+            await service.requests.set_limits("ann", Limits(gpus=1) if limited == "the user's GPUs" else Limits(jobs=1))
+        first, second = [await one(service, shell("true"), "ann") for _ in range(2)]
+        other = await one(service, shell("true"))
+        await settle(service)
+        executor.start((first, 1))
+        executor.gangs[first, 1].report = Report(attempt=1, iteration=1, seconds=0.1)  # so it can be saved
+        service.progress.look()
+        await settle(service)
+        await service.requests.hold(first)
+        await service.requests.set_closure(Closure("node0:0", (0,), 1.0))  # its GPU
+        await until(lambda: executor.stopped == [((first, 1), StopMode.SAVE)])
+        assert service.state.jobs[second].gpus == (2,), "the plan gives it a free GPU"
+        assert [launch.job for launch in executor.launched] == [first, other]
+        executor.end((first, 1), GangOutcome.STOPPED)
+        await settle(service)
+        assert [launch.job for launch in executor.launched] == [first, other, second]
 
 
 async def test_a_job_that_is_cancelled_before_its_launch_never_runs(quick_home):

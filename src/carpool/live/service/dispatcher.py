@@ -1,7 +1,8 @@
 """Acting on durable plans: which gangs the executor launches, stops, pauses, resumes and retunes, and when.
 
 The driver calls it after the journal is written. A gang is launched or resumed when all gangs are gone or paused that
-the plan moved away from its GPUs or paused there. What the executor reports back comes through `executor_events.py`.
+the plan moved away from its GPUs or paused there. It also waits for gangs that leave other GPUs, as long as its user or
+group would hold more with them than allowed. What the executor reports back comes through `executor_events.py`.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -34,20 +35,28 @@ class PresentGangs:
     """The gangs that the executor has at one moment, read once for many questions: there may be thousands."""
 
     def __init__(self, state: State, executor: Executor) -> None:
+        self._state = state
         self.of_job: dict[JobId, list[GangKey]] = {}
         self._in_the_way: dict[GpuId, set[JobId]] = {}
         """Jobs whose workers are still to leave a GPU, or to stop computing there."""
+        self._leaving: dict[JobId, set[GpuId]] = {}
+        """The GPUs that workers of a job are still to leave."""
         for key, gpus in executor.present().items():
             self.of_job.setdefault(key[0], []).append(key)
             record = state.jobs.get(key[0])
             held = record.gpus if record is not None and record.attempt == key[1] else ()
-            self._put_in_the_way(key[0], [gpu for gpu in gpus if gpu not in held])
+            self._note_leaving(key[0], [gpu for gpu in gpus if gpu not in held])
         for record in state.jobs.values():
             if record.leaving:
-                self._put_in_the_way(record.job.id, record.leaving)
+                self._note_leaving(record.job.id, record.leaving)
         for record in state.switching.values():
             if not record.active:
                 self._put_in_the_way(record.job.id, record.gpus)
+
+    def _note_leaving(self, job: JobId, gpus: Collection[GpuId]) -> None:
+        if gpus:
+            self._leaving.setdefault(job, set()).update(gpus)
+            self._put_in_the_way(job, gpus)
 
     def _put_in_the_way(self, job: JobId, gpus: Iterable[GpuId]) -> None:
         for gpu in gpus:
@@ -57,9 +66,27 @@ class PresentGangs:
         """Return whether a gang of another job is still to leave a job's GPUs, or to stop computing there."""
         return any(self._in_the_way.get(gpu, NO_JOBS) - {record.job.id} for gpu in record.gpus)
 
+    def exceed_limits(self, record: JobRecord) -> bool:
+        """Return whether a job's user or group holds more than it may, counting the GPUs that are still to be left."""
+        state, job = self._state, record.job
+        leaving = [(state.jobs[other], len(gpus)) for other, gpus in self._leaving.items() if other in state.jobs]
+        of_user = [(other, gpus) for other, gpus in leaving if other.job.user == job.user]
+        of_group = sum(gpus for other, gpus in leaving if other.job.group == job.group)
+        limits, (jobs_held, gpus_held) = state.limits_of(job.user), state.held_by(job.user)
+        return (
+            _exceeds(sum(not other.gpus for other, _ in of_user), jobs_held, limits.jobs)
+            or _exceeds(sum(gpus for _, gpus in of_user), gpus_held, limits.gpus)
+            or _exceeds(of_group, state.held_by_group(job.group), state.caps.get(job.group))
+        )
+
     def block(self, record: JobRecord) -> bool:
         """Return whether a gang is still present that must leave first, or computes that must pause first."""
-        return record.job.id in self.of_job or self.crowd(record)
+        return record.job.id in self.of_job or self.crowd(record) or self.exceed_limits(record)
+
+
+def _exceeds(leaving: int, held: int, limit: int | None) -> bool:
+    """Return whether what is still to be left is too much beside what is held. Without it, the plan was allowed."""
+    return limit is not None and leaving > 0 and held + leaving > limit
 
 
 @dataclass
