@@ -314,16 +314,18 @@ def test_doctor_finds_a_token_file_that_others_can_read(service):
         (service.home / "admin.token").chmod(0o600)
 
 
-def test_doctor_finds_a_journal_that_the_service_cannot_write(service):
+def test_doctor_and_jobs_say_that_the_service_cannot_write_its_journal(service):
     journal, aside = service.home / "journal.db", service.home / "aside.db"
     journal.rename(aside)
     try:
         said = service.call("doctor")
         assert said.code == 1
         assert "the service cannot write it" in said.out
+        assert "warning: the journal cannot be written" in service.call("jobs").err
     finally:
         aside.rename(journal)
     assert service.call("doctor").code == 0
+    assert service.call("jobs").err == ""
 
 
 # ---- changing --------------------------------------------------------------------------------------------------------

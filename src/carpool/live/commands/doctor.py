@@ -173,7 +173,10 @@ def _service(place: Home, home: Path | None) -> Iterator[Diagnosis]:
         yield Diagnosis("service", "error", str(error))
         return
     yield Diagnosis("service", "ok", f"answers at {client.url}, policy {status['policy']}")
-    yield from _writable(client)
+    if problem := status.get("journal_problem"):
+        remedy = "make room, or bring back the home; if journal.db itself is lost, restart the service"
+        what = f"the service cannot write it ({problem}), so it refuses jobs and changes"
+        yield Diagnosis("journal", "error", what, remedy)
     if status["policy_failure"]:
         yield Diagnosis("policy", "error", status["policy_failure"], "fix the policy, or serve with another --policy")
     if status["version"] != __version__:
@@ -189,14 +192,6 @@ def _service(place: Home, home: Path | None) -> Iterator[Diagnosis]:
         yield Diagnosis("GPUs", "ok", f"{len(emulated)} {emulated[0]}; `carpool emulate` is a job for them")
     yield Diagnosis("sharing", "ok", str(gpus.get("mechanism", "unknown")))
     yield from _nodes(client)
-
-
-def _writable(client: Client) -> Iterator[Diagnosis]:
-    """Check that the service can write its journal: else it refuses every job and every change."""
-    lines = client.raw("/metrics")[0].decode(errors="replace").splitlines()
-    if any(line.startswith("carpool_journal_writable 0") for line in lines):
-        remedy = "make room, or bring back the home; if journal.db itself is lost, restart the service"
-        yield Diagnosis("journal", "error", "the service cannot write it, so it refuses jobs and changes", remedy)
 
 
 def _nodes(client: Client) -> Iterator[Diagnosis]:

@@ -52,9 +52,11 @@ def jobs(words: tuple[str, ...], limit: int, watch: bool, home: Path | None, as_
         tables.watch(lambda: tables.jobs_table(rows(), limit, columns=columns))
     else:
         tables.print_jobs(rows(), limit, columns)
-        failure = client.get("/v1/status")["policy_failure"]
-        if failure:
-            click.echo(f"warning: {printable(failure)}", err=True)
+        status = client.get("/v1/status")
+        if status["policy_failure"]:
+            click.echo(f"warning: {printable(status['policy_failure'])}", err=True)
+        if problem := status.get("journal_problem"):
+            click.echo(f"warning: the journal cannot be written ({printable(problem)}), so nothing changes", err=True)
 
 
 @click.command(short_help="Show a job and what sharing gained or cost it.")

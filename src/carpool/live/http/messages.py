@@ -357,6 +357,8 @@ class ServiceInfo(Answer):
     policy: str
     policy_failure: str
     """How the policy failed lately, and what decides instead; empty: it did not."""
+    journal_problem: str
+    """Why the journal cannot be written, so that jobs and changes are refused; empty: it can."""
     jobs_per_gpu: int
     as_root: bool
     started: float

@@ -59,6 +59,7 @@ async def status(context: Context, who: Me) -> Json:
             "version": __version__,
             "policy": context.policy,
             "policy_failure": context.service.queries.policy_failure(),
+            "journal_problem": context.service.driver.journal_problem(),
             "jobs_per_gpu": context.jobs_per_gpu,
             "as_root": context.as_root,
             "started": context.started,
