@@ -55,6 +55,20 @@ def ended_when_stopped(service, job) -> None:
     assert row["ran_s"] < rank["ended"] - rank["started"] + 0.5
 
 
+async def test_a_job_whose_workers_cannot_be_started_says_why_until_they_are(home):
+    async with serving(home, gpus=1) as service:
+        home.running.rmdir()
+        home.running.write_text("no directory")
+        job = await one(service, shell("true"))
+        await until(lambda: "it cannot start now" in service.queries.jobs()[0]["reason"])
+        assert service.queries.show(job)["status"] == "starting"
+        assert "File exists" in " ".join(service.queries.explain(job)["sentences"])
+        home.running.unlink()
+        home.running.mkdir()
+        await until(lambda: status(service, job) == "finished")
+        assert service.queries.show(job)["reason"] == ""
+
+
 @pytest.mark.slow
 class TestJournal:
     async def test_a_full_disk_refuses_submits_and_leaves_running_jobs_alone(self, home, monkeypatch):

@@ -320,6 +320,14 @@ class KnowsEnds(Protocol):
         """Return for how long jobs may run on these GPUs before they must save and leave; None: for any time."""
 
 
+@runtime_checkable
+class TellsDelays(Protocol):
+    """An executor that can say why a gang has not started yet."""
+
+    def delay(self, key: GangKey) -> str:
+        """Return why a gang could not be started so far; empty: nothing hindered it."""
+
+
 class DoorConnection(Protocol):
     """A connection to the door of a worker, on which one request was made. See `live/door.py`."""
 

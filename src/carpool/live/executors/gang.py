@@ -147,6 +147,8 @@ class LocalGang:
     """Pipe ends that keep the wrappers waiting; closing them lets the wrappers look for the file `go`."""
     stop: str = ""
     """Latest `StopMode` that was asked for; empty: none."""
+    delay: str = ""
+    """Why it could not be started so far; empty: nothing hindered it."""
     failure: str = ""
     """How the worker ended whose end made the others stop; empty: none did."""
     failure_code: int | None = None

@@ -199,6 +199,11 @@ class LocalExecutor:
         self._gangs[launch.key] = gang
         self._spawn(self._attend(gang, partial(self._start, gang, launch)))
 
+    def delay(self, key: GangKey) -> str:
+        """Return why a gang could not be started so far; empty: nothing hindered it."""
+        gang = self._gangs.get(key)
+        return "" if gang is None else gang.delay
+
     async def _attend(self, gang: LocalGang, work: Callable[[], Awaitable[None]]) -> None:
         """Do the work, and keep watching the gang whatever goes wrong in this process."""
         try:
@@ -237,11 +242,13 @@ class LocalExecutor:
                 write_exclusive(gang.directory / wrapper.GO, json.dumps(go))
             except OSError as error:  # a full disk or too many processes: not the job's fault
                 release_wrappers(gang)
-                self._note(gang.key, f"cannot start now ({error}); the executor tries again")
+                gang.delay = f"it cannot start now ({error}); this is tried again"
+                self._note(gang.key, gang.delay)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE_S)
                 continue
             release_wrappers(gang)
+            gang.delay = ""
             self._listener.gang_started(gang.key)
             await self._watch(gang)
             return

@@ -18,7 +18,7 @@ from carpool.core.trial import Trial
 from carpool.core.usage_report import report_usage
 from carpool.errors import InputError
 from carpool.live.clock import Clock
-from carpool.live.executors.base import Executor, FetchesCheckpoints, LogChunk
+from carpool.live.executors.base import Executor, FetchesCheckpoints, LogChunk, TellsDelays
 from carpool.live.insight import views
 from carpool.live.insight.closures import closed_why, closure_row
 from carpool.live.insight.forecaster import Forecaster, accuracy
@@ -125,7 +125,14 @@ class Queries:
                 row["status"], row["reason"] = "stopping", REASON
             if row["status"] == "pending" and (doubt := self.user_book.doubt(row["user"])):
                 row["reason"] = f"its owner is not certain: {doubt}"
+            if row["status"] == "starting":
+                row["reason"] = row["reason"] or self._delay(row["job"])
         return rows
+
+    def _delay(self, job: str) -> str:
+        """Return why a job's workers could not be started so far, if the executor can say it."""
+        attempt = self.state.jobs[job].attempt
+        return self.executor.delay((job, attempt)) if isinstance(self.executor, TellsDelays) else ""
 
     def show(self, job: str) -> Row:
         """Return everything about a job: the keys of `jobs`, and spec (with env: hide it from other users), attempts
@@ -194,6 +201,7 @@ class Queries:
             if self.state.jobs[job].warming_up:
                 more.append("It starts up: it has made no step, and slows no other job down so far.")
             more += [f"It cannot start: {doubt}."] if doubt else []
+            more += [f"{delay[0].upper()}{delay[1:]}."] if (delay := self._delay(job)) else []
             more += self._absent_nodes(job)
             left = self._checkpoint_left(job)
             more += [f"{left[0].upper()}{left[1:]}."] if left else []
