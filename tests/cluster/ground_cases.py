@@ -1,4 +1,5 @@
-"""What holds on every ground. `test_slurm.py` and `test_ray.py` import these tests and bring their own `world`."""
+"""What holds on every ground. `test_slurm.py` and `test_ray.py` import these tests and bring their own
+`shared_world`: a service with two nodes of one GPU, two jobs to a GPU."""
 
 import json
 import os
@@ -8,10 +9,20 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from carpool.live.grounds.tickets import PilotKey
 from tests.cluster.judge import double_runs, violations
 from tests.cluster.test_agents import PYTHON_DDP
 from tests.cluster.world import COMMAND, environment, until
+
+
+@pytest.fixture
+def world(shared_world):
+    """A service with two nodes that are open, and an empty ledger."""
+    shared_world.until_nodes(2)
+    shared_world.ledger.write_text("")
+    return shared_world
 
 
 def run(*words: str) -> subprocess.CompletedProcess:

@@ -28,14 +28,6 @@ def shared_world(tmp_path_factory, ray):
         yield world
 
 
-@pytest.fixture
-def world(shared_world):
-    """A service with two nodes that are open, and an empty ledger."""
-    shared_world.until_nodes(2)
-    shared_world.ledger.write_text("")
-    return shared_world
-
-
 def test_ray_starts_a_killed_actor_again_and_its_jobs_are_not_doubled(world):
     job, node = running_on(world, "long", 8, retries=3)
     actor = world.actor_of(node)

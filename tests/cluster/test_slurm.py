@@ -30,14 +30,6 @@ def shared_world(tmp_path_factory, slurm):
         yield world
 
 
-@pytest.fixture
-def world(shared_world):
-    """A service with two nodes that are open, and an empty ledger."""
-    shared_world.until_nodes(2)
-    shared_world.ledger.write_text("")
-    return shared_world
-
-
 def test_workers_end_with_the_lease_where_neither_the_service_nor_slurm_answers(world):
     job, _ = running_on(world, "long", 12)
     world.slurm.kill("slurmctld")

@@ -11,6 +11,24 @@ from carpool.core.tenants import Tenants
 from tests.support.world import job
 
 
+def scans_like_a_plain_sort(queue, entries, shapes, data) -> None:
+    """Compare a scan that skips some shapes with sorted entries; the last item of an entry is its record."""
+    largest = data.draw(st.sampled_from([None, 0, 1, 2]))
+    hopeless = {shape for shape in shapes if data.draw(st.booleans())}
+    seen, scan = [], queue.scan(largest)
+    for record in scan:
+        seen.append(record)
+        if record.shape in hopeless:
+            scan.skip_alike()
+    wanted, passed = [], set()
+    for *_, record in sorted(entries, key=lambda entry: entry[:-1]):
+        if (largest is None or record.shape.gpus <= largest) and record.shape not in passed:
+            wanted.append(record)
+            if record.shape in hopeless:
+                passed.add(record.shape)
+    assert seen == wanted
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 9)), max_size=40), st.data())
 def test_a_scan_is_a_plain_sort_without_the_skipped_jobs(jobs, data):
     queue, shapes, records = Queue(), {}, []
@@ -25,20 +43,7 @@ def test_a_scan_is_a_plain_sort_without_the_skipped_jobs(jobs, data):
         record.alone_iteration_s = 2.0  # it need not stay where it is from the moment on at which it is removed
         queue.remove(record)
         records = [entry for entry in records if entry[3] is not record]
-    largest = data.draw(st.sampled_from([None, 0, 1, 2]))
-    hopeless = {shape for shape in shapes.values() if data.draw(st.booleans())}
-    seen, scan = [], queue.scan(largest)
-    for record in scan:
-        seen.append(record)
-        if record.shape in hopeless:
-            scan.skip_alike()
-    wanted, passed = [], set()
-    for *_, record in sorted(records, key=lambda entry: entry[:3]):
-        if (largest is None or record.shape.gpus <= largest) and record.shape not in passed:
-            wanted.append(record)
-            if record.shape in hopeless:
-                passed.add(record.shape)
-    assert seen == wanted
+    scans_like_a_plain_sort(queue, records, shapes.values(), data)
     assert len(queue) == len(records)
     assert [entry[2] for entry in queue.in_order] == [number for *_, number, _ in sorted(records)]
     by_patience = [record.job.submitted + 9.0 * record.alone_left(0.0) for *_, record in records]
@@ -63,17 +68,4 @@ def test_a_scan_of_a_ranked_queue_is_a_plain_sort_by_the_tiers_of_groups(jobs, t
         record = JobRecord(job(str(number)), shape, number, 1.0)
         queue.add(record, (float(key),))
         entries.append((-priority, tiers[group], key, number, record))
-    largest = data.draw(st.sampled_from([None, 0, 1]))
-    hopeless = {shape for shape in shapes.values() if data.draw(st.booleans())}
-    seen, scan = [], queue.scan(largest)
-    for record in scan:
-        seen.append(record)
-        if record.shape in hopeless:
-            scan.skip_alike()
-    wanted, passed = [], set()
-    for *_, record in sorted(entries, key=lambda entry: entry[:4]):
-        if (largest is None or record.shape.gpus <= largest) and record.shape not in passed:
-            wanted.append(record)
-            if record.shape in hopeless:
-                passed.add(record.shape)
-    assert seen == wanted
+    scans_like_a_plain_sort(queue, entries, shapes.values(), data)
