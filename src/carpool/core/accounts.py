@@ -46,7 +46,7 @@ class JobUsage:
     judged: float = 0.0
     """The part of `held` in which they shared and for which `saved` is known."""
     unjudged: float = 0.0
-    """The part of `held` in which they shared and for which it is not: no time alone was measured."""
+    """The part of `held` in which they shared and for which `saved` is unknown, because no time alone was measured."""
     jobs: int = 0
     """Number of jobs that ended."""
     failed: int = 0

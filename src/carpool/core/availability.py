@@ -1,4 +1,4 @@
-"""When GPUs become free, and when a job is done whose slow-down changes on the way.
+"""When GPUs become free, and when a job whose slow-down changes on the way is done.
 
 `end_times` uses it to predict the ends of running jobs; policies use it for their own what-ifs.
 """
@@ -51,7 +51,7 @@ class Availability:
     def first_after(self, changes: Sequence[Change], number: int) -> list[float]:
         """Return the first `number` moments, or a few more, as they would be with some changes.
 
-        The changes take no more GPUs away than they name, so moments later than that many more do not matter.
+        The changes remove at most as many moments as they name GPUs, so no later moments are needed.
         """
         first = Availability(self.moments[: number + sum([gpus for _, _, gpus in changes])])
         for before, after, gpus in changes:
@@ -62,7 +62,7 @@ class Availability:
 
 
 def finish(start: float, work: float, steps: Iterable[Until]) -> float:
-    """Return when a job is done that has `work` seconds left alone at `start`, under slow-downs that end on the way.
+    """Return when a job that has `work` seconds left alone at `start` is done, under slow-downs that end on the way.
 
     Where several hold at the same time the worst counts, because a gang waits for its slowest worker.
     """

@@ -1,8 +1,9 @@
-"""Events that are applied together: the jobs that wait are computed again once for all of them.
+"""Events that are applied together: the estimates of waiting jobs are computed once for all of them.
 
 Many jobs may end in one step, and each end may teach something about the speed of all jobs like it, or about the
-guesses of its user. What runs is computed again at each event, because the time between two events counts at the pace
-that was believed then. What waits makes no progress, so that only what is believed in the end counts for it.
+guesses of its user. The pace of running jobs is computed again at each event, because the time between two events
+counts at the pace that was believed then. Waiting jobs make no progress, so only what is believed in the end counts for
+them.
 """
 
 from collections.abc import Iterable
@@ -13,7 +14,7 @@ from carpool.core.pace import refresh_waiting
 from carpool.core.state import State
 
 BLIND_TO_WAITING = (ev.Finished, ev.Observed, ev.Progressed, ev.Started, ev.Checkpointed)
-"""Events that change nothing by what is believed of jobs that wait."""
+"""Events whose effect does not depend on what is believed of waiting jobs."""
 
 
 def apply_together(state: State, events: Iterable[ev.Event]) -> None:
@@ -31,6 +32,6 @@ def apply_together(state: State, events: Iterable[ev.Event]) -> None:
 
 
 def _compute_waiting(state: State) -> None:
-    """Compute the jobs that wait again: something was learned about them."""
+    """Compute the estimates of waiting jobs again: something was learned about them."""
     correct_waiting(state)
     refresh_waiting(state)

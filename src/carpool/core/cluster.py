@@ -45,12 +45,12 @@ class Cluster:
             self._hide(number, self.topology.closed_of(number))
 
     def set_closed(self, number: int, closed: bool) -> None:
-        """Let nothing new start on a node, or let it again."""
+        """Close a node, so that nothing new starts there, or open it."""
         (self.topology.closed.add if closed else self.topology.closed.discard)(number)
         self._hide(number, self.topology.closed_of(number))
 
     def set_kept(self, kept: int) -> None:
-        """Let nothing new start on these GPUs, one bit each, and on others again."""
+        """Close these GPUs, one bit each, so that nothing new starts there, and open those that were closed before."""
         self.topology.kept = kept
         for number in self.topology.present.values():
             self._hide(number, self.topology.closed_of(number))

@@ -18,7 +18,8 @@ class Draft:
     """The cluster as a policy sees it while it decides: the view and the decisions so far."""
 
     def __init__(self, view: View, *, pauses: bool = False) -> None:
-        """`pauses`: the policy pauses and resumes jobs. For others a paused job counts as if it computed: it will."""
+        """`pauses`: the policy pauses and resumes jobs. For others a paused job counts as if it computed, because it
+        will."""
         self.view = view
         self.pauses = pauses
         self._most_jobs = view.resident_per_gpu if pauses else view.jobs_per_gpu
@@ -37,7 +38,7 @@ class Draft:
         self._touched: dict[GpuId, None] = {}
         self._inactive: set[int] = set()
         self._switched: dict[int, bool] = {}  # jobs that the draft paused (False) or resumed (True), by `seq`
-        self._memory: dict[int, int] = {}  # what those of them hold that were or are swapped out, by `seq`
+        self._memory: dict[int, int] = {}  # bytes that those of them hold which were or are swapped out, by `seq`
         self._shareable: int | None = None
         self._changed: list[GpuId] = []  # GPUs that changed before `shareable` was first asked
         self._held: dict[str, list[int]] = {}

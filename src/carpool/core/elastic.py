@@ -65,7 +65,7 @@ class Scaling:
         """Return the number of micro-steps for the batch of each GPU, if a GPU holds `max_sub_batch` samples."""
         steps = max(1, ceil(batch / max_sub_batch - SLACK))
         if gpus == 1 and batch > self.initial_batch + SLACK:
-            return max(2, steps)  # one GPU learns the noise of the gradient from several micro-steps
+            return max(2, steps)  # one GPU needs several micro-steps to measure the noise of the gradient
         return steps
 
     def job_phases(self, batch: int, iterations: int) -> tuple[JobPhase, ...]:

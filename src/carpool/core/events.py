@@ -86,10 +86,10 @@ class Started(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class Computing(JobEvent):
-    """A gang that was up but warmed up does its first iteration."""
+    """A gang that was warming up does its first iteration."""
 
     told: bool = True
-    """Whether its workers told so; False: it is assumed, because they told nothing for a time."""
+    """Whether its workers reported it; False: it is assumed, because they reported nothing for a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +112,14 @@ class Observed(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class DemandMeasured(JobEvent):
-    """What the job asks of a GPU was measured, while it alone computed on its GPUs."""
+    """What the job uses of a GPU was measured, while no other job computed on its GPUs."""
 
     demand: GpuDemand
 
 
 @dataclass(frozen=True, slots=True)
 class Outlived(JobEvent):
-    """The job runs, and should have ended by what is believed of it."""
+    """The job still runs, although it should have ended by what is believed of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +217,7 @@ class Held(Event):
 
     job: JobId
     why: str = ""
-    """What keeps it from starting; empty: its owner wants that."""
+    """What keeps it from starting; empty: its owner held it."""
     for_good: bool = False
     """No release lets it start."""
 
@@ -238,7 +238,7 @@ class PausedByOwner(Event):
 
 @dataclass(frozen=True, slots=True)
 class ResumedByOwner(Event):
-    """The owner lets a job go on that was paused."""
+    """The owner lets a paused job go on."""
 
     job: JobId
 
@@ -277,7 +277,7 @@ class LimitsChanged(Event):
 
 @dataclass(frozen=True, slots=True)
 class GroupChanged(Event):
-    """The operator described a group, or described it anew."""
+    """The operator described a group, or changed its description."""
 
     group: UserGroup
 
@@ -291,7 +291,7 @@ class FairShareChanged(Event):
 
 @dataclass(frozen=True, slots=True)
 class AccountsOpened(Event):
-    """What jobs use of the GPUs is counted from now on. Repeated, it changes nothing."""
+    """What jobs use of the GPUs is counted from now on. A repeated event changes nothing."""
 
     exact: bool = False
     """Whether the state's iteration times are true, as in a simulation, so that none must be measured."""

@@ -16,7 +16,8 @@ DOUBT = 0.25
 OUTLIER = 16.0
 """Most that one job counts for, in multiples of what was believed of it: a job that hung says little about others."""
 LEAST_FACTOR, MOST_FACTOR = 0.25, 1000.0
-"""Bounds of the correction. Below 1 it is narrow, so that long guesses for short jobs buy no rank for a long one."""
+"""Bounds of the correction. The range below 1 is narrow, so that users gain little rank for a long job by guessing too
+long for short ones."""
 NOTICEABLE = 0.05
 """Change of the logarithm of a correction below which the one in use stays."""
 FOUR_IN_FIVE = 1.2816
@@ -40,7 +41,7 @@ class UserRecord:
 
     def __init__(self) -> None:
         self.jobs = 0
-        """Number of jobs that it knows of."""
+        """Number of jobs that it counts."""
         self.weight = 0.0
         """The same, where older jobs count less."""
         self.true = 0.0
@@ -148,7 +149,7 @@ def expected_left(done: float, guess: float, spread: float) -> float:
     """Return how much a job has left after `done`, where its length was guessed to be `guess`, in the same unit.
 
     The true length is between guess ÷ spread and guess · spread, with an even chance for every factor, and at least
-    `done`; the answer is its mean less `done`. A guess that the job has outlived with its whole range is doubled first.
+    `done`; the answer is its mean less `done`. If the job has outlived the whole range, the guess is doubled first.
     """
     spread = min(MOST_SPREAD, max(LEAST_SPREAD, spread))
     while 0.0 < guess * spread * (1.0 - LEAST_LEFT) <= done < inf:

@@ -1,4 +1,4 @@
-"""Guesses that heal: what is believed of a job whose user guessed its length, and what its end teaches.
+"""Correction of guesses: what is believed of a job whose user guessed its length, and what is learned when it ends.
 
 A guess is corrected by its user's record when the job is submitted, and again while it waits. A job that outlives what
 is believed of it is believed to take longer, so that it loses the rank of a short one. A speed that was measured
@@ -55,7 +55,7 @@ def note_guess(state: State, record: JobRecord) -> None:
 
 
 def _correct(state: State, record: JobRecord) -> None:
-    """Believe what the user's record makes of the guess."""
+    """Correct the guess of a job by its user's record."""
     factor = record_of(state, record).factor
     if record.guess_s:
         _set_correction(state, record, factor if state.relies_on_guess(record.job) else 1.0)
@@ -70,12 +70,12 @@ def _set_correction(state: State, record: JobRecord, factor: float) -> None:
 
 
 def refresh_whole(state: State, record: JobRecord) -> None:
-    """Compute the iteration time of a job again that the model and the correction of its guess give."""
+    """Compute a job's iteration time again, from the model and the correction of its guess."""
     record.whole_iteration_s = state.perf.iteration_time(record.job, 1, record.shape.placement) * record.stretch
 
 
 def _set_iterations(record: JobRecord, iterations: int) -> None:
-    """Believe in another number of iterations; one of them takes as long as before."""
+    """Change the believed number of iterations; one of them takes as long as before."""
     job = record.job
     if iterations == job.iterations:
         return
@@ -86,7 +86,7 @@ def _set_iterations(record: JobRecord, iterations: int) -> None:
 
 
 def outlive(state: State, record: JobRecord) -> None:
-    """Believe in a longer time of a job that runs and should have ended."""
+    """Increase the believed duration of a job that runs and should have ended."""
     if state.guesses.trusted or not record.iteration_s or record.iterations_left(state.now):
         return
     done = _done(state, record)
@@ -110,13 +110,13 @@ def outlive(state: State, record: JobRecord) -> None:
 
 
 def make_room(state: State, record: JobRecord, done: float) -> None:
-    """Believe in more iterations of a job that reports more than it should have made in all."""
+    """Increase the believed number of iterations of a job that reports more than all of them."""
     if done > record.job.iterations and not record.job.elastic and not state.guesses.trusted:
         _grow(state, record, done)
 
 
 def _grow(state: State, record: JobRecord, done: float) -> None:
-    """Believe in more iterations of a job than it has done."""
+    """Increase the believed number of iterations of a job to more than it has done."""
     if record.job.elastic:
         return
     record.outlived += 1
@@ -151,7 +151,7 @@ def learn_guess(state: State, record: JobRecord, *, finished: bool) -> None:
     else:
         return
     if finished and record.guess_iterations and not record.outlived:
-        _set_iterations(record, record.guess_iterations)  # it is known now that they were not more than that
+        _set_iterations(record, record.guess_iterations)  # the end of the job shows that there were no more
     if true > 0.0 and state.guesses.add(user, kind, true, guess, finished=finished):
         state.new_factors.add(user)
         if kind != DURATION or not state.defers_waiting:  # numbers of iterations are rounded at every step
@@ -172,7 +172,7 @@ def correct_waiting(state: State) -> None:
 
 
 def _done(state: State, record: JobRecord) -> float:
-    """Return the iterations done, more than believed in all where it took longer."""
+    """Return the iterations done; they exceed the believed number where the job took longer."""
     return record.done + ((state.now - record.since) / record.iteration_s if record.iteration_s else 0.0)
 
 
@@ -184,7 +184,7 @@ def _worked_s(state: State, record: JobRecord) -> float:
     whole_s = record.whole_iteration_s
     if record.reported and record.gpus and record.iteration_s:
         predicted = predicted_alone(state, record).iteration_s
-        # beside mates the model says what is their part, because the guess of its time alone may be wrong
+        # beside mates the model gives the slow-down, because the guess of its time alone may be wrong
         alone = (
             record.alone_iteration_s if record.alone_seen else record.iteration_s / predicted_slowdown(state, record)
         )

@@ -113,7 +113,7 @@ class Hosts:
         return self._shared.kinds_version
 
     def touch(self, record: JobRecord) -> None:
-        """Note that a job or its mates changed. Many a job starts and ends before a policy asks for hosts."""
+        """Note that a job or its mates changed. Many jobs start and end before a policy asks for hosts."""
         self._touched.pop(record.seq, None)
         self._touched[record.seq] = record
         if len(self._touched) > MOST_TOUCHED:
@@ -138,7 +138,7 @@ class Hosts:
             self._add_lone(record, entry)
 
     def describe(self, record: JobRecord) -> HostKind | OtherHost | None:
-        """Return how a job belongs into the index: the kind of a lone host, another host, or None."""
+        """Return the entry of a job in the index: the kind of a lone host, another host, or None."""
         if self.jobs_per_gpu == 1 or record.shape.exclusive or record.status is Status.CANCELLING or not record.gpus:
             return None
         if record.batch is not None:  # a job whose batch the scheduler chose does not share
@@ -161,7 +161,7 @@ class Hosts:
         cluster = self.cluster
         if self.only_active or cluster.topology.closed_gpus or cluster.resident_per_gpu == 1:
             return tuple([gpu for gpu in record.gpus if len(self._counted(gpu)) == 1 and self._has_room(gpu)])
-        residents = cluster.residents  # mostly, and asked often
+        residents = cluster.residents  # the usual case, and asked often
         return tuple([gpu for gpu in record.gpus if len(residents[gpu]) == 1])
 
     def _counted(self, gpu: GpuId) -> tuple[JobRecord, ...]:
@@ -175,7 +175,7 @@ class Hosts:
         cluster, there = self.cluster, self.cluster.residents[gpu]
         if len(there) >= cluster.resident_per_gpu or cluster.topology.is_closed(gpu):
             return False
-        return not any(record.shape.exclusive for record in there)  # one that is paused, too, keeps others out
+        return not any(record.shape.exclusive for record in there)  # a paused one keeps others out, too
 
     def _memory_left(self, record: JobRecord, alone_on: tuple[GpuId, ...]) -> int:
         memory_of = self.cluster.topology.memory_of

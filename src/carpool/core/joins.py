@@ -25,7 +25,7 @@ def join(state: State, record: JobRecord, mates: list[JobRecord]) -> None:
 
 
 def part(record: JobRecord, mates: list[JobRecord]) -> None:
-    """Forget beside whom a job computed: it leaves its GPUs, and joins anew if it comes back."""
+    """Forget beside which jobs a job computed: it leaves its GPUs, and joins again if it comes back."""
     for mate in mates if record.shared_with else ():
         if record.seq in mate.shared_with:
             mate.shared_with = tuple([seq for seq in mate.shared_with if seq != record.seq])

@@ -37,7 +37,7 @@ class StartUp(NamedTuple):
     job: Job
     seconds: float
     told: bool = True
-    """Whether the job told when it was up; False: it is assumed."""
+    """Whether the job reported when it was up; False: it is assumed."""
 
 
 class ModelChange(Flag):
@@ -85,7 +85,7 @@ class DemandLearner(Protocol):
     """A model that learns from demands."""
 
     def learn_demand(self, job: Job, accumulation: int, demand: GpuDemand) -> ModelChange:
-        """Learn what a job asks of a GPU alone, and return which answers may have changed."""
+        """Learn what a job uses of a GPU when it runs alone, and return which answers may have changed."""
 
 
 def observe_running(cluster: Cluster, record: JobRecord, iteration_s: float) -> Observation | None:
@@ -114,8 +114,8 @@ def observe_running(cluster: Cluster, record: JobRecord, iteration_s: float) -> 
 
 
 def observe_finished(cluster: Cluster, record: JobRecord) -> Observation | None:
-    """Return the observation that the end of a job gives which never reported its speed: its run time, less the time
-    that sharing is believed to have cost; None where it gives none."""
+    """Return the observation from the end of a job that never reported its speed: its run time, less the time that
+    sharing is believed to have cost; None where there is none."""
     if record.reported or record.attempt != 1 or not record.gpus or record.alone_s <= 0.0:
         return None
     placement = Placement(len(record.gpus), cluster.topology.nodes_spanned(record.gpus))

@@ -60,14 +60,14 @@ class Job:
     can_pause: bool = True
     """The scheduler may pause the job. Its owner may pause it in any case."""
     can_start_ahead: bool | None = True
-    """The job may start up before its turn to compute: it says of itself that it tells when its start-up is over. What
-    was seen of its model counts more. None: it may once a job of its model did."""
+    """The job may start up before its turn to compute: its description says that it reports the end of its start-up.
+    What was observed of its model counts more. None: it may once a job of its model has reported it."""
     group: str = ""
     """Group whose share of the cluster the job uses: that of its user at submission."""
     project: str = ""
     """Project that accounts count the job for."""
     limit_s: float | None = None
-    """Seconds for which the job may compute; None: what its group says, and else any time."""
+    """Seconds for which the job may compute; None: the limit of its group, if there is one."""
     requeue: bool = False
     """At its time limit, the job goes back into the queue instead of ending, and goes on from its checkpoint."""
     guess: Guess | None = None
@@ -135,7 +135,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class GpuDemand:
-    """What a job asks of a GPU alone. Shares are between 0 and 1, as means over some seconds."""
+    """What a job uses of a GPU when it runs alone. Shares are between 0 and 1, as means over some seconds."""
 
     sm: float
     """Share of the multiprocessors in use; without GPM counters, that of the time in which a kernel ran."""

@@ -51,7 +51,7 @@ class OverdueJobs:
         return soonest
 
     def by(self, now: float, least: float) -> list[JobRecord]:
-        """Return the jobs that are overdue at this time, and those that are by less than a moment not."""
+        """Return the jobs that are overdue at this time, and those that will be within the rounding error."""
         found = []
         for bound, record in self._by_bound(least):
             if bound > now:

@@ -26,7 +26,8 @@ def settle(state: State, record: JobRecord) -> None:
 
 
 def end_startup(state: State, record: JobRecord, *, told: bool = False) -> None:
-    """Note that a job starts up no more. Where no report ever came, it may not have been one: it counts as run."""
+    """Note that a job's start-up is over. If no report ever came, the time counts as run: it may not have been
+    start-up."""
     record.silent_s += record.silent(state.now)
     record.warming_up = False
     if told:
@@ -96,7 +97,7 @@ def learn(state: State, observation: Observation) -> None:
 
 
 def follow(state: State, change: ModelChange, model: str = "") -> None:
-    """Compute again all that follows from answers of the model that changed. `model`: whose speeds did."""
+    """Compute again all that follows from answers of the model that changed. `model`: the one whose speeds changed."""
     if not change:
         return
     state.belief_version += 1
@@ -126,8 +127,8 @@ def learn_startup(state: State, record: JobRecord, told: bool) -> None:
 
 
 def refresh_waiting(state: State) -> None:
-    """Compute the jobs without GPUs again whose speeds changed, and those whose estimate was corrected step by step:
-    computing it anew rounds differently."""
+    """Compute again the estimates of jobs without GPUs whose speeds changed, and those that were corrected step by
+    step: computing them anew rounds differently."""
     if not state.new_speeds:
         return
     models, state.new_speeds = state.new_speeds, set()

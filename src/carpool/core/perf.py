@@ -18,7 +18,7 @@ GENERIC = "generic"
 
 
 class Placement(NamedTuple):
-    """What decides a gang's speed about its GPUs: their number, and the number of nodes they are on."""
+    """The properties of its GPUs that decide a gang's speed: their number, and the number of nodes they are on."""
 
     gpus: int
     nodes: int
@@ -59,7 +59,7 @@ class PerformanceModel(Protocol):
 
 @runtime_checkable
 class FollowsNodes(Protocol):
-    """A performance model that wants to know how large the nodes are."""
+    """A performance model that depends on how large the nodes are."""
 
     def node_joined(self, gpus: int) -> None:
         """Note that there is a node with this many GPUs."""
@@ -77,7 +77,7 @@ class UncertainModel(PerformanceModel, Protocol):
     """A performance model that says how certain it is."""
 
     def announces(self, job: Job) -> bool | None:
-        """Return whether jobs like this one tell when their start-up is over; None: none was seen."""
+        """Return whether jobs like this one report the end of their start-up; None: none was seen."""
 
     def is_observed(self, job: Job, accumulation: int, mate: Job, mate_accumulation: int) -> bool:
         """Return whether ξ of a job beside this mate was observed, in a profile or while they ran."""
@@ -86,7 +86,7 @@ class UncertainModel(PerformanceModel, Protocol):
         """Return ξ beside these mates with the range in which it lies four times out of five."""
 
     def knows_alone(self, job: Job, accumulation: int) -> bool:
-        """Return whether it was measured how fast a job like this one is alone, at its whole size."""
+        """Return whether the speed alone of a job like this one was measured, at its whole size."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ Entry = tuple[int, tuple[float, ...], int, JobRecord]
 """−priority, the policy's sort key, the job's `seq`, the job."""
 
 Impatience = tuple[float, int, JobRecord]
-"""When a job loses its patience, the job's `seq`, the job."""
+"""When a job's patience ends, the job's `seq`, the job."""
 
 
 class Queue:

@@ -135,9 +135,9 @@ class JobRecord:
     ran_s: float = field(default=0.0, init=False)
     """Seconds in which it iterated, up to `since`."""
     told: bool = field(default=False, init=False)
-    """Its workers told in some attempt that they compute: what came before was start-up."""
+    """Its workers reported in some attempt that they compute: what came before was start-up."""
     silent_s: float = field(default=0.0, init=False)
-    """Seconds of start-ups that no report ended. They count as run, unless its workers tell something later."""
+    """Seconds of start-ups that no report ended. They count as run, unless its workers report something later."""
     silent_from: float = field(default=-1.0, init=False)
     """When its present start-up began, on a clock that stands still while it is paused; −1: not known."""
     alone_s: float = field(default=0.0, init=False)
@@ -220,7 +220,7 @@ class JobRecord:
         return self.ran_s + (now - self.since) if self.iteration_s else self.ran_s
 
     def silent(self, now: float) -> float:
-        """Return the seconds of its present start-up, if nothing was ever told."""
+        """Return the seconds of its present start-up, if its workers never reported anything."""
         known = self.warming_up and not self.told and self.silent_from >= 0.0
         return max(0.0, now - self.paused(now) - self.silent_from) if known else 0.0
 

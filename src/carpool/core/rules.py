@@ -1,7 +1,7 @@
 """The rules that every plan must obey, whatever the policy.
 
 Drafts ask `sharing_problem` while they look for a place. The scheduler runs `check` on every plan before it is applied,
-so a policy cannot forget a rule, and one that breaks a rule learns which.
+so a policy cannot forget a rule, and the error names the rule that it broke.
 """
 
 from collections.abc import Iterable, Sequence
@@ -169,8 +169,8 @@ def _check_start_up(state: View, record: JobView, allocation: Allocation) -> Non
 
 
 def may_start_ahead(state: View, job: Job) -> bool:
-    """Return whether a job may start up before its turn to compute: it can be paused, and is known to tell when its
-    start-up is over. Of a job that does not tell, nothing says when it must be paused."""
+    """Return whether a job may start up before its turn to compute: it can be paused, and is known to report the end of
+    its start-up. For other jobs it is unknown when they must be paused."""
     if not job.can_pause or job.can_start_ahead is False:
         return False
     seen = state.learner.announces(job) if state.learner is not None else None

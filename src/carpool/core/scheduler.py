@@ -95,7 +95,7 @@ class Scheduler:
             return None
         planned = Planned(now, decisions)
         state.apply(planned)
-        state.needs_decision = False  # the plan itself set it, and the policy knows the plan
+        state.needs_decision = False  # the plan itself set it, and needs no further decision
         return planned
 
     def _legal(self, decisions: tuple[Decision, ...]) -> tuple[Decision, ...]:
@@ -110,7 +110,7 @@ class Scheduler:
         return decisions
 
     def _resumes(self, decisions: tuple[Decision, ...]) -> tuple[Decision, ...]:
-        """Return the resumes that the rules allow beside a plan: of jobs that nobody wants paused, where there is room.
+        """Return the resumes that the rules allow beside a plan: of jobs without a reason to stay paused.
 
         Their owners paused them, or a policy that pauses jobs did before this one took over.
         """

@@ -55,7 +55,7 @@ class SharedCells:
 
 
 def describe_cell(residents: tuple[JobRecord, ...], gpus: list[int], memory_left: int) -> tuple[CellKind, SharedCell]:
-    """Return a cell as it belongs into the index."""
+    """Return the entry of a cell in the index."""
     end = min([record.end() if record.computing else inf for record in residents])
     in_order = sorted([(kind_of(record.job, record.accumulation), record.seq, record) for record in residents])
     kind = tuple([kind for kind, _, _ in in_order])
@@ -66,5 +66,5 @@ def describe_cell(residents: tuple[JobRecord, ...], gpus: list[int], memory_left
 
 
 def kind_of(job: Job, accumulation: int) -> ResidentKind:
-    """Return what a guest needs to know of a resident, besides the time that it has left."""
+    """Return what counts about a resident for a guest, besides the time that it has left."""
     return ResidentKind(job.model, job.batch, accumulation, inf if job.max_slowdown is None else job.max_slowdown)

@@ -172,7 +172,7 @@ def _restore_residents(state: State, data: dict[str, Any]) -> None:
         state.most_residents = max(state.most_residents, len(names))  # a snapshot of an older release counts none
         state.cluster.note_activity((gpu,))
     for entry in data["jobs"]:
-        if "shared_with" not in entry:  # a snapshot of an older release: who computes beside others has joined them
+        if "shared_with" not in entry:  # an older release: jobs that compute together have joined
             _restore_joins(state, state.jobs[entry["job"]["id"]])
     in_order = sorted(state.paused.values(), key=lambda record: (record.paused_since, record.seq))
     state.paused = {record.seq: record for record in in_order}

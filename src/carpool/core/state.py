@@ -177,7 +177,7 @@ class State:
         return self._end_times.refresh()
 
     def overdue(self, patience: float) -> OverdueJobs:
-        """Return the paused jobs by the moment at which they lose a patience. Kept from the first use on."""
+        """Return the paused jobs by the moment at which this patience ends. Kept from the first use on."""
         if self._overdue is None or self._overdue.patience != patience:
             others = [index for index in self._indexes if index is not self._overdue]
             self._overdue = OverdueJobs(patience, self.paused)
@@ -347,7 +347,7 @@ class State:
         return ranks
 
     def may_use(self, job: JobView, gpu: GpuId) -> bool:
-        """Return whether a job may start on a closed GPU: it ends before the closure begins, or is of its group."""
+        """Return whether a job may start on a closed GPU: it ends before the closure begins, or is in its group."""
         if not self.closures or self.topology.node_of[gpu] in self.topology.closed:
             return False
         ends = self.latest_end(self.jobs[job.job.id])
@@ -402,7 +402,7 @@ class State:
         return self.topology.total_open(nodes) >= shape.gpus
 
     def join(self, node: Node) -> None:
-        """Add a node to the cluster. A performance model that was made before it knows how large nodes are."""
+        """Add a node to the cluster. A performance model that depends on the size of nodes is told its size."""
         self.cluster.join(node)
         if isinstance(self.perf, FollowsNodes):
             self.perf.node_joined(len(node.gpus))

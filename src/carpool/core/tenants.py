@@ -137,7 +137,7 @@ class Tenants:
 
     def choose(self, fair_share: FairShare, now: float) -> None:
         """Take over how strongly shares count."""
-        for tenant in self._all():  # what was used so far decays with the half-life of its time
+        for tenant in self._all():  # what was used so far decays with the old half-life
             tenant.charge(0.0, now, self.fair_share.half_life_s)
         self.fair_share = fair_share
         self._switch()

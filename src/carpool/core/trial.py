@@ -19,7 +19,7 @@ MOST_ENDED = 200
 
 
 class Progress(Protocol):
-    """What a trial asks of its jobs."""
+    """What a trial reads of its jobs."""
 
     @property
     def slowdown(self) -> float:
@@ -93,11 +93,11 @@ class Trial:
         )
 
     def spent(self, records: Sequence[Progress], now: float) -> bool:
-        """Return whether a side may have lost what it may lose, or the trial has lasted long enough."""
+        """Return whether a side may have used up its budget, or the trial has lasted long enough."""
         return self.spent_at(records, now) <= now + 1e-6
 
     def spent_at(self, records: Sequence[Progress], now: float) -> float:
-        """Return when a side may have lost what it may lose, or the trial has lasted long enough.
+        """Return when a side may have used up its budget, or the trial has lasted long enough.
 
         A slow-down that was not measured counts as the worst.
         """

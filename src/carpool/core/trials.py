@@ -3,8 +3,8 @@
 A policy begins a trial with decisions that name the other side: a guest that starts beside a host, or hosts that are
 paused for a moment so that a job which joined them shows how fast it is alone. The core counts the cost of all sides,
 from the moment at which they all compute: what they lose to slow-downs and to pauses. A trial ends with a verdict once
-all have reported how fast they run beside each other, or without one when a side has lost what it may lose, is paused
-by another decision, or leaves, and after some seconds at the latest. `transitions`, `claims` and `pausing` call the
+all have reported how fast they run beside each other, or without one when a side has used up its budget, is paused by
+another decision, or leaves, and after some seconds at the latest. `transitions`, `claims` and `pausing` call the
 functions; policies read `State.trials`.
 """
 
@@ -80,7 +80,7 @@ def _from_now(state: State, side: Side, record: JobRecord, mates: Sequence[JobRe
 
 
 def look(state: State, record: JobRecord) -> None:
-    """End the trial of a job whose verdict is there, or that costs no more from now on."""
+    """End the trial of a job if its verdict is known, or if its budget or time is used up."""
     for trial in [trial for trial in state.trials.running.values() if record.seq in trial.seqs]:
         if trial.began < 0.0:
             continue
@@ -122,7 +122,7 @@ def end(state: State, trial: Trial, *, kept: bool, verdict: bool = True) -> None
     trials.ended.append(replace(trial, ended=state.now, kept=kept, costs_s=costs))
     trials.kept += kept
     trials.cost_s += sum(costs)
-    for record in records:  # each of them may go on, or be paused, now, and so may those that it kept waiting
+    for record in records:  # each of them, and of the jobs that it kept waiting, may go on or be paused now
         state.awakened[record.seq] = record
         for mate in state.cluster.mates(record):
             state.awakened[mate.seq] = mate

@@ -1,4 +1,4 @@
-"""How values that are made at every event are made quickly."""
+"""A faster way to create the values that are made at every event."""
 
 from dataclasses import field, fields, make_dataclass
 from typing import Any, TypeVar
@@ -9,8 +9,8 @@ V = TypeVar("V")
 def quick(cls: type[V]) -> type[V]:
     """Let a frozen dataclass make its objects as fast as one that is not frozen.
 
-    A frozen dataclass sets each field by a call that passes by its own guard, which takes several times as long as to
-    set it. Without the guard, the type checker alone refuses to set fields, as it does for views.
+    A frozen dataclass sets each field by a call that bypasses its own guard, which takes several times as long as an
+    assignment. Without the guard, only the type checker refuses to set fields, as it does for views.
     """
     again: list[Any] = [
         (one.name, Any, field(default=one.default, default_factory=one.default_factory))

@@ -81,7 +81,7 @@ class JobView(Protocol):
 
     @property
     def done(self) -> float:
-        """Iterations done at the time `since`; `iterations_left` knows those done now."""
+        """Iterations done at the time `since`; `iterations_left` counts those done now."""
 
     @property
     def checkpoint(self) -> float:
@@ -304,7 +304,7 @@ class FreeGpusView(Protocol):
 
 
 class HostKind(NamedTuple):
-    """What a guest needs to know of a host, besides the time that the host has left."""
+    """What counts about a host for a guest, besides the time that the host has left."""
 
     model: str
     batch: int
@@ -324,7 +324,7 @@ class OtherHost(NamedTuple):
 
 
 class ResidentKind(NamedTuple):
-    """What a guest needs to know of one of several residents, besides the time that it has left."""
+    """What counts about one of several residents for a guest, besides the time that it has left."""
 
     model: str
     batch: int
@@ -447,7 +447,7 @@ class EndTimesView(Protocol):
 
 
 class OverdueView(Protocol):
-    """The paused jobs by the moment at which they lose a certain patience.
+    """The paused jobs by the moment at which a certain patience ends.
 
     A job is overdue once its pause has lasted for `least` seconds and it has lost `patience` times its time left.
     """
@@ -456,7 +456,7 @@ class OverdueView(Protocol):
         """Return when the first of the jobs will be overdue; inf: none is paused."""
 
     def by(self, now: float, least: float) -> Sequence[JobView]:
-        """Return the jobs that are overdue at this time, and those that are by less than a moment not."""
+        """Return the jobs that are overdue at this time, and those that will be within the rounding error."""
 
 
 class LongWaitsView(Protocol):
@@ -482,7 +482,7 @@ class View(Protocol):
         """Time of the present decision."""
 
     def may_use(self, job: JobView, gpu: GpuId) -> bool:
-        """Return whether a job may start on a closed GPU: it ends before the closure begins, or is of its group."""
+        """Return whether a job may start on a closed GPU: it ends before the closure begins, or is in its group."""
 
     @property
     def jobs_per_gpu(self) -> int:
@@ -525,7 +525,7 @@ class View(Protocol):
         """The predicted ends of running jobs."""
 
     def overdue(self, patience: float) -> OverdueView:
-        """Return the paused jobs by the moment at which they lose this patience."""
+        """Return the paused jobs by the moment at which this patience ends."""
 
     @property
     def long_waits(self) -> LongWaitsView:

@@ -54,7 +54,7 @@ def _finished(state: State, event: ev.Finished) -> None:
     if record.gpus:
         if state.learner is not None:
             settle(state, record)
-            if record.warming_up and not record.alone_s:  # it never told that it computes
+            if record.warming_up and not record.alone_s:  # it never reported that it computes
                 record.alone_s = state.now - record.first_start
                 learn_startup(state, record, told=False)
             seen = learning.observe_finished(state.cluster, record)
@@ -108,7 +108,7 @@ def workers_gone(state: State, record: JobRecord) -> None:
 
 
 def wind_down(state: State, record: JobRecord) -> None:
-    """Let a job compute no more. It holds its GPUs until its workers are gone, and then ends."""
+    """Stop a job for good. It holds its GPUs until its workers are gone, and then ends."""
     learn_guess_of(state, record, finished=False)
     settle(state, record)
     end_startup(state, record)

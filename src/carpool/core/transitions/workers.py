@@ -63,7 +63,7 @@ def _computes(state: State, record: JobRecord, *, told: bool) -> None:
 
 
 def _awaken_unseen(state: State, record: JobRecord) -> None:
-    """Let the policy think about a job that begins to compute, if its speed alone is not known."""
+    """Let the policy decide about a job that begins to compute, if its speed alone is not known."""
     if not record.alone_seen and record.slowdown > 1.0:
         state.awakened[record.seq] = record
         state.needs_decision = True
@@ -155,20 +155,20 @@ def _observed(state: State, event: ev.Observed) -> None:
     else:
         record.alone_iteration_s = event.iteration_s
         record.alone_seen = True
-    if not record.pace_seen:  # so fast it was all the time since its pace changed
+    if not record.pace_seen:  # it has been this fast since its pace changed
         record.alone_s += ran * (1.0 / record.slowdown - 1.0 / before)
     record.iteration_s = event.iteration_s
     record.pace_seen = True
     if record.silent_from >= 0.0:  # it had a start-up
         record.told, record.silent_s = True, 0.0
-    record.reported |= not event.relative  # else the end of the job teaches how long it takes
+    record.reported |= not event.relative  # otherwise the end of the job shows how long it takes
     record.relative |= event.relative
     if record.guess_s and record.alone_seen and not event.relative:
         believe_measured(state, record)
     state.reindex(record)
     changed = abs(record.slowdown - before) > NOTICEABLE * before
     if state.learner is not None and (state.trials.running or changed):
-        state.awakened[record.seq] = record  # whether it should share, and what a trial waits for, may be another now
+        state.awakened[record.seq] = record  # whether it should share may have changed, or its trial
         state.needs_decision = True
     if seen is not None and (seen.cells or not event.relative):
         learn(state, seen)
