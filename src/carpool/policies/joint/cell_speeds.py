@@ -75,7 +75,7 @@ class CellSpeeds:
         return [end or startup + later for end, later in zip(ends, joined, strict=True)]
 
     def _run(self, left: Sequence[float], rest: list[float], jobs: int, ends: list[float], until: float = inf) -> int:
-        """Let a set of jobs run beside each other until they are done, or until then. Return those that are not done.
+        """Let a set of jobs run beside each other until all are done, or up to `until`. Return those that are not done.
 
         `rest` is what each of them has left of `left`, and `ends` gets the ends.
         """

@@ -26,7 +26,7 @@ class Choice:
 
     @property
     def most(self) -> float:
-        """A cost from which on no move can be the best, even if the waiting jobs lose nothing.
+        """Cost from which on no move can be the best, even if the waiting jobs lose nothing.
 
         A paused guest may free GPUs sooner if it goes on, so no cost is too high for it.
         """

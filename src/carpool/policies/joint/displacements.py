@@ -1,7 +1,7 @@
 """What it takes to let a guest run while other residents of its GPUs are paused: the move and its rules.
 
-`pause_candidates` and `resume_candidates` say where; here is which residents may be paused for the guest, which may
-stay active beside it, and when all of them end.
+`pause_candidates` and `resume_candidates` choose the GPUs. This module says which residents may be paused for the
+guest, which may stay active beside it, and when all of them end.
 """
 
 from collections.abc import Sequence

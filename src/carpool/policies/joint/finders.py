@@ -1,7 +1,7 @@
 """Everything that finds moves for the jobs of one scheduling pass.
 
-`policy` makes it when the first job has to be weighed. Many passes start jobs on free GPUs, or find that no job is to
-be tried again, and end without.
+`policy` makes it when the first job has to be weighed. Many passes only start jobs on free GPUs, or find that no job is
+to be tried again, and do not need it.
 """
 
 from carpool.core.draft import Draft

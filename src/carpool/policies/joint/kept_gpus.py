@@ -1,7 +1,7 @@
 """The free GPUs that the joint rule keeps for starved jobs, and the short jobs that use them meanwhile.
 
-A starved gang waits until enough GPUs are free at once. `policy` keeps the first of them here, and lets a job that
-will end in good time fill in: otherwise GPUs stand idle for as long as the last GPU of the gang is busy.
+A starved gang waits until enough GPUs are free at once. `policy` keeps the first of them here, and lets a job that will
+end in good time fill in. Otherwise these GPUs are idle until the last GPU for the gang is free.
 """
 
 from carpool.core.draft import Draft

@@ -22,7 +22,7 @@ CLOSE = 1e-6
 
 
 class Prospect(NamedTuple):
-    """What is in store for a waiting job and for the other jobs that wait with its priority or a higher one."""
+    """What is expected for a waiting job and for the other jobs that wait with its priority or a higher one."""
 
     others: list[WaitingJob]
     present: float
@@ -56,7 +56,7 @@ class Objective:
         self._first = first
         self._ends: Mapping[int, float] | None = None  # fetched when first needed
         self._new_ends: dict[int, float] = {}
-        self._made: list[StartAlone] = []  # made before anything had to be weighed: many passes end without
+        self._made: list[StartAlone] = []  # moves made before anything had to be priced: many passes price none
         self._available: Availability | None = None
         self._line: list[WaitingJob] = []
         self._front: QueueEstimate | None = None  # of the first jobs in the line
@@ -184,7 +184,7 @@ class Objective:
             wanted += sum([victim.shape.gpus for victim in move.victims])
             saved += sum(self.left(victim) for victim in move.victims)
         elif min([min(before, after) for before, after, _ in changes], default=inf) > horizon:
-            move.gain = saved - move.cost - without  # mostly: no job that waits gets to these GPUs
+            move.gain = saved - move.cost - without  # the usual case: no waiting job gets these GPUs
             return move.gain
         after = self.available.first_after(changes, wanted)
         if others and others[0][PRIORITY] > guest.shape.priority:
@@ -308,7 +308,7 @@ class Objective:
         return changes
 
     def _changes_by_cell(self, move: Join | ClaimGpus | Displace) -> list[Change]:
-        """Go cell by cell: hosts may have other mates."""
+        """Return the changes cell by cell, because hosts may have other mates."""
         draft, ends, changes = self.draft, move.ends, []
         joined = set(move.gpus)
         cells: dict[tuple[bool, Sequence[JobView]], int] = {}
@@ -327,7 +327,7 @@ class Objective:
     # ---- what has been done ----------------------------------------------------------------------------------------
 
     def note(self, move: Move) -> None:
-        """Take a move into account that is about to be made. Call it before the draft changes."""
+        """Take into account a move that is about to be made. Call it before the draft changes."""
         if self._available is None and isinstance(move, StartAlone):
             self._made.append(move)
         else:
@@ -356,7 +356,7 @@ class Objective:
 
 
 def _prospect(others: list[WaitingJob], present: float, without: QueueEstimate) -> Prospect:
-    """Return what is in store for a job; `present` and `without` are as in `Prospect`."""
+    """Return what is expected for a job; `present` and `without` are as in `Prospect`."""
     return Prospect(others, present, without.sum, without.horizon, sum([gpus for gpus, _, _, _ in others]))
 
 

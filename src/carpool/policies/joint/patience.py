@@ -32,7 +32,7 @@ def is_overdue(job: JobView, now: float, patience: float, mean_jct_s: float) -> 
 
 
 def starved_first(draft: Draft, patience: float) -> list[JobView]:
-    """Return the starved jobs that go first now: those that have starved for longest of those that can start at all.
+    """Return the starved jobs that go first now: of those that can start at all, those that have starved for longest.
 
     A node may have been lost, or limits may keep a job from starting. It must not hold up all others.
     """
@@ -63,7 +63,7 @@ def starved(view: View, patience: float) -> Iterator[JobView]:
 
 
 def _held_by_starved(view: View, patience: float) -> int:
-    """Return the number of GPUs that jobs hold which starved before they got them."""
+    """Return the number of GPUs of jobs that starved before they got them."""
     long = view.long_waits.longer_than(patience * view.mean_jct_s)
     return sum([len(job.gpus) for job in long if job.waited(view.now) > patience * job.alone_left(view.now)])
 

@@ -1,4 +1,4 @@
-"""The joint rule's candidates for a pending guest in whose favour running jobs are paused.
+"""The joint rule's candidates that pause running jobs for a pending guest.
 
 The guest runs on GPUs that hold only paused jobs, on those of one host, or on a union of those of several. Beside it
 residents may stay active; the others go on after it.
@@ -28,8 +28,9 @@ class PauseCandidates:
         self.topology = draft.view.topology
 
     def offer(self, guest: JobView, choice: Choice) -> None:
-        """Offer ways to start a pending job in place of running ones. Fewer than `most` of them are paused: each loses
-        what the guest takes. A job that is to be alone on its GPUs has no place where others are paused."""
+        """Offer ways to start a pending job in place of running ones. Fewer than `most` of them are paused, because
+        each loses the time that the guest takes. A job that is to be alone on its GPUs has no place where others are
+        paused."""
         if guest.shape.exclusive:
             return
         size = size_alone(guest, self.topology.largest_memory)

@@ -73,7 +73,7 @@ class Carpool(BasePolicy):
         return JointPass(self, draft, paused, sharing, unseen).run()
 
     def wake(self, view: View) -> float | None:
-        """Return when the first paused job loses its patience, or when the next job should start up so that it is up
+        """Return when the patience of the first paused job ends, or when the next job should start up so that it is up
         when another one ends."""
         if not self.pause:
             return None
@@ -378,7 +378,8 @@ class JointPass:
         return not host.paused_by_owner and all(len(self.draft.active_on(gpu)) < most for gpu in host.gpus)
 
     def _end_trial(self, guest: JobView, hosts: Sequence[JobView]) -> None:
-        """Let all go on by the ordinary rule, and those that the trial kept waiting: it has lasted or cost enough."""
+        """End a trial that has lasted or cost enough: the ordinary rule decides about its jobs and those that it kept
+        waiting."""
         self.trial_over = True
         there = [job for host in (guest, *hosts) for gpu in host.gpus for job in self.draft.jobs_on(gpu)]
         self.resumable.extend([job for job in paused_in_order(there, self.view.now) if job not in self.resumable])
@@ -409,7 +410,7 @@ class JointPass:
                 return
 
     def _start_up_next(self, blocked: int) -> None:
-        """Let the first jobs of the queue start up that this pass has not tried, if their turn comes soon."""
+        """Let the first jobs of the queue that this pass has not tried start up, if their turn comes soon."""
         if blocked or not len(self.view.queue):
             return
         for *_, job in self.view.queue.first(self.policy.tries):
@@ -481,7 +482,7 @@ class JointPass:
             draft.assign(guest, move.gpus, move.size, f"it runs {instead}")
 
     def _tried_with(self, move: Join) -> str | None:
-        """Return the host of a pair of which nothing was observed: it is a trial, whatever is believed of it."""
+        """Return the host of a pair that was never observed: such a pair begins as a trial in any case."""
         learner, guest = self.view.learner, move.guest
         if self.trying is None or learner is None or len(move.hosts) != 1:
             return None

@@ -1,4 +1,4 @@
-"""When will a guest and its hosts end? Simulates them until all of them are done.
+"""The ends of a guest and its hosts, simulated until all of them are done.
 
 This is Theorem 1's case, `pair_ends` in `sharing.pair`, for any number of jobs: speeds change as each of them ends. A
 host may have other mates, which share no GPU with the guest; they slow it down until their own predicted ends.
@@ -41,8 +41,8 @@ def simulate_ends(
 
 
 def _pair_ends(one: Participant, other: Participant, perf: PerformanceModel) -> list[float]:
-    """Return the seconds until two jobs are done that share all of their GPUs: to the last bit what `_ends` returns,
-    because which of two moves is better may depend on it."""
+    """Return the seconds until two jobs that share all of their GPUs are done. The result equals that of `_ends` to the
+    last bit, because which of two moves is better may depend on it."""
     slow = max(1.0, perf.slowdown(one.job, one.accumulation, [(other.job, other.accumulation)]))
     other_slow = max(1.0, perf.slowdown(other.job, other.accumulation, [(one.job, one.accumulation)]))
     first = min(one.left * slow, other.left * other_slow)

@@ -45,7 +45,7 @@ class StartUpCandidates:
         budget = self.objective.budget(guest) - choice.bar
         if left + guest.startup_s >= budget:
             return
-        most = budget / max(left, 1.0)  # no paused job: one start-up is worth it
+        most = budget / max(left, 1.0)  # largest number of jobs that it may delay
         for gpus in dict.fromkeys([*self._ending_soon(guest, size), *self._places(guest, size, left, most)]):
             self._start_up(guest, gpus, size, left, choice)
 
@@ -111,7 +111,7 @@ class StartUpCandidates:
 
 
 def next_start_up(view: View, startup: float) -> list[float]:
-    """Return when a job should start up that is to be up when a running job ends; empty: none ends later than that."""
+    """Return when a job should start up to be up when a running job ends; empty: none ends late enough."""
     soonest = view.now + startup
     ends = []
     for group in view.end_times.running.values():

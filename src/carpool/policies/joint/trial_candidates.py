@@ -21,13 +21,13 @@ PER_KIND = 4
 PRICED = 3
 """Number of the cheapest trials that are priced."""
 WORTH_S = 10.0
-"""Seconds that jobs must have left for a look at one of them alone to be worth it: the others wait for about one."""
+"""Seconds that jobs must have left for one of them to be observed alone: the others wait for about a second."""
 SLACK = 1.0 - 1e-9
 """Factor that cuts the hosts of a kind a little early: the exact test on each host decides."""
 
 
 class TrialCache:
-    """The best that can be hoped for of pairs that were never observed, valid for one state of the belief."""
+    """The low end of the belief about pairs that were never observed, valid for one state of the belief."""
 
     def __init__(self) -> None:
         self._of: tuple[object, int] = (None, -1)
@@ -101,7 +101,7 @@ class TrialCandidates:
     def in_the_way(self, job: JobView) -> list[JobView]:
         """Return the mates to pause so that a job shows how fast it is alone; empty: it is known, or must not be.
 
-        One pause tells how much each of them slows it down, and what it asks of the GPU. A mate that is about to end
+        One pause shows how much each of them slows it down, and what it uses of the GPU. A mate that is about to end
         leaves it alone soon, and pairs whose trial ended without a verdict are not looked at again.
         """
         learner, now = self.view.learner, self.objective.now
@@ -136,7 +136,7 @@ class TrialCandidates:
         if best([option], host_left, guest_left, startup) is None:
             return None
         draft = self.draft
-        fitting = [  # in this pass a paused job may have been let go on there
+        fitting = [  # a paused job may have been resumed there in this pass
             gpu for gpu in host.gpus if draft.fits(gpu, option.size.memory) and len(draft.active_on(gpu)) == 1
         ]
         if len(fitting) < guest.shape.gpus:

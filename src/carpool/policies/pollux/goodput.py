@@ -51,7 +51,7 @@ class Goodputs:
         self._least_memory: dict[str, int] = {}
 
     def under(self, perf: PerformanceModel, belief_version: int) -> None:
-        """Answer from now on as this model believes; forget what another one said, or this one before it learned."""
+        """Use this model from now on. Forget the answers of another one, or of this one before it learned."""
         if perf is not self._perf or belief_version != self._version:
             self._perf, self._version = perf, belief_version
             self._known.clear()

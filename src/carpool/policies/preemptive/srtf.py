@@ -1,6 +1,6 @@
 """Shortest remaining time first, preemptive: Schrage's rule (Operations Research 16(3), 1968), optimal on one machine.
 
-It is an oracle: it knows how long every job still runs. Simplifications: no GPU is shared; a suspended job pays
+It is an oracle: it needs the time that every job has left. Simplifications: no GPU is shared; a suspended job pays
 `restart_s` when it starts again and nothing when it stops (`--stop-s` adds that); a gang that does not fit into the
 GPUs that are left is skipped, and none are kept for it.
 """

@@ -1,8 +1,8 @@
 """The search for places where a guest gains by joining running jobs, best first; SJF-BSBF and the joint rule use it.
 
 Hosts of one kind differ only in the time they have left, and both Theorem 1's verdict and its t_share are monotone in
-it: sharing pays from some time left on, and costs more the more is left. So the hosts of a kind, sorted by time left,
-are cut at one point and then come in the right order. A guest looks at few of them, however many run.
+it: sharing pays from some time left on, and its cost grows with the time left. So the hosts of a kind, sorted by time
+left, are cut at one point and then come in the right order. A guest looks at few of them, however many run.
 """
 
 from bisect import bisect_left
@@ -103,7 +103,7 @@ class OptionCache:
 
 
 class Candidates:
-    """The places to join in one scheduling pass. It sees the draft: a job placed in this pass may be a host too."""
+    """The places to join in one scheduling pass. It includes the draft: a job placed in this pass may be a host too."""
 
     def __init__(self, draft: Draft, cache: OptionCache) -> None:
         self.draft = draft

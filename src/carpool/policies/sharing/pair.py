@@ -6,8 +6,8 @@ host to end gives `apart`; a tie waits. Waiting is valued at the sub-batch that 
 it must split its batch to share.
 
 To change the rule, change `together`, `apart` and `pays`, and what follows from them: `pair_ends`, `host_delay` and
-`host_needs`; then say it in `WAITING_WINS`. tests/policies/test_pair.py compares the functions with each other, and
-tests/policies/test_explain.py compares decisions and explanations with them.
+`host_needs`; then change the words of `WAITING_WINS`. tests/policies/test_pair.py compares the functions with each
+other, and tests/policies/test_explain.py compares decisions and explanations with them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,9 +20,9 @@ from carpool.core.shapes import Size
 from carpool.core.view import JobView
 
 PAYS_BELOW = 1.0 - 1e-9
-"""Factor on `apart` below which sharing pays. Just below 1, so that a tie waits; 0.95 would ask for 5 % less."""
+"""Factor on `apart` below which sharing pays. Just below 1, so that a tie waits; 0.95 would require 5 % less."""
 WAITING_WINS = "so the two finish sooner, in sum, if it waits"
-"""Half a sentence with which `carpool explain` tells that sharing does not pay."""
+"""Half a sentence with which `carpool explain` says that sharing does not pay."""
 
 
 # ---- Theorem 1 -------------------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def least_cost(choices: Sequence[SharingOption], needs: float) -> float:
 
     The host has at least `needs` times the guest's time left.
 
-    Where no job gains speed by sharing, it costs the more the more the host has left. Else no bound is known.
+    Where no job gains speed by sharing, the cost grows with what the host has left. Otherwise no bound is known.
     """
     verdict = least_together(choices, needs, 1.0)
     if verdict is None or any(option.host_xi < 1.0 or option.guest_xi < 1.0 for option in choices):

@@ -1,7 +1,8 @@
 """Running jobs that have all their GPUs to themselves, by kind: hosts that a guest of the same gang size could join.
 
 `lucid` and `tesserae` share whole gangs only, so a place is a host, and hosts of a kind differ only in their gang size.
-The search uses the state's index of hosts: a guest that suits no kind costs as much as there are kinds, not jobs.
+The search uses the state's index of hosts: for a guest that suits no kind, its cost grows with the number of kinds, not
+of jobs.
 """
 
 from collections.abc import Iterator
