@@ -33,7 +33,7 @@ LATE, LEAST_LATE_S = 0.05, 1.0
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Delays of the world, in seconds. A policy's own `start_s` and `restart_s` add to every start."""
+    """Delays that the simulator charges, in seconds. A policy's own `start_s` and `restart_s` add to every start."""
 
     launch_s: float = 0.0
     stop_s: float = 0.0
@@ -45,7 +45,7 @@ class Costs:
     """Seconds to move it back."""
 
     def launch(self, job: Job) -> float:
-        """Seconds to launch this job: the same for all jobs, unless a subclass knows better."""
+        """Seconds to launch this job: the same for all jobs, unless a subclass overrides it."""
         return self.launch_s
 
 
@@ -123,12 +123,12 @@ class Engine:
         self._pushes = 0
         self._wake_at: float | None = None
         self._arrivals = sorted(jobs, key=lambda job: job.submitted)
-        self._empty_at: dict[GpuId, float] = {}  # when the workers of a preempted or paused job compute no more
+        self._empty_at: dict[GpuId, float] = {}  # when the workers of a preempted or paused job stop computing
         self._swapped: set[JobId] = set()
         self._closures: dict[str, Closure] = {}
         self._limits_due: dict[int, int] = {}  # the pace for which a job's time limit is on the heap, by `seq`
         if self.world is not self.belief:
-            self.world.guesses.trusted = True  # its jobs are as long as they are
+            self.world.guesses.trusted = True  # its jobs have their true lengths
         self._idle_calls = 0
         self._deliver(0.0, [*(ev.NodeJoined(0.0, node) for node in nodes), *(one for one in settings if one.at <= 0.0)])
         self._refuse_unrunnable_jobs()
@@ -229,7 +229,7 @@ class Engine:
                 self._push(at, ev.Paused(at, name, attempt), 0)
 
     def _stop_at(self, now: float, record: JobRecord, batch: list[ev.Event]) -> None:
-        """Let the workers of a job stop that an event of this moment takes its GPUs from."""
+        """Stop the workers of a job that loses its GPUs by an event of this moment."""
         done = record.job.iterations - record.iterations_left(now)
         stopped = ev.Stopped(now + self.costs.stop_s, record.job.id, record.attempt, done)
         if stopped.at == now:
@@ -294,7 +294,7 @@ class Engine:
                 self._push(again, None, 0)
 
     def _hear(self, now: float) -> bool:
-        """Apply the reports and the ends that did not come; return whether that calls for a decision."""
+        """Apply the reports and the ends that were expected and did not come; return whether a decision is needed."""
         if self._reports:
             self._report(now, self._reports)
             self._reports = []
@@ -303,7 +303,7 @@ class Engine:
         return self.belief.needs_decision
 
     def _pause_those_without_a_turn(self, now: float, batch: Sequence[ev.Event]) -> None:
-        """Pause jobs as executors would that have started up and may not compute so far."""
+        """Pause the jobs that have started up and may not compute so far, as executors would."""
         for event in batch:
             if isinstance(event, (ev.Started, ev.Computing)):
                 record = self.world.jobs.get(event.job)
@@ -313,8 +313,8 @@ class Engine:
                     self._push(at, ev.Paused(at, event.job, event.attempt), 0)
 
     def _report_later(self, now: float, pace_changes: Iterable[JobRecord]) -> bool:
-        """Let jobs report their new speed to the belief, now or after a while. Return whether the policy may decide
-        otherwise after that."""
+        """Let jobs report their new speed to the belief, now or after a while. Return whether that may change the
+        policy's decision."""
         moved = [record for record in pace_changes if record.iteration_s]
         if not self._report_s:
             self._report(now, moved)
@@ -354,7 +354,7 @@ class Engine:
         self._push(record.end() + late_s, DueEnd(record), number)
 
     def _outlive(self, now: float) -> None:
-        """Tell the belief of jobs that should have ended."""
+        """Tell the belief that jobs should have ended."""
         late, self._late = self._late, []
         for record in late:
             event = ev.Outlived(now, record.job.id, record.attempt)
@@ -380,7 +380,7 @@ class Engine:
         return planned
 
     def _as_guessed(self, batch: list[ev.Event]) -> list[ev.Event]:
-        """Return events as the scheduler hears of them: jobs are as long as their users guess."""
+        """Return events as the scheduler receives them: jobs are as long as their users guess."""
         assert self._guess is not None
         return [
             ev.Submitted(event.at, self._guess(event.job)) if isinstance(event, ev.Submitted) else event
@@ -388,7 +388,7 @@ class Engine:
         ]
 
     def _pass_on(self, batch: Sequence[ev.Event], told: Sequence[ev.Event]) -> None:
-        """Apply what happened to a world of its own, and log what the scheduler knows of it."""
+        """Apply events to the world, if it is a state of its own, and log them as the scheduler sees them."""
         if self.world is not self.belief:
             for event in batch:
                 self.world.apply(event)
@@ -449,7 +449,7 @@ class Engine:
         return clear + self.costs.launch(record.job) + again_s
 
     def _paused_at(self, now: float, record: JobRecord) -> float:
-        """Time at which a job that is to be paused now computes no more and, if it is swapped, holds no memory."""
+        """Time at which a job that is to be paused now has stopped computing and, if it is swapped, holds no memory."""
         return now + self.costs.pause_s + (self._gib(record) * self.costs.swap_out_s if record.swapped else 0.0)
 
     def _resumed_at(self, now: float, record: JobRecord) -> float:

@@ -165,7 +165,8 @@ def summarise(
     large_above: int = 4,
     trials: Trials | None = None,
 ) -> Summary:
-    """Return the metrics of all jobs that finished. `trials` are the scheduler's, where the state is another one's."""
+    """Return the metrics of all jobs that finished. `trials` are those of the scheduler's state, where `state` is
+    another one."""
     trials = trials or state.trials
     records = finished(state)
     times = [times_of(record) for record in records]

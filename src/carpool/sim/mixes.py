@@ -166,7 +166,8 @@ def _crowding(variant: SubBatchVariant, jobs_per_gpu: int) -> tuple[int, ...]:
 def _shared(
     variants: Sequence[tuple[int, SubBatchVariant]], perf: PerformanceModel, memory: int, jobs_per_gpu: int
 ) -> list[tuple[Seat, ...]]:
-    """Return all mixes of two or more jobs, except those with a total speed of at most 1: taking turns is as good."""
+    """Return all mixes of two or more jobs, except those with a total speed of at most 1 (no better than taking
+    turns)."""
     number = sum(comb(len(variants) + size - 1, size) for size in range(2, jobs_per_gpu + 1))
     if number > MOST_MIXES:
         raise InputError(

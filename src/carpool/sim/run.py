@@ -63,10 +63,10 @@ class Setup:
     truth: str = "1.5"
     """True slow-down of sharing: a number, a CSV matrix, or the name of a shipped table."""
     belief: str | None = None
-    """Slow-down that the policy believes in. None: the policy knows the truth. "learned": it starts from the profile
-    and learns from what jobs report. "learned:probe=1.5": it also tries families that it has not seen share.
-    "unknown": it starts from a guess of each job's duration and knows neither a profile nor a pair.
-    "unknown:unique": in addition, no two jobs are alike, so that nothing carries over."""
+    """Slow-down that the policy believes. None: the true one. "learned": it starts from the profile and learns from
+    what jobs report. "learned:probe=1.5": it also tries families that it has not seen share. "unknown": it starts from
+    a guess of each job's duration and has neither a profile nor measured pairs. "unknown:unique": in addition, no two
+    jobs are alike, so that nothing carries over."""
     duration_error: float = 0.0
     """Sigma of the lognormal error of believed iteration times."""
     interference_error: float = 0.0
@@ -74,12 +74,12 @@ class Setup:
     report_error: float = 0.0
     """Sigma of the lognormal error of the iteration times that jobs report."""
     report_s: float | None = None
-    """Seconds at a new pace after which a job reports its speed; None: 2 for an unknown world, and none for others;
-    inf: jobs never report."""
+    """Seconds at a new pace after which a job reports its speed; None: 2 with the belief "unknown", otherwise 0; inf:
+    jobs never report."""
     guesses: tuple[tuple[str, float], ...] = ()
-    """Users whose guesses of durations are wrong, each with the factor that their guesses are of the truth."""
+    """Users whose guesses of durations are wrong, each with the ratio of guess to truth."""
     trust_guesses: bool = False
-    """Whether guesses count as they are; else they heal (`core.healing`)."""
+    """Whether guesses count as they are; otherwise they are corrected (`core.healing`)."""
     seed: int = 1
     """Seed of these errors."""
     jobs_per_gpu: int = 2
@@ -293,7 +293,7 @@ def _models(setup: Setup, node_gpus: int, workload: Workload) -> tuple[Performan
 
 
 def _strangers(setup: Setup, truth: FittedModel, node_gpus: int) -> tuple[PerformanceModel, PerformanceModel]:
-    """Return the belief of a scheduler that knows of no job, and the truth."""
+    """Return the belief of a scheduler that has measured no job, and the truth."""
     if setup.belief not in (UNKNOWN, UNIQUE):
         raise InputError(f"belief {setup.belief!r}: write {UNKNOWN}, or {UNIQUE} where no two jobs are alike")
     world: PerformanceModel = RealModels(truth) if setup.belief == UNIQUE else truth
@@ -307,7 +307,7 @@ def _mechanism(setup: Setup) -> str:
 
 
 def _learner(setup: Setup, fitted: FittedModel) -> Belief:
-    """Return a belief that knows the profile and the sharing mechanism, and nothing of the true slow-downs."""
+    """Return a belief that follows from the profile and the sharing mechanism, without the true slow-downs."""
     probe = None
     _, colon, option = (setup.belief or "").partition(":")
     if colon:

@@ -1,4 +1,4 @@
-"""The robustness study: in every scenario one thing about the world is different, and all policies get the same jobs.
+"""The robustness study: every scenario changes one property of the simulated world, and all policies get the same jobs.
 
 `scenarios` is the design: a base world, variations of one factor at a time, at the paper's load and at twice that load,
 and some factors crossed. Completed runs are kept in a file, so that an interrupted study resumes where it stopped. A

@@ -63,7 +63,7 @@ class _Occupancy:
             self._change_pauses(event.at, pause=pauses)
 
     def hear(self, event: ev.JobEvent) -> None:
-        """Account for a message from the present workers of a job."""
+        """Take a message from the present workers of a job into account."""
         job = event.job
         if isinstance(event, ev.Finished | ev.Failed | ev.Stopped):
             self.move(event.at, {job: ()})

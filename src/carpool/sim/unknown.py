@@ -1,4 +1,4 @@
-"""A world of jobs that nobody has measured: the belief of a scheduler that knows a guess of their durations, no more.
+"""Jobs that were never measured: the belief of a scheduler that has only a guess of their durations.
 
 `sim.run` uses it for `--belief unknown`. With `--belief unknown:unique` every job is a family of its own: the world
 renames its model, and the true model reads the real one from the name.
@@ -15,7 +15,7 @@ from carpool.core.perf import ConstantInterference, FittedModel, Mate, Performan
 from carpool.profile.values import Profile
 
 UNKNOWN = "unknown"
-"""Name of the belief that knows nothing but a guess of each job's duration, its memory and its family."""
+"""Name of the belief that starts from a guess of each job's duration, its memory and its family alone."""
 UNIQUE = "unknown:unique"
 """The same, where no two jobs have a family in common."""
 REPORT_S = 2.0
@@ -70,7 +70,7 @@ class RealModels:
         self.fewest_nodes = model.fewest_nodes
 
     def _real(self, job: Job) -> Job:
-        """Return the job under its real model. Elastic jobs are scaled, so the id alone does not say what it is."""
+        """Return the job under its real model. Elastic jobs are scaled, so the id alone does not identify it."""
         known = self._jobs.get(job.id)
         if known is None or known.batch != job.batch or known.gpus != job.gpus:
             known = self._jobs[job.id] = replace(job, model=real_model(job.model))
