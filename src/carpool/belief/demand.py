@@ -1,7 +1,7 @@
-"""Slow-downs predicted from demands: what two jobs ask of a GPU alone gives ξ of both before they ever met.
+"""Slow-downs predicted from demands: what two jobs use of a GPU alone gives ξ of both before they have shared one.
 
-The prediction is unequal for the two sides: a job bound by launches suffers otherwise beside a saturating one than the
-other way round. The coefficients belong to the mechanism and are fitted by `bench/demand_fit.py` to pairs measured with
+The prediction differs for the two jobs: one that is bound by launches is slowed down differently than a saturating
+mate. The coefficients belong to the mechanism and are fitted by `bench/demand_fit.py` to pairs measured with
 `bench/demands.py`. `Belief` uses them as the prior of pairs whose demands are known.
 """
 
@@ -29,12 +29,13 @@ PLAIN_CROWDING = 0.56
 
 
 def slowdown(own: GpuDemand, mate: GpuDemand, mechanism: str) -> float:
-    """Return ξ of a job beside a mate, from what both ask of a GPU alone."""
+    """Return ξ of a job beside a mate, from what both use of a GPU alone."""
     if mechanism == "time-slicing":
-        # The GPU takes turns: a job that needs it for a part of its time only may find its turn before it has to wait.
+        # Jobs take turns: one that needs the GPU for only a part of its time may get its turn before it has to wait.
         return max(1.0, own.busy * (1.0 + SLICE * min(1.0, mate.busy / TURN)))
     if mechanism == "mps":
-        # Kernels run side by side: a job waits for multiprocessors that its mate holds, the more so the fuller it is.
+        # Kernels run side by side: a job waits for multiprocessors that its mate holds. The wait grows with both
+        # demands.
         if own.gpm and mate.gpm:
             return 1.0 + CROWDING * math.pow(own.busy, OWN_POWER) * math.pow(mate.sm, MATE_POWER)
         return 1.0 + PLAIN_CROWDING * own.busy * mate.busy

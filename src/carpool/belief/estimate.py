@@ -94,7 +94,7 @@ def _default(seconds: float) -> Estimate:
 
 
 def _said(model: str) -> str:
-    """Return a model in words. That of a script has a hash, which says nothing to people."""
+    """Return a model in words. The model of a script contains a hash, which is left out."""
     return f"the same command ({model.removeprefix(SCRIPT).rpartition(':')[0]})" if model.startswith(SCRIPT) else model
 
 

@@ -57,7 +57,7 @@ class Episode:
 
 
 class BelievedPairs:
-    """An interference table, as the core wants it, backed by the belief about pairs."""
+    """An interference table, as the core expects it, backed by the belief about pairs."""
 
     def __init__(self, pairs: PairBelief, busy: Mapping[str, Busy], demands: Mapping[str, tuple[int, float]]) -> None:
         self.pairs = pairs
@@ -94,7 +94,7 @@ class Belief:
     ) -> None:
         """Start from the fitted model, whose interference table is replaced by the belief about pairs.
 
-        `times` replaces the fitted speeds where an experiment wants wrong ones. `probe` caps the slow-down believed of
+        `times` replaces the fitted speeds where an experiment needs wrong ones. `probe` caps the slow-down believed of
         families that were never observed sharing. `demands` holds, by model, a batch that saturates a GPU and the share
         of the GPU that the model needs at that batch. `unknown` is expected of pairs of which nothing is known, under
         the mechanism of the GPUs.
@@ -116,7 +116,7 @@ class Belief:
         fitted.forget_pairs()
 
     def _prior(self, cell: Cell) -> float | None:
-        """Return log ξ from how busy both jobs keep the GPU, or from what they ask of it; None if that is unknown."""
+        """Return log ξ from how busy both jobs keep the GPU, or from what they use of it; None if that is unknown."""
         own, mate = self._share(cell[0]), self._share(cell[1])
         if own is not None and mate is not None:
             return log(1.0 + self.kappa * own * mate)
@@ -267,7 +267,7 @@ class Belief:
         return measured or (demand is not None and demand.iteration_s > 0.0)
 
     def demand_of(self, job: Job, accumulation: int) -> GpuDemand | None:
-        """Return what jobs like this one ask of a GPU; None: it was never measured."""
+        """Return what jobs like this one use of a GPU; None: it was never measured."""
         return self.measured.known.get(_class_of(job, accumulation))
 
     def _learn_pair(self, seen: Observation, episode: Episode) -> ModelChange:

@@ -276,8 +276,8 @@ class PairBelief:
             self._late.add(row.cell)
 
     def _calibrate(self) -> bool:
-        """Re-estimate the prior of unknown cells and the scale of residuals. Return whether rows of the factor changed
-        that were computed before."""
+        """Re-estimate the prior of unknown cells and the scale of residuals. Return whether rows of the factor that
+        were computed before have changed."""
         before = self._unknown.sd
         rows = [row for row in self.rows.values() if row.used.precision > 0.0]
         weights = [TOTAL / (TOTAL + row.used.variance) for row in rows]  # uncertain cells count little

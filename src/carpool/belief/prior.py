@@ -37,8 +37,8 @@ def believe(
 ) -> Belief:
     """Make a belief from a profile.
 
-    `fitted` predicts speeds from the profile's tasks; `times` replaces it where an experiment wants wrong speeds.
-    With `with_pairs=False` the belief does not see the profile's measurements of jobs that share.
+    `fitted` predicts speeds from the profile's tasks; `times` replaces it where an experiment needs wrong speeds.
+    With `with_pairs=False` the belief does not use the profile's measurements of jobs that share.
     """
     belief = Belief(
         fitted,

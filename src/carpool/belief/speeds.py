@@ -79,7 +79,7 @@ class StartUps:
     overall_s: float | None = None
     """Mean over the jobs of all families; None: no job has started."""
     silent: set[str] = field(default_factory=set)
-    """Families whose latest job did not tell when it was up."""
+    """Families whose latest job did not report when it was up."""
 
     def add(self, family: str, seconds: float) -> bool:
         """Add what one start took, unless it took no time. Return whether an answer changed noticeably."""

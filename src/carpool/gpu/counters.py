@@ -1,7 +1,7 @@
 """How much of a GPU is in use: GPM counters on Hopper and later, the plain utilisation elsewhere.
 
-A `Meter` belongs to one GPU and gives the means between two readings. The counters are those of the whole GPU; they
-are one job's own only while it alone is active there. The service's `DemandWatch` and `bench/demands.py` read them.
+A `Meter` belongs to one GPU and gives the means between two readings. The counters are those of the whole GPU; they are
+those of one job only while no other job is active there. The service's `DemandWatch` and `bench/demands.py` read them.
 As in `carpool.gpu.nvml`, no function raises: without a driver a reading is None.
 """
 
@@ -17,7 +17,7 @@ GRAPHICS, SM_UTILISATION, SM_OCCUPANCY, ANY_TENSOR, DRAM_BANDWIDTH = 1, 2, 3, 5,
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """Shares of a GPU in use, from 0 to 1, as means over a stretch of time; None: not told."""
+    """Shares of a GPU in use, from 0 to 1, as means over a stretch of time; None: the driver does not report it."""
 
     sm: float
     """Multiprocessors in use. Without GPM, the share of time in which a kernel ran, which is larger."""
@@ -46,7 +46,7 @@ class Meter:
         self._begun = nvml.ask(self._take_first, False)
 
     def read(self) -> GpuUse | None:
-        """Return the counters since the last call, or None if the driver does not tell. Begins a new stretch."""
+        """Return the counters since the last call, or None if the driver does not report them. Begins a new stretch."""
         if not self.gpm:
             return nvml.ask(self._utilisation, None)
         if not self._begun:
