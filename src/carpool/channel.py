@@ -1,10 +1,9 @@
 """The channel between a worker and the scheduler: two small files in the worker's directory, so that neither waits.
 
-`control.json` carries what the scheduler wants (accumulation, checkpoint, stop); the executor replaces it atomically.
+`control.json` carries the scheduler's requests (accumulation, checkpoint, stop); the executor replaces it atomically.
 `report` carries the worker's progress; the training library writes it through a memory map, and the executor reads it
-whenever it likes. It has two slots that are written in turn, each with a checksum: a reader never sees half a record,
-and a worker that is killed during a write loses only that record. Both sides import this module, which has no
-dependencies.
+at any time. It has two slots that are written in turn, each with a checksum: a reader never sees half a record, and a
+worker that is killed during a write loses only that record. Both sides import this module, which has no dependencies.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class WorkerStatus(IntEnum):
     RUNNING = 0
     STOPPED = 1  # on request, after saving
     DONE = 2
-    OUT_OF_MEMORY = 3  # gave up; `needs_alone` and `note` say what it wants
+    OUT_OF_MEMORY = 3  # gave up; `needs_alone` and `note` say why
 
 
 class Shrinking(IntEnum):
@@ -83,7 +82,8 @@ class Control:
     """Wait at the next step boundary, the same for the whole gang, until a later control comes, at most for this many
     seconds; 0: do not wait."""
     resumed: int = 0
-    """Number of times that the worker went on after a pause. The step in which it changes tells nothing about speed."""
+    """Number of times that the worker went on after a pause. The step in which it changes does not count for its
+    speed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class Report:
     watched: bool = False
     """Whether `carpool.watch` counts the steps of an unmodified script. Such a worker obeys no control."""
     total: int = 0
-    """Iterations that the job means to do in all, where it tells; 0: not known."""
+    """Number of iterations of the whole job, where its script states it; 0: not known."""
 
 
 VERSION = 2

@@ -133,7 +133,7 @@ def main() -> None:
     except Terminated:
         print("terminated; nothing was written", file=sys.stderr)
         code = 143
-    except BrokenPipeError:  # the reader of our output has closed the pipe, such as `head`
+    except BrokenPipeError:  # the reader of the output, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes the rest at exit
         code = 141
     sys.exit(code)

@@ -1,8 +1,8 @@
 """Types of input fields: what a value may be, how it is written in each format, and what is wrong with one that is not.
 
 `job_schema` describes a job with these types, and the command line, the HTTP API, job files and workload files read
-values through them. A type knows no file and no option: it raises `FieldError` with the problem and the remedy, and the
-caller adds the place. No third-party package is imported here.
+values through them. A type does not depend on a file or an option: it raises `FieldError` with the problem and the
+remedy, and the caller adds the place. No third-party package is imported here.
 """
 
 import json
@@ -46,8 +46,8 @@ class FieldError(ValueError):
 
 
 def shown(value: object, most: int = 60) -> str:
-    """Return the value for a message: short, on one line, and harmless in a terminal. Little of a large value is looked
-    at: a few lines of YAML can stand for a list that no memory holds."""
+    """Return the value for a message: short, on one line, and harmless in a terminal. Only a part of a large value is
+    read: a few lines of YAML can stand for a list that does not fit in memory."""
     if value is None or isinstance(value, bool):
         text = json.dumps(value)
     elif isinstance(value, str):

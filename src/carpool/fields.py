@@ -19,8 +19,8 @@ MAX_DOTS = 100
 
 
 def read_json_text(text: str, unique: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None = None) -> Any:
-    """Return the value of a JSON text that another wrote. Raise `NotReadable`, also where the text is nested deeper or
-    holds longer numbers than can be read. `unique` makes an object of its pairs."""
+    """Return the value of a JSON text from outside. Raise `NotReadable`, also where the text is nested deeper or holds
+    longer numbers than can be read. `unique` makes an object of its pairs."""
     try:
         return json.loads(text, object_pairs_hook=unique)
     except json.JSONDecodeError as error:
@@ -34,7 +34,7 @@ def read_json_text(text: str, unique: Callable[[list[tuple[str, Any]]], dict[str
 
 
 def read_toml_text(text: str) -> dict[str, Any]:
-    """Return the value of a TOML text that another wrote. Raise `NotReadable`."""
+    """Return the value of a TOML text from outside. Raise `NotReadable`."""
     for number, line in enumerate(text.split("\n"), 1):
         if line.count(".") > MAX_DOTS:
             raise NotReadable(number, f"more than {MAX_DOTS} dots in a line")
@@ -49,7 +49,7 @@ def read_toml_text(text: str) -> dict[str, Any]:
 
 
 class NotReadable(ValueError):
-    """A text is not JSON or not TOML, or more than can be read."""
+    """A text that is not JSON or TOML, or that is too large or too deep to be read."""
 
     def __init__(self, line: int | None, problem: str) -> None:
         self.line, self.problem = line, problem

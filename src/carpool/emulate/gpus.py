@@ -62,7 +62,7 @@ class EmulatedGpus:
 
     def write(self, directory: Path) -> Path:
         """Write the description into a directory, which is made if it is missing, and return the file's path."""
-        mode = 0o1777 if os.getuid() == 0 else 0o700  # workers of all users meet there
+        mode = 0o1777 if os.getuid() == 0 else 0o700  # workers of all users write there
         for path in (directory, directory / "gpus", directory / "gangs"):
             path.mkdir(mode=mode, exist_ok=True)
             path.chmod(mode)
@@ -75,7 +75,7 @@ class EmulatedGpus:
 
 
 class EmulatedInterference:
-    """A table of slow-downs that also answers for jobs it does not know."""
+    """A table of slow-downs that also answers for models that it does not contain."""
 
     def __init__(self, table: Interference) -> None:
         self._table = table

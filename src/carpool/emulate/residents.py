@@ -1,4 +1,4 @@
-"""The files by which workers on emulated GPUs see each other: who is on a GPU, and how far a gang is.
+"""The files by which workers on emulated GPUs see each other: which are on a GPU, and how far a gang is.
 
 Each GPU has a folder with one file for each worker on it; each gang has a folder with one file for each worker and one
 for what its first worker decides. Files are replaced as a whole, and a folder is read again only when it has changed.
@@ -146,7 +146,7 @@ class GpuResidents:
         self.change()
 
     def change(self, **changes: Any) -> None:
-        """Change the own entry; all others on the GPU see it."""
+        """Change this worker's entry, which all others on the GPU read."""
         self.own = replace(self.own, **changes)
         write_file(self._folder.path / self.own.name, asdict(self.own))
 
@@ -155,7 +155,7 @@ class GpuResidents:
             (self._folder.path / self.own.name).unlink(missing_ok=True)
 
     def mates(self) -> tuple[WorkerEntry, ...]:
-        """Return the entries of others whose processes live; entries that a killed process left are removed."""
+        """Return the entries of other workers whose processes run; entries that a killed process left are removed."""
         self._folder.look()
         alive = []
         for entry in self._folder.entries:
@@ -206,7 +206,7 @@ def process_state(entry: WorkerEntry) -> str:
 
 @dataclass
 class GangMeeting:
-    """The folder of a gang, seen from one of its workers. Workers on other machines may see it, too."""
+    """The folder of a gang, seen from one of its workers. Workers on other machines may read it, too."""
 
     directory: Path
     own: WorkerEntry
@@ -225,7 +225,7 @@ class GangMeeting:
         self.tell()
 
     def tell(self, **changes: Any) -> None:
-        """Change the own entry; the first worker sees it."""
+        """Change this worker's entry, which the first worker reads."""
         self.own = replace(self.own, **changes)
         write_file(self.path / self.own.name, asdict(self.own))
 
@@ -235,7 +235,7 @@ class GangMeeting:
         return self._folder.entries
 
     def decide(self, **changes: Any) -> None:
-        """Change what holds for all; only for the first worker."""
+        """Change what holds for all workers. Only the first worker calls it."""
         new = replace(self.state, **changes)
         if new != self.state:
             self.state = new
@@ -253,7 +253,7 @@ class GangMeeting:
         return self.state
 
     def leave(self) -> None:
-        """Remove the own entry, and the folder after the last one."""
+        """Remove this worker's entry, and the folder if it was the last one."""
         with contextlib.suppress(OSError):
             (self.path / self.own.name).unlink(missing_ok=True)
             if not _read_entries(self.path):

@@ -48,7 +48,7 @@ DELAY_S = 3 * TICK_S
 ROUNDING = 1e-6
 """Part of an iteration that counts as none."""
 PAUSED_S = 2.0
-"""Seconds between two looks from which the worker was paused, whatever else says so."""
+"""Seconds between two looks from which the worker counts as paused in any case."""
 SPEC_S = 5.0
 """Seconds that the service may take to write a job's spec."""
 SPEC = "job.json"
@@ -79,7 +79,7 @@ class WorkerTask:
 
 
 class Reporter:
-    """Writes a worker's report and reads what the scheduler wants."""
+    """Writes a worker's report and reads the scheduler's requests."""
 
     def __init__(self, task: WorkerTask) -> None:
         place = os.environ[ENV_DIRECTORY]
@@ -107,7 +107,7 @@ class PauseWatch:
         self._continued = True
 
     def passed(self, resumed: int) -> float:
-        """Return the seconds since the last call, 0 if a pause was in them. `resumed`: as the control says now."""
+        """Return the seconds since the last call; 0 if they contain a pause. `resumed`: as the control says now."""
         now = time.monotonic()
         seconds, self._last = now - self._last, now
         paused = self._continued or resumed != self._resumed
@@ -216,7 +216,7 @@ class FirstWorker:
     # ---- what the scheduler wants ----------------------------------------------------------------------------------
 
     def _obey(self) -> int | None:
-        """Do what the scheduler wants; return the exit status if that is to stop."""
+        """Do what the scheduler requests; return the exit status if that is to stop."""
         control = self.reporter.control()
         if control.stop:
             return self._stop(control.checkpoint)
@@ -364,7 +364,7 @@ def _spec(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _present(task: WorkerTask) -> Iterator[tuple[GangMeeting, GpuResidents]]:
-    """Be on the GPU and in the gang while the block runs, however it ends."""
+    """Enter the worker in the folders of its GPU and its gang while the block runs, however it ends."""
     own = own_entry(task.job, task.attempt, task.rank, task.gpu, (task.model, task.batch))
     meeting, residents = GangMeeting(task.directory, own, task.workers), GpuResidents(task.directory, own)
     try:

@@ -5,8 +5,8 @@ It runs the `sitecustomize` that it hides, and waits until the job imports `torc
 registers PyTorch's own hook for the steps of all optimizers, and reports through `carpool.channel` as the training
 library does.
 
-The job's interpreter need not have Carpool installed: both files are loaded by their path. Whatever goes wrong in them
-goes unnoticed by the job: it is not watched, and that is all. `carpool submit --no-watch` leaves the job alone.
+The job's interpreter need not have Carpool installed: both files are loaded by their path. An error in them has no
+effect on the job, except that it is not watched. `carpool submit --no-watch` leaves the job alone.
 """
 
 from pathlib import Path

@@ -36,7 +36,7 @@ LOOKS_FOR_TOTAL = 3
 
 
 def attach(module: ModuleType) -> None:
-    """Watch what a module brings that was just imported: PyTorch's optimizers, or a framework's trainers."""
+    """Watch the classes of a module that was just imported: PyTorch's optimizers, or a framework's trainers."""
     if module.__name__ in TRAINERS:
         note_trainers(module.Trainer, TRAINERS[module.__name__])
         return
@@ -75,7 +75,7 @@ class StepWatch:
         self.iteration = 0
         self.seconds = 0.0
         self.total = 0
-        """Steps that the framework means to make in all; 0: not known."""
+        """Number of steps that the framework plans in all; 0: not known."""
         self._first: Any = None  # the optimizer that counts
         self._pid = os.getpid()
         self._writer: Any = None
@@ -89,7 +89,7 @@ class StepWatch:
         self._memory = (0, 0)
 
     def sign(self) -> None:
-        """Leave an empty report, by which the scheduler knows that a training is about to begin. Never fails."""
+        """Write an empty report, which shows the scheduler that a training is about to begin. Never fails."""
         with contextlib.suppress(Exception):
             os.close(os.open(os.path.join(self.directory, SIGN), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
@@ -198,7 +198,7 @@ def _peak_memory(optimizer: Any) -> tuple[int, int]:
 
 
 def _framework_total() -> int:
-    """Return the number of steps that the newest trainer of a framework means to make in all; 0: none tells."""
+    """Return the number of steps that the newest trainer of a framework plans in all; 0: not known."""
     for reference, total_of in reversed(_trainers):
         trainer = reference()
         total = total_of(trainer) if trainer is not None else 0
@@ -221,7 +221,7 @@ TRAINERS = {
     "lightning.pytorch.trainer.trainer": _lightning_total,
     "pytorch_lightning.trainer.trainer": _lightning_total,
 }
-"""The modules whose class `Trainer` knows how many steps it makes, and how it tells."""
+"""The modules whose class `Trainer` states how many steps it makes, each with the function that reads it."""
 _trainers: list[tuple[Any, Callable[[Any], float]]] = []  # weak references, oldest first
 
 
