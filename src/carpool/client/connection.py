@@ -36,7 +36,7 @@ def connect(url: str | None = None, token: str | None = None, home: str | Path |
         if token is None:
             raise InputError("token: is missing; give the one that the administrator of the service gave you")
     connection = Connection(url, token, home)
-    connection.request("GET", "/v1/me")  # says now, rather than later, that no service answers
+    connection.request("GET", "/v1/me")  # raises now, rather than later, if no service answers
     return connection
 
 

@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def _dumps(returned: bool, value: Any) -> bytes:
-    """Return what a future reads. Only what can be pickled travels; the rest is told as text."""
+    """Return what a future reads. What cannot be pickled is replaced by its text."""
     import cloudpickle  # type: ignore[import-untyped]
 
     try:
@@ -79,6 +79,6 @@ def _rebuild(error: BaseException, text: str) -> BaseException:
 
 
 if __name__ == "__main__":
-    from carpool.client import function_job  # as the reader of the result knows it, not as `__main__`
+    from carpool.client import function_job  # under the name that the reader of the result can import, not `__main__`
 
     sys.exit(function_job.main())

@@ -164,7 +164,7 @@ def _note_running(future: FunctionFuture[Any], status: str) -> None:
 def _resolve(future: FunctionFuture[Any]) -> None:
     """Give a future the result of its job, or the exception."""
     if future.cancelled():
-        if future._state == CANCELLED:  # else those who wait for it were told
+        if future._state == CANCELLED:  # otherwise its waiters have been notified
             future.set_running_or_notify_cancel()
         return
     if not future.running():

@@ -73,7 +73,7 @@ def show_live(job: LiveJob) -> None:
         try:
             for row in rows:
                 handle.update(HTML(job_html(row)))
-        except InputError as error:  # the service is gone: the last state stays, and says so
+        except InputError as error:  # the service is gone
             handle.update(HTML(f"<div>job {escape(job.id)}: {escape(str(error))}</div>"))
 
     threading.Thread(target=follow, name=f"carpool-job-{job.id}", daemon=True).start()

@@ -237,7 +237,7 @@ class Accumulation:
     def _rehearse(self, data: Any, work: Work[Any], rewind: Callable[[], None], weigh: Weigh) -> None:
         """Try a gang's step without synchronising: a worker that fails inside an all-reduce would block the others.
 
-        This costs one more pass in the first two steps and after a change to larger micro-batches, nothing later.
+        This costs one more pass in the first two steps and after a change to larger micro-batches, and nothing else.
         """
         while True:
             words = ""

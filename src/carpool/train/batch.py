@@ -1,7 +1,7 @@
 """Splits a batch into micro-batches whose sizes differ by at most one sample.
 
-A batch is any nesting of tuples, lists, dicts, named tuples and dataclasses around tensors (or NumPy arrays) that
-share one batch dimension. The pieces are views: splitting copies no data. If a split would need a guess, an error names
+A batch is any nesting of tuples, lists, dicts, named tuples and dataclasses around tensors (or NumPy arrays) that share
+one batch dimension. The pieces are views: splitting copies no data. Where it is not clear how to split, an error names
 the place in the batch.
 """
 
@@ -15,7 +15,7 @@ Bounds = Sequence[tuple[int, int]]
 
 
 class BatchError(ValueError):
-    """The batch cannot be split; the message names the place and the way out."""
+    """The batch cannot be split; the message names the place and the remedy."""
 
 
 def sizes(samples: int, parts: int) -> list[int]:
@@ -158,7 +158,7 @@ class _Splitter:
             raise BatchError(f"{path}: cannot make a {type(value).__name__} of a part of it ({error})") from error
 
     def _list(self, value: list[Any], path: str) -> list[Any]:
-        """A list is either a structure, like [inputs, labels], or one entry per sample, like lists of boxes."""
+        """Split a list: a structure, like [inputs, labels], or one entry per sample, like lists of boxes."""
         per_sample = len(value) == self.samples
         if self.lists_only and per_sample:
             return [value[start:end] for start, end in self.bounds]

@@ -107,6 +107,6 @@ def _flush(directory: Path) -> None:
 
 
 def _replace(partial: Path, final: Path) -> None:
-    if final.exists():  # saved twice at one iteration: the new one wins
+    if final.exists():  # saved twice at one iteration: the new one replaces the old one
         shutil.rmtree(final)
     partial.rename(final)

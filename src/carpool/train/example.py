@@ -1,7 +1,7 @@
 """A small training to try Carpool with: `python -m carpool.train.example --lr 0.1 --width 64`.
 
-A network learns what another network with random weights says about random points. It runs on a GPU or a CPU, alone or
-as a gang, saves checkpoints and continues from them, as any script with `carpool.train` does.
+A network learns the output of another network, which has random weights, at random points. It runs on a GPU or a CPU,
+alone or as a gang, saves checkpoints and continues from them, as any script with `carpool.train` does.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def main() -> None:
     for i in training.steps(given.iterations):
         loss = training.step(torch.randn(given.batch_size, 32, device=device), loss_of)
         if not has_gpu:
-            time.sleep(0.01)  # as a process waits for its GPU: twenty of these must not fight for the cores
+            time.sleep(0.01)  # as a process waits for its GPU: twenty of these must not compete for the cores
         if i % 50 == 0 or i == given.iterations - 1:
             print(f"iteration {i}: loss {loss.item():.3f}", flush=True)
     if gang:

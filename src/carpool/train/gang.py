@@ -2,7 +2,7 @@
 
 Agreement is one tiny all-reduce between processors, never on the GPU, so that no worker waits for its kernels. It is
 made at steps that every worker computes alike: at each, unless steps are so short that its cost would show. A gang of
-one agrees with itself for free.
+one worker needs no all-reduce.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Gang:
         return tensor.tolist()
 
     def due(self) -> bool:
-        """Is this a step at which the gang agrees? All workers get the same answer."""
+        """Return whether the gang agrees at this step. All workers get the same answer."""
         if self._countdown > 0:
             self._countdown -= 1
             return False

@@ -165,7 +165,7 @@ class CarpoolCallback(Callback):
 
 
 def _total(trainer: Trainer) -> int:
-    """Return the steps that a trainer means to make in all; 0: not known."""
+    """Return the number of steps that a trainer plans in all; 0: not known."""
     total = trainer.estimated_stepping_batches
     return int(total) if 0 < total < math.inf else 0
 

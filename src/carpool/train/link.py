@@ -1,4 +1,4 @@
-"""The worker's end of the channel: reads what the scheduler wants and reports progress.
+"""The worker's end of the channel: reads the scheduler's requests and reports progress.
 
 Without Carpool (no `CARPOOL_WORKER_DIR`) every call is a cheap no-op. No call waits or raises: if the scheduler is down
 or the directory cannot be written, only the reports are lost.
@@ -82,7 +82,7 @@ class Link:
         return self._rest.checkpoints_taken
 
     def poll(self) -> Control:
-        """Return what the scheduler wants now."""
+        """Return the scheduler's present request."""
         if self._reader is not None:
             self.control = self._reader.read() or self.control
         return self.control

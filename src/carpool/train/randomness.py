@@ -35,8 +35,9 @@ def restore(state: dict[str, Any]) -> None:
 class _Generator:
     """One generator of the CPU: slow to read, and many training loops never use it.
 
-    It is read before every step; once it has stood still for 50 steps, before every 32nd. Should it move again, it is
-    read before every step for good. So only one that wakes up late can be restored up to 31 steps old.
+    Its state is read before every step; once it has not changed for 50 steps, before every 32nd. If it changes again,
+    it is read before every step from then on. So a state that is up to 31 steps old is restored only the first time
+    that the generator is used again.
     """
 
     def __init__(self, read: Callable[[], Any], write: Callable[[Any], None], same: Callable[[Any, Any], bool]) -> None:
@@ -68,7 +69,7 @@ def _host_generators() -> list[_Generator]:
 
 
 def _same_array_state(a: Any, b: Any) -> bool:
-    """NumPy's state: a name, an array, a position, and a normal number in store."""
+    """Compare NumPy's states: a name, an array, a position, and a stored normal number."""
     return bool(a[1].tobytes() == b[1].tobytes() and a[2:] == b[2:])
 
 

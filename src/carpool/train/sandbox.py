@@ -1,7 +1,7 @@
 """The place where `check` tries things: float64 throughout, no dropout, and everything as before afterwards.
 
-`Exact` sees every PyTorch function that a script calls, which is how casts are undone, dropout is passed by, and
-batch statistics or random draws in plain functions are noticed.
+`Exact` sees every PyTorch function that a script calls, which is how casts are undone, dropout is skipped, and batch
+statistics or random draws in plain functions are noticed.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def _is_narrow(value: Any) -> bool:
 
 
 class Exact(TorchFunctionMode):
-    """Sees every PyTorch function a script calls: keeps it in float64 even where the script casts, passes dropout by,
-    and notes what would change with the batch.
+    """Sees every PyTorch function a script calls: keeps it in float64 even where the script casts, skips dropout, and
+    notes what would change with the batch.
     """
 
     active: Exact | None = None

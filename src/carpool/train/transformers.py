@@ -4,9 +4,9 @@
     carpool = CarpoolTrainerCallback(trainer)
     trainer.train(resume_from_checkpoint=carpool.resume)
 
-`per_device_train_batch_size` stays the full batch. Each call of `training_step` is made in as many pieces as the
-scheduler chose; the trainer's own normalisation by `num_items_in_batch` (tokens) is kept, and where it has none, each
-piece counts by its samples. Saving and resuming are the trainer's, with its data order and random state.
+`per_device_train_batch_size` stays the full batch. Each call of `training_step` runs in as many pieces as the scheduler
+chose; the trainer's own normalisation by `num_items_in_batch` (tokens) is kept, and where it has none, each piece
+counts by its samples. Saving and resuming are the trainer's, with its data order and random state.
 """
 
 from __future__ import annotations
