@@ -1,6 +1,6 @@
 """`carpool check -- python train.py`: run a script up to its first step and judge whether its batch may be split.
 
-The script itself does the work, in its own process: `Training` and the adapters see that they are being checked.
+The script itself does the work, in its own process: `Training` and the adapters detect the check.
 """
 
 from __future__ import annotations

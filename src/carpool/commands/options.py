@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Command = Callable[..., Any]
 LEAST_GUESS = 1e-4
-"""Smallest factor that guesses may be of the truth; the largest is its inverse."""
+"""Smallest ratio of guess to truth; the largest is its inverse."""
 workload_option = click.option(
     "--workload",
     "source",
@@ -102,7 +102,7 @@ def parse_groups(texts: Sequence[str]) -> tuple[UserGroup, ...]:
 
 
 def parse_guesses(texts: Sequence[str]) -> tuple[tuple[str, float], ...]:
-    """Return users with what their guesses are of the truth, from texts such as `alice=0.1`."""
+    """Return users with the ratio of guess to truth, from texts such as `alice=0.1`."""
     found = {}
     for text in texts:
         user, _, value = text.partition("=")

@@ -1,4 +1,4 @@
-"""`carpool study`: compare policies in many worlds."""
+"""`carpool study`: compare policies under many conditions."""
 
 import json
 from contextlib import nullcontext

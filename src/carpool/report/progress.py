@@ -1,7 +1,7 @@
 """Progress of commands that take a while: on standard error, on a terminal only, and gone once they are done.
 
 Nothing is shown where standard error is not a terminal, or with `quiet`. `carpool paper` and `carpool profile`, which
-have more to tell, draw their own bars.
+show more, draw their own bars.
 """
 
 import sys
@@ -11,7 +11,7 @@ from threading import Timer
 from typing import IO, Any
 
 DELAY_S = 1.0
-"""Seconds after which it is said what is waited for."""
+"""Seconds after which the reason of a wait is shown."""
 
 
 def shows(quiet: bool = False) -> bool:
@@ -45,7 +45,7 @@ def sending(what: str, file: IO[bytes], size: int, quiet: bool = False) -> Itera
 
 @contextmanager
 def waiting(what: str, quiet: bool = False) -> Iterator[None]:
-    """Say what is waited for, if it takes more than a moment."""
+    """Show the reason of a wait, if it takes more than a moment."""
     if not shows(quiet):
         yield
         return
@@ -64,7 +64,7 @@ def waiting(what: str, quiet: bool = False) -> Iterator[None]:
 
 
 class CountedFile:
-    """A file that tells how many bytes are read of it."""
+    """A file that reports how many of its bytes were read."""
 
     def __init__(self, file: IO[bytes], advance: Callable[[int], None]) -> None:
         self._file, self._advance = file, advance

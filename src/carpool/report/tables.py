@@ -23,7 +23,7 @@ Value = Callable[[Summary], float]
 Bounds = Mapping[tuple[str, str], "Bound"]
 """Lower bounds by case and seed."""
 SHOWN_USERS = 5
-"""Number of users whose guesses are corrected that a table is followed by."""
+"""Largest number of users with corrected guesses that are listed below a table."""
 
 
 class TimeUnit(NamedTuple):

@@ -64,7 +64,7 @@ def print_usage(report: Mapping[str, Any]) -> None:
 
 
 def notes(report: Mapping[str, Any]) -> list[str]:
-    """Return what a reader of the table must know."""
+    """Return the notes that a reader of the table needs."""
     total, gpus = report["total"], report["gpus"]
     lines = ["in GPU hours; held + idle + closed = all GPUs"]
     shared = total["judged_gpu_s"] + total["unjudged_gpu_s"]

@@ -1,4 +1,4 @@
-"""The plan of `carpool profile`: what to measure, most important first, so that a short budget costs the least.
+"""The plan of `carpool profile`: what to measure, most important first, in case the budget is short.
 
 A phase is one mechanism and one batch of every task; its processes are started once. Within a phase every job runs
 alone, then all pairs, other accumulations, groups of three and four, and finally some of it again, which shows how well

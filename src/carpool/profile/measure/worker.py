@@ -23,7 +23,8 @@ ENDLESS = 10**9
 LOG_TAIL = 4000
 OUT_OF_MEMORY = "out of memory"
 GUARD = 'read group && { read over || kill -s KILL -- "-$group"; }'
-"""Shell command that kills the worker's group if our end of its pipe closes without a line, because we were killed.
+"""Shell command that kills the worker's group if our end of its pipe closes without a line, because our process was
+killed.
 
 The worker may be paused at that moment, and no other process would end it. Its children belong to the group as well.
 """

@@ -16,7 +16,7 @@ PAPER = "paper"
 
 @dataclass(frozen=True, slots=True)
 class TableCell:
-    """A text, a smaller line below it, and a CSS class that says what it is."""
+    """A text, a smaller line below it, and a CSS class for its kind."""
 
     text: str
     small: str = ""

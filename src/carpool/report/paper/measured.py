@@ -30,9 +30,9 @@ class FigureComparison:
 
     measured: float
     simulated: float
-    """Value from a simulator that knows how long each process took to start in this run."""
+    """Value from a simulation with the time that each process took to start in this run."""
     predicted: float
-    """Value from a simulator that knows nothing of the run and draws start times from those of other runs."""
+    """Value from a simulation without data of this run, which draws start times from those of other runs."""
     spread: float
     """Standard deviation of the simulated value over draws of the jobs' speeds."""
 

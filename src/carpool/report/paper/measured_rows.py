@@ -1,4 +1,4 @@
-"""Files of measured figures: one line per case. Everything that is wrong is said with its line and column."""
+"""Files of measured figures: one line per case. Every error names its line and column."""
 
 import csv
 from collections.abc import Callable, Iterator, Mapping, Sequence
