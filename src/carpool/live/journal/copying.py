@@ -58,7 +58,7 @@ async def copy_journal(source: JournalPlace, target: JournalPlace, *, backup: bo
                 await asyncio.wait_for(store.lead(), TAKE_OVER_S + 2.0)
             except TimeoutError:
                 raise InputError(f"{store.place}: {store.leader().holder} leads; stop the service first") from None
-        if not backup:  # the copy is the same journal, and the home knows it by this id
+        if not backup:  # the copy is the same journal, and the home identifies it by this id
             same = {schema.IDENTITY: reading.meta().get(schema.IDENTITY) or secrets.token_hex(8)}
             await reading.write(Commit(meta=same))
         counts = await writing.transact(lambda connection: _fill(connection, reading, writing, backup))
@@ -78,7 +78,7 @@ async def copy_journal(source: JournalPlace, target: JournalPlace, *, backup: bo
 def _check_places(source: JournalPlace, target: JournalPlace) -> bool:
     """Return whether nothing is at the target. Raise `InputError` unless a journal can be copied there.
 
-    Both are only looked at: to open a store makes, upgrades or salvages what it finds.
+    Both are only read, because opening a store would create, upgrade or salvage it.
     """
     with _looking(source) as connection:
         if connection is None or not schema.is_journal(connection):

@@ -1,7 +1,7 @@
 """Renewing the lead in a thread of its own, while a service has nothing to write or is busy.
 
 A service that reads a long journal, or weighs many jobs, keeps its event loop busy for longer than a lease. It must not
-lose the lead for that. A service whose event loop does not turn at all is of no use, though: it gives the lead up.
+lose the lead because of that. A service whose event loop is stuck gives the lead up.
 """
 
 import asyncio

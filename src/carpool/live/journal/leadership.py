@@ -1,9 +1,9 @@
 """Which service leads: one row with a term, which every transaction of the leader renews.
 
-A service that wants to lead looks at the row. If another one leads, it stands by until the row was not renewed for
+A service that is to lead reads the row. If another one leads, it stands by until the row was not renewed for
 `TAKE_OVER_S`, measured by its own clock: no clock of a machine is compared with that of another. Then it raises the
 term. The old leader, whose transactions all begin by renewing the row of *its* term, finds none and is deposed: it can
-write nothing. It also knows by its own clock when its lease runs out, and starts and answers nothing after that.
+write nothing. It also measures by its own clock when its lease runs out, and starts and answers nothing after that.
 
 `store.py` keeps the `LeaderLease` of a service up to date. The service, its HTTP API, its executor and the agents of a
 cluster ask it: whether it leads, and in which term.

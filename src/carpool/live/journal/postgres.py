@@ -3,7 +3,7 @@
 The address is that of libpq, `postgresql://user@host/database?option=value`. A password belongs in `~/.pgpass`, in the
 file that `PGPASSFILE` or `?passfile=` names, or in `PGPASSWORD`. One in the address works too; it is shown nowhere.
 
-Every call has a deadline on this side, because a server that is stopped, or a network that swallows packets, never
+Every call has a deadline on this side, because a server that is stopped, or a network that drops packets, never
 answers. The server ends transactions of clients that are silent, because they hold the lock of the leader's row.
 """
 
@@ -67,7 +67,7 @@ class PostgresJournal:
         )
 
     def __str__(self) -> str:
-        """Return the address for people: without password, and without options other than the place."""
+        """Return the address for messages: without password, and without options other than the place."""
         url = self._url
         user = url.username or ",".join(_words(url.query.get("user")))
         hosts = ",".join(_words(url.query.get("host")))
@@ -123,13 +123,13 @@ class PostgresJournal:
         return self.engine()
 
     def make(self) -> None:
-        """Do nothing: the database is there."""
+        """Do nothing: the database exists already."""
 
     def remove(self) -> None:
         """Do nothing: what is written in a transaction that fails is not there."""
 
     def prepare(self) -> list[str]:
-        """Return notes for the operator: none, because the server looks after its files."""
+        """Return notes for the operator: none, because the server maintains its files."""
         return []
 
     def problem(self) -> str:
@@ -171,8 +171,8 @@ def _connection_class() -> Any:
     class SingleCursor(psycopg.Cursor[Any]):
         def executemany(self, query: Any, params_seq: Any, *, returning: bool = False) -> None:
             """Execute a statement for each row. The pipeline that psycopg would use ends with a message after which the
-            server does not count any more for how long this side is silent, and a service that is stopped then would
-            keep the lock of the leader's row for ever."""
+            server no longer measures how long this side is silent. A service that is stopped then would keep the lock
+            of the leader's row for ever."""
             for params in params_seq:
                 self.execute(query, params)
 

@@ -18,7 +18,7 @@ from carpool.live.errors import Unavailable
 from carpool.live.journal import leadership, schema
 
 DAMAGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What reading a row raises that a fault of the disk or another program changed."""
+"""Errors that reading a row raises if a disk fault or another program has changed it."""
 NOTE = "Note"
 """Kind of the rows that are notes for operators."""
 DAMAGED = "Damaged"
@@ -28,7 +28,7 @@ PAGE = 2000
 
 
 class JournalPlace(Protocol):
-    """Where a journal is: a SQLite file or a PostgreSQL database. Its text is for people and holds no password."""
+    """Where a journal is: a SQLite file or a PostgreSQL database. Its text is for messages and holds no password."""
 
     shared: bool
 

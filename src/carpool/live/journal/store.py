@@ -367,7 +367,7 @@ class Store(JournalReader):
 
 
 def _event_row(happened: ev.Event, uptime: float, now: float | None) -> dict[str, Any]:
-    """Return the row of an event. One that is learnt of late gets the time since boot of its own moment."""
+    """Return the row of an event. One that becomes known late gets the time since boot of its own moment."""
     uptime -= 0.0 if now is None else max(0.0, now - happened.at)
     data = json.dumps(codec.encode(happened), separators=(",", ":"))
     return {"at": happened.at, "uptime": uptime, "kind": type(happened).__name__, "data": data}
