@@ -1,9 +1,9 @@
-"""The agent of one node: it tells the service what is here, and makes what is here what the service wants.
+"""The agent of one node: it reports which parts run here, and starts and stops parts as the service asks.
 
 One exchange (`carpool.live.executors.wire`) does both, again and again; a second one goes at once when something has
-happened. What the service does not want is killed; what it wants is started, stopped, paused and retuned through the
-local executor. The agent may be killed at any moment: workers outlive it until the node's lease is over, and the next
-agent finds them.
+happened. Parts that the service does not want are killed; those that it wants are started, stopped, paused and retuned
+through the local executor. The agent may be killed at any moment: workers outlive it until the node's lease is over,
+and the next agent finds them.
 """
 
 import asyncio
@@ -301,7 +301,7 @@ class Agent:
 
     async def _obey(self, answer: NodeOrders, sent_at: float) -> None:
         async with self._obeying:
-            if answer.term < self.memory.term:  # a service that was replaced and does not know it
+            if answer.term < self.memory.term:  # a service that was replaced and has not noticed
                 await asyncio.sleep(AGAIN_S)
                 return
             if os.getuid() == 0 and not answer.as_root:
@@ -334,7 +334,7 @@ class Agent:
         return all(part.ended is not None and part.logged for part in self.parts.parts.values())
 
     def _take_terms(self, answer: NodeOrders, sent_at: float) -> None:
-        """Take the lease, and see whether this node sees the service's home. Blocks."""
+        """Take the lease, and find out whether this node sees the service's home. Blocks."""
         if answer.joined:
             self.joined = self._leased = True
             self._lease_s = answer.lease_s
@@ -362,7 +362,7 @@ class Agent:
         """Get rid of a part that the service does not want."""
         part = self.parts.parts[key]
         if part.ended is None:
-            part.logged = True  # nobody waits for its logs
+            part.logged = True  # the service does not wait for its logs
             self._stop(part, StopMode.KILL)
         elif not part.logged:
             part.logged = True
@@ -377,7 +377,7 @@ class Agent:
         await asyncio.to_thread(shutil.rmtree, self.home.attempt(*key), ignore_errors=True)
 
     def _is_saved(self, part: NodePart) -> bool:
-        """Return whether the checkpoints of a part that ended are where they can be; bring them there if not."""
+        """Return whether the checkpoints of a part that ended are at the service, or stay here; send them if not."""
         ended = part.ended
         if part.saved or self._home_seen or ended is None or ended.outcome is GangOutcome.FINISHED:
             return True
@@ -394,7 +394,7 @@ class Agent:
             if await asyncio.to_thread(self.checkpoints.has_any, part.key[0]):
                 async with self._sending:
                     await asyncio.to_thread(self.checkpoints.send, part.key, partial(self._is_wanted, part))
-        except Exception:  # its end must be told
+        except Exception:  # its end must be reported
             log.exception("checkpoints of %s", part.key)
         finally:
             part.saved = True
@@ -412,7 +412,7 @@ class Agent:
     def _follow_order(self, key: GangKey, order: PartOrder) -> None:
         part = self.parts.parts.get(key)
         if part is None:
-            if order.want is Want.STOP:  # it never came here, and now it never will
+            if order.want is Want.STOP:  # it was never started here, and now it never will be
                 self._end_early(key, GangOutcome.NEVER_STARTED, "")
             elif order.launch is not None and order.want in (Want.READY, Want.GO):
                 self.parts.parts[key] = NodePart(key)
@@ -509,7 +509,7 @@ def say(text: str) -> None:
 
 
 def _check_user(uid: int, user: str, node: str) -> None:
-    """Refuse a job whose user is somebody else on this machine."""
+    """Refuse a job whose uid belongs to another user on this machine."""
     if os.getuid() != 0:
         raise InputError(
             f"{node}: the agent does not run as root, so it cannot run jobs as uid {uid}; start it as root, or let "

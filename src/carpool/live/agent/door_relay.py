@@ -1,4 +1,4 @@
-"""Doors of this node's workers for the service: the agent asks which are wanted, opens them, and brings what they say.
+"""Doors of this node's workers for the service: it asks which are wanted, opens them, and passes on what they say.
 
 The service cannot call an agent, so the agent asks as soon as an exchange says that a door is wanted, and for a while
 after the last one is closed (`carpool.live.executors.relayed_doors` is the other end). Bytes are numbered by offset.
@@ -121,7 +121,7 @@ class DoorRelay:
     # ---- one door --------------------------------------------------------------------------------------------------
 
     async def _relay(self, order: DoorOrder) -> None:
-        """Open a door, ask what the service wants to know, and bring all that it says."""
+        """Open a door, send it the service's request, and pass on all that it says."""
         key, request = wire.read_key(order.key), json.loads(order.request)
         try:
             door = await self._executor.open_door(key, order.rank, request)

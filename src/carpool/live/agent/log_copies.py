@@ -1,7 +1,7 @@
 """Copies of the workers' logs for the service: what a worker writes here is appended there, by offset.
 
 The service says how much it has, so that a lost answer or a restart repeats nothing. The end of a part, and that it is
-paused, are told only when the service has its logs: all of it can be read then.
+paused, are reported only when the service has its logs, so that these are complete by then.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class LogCopies:
         changed: Callable[[], None],
         may_end: Callable[[NodePart], bool] = lambda part: True,
     ) -> None:
-        """`may_end`: whether the end of a part may be told as soon as its logs are copied."""
+        """`may_end`: whether the end of a part may be reported as soon as its logs are copied."""
         self._home, self._road, self._parts, self._changed = home, road, parts, changed
         self._may_end = may_end
         self._sizes: dict[Stream, int] = {}
@@ -67,7 +67,7 @@ class LogCopies:
                 await asyncio.wait_for(self._news(), EVERY_S)
 
     async def _news(self) -> None:
-        """Return soon after something happened that is told when logs are copied."""
+        """Return soon after something happened that is reported when logs are copied."""
         while not any(part.has_news and self._may_end_soon(part) for part in self._parts.parts.values()):
             await asyncio.sleep(0.02)
 
@@ -103,13 +103,13 @@ class LogCopies:
                 return
             try:
                 chunk = read_log_file(path, at, CHUNK)
-            except InputError:  # the worker made something else of it
+            except InputError:  # the worker replaced it
                 return
             if not chunk.data or chunk.next - len(chunk.data) != at:
                 return
             size = self._road.send_log(chunk.data, job=key[0], attempt=key[1], rank=rank, stream=name, offset=at)
             self._sizes[stream] = size
-            if size <= at:  # the service has less than was thought, or takes no more
+            if size <= at:  # the service has less than was expected, or takes no more
                 if size == at:
                     return
                 continue

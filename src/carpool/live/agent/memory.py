@@ -1,4 +1,4 @@
-"""What an agent remembers over its restarts: who it is, and the highest term that it has obeyed."""
+"""What an agent keeps over its restarts: its identity, and the highest term that it has obeyed."""
 
 import json
 import secrets

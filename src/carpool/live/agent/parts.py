@@ -31,7 +31,7 @@ class NodePart:
     started_at: float | None = None
     ended: GangEnded | None = None
     logged: bool = False
-    """The service has all of its logs, so that its end may be told."""
+    """The service has all of its logs, so that its end may be reported."""
     saved: bool = False
     """Its checkpoints are at the service, or stay here."""
     asked_switch: int = 0
@@ -42,7 +42,7 @@ class NodePart:
     switch: int = 0
     """Number of the latest one that is carried out."""
     stands: bool = False
-    """It is paused, and that is told as soon as the service has its logs."""
+    """It is paused, and that is reported as soon as the service has its logs."""
     swapped: bool = False
     stop: str = ""
     """Strongest `StopMode` that was handed to the executor."""
@@ -51,23 +51,23 @@ class NodePart:
 
     @property
     def has_news(self) -> bool:
-        """Whether something waits to be told until its logs are copied."""
+        """Whether something waits to be reported until its logs are copied."""
         return not self.logged and (self.ended is not None or (self.stands and self.switch != self.asked_switch))
 
 
 @dataclass
 class NodeParts:
-    """All parts, and the remarks that the service has not heard."""
+    """All parts, and the remarks that the service has not received."""
 
     changed: Callable[[], None]
-    """Called when the service should hear of something soon."""
+    """Called when something should be reported to the service soon."""
     parts: dict[GangKey, NodePart] = field(default_factory=dict)
     remarks: deque[Remark] = field(default_factory=lambda: deque(maxlen=MOST_REMARKS))
     taken: dict[GpuId, int] = field(default_factory=dict)
     _number: int = 0
 
     def heard(self, number: int) -> None:
-        """Forget the remarks that the service knows."""
+        """Forget the remarks that the service has received."""
         while self.remarks and self.remarks[0].number <= number:
             self.remarks.popleft()
 
@@ -145,7 +145,7 @@ def part_state(part: NodePart, executor: LocalExecutor) -> PartState:
 
 def first_report(part: NodePart, executor: LocalExecutor) -> Report | None:
     """Return the report of the first worker here. Workers write it themselves: one with a number that the service would
-    not read is left out, because the service would refuse all that the agent says."""
+    not read is left out, because the service would refuse the whole exchange."""
     found = executor.report(part.key) if part.ended is None else None
     return found if found is None or _can_be_told(found) else None
 

@@ -96,7 +96,8 @@ def main() -> int:
             die_with_parent()
             data = json.loads(sys.stdin.read())
             settings = settings_of(ticket_from(data["ticket"]), data["ground"], data["node"], data["witness"])
-            # Ray ends what an actor started when the actor dies, and starts the actor again: that is no goodbye.
+            # Ray ends what an actor started when the actor dies, and starts the actor again: that does not mean to
+            # leave.
             settings |= {"address": data["address"], "leave_on_term": False}
     except InputError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)

@@ -91,7 +91,7 @@ class Road:
         return size, done
 
     def leave_checkpoint(self, job: str, attempt: int, why: str) -> None:
-        """Tell that the checkpoints of a job stay here. Blocks."""
+        """Tell the service that the checkpoints of a job stay here. Blocks."""
         body = json.dumps({"why": why[:500]}).encode()
         self._json("POST", f"{CHECKPOINT}/left?{urlencode({'job': job, 'attempt': attempt})}", body)
 
@@ -106,7 +106,7 @@ class Road:
         return self._send("GET", f"{CHECKPOINT}/piece?{urlencode({'job': job, 'offset': offset})}", None, "")
 
     def took_checkpoint(self, job: str) -> None:
-        """Tell that a job's checkpoints are here. Blocks."""
+        """Tell the service that a job's checkpoints are here. Blocks."""
         self._json("DELETE", f"{CHECKPOINT}?{urlencode({'job': job})}", None)
 
     def _json(self, method: str, target: str, body: bytes | None, kind: str = "application/json") -> Any:

@@ -1,6 +1,6 @@
 """The supervisor of an agent: it starts the agent, starts it again when it dies, and passes signals on.
 
-It is a process of its own with next to nothing in it. The agent dies with it, so that there is never a second one; the
+It is a process of its own that does nothing else. The agent dies with it, so that there is never a second one; the
 workers of both outlive them until the node's lease is over. What workers leave behind becomes a child of the supervisor
 instead of escaping. The agent's settings, which hold its token, go through a pipe and never through an argument.
 """
