@@ -1,8 +1,8 @@
 """What a ground is: something that hands out machines and keeps an agent alive on each. The protocols, and by hand.
 
 A ground that owns machines (Slurm, Ray) implements `Ground`, which the service calls, and `Witness`, which its agents
-call. Nodes that operators start by hand have neither: nobody hands them out, and nobody can be asked about them. A
-*pilot* is what a ground runs on one machine: the supervisor and the agent.
+call. Nodes that operators start by hand have neither. A *pilot* is what a ground runs on one machine: the supervisor
+and the agent.
 """
 
 from collections.abc import Mapping
@@ -87,7 +87,7 @@ class Ground(Protocol):
 
 
 class Witness(Protocol):
-    """Asked by an agent that cannot hear the service: may its workers go on?"""
+    """Tells an agent that gets no answer of the service whether its workers may go on."""
 
     def wanted(self, timeout_s: float) -> bool | None:
         """Return whether the ground still wants this agent's pilot; None: it cannot be asked. Blocks up to

@@ -1,8 +1,8 @@
 """Emulated nodes as a ground: a supervisor and an agent on this machine for each, which the service starts itself.
 
-They join, are leased and are given up as those of Slurm are, so that a policy is tried on the way that jobs take on a
-real cluster. A file for each pilot says which process it is. Agents and jobs outlive the service, and the next one
-finds them; where no service comes for `GONE_S`, they end. A service that ends while no job runs ends its agents, too.
+They join, are leased and are given up as those of Slurm are, so that jobs pass through the same code as on a real
+cluster. A file for each pilot says which process it is. Agents and jobs outlive the service, and the next one finds
+them; where no service comes for `GONE_S`, they end. A service that ends while no job runs ends its agents, too.
 """
 
 import asyncio

@@ -95,7 +95,7 @@ class RayHelper:
         return name
 
     def pilots(self) -> list[dict[str, Any]]:
-        """Return the pilots that are wanted and alive. What is not both is made neither."""
+        """Return the pilots that are wanted and alive. A pilot that is only one of these is made neither."""
         named = {name for name in self._ray.util.list_named_actors() if name.startswith(ACTOR)}
         alive = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
         rows = self._rows()

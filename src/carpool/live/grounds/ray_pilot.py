@@ -1,4 +1,4 @@
-"""The actor that keeps an agent alive on one node of a Ray cluster, and answers for the ground while it lives.
+"""The actor that keeps an agent alive on one node of a Ray cluster, and answers for the ground while it runs.
 
 Ray starts it again when it dies. The supervisor and the agent are its children and die with it; the agent asks it
 through a socket whether the pilot is wanted, which is so while the pilot's key is in Ray's store.

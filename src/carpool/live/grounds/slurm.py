@@ -2,8 +2,8 @@
 
 Slurm decides which machines, for how long and on whose account; jobs of Carpool are no jobs of Slurm. The service finds
 its pilots by their job names, so that nothing is lost with an answer of `sbatch`. Every command of Slurm is bounded in
-time, because they hang for many seconds while the controller is away. The pilot's Slurm job is not requeued: one that
-ran elsewhere would vouch for the old node.
+time, because they hang for many seconds while the controller is away. The pilot's Slurm job is not requeued: on another
+machine it would confirm a pilot that is gone.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class SlurmOptions:
     save_s: float = 300.0
     """Seconds before its end at which Slurm tells a pilot to leave, in case the service does not."""
     extra: tuple[str, ...] = ()
-    """More options of `sbatch`, which come last and win."""
+    """More options of `sbatch`, which come last and take precedence."""
     python: str = sys.executable
     """Interpreter with Carpool on the nodes."""
 

@@ -1,4 +1,4 @@
-"""Events of the journal as users see them: plain data, without anything that only some may know.
+"""Events of the journal as users see them: plain data, without anything that only some users may see.
 
 `service.feed` hands them to the API. All users see the queue, so they see what happens to jobs and nodes. Notes are for
 the administrator, and limits for the user that they concern.

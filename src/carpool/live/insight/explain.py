@@ -1,7 +1,7 @@
 """Why a job waits, why it is where it is, and when it will be done: `carpool explain`, as data and in plain sentences.
 
 These are pure functions over the scheduler's state. The policy says why a job does not share, in its own `explain`. The
-service passes an `ExplainContext` with what the state does not know: the names of jobs and GPUs, and how long a job
+service passes an `ExplainContext` with what the state does not contain: the names of jobs and GPUs, and how long a job
 should take. Every estimate carries its source.
 """
 

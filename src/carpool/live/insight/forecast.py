@@ -56,7 +56,7 @@ class Forecast:
 
 
 class FrozenModel:
-    """A performance model that does not learn: a simulated future must not teach the belief."""
+    """A performance model that does not learn: a simulated future must not change the belief."""
 
     def __init__(self, model: PerformanceModel) -> None:
         self.iteration_time: Callable[[Job, int, Placement], float] = model.iteration_time
@@ -209,7 +209,7 @@ def _encode(state: State) -> dict[str, Any]:
         for name, record in state.jobs.items()
         if record.status is not Status.HELD and (record.status not in waiting or name in near)
     }
-    shallow.accounts = Accounts()  # nobody asks what a forecast uses
+    shallow.accounts = Accounts()  # what a forecast uses is not counted
     return snapshot.encode(shallow)
 
 
@@ -307,14 +307,14 @@ def _simulate(
     perf = FrozenModel(state.perf)
     limits = (state.jobs_per_gpu, state.resident_per_gpu)
     world = snapshot.restore({**present, "jobs": jobs}, perf, policy.key, *limits)
-    world.guesses.trusted = True  # what is made up here must not teach anything
+    world.guesses.trusted = True  # nothing is learned from simulated events
     world.advance(now)
     future = FutureEngine(world, policy, places)
     try:
         future.begin()
         future.run()
     except CannotFinish:
-        pass  # some jobs never start: a limit or a held job stands in their way
+        pass  # some jobs never start, because of a limit or a held job
     times = {}
     for record in (*world.ended.values(), *world.jobs.values()):
         started = record.first_start if record.first_start >= 0.0 else inf

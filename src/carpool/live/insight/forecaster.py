@@ -162,8 +162,8 @@ class Forecaster:
         return explain.explain(context, job, ahead)
 
     def ahead(self) -> "Outlook":
-        """Return the forecasts of all jobs and their places to come. It is reused for so long that making it takes a
-        hundredth of a core."""
+        """Return the forecasts of all jobs and their places to come. It is reused for long enough that making it takes
+        at most a hundredth of a core."""
         now, latest = self._now(), self._outlook
         if latest is None or not 0.0 <= now - latest.made <= max(FRESH_S, latest.cost_s / FORECAST_SHARE):
             began, context, places = thread_time(), self._context(), PlaceBook()

@@ -47,8 +47,8 @@ def receipt(record: JobRecord, now: float) -> dict[str, Any]:
 
 
 def ran(record: JobRecord, now: float) -> float:
-    """Return the seconds that a job has computed on its GPUs, in all attempts. Where it never told that it computes, it
-    did so from its start."""
+    """Return the seconds that a job has computed on its GPUs, in all attempts. Where it never reported that it
+    computes, it counts as computing from its start."""
     return record.ran_s + record.silent_s + (now - record.since if record.iteration_s else 0.0)
 
 

@@ -21,7 +21,7 @@ from carpool.live.statuses import shown_status
 
 Row = dict[str, Any]
 MEASURED = ("duration_s", "can_shrink", "retries")
-"""Fields of a spec that a replay ignores, because the history knows better."""
+"""Fields of a spec that a replay ignores, because the history has measured ones."""
 PICTURED = ("places", "trace")
 """Fields of a story that are shown on the page of the job only."""
 WHY_WAITING = {
