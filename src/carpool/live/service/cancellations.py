@@ -44,7 +44,7 @@ class CancelFile:
         return jobs
 
     def write(self, jobs: Mapping[JobId, float]) -> None:
-        """Replace the entries; durable on return. A disk that refuses loses nothing but this second record."""
+        """Replace the entries; durable on return. If the disk refuses, only this second record is lost."""
         kept = list(jobs.items())[:CAPACITY]
         data = b"".join(_ID.pack(int(job)) for job, _ in kept).ljust(CAPACITY * _ID.size, b"\0")
         data += b"".join(_TIME.pack(at) for _, at in kept).ljust(CAPACITY * _TIME.size, b"\0")
@@ -77,7 +77,7 @@ class UnwrittenCancels:
     leads: Callable[[], bool] = lambda: True
     """Whether this service leads. If it does not, another one decides about the jobs."""
     jobs: dict[JobId, float] = field(default_factory=dict)
-    """The jobs, and when they were cancelled: they end then, and not when the journal learns it."""
+    """The jobs, and when they were cancelled: that is when they end, not when the event is in the journal."""
 
     def resume(self) -> None:
         """Cancel the jobs that an earlier service cancelled and could not write."""

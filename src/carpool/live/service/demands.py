@@ -1,8 +1,8 @@
-"""Measures what jobs ask of a GPU: twice a second the counters of GPUs on which one job alone computes.
+"""Measures what jobs use of a GPU: reads, twice a second, the counters of GPUs on which one job alone computes.
 
 The counters are those of a whole GPU, so they are a job's own only while its mates are paused or start up. The first
-look makes a demand, which becomes an event, and again when the mean of later ones differs. The belief keeps it with the
-job's family.
+reading becomes an event with the job's demand, and another event follows when the mean of later readings differs. The
+belief keeps it with the job's family.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ EVERY_S = 0.5
 MOST_SAMPLES = 20
 """Number of the latest looks that count."""
 CHANGED = 0.1
-"""Change of a share after which a demand is told again."""
+"""Change of a share after which a demand is reported again."""
 
 
 @dataclass(slots=True)

@@ -1,8 +1,9 @@
 """Acting on durable plans: which gangs the executor launches, stops, pauses, resumes and retunes, and when.
 
-The driver calls it after the journal is written. A gang is launched or resumed when all gangs are gone or paused that
-the plan moved away from its GPUs or paused there. It also waits for gangs that leave other GPUs, as long as its user or
-group would hold more with them than allowed. What the executor reports back comes through `executor_events.py`.
+The driver calls it after the journal is written. A gang is launched or resumed when all gangs that the plan moved away
+from its GPUs are gone, and all that it paused there are paused. It also waits for gangs that leave other GPUs, as long
+as its user or group would hold more with them than allowed. What the executor reports back comes through
+`executor_events.py`.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -80,7 +81,7 @@ class PresentGangs:
         )
 
     def block(self, record: JobRecord) -> bool:
-        """Return whether a gang is still present that must leave first, or computes that must pause first."""
+        """Return whether a gang that must leave first is still present, or one that must pause first still computes."""
         return record.job.id in self.of_job or self.crowd(record) or self.exceed_limits(record)
 
 
@@ -133,7 +134,7 @@ class Dispatcher:
                 self._stop_displaced()
 
     def compute_later(self, record: JobRecord) -> None:
-        """Let a job's gang compute, which may stand still, once it has a turn and its GPUs are clear."""
+        """Let a job's gang, which may stand still, compute once it has a turn and its GPUs are clear."""
         self._gated.add((record.job.id, record.attempt))
 
     def stop_workers(self, record: JobRecord, mode: StopMode) -> None:
@@ -185,8 +186,8 @@ class Dispatcher:
         self._note_mates()
 
     def switch(self, undurable: Collection[JobId] = ()) -> None:
-        """Pause and resume the gangs that the state says so about. `undurable`: jobs whose latest plan the journal does
-        not have yet. It is called at every turn, because the executor ignores what it does already."""
+        """Pause and resume gangs as the state says. `undurable`: jobs whose latest plan the journal does not have yet.
+        It is called at every turn, because the executor ignores what it does already."""
         if not self.state.switching and not self._gated:
             return
         present = PresentGangs(self.state, self.executor)
@@ -202,7 +203,7 @@ class Dispatcher:
             self._let_compute(key, present)
 
     def _let_compute(self, key: GangKey, present: PresentGangs) -> None:
-        """Let a gang compute that may stand still, if it has a turn and nothing is in its way."""
+        """Let a gang that may stand still compute, if it has a turn and nothing is in its way."""
         record = self.current(*key)
         if record is not None and record.gpus and record.standby:
             return
@@ -232,7 +233,7 @@ class Dispatcher:
         return f"its owner is not certain: {doubt}" if doubt else ""
 
     def _runs_into_end(self, record: JobRecord) -> bool:
-        """Put a job on hold that cannot be saved and whose GPUs are taken back too soon; return whether it was."""
+        """Put a job that cannot be saved on hold, if its GPUs are taken back too soon; return whether it was."""
         if record.job.can_checkpoint or not isinstance(self.executor, KnowsEnds):
             return False
         now, job = self.clock.now(), record.job.id

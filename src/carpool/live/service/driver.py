@@ -37,7 +37,7 @@ WAKE_APART_S = 0.1
 """Least number of seconds between two times that the policy is asked although nothing happened: a policy that names a
 time which is over would be asked without a pause."""
 RETRY_S = 1.0
-"""Seconds before a turn is tried again whose commit failed."""
+"""Seconds before a turn whose commit failed is tried again."""
 
 
 @dataclass
@@ -56,16 +56,16 @@ class Driver:
     write_error: str = ""
     """Why the journal cannot be written; empty: it can."""
     wake_at: float | None = None
-    """Time at which the policy wants to be asked again."""
+    """Time at which the policy is to be asked again."""
     stopped: bool = False
     observers: list[TurnObserver] = field(default_factory=list)
-    """What looks on after every turn."""
+    """Parts that are called after every turn."""
     _plan: ev.Planned | None = None
     """Plan of the last turn, not written and not acted on yet."""
     _failures_noted: dict[str, float] = field(default_factory=dict)
     _failed: bool = False
     _lost: bool = False
-    """The journal may hold what the state does not know, because the service was stopped in between."""
+    """The journal may hold events that the state lacks, because the service was stopped in between."""
     _turning: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def run(self) -> None:
@@ -258,7 +258,7 @@ class Driver:
         scheduler.state.pace_changes.clear()
 
     def journal_problem(self) -> str:
-        """Return why the journal cannot be written, also where nobody has tried since; empty: nothing is known."""
+        """Return why the journal cannot be written, also where nothing was written since; empty: it can."""
         return self.write_error or self.store.place.problem()
 
     def policy_failure(self) -> str:

@@ -1,6 +1,6 @@
-"""What is due at a moment and nobody reports: jobs near their time limits or at them, closures that begin or end.
+"""Events that are due at a moment without a report: jobs near their time limits or at them, closures that begin or end.
 
-What is due is the core's (`core.time_limits`, `core.closures`); `dispatcher.py` asks workers to save, to pause or to
+The core decides what is due (`core.time_limits`, `core.closures`); `dispatcher.py` asks workers to save, to pause or to
 stop once the event is in the journal. All of it is part of the state, so that a restart changes nothing.
 """
 

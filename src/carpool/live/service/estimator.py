@@ -101,7 +101,7 @@ class JobEstimator:
             "can_shrink": spec.can_shrink is True,  # else the training library's verdict may allow it later
             "can_pause": spec.can_pause and spec.gpus == 1,  # a gang can where the training library says so later
             "saves": None,  # a job that uses the training library shows it
-            # a script of which that is not seen may later, where one of its family told when it was up
+            # another script may later, once a job of its family reported when it was up
             "can_start_ahead": (kind.trains or None) if may_train(spec) else False,
         }
         job = Job(id=name, submitted=now, user=user, **{**spec.for_job(), **estimated})
@@ -132,7 +132,7 @@ class JobEstimator:
 
 
 def _guess(spec: Spec, profiled: bool) -> Guess:
-    """Return what the owner of a job guessed of its length. A profile knows durations better."""
+    """Return what the owner of a job guessed of its length. A profile's durations are used instead."""
     if spec.duration_s is not None and not profiled:
         return Guess.DURATION
     return Guess.NOTHING if spec.iterations is None else Guess.ITERATIONS

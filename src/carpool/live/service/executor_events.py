@@ -107,7 +107,7 @@ class ExecutorEvents:
         return replace(ended, reason=reason, needs_alone=True)
 
     def _moved(self, record: JobRecord, ended: GangEnded, now: float) -> Sequence[ev.Event]:
-        """Return the events of the old gang's end of a job that moves: its checkpoint counts for the new gang."""
+        """Return the events for the end of the old gang of a job that moves: its checkpoint counts for the new gang."""
         job, attempt = record.job.id, record.attempt
         events: list[ev.Event] = []
         if ended.checkpoint is not None and ended.attempt == attempt - 1:

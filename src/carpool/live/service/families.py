@@ -1,8 +1,8 @@
 """Which jobs are alike: the family of a job, from what it runs instead of what it is called.
 
 A family is the content of the script and those of its arguments that change how it uses a GPU. The service asks for it
-when a job is submitted, and the belief keeps under it what it learns, so that `run-17` knows what `run-16` taught. The
-rules are in docs/explanation/belief.md. Nothing here raises: a script that cannot be read counts by its path.
+when a job is submitted, and the belief keeps under it what it learns, so that what was learned from `run-16` counts for
+`run-17`. The rules are in docs/explanation/belief.md. Nothing here raises: an unreadable script counts by its path.
 """
 
 import hashlib
@@ -63,7 +63,7 @@ class Family:
 
 
 def family_of(spec: Spec) -> Family | None:
-    """Return the family of a job; None: it has no command that says anything."""
+    """Return the family of a job; None: its command does not identify one."""
     if not spec.command:
         return None
     label, kept, length = _read_command(spec)

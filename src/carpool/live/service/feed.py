@@ -25,7 +25,7 @@ KEPT = 10_000
 MOST = 1000
 """Number of events that a reader gets at a time."""
 APART_S = 0.1
-"""Seconds between two answers to one reader: events that come close together travel together."""
+"""Seconds between two answers to one reader: events that come close together are sent together."""
 QUIET_S = 15.0
 """Seconds after which a reader gets an empty answer, so that both sides notice a connection that is gone."""
 

@@ -1,6 +1,6 @@
 """Keeps the nodes that a ground hands out: as many as the queue needs, none that is idle, none beyond its end.
 
-The service runs it where it was started with `--on`. It asks the ground every few seconds and at once when somebody
+The service runs it where it was started with `--on`. It asks the ground every few seconds and at once when a request
 waits for the answer; an answer that does not come changes nothing. It is also the service's witness: a node of the
 ground is lost only when the ground has had it on record, for a lease and a margin, that the node's pilot has ended.
 """
@@ -115,7 +115,7 @@ class GroundKeeper:
         self.problem = problem
 
     def _awaits(self) -> bool:
-        """Return whether the ground is about to tell something new."""
+        """Return whether something new is expected from the ground."""
         running = {node.record.pilot for node in self._nodes()}
         return (
             bool(self._submitted or self._ended)
@@ -143,8 +143,8 @@ class GroundKeeper:
         raise Unavailable(f"{self.ground.name} has not said so far where pilot {pilot} runs; try again")
 
     def may_run(self, node: ClusterNode) -> bool:
-        """Return whether workers may run on a node whose lease is over: unless the ground has denied its pilot for so
-        long that no answer to its agent can count any more, and still does."""
+        """Return whether workers may run on a node whose lease is over. They may not once the ground has denied its
+        pilot for so long that no earlier answer to its agent counts any more, and still denies it."""
         if node.record.ground == HAND:
             return False
         if node.record.ground != self.ground.name:
@@ -212,7 +212,7 @@ class GroundKeeper:
         self._asked = asked
 
     async def _pilot_ended(self, pilot: Pilot) -> None:
-        """Note that a pilot is gone, and wait before the next one if it did no good."""
+        """Note that a pilot is gone, and wait before the next one if it never joined."""
         await asyncio.to_thread(remove_ticket, self.home.pilots, pilot.id)
         if pilot.id in self._joined:
             self._joined.discard(pilot.id)
@@ -242,7 +242,7 @@ class GroundKeeper:
                 self.cluster.members.dismiss(node.name, f"{self.ground.name} has ended its pilot")
 
     def _obey_ends(self) -> None:
-        """Let the jobs of nodes save and move that the ground takes back soon."""
+        """Let the jobs on nodes that the ground takes back soon save and move."""
         for node in self._nodes():
             if node.ends_at is not None and time.time() > node.ends_at - self.plan.save_s:
                 self.cluster.members.dismiss(
@@ -285,7 +285,7 @@ class GroundKeeper:
 
     def _wanted(self, staying: Collection[ClusterNode], per_node: int, now: float) -> int:
         """Return how many nodes the cluster should have: those in use, those that are not idle for long, and as many as
-        the jobs need that have waited for a while."""
+        are needed by jobs that have waited for a while."""
         in_use = sum(1 for node in staying if now - self._idle.get(node.name, now) < self.plan.idle_s)
         busy = sum(1 for node in staying if node.name not in self._idle)
         moment = self.clock.now()
@@ -295,7 +295,7 @@ class GroundKeeper:
         return max(self.plan.least, min(self.plan.most, max(in_use, needed)))
 
     async def _give_back(self, alive: list[Pilot], staying: Collection[ClusterNode], count: int, now: float) -> None:
-        """End pilots that wait, then let nodes leave that have been idle for long."""
+        """End pilots that wait, then let nodes that have been idle for long leave."""
         joined = {node.record.pilot for node in staying}
         waiting = [pilot for pilot in alive if pilot.status is PilotStatus.WAITING and pilot.id not in joined]
         for pilot in waiting[:count]:

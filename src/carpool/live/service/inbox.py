@@ -1,4 +1,4 @@
-"""The inbox of the driver: everything that users, executors and background tasks want to happen, until its turn comes.
+"""The inbox of the driver: what users, executors and background tasks ask for or report, until its turn comes.
 
 An input is a function that says what it means for the state at the moment of its turn, because a job may end in
 between. The driver empties the inbox at the start of each turn. Notes for the operator wait here too.

@@ -101,7 +101,8 @@ class JobBook:
         return uid if isinstance(uid, int) else None
 
     def counts_iterations(self, job: str) -> bool:
-        """Return whether the owner gave the number of iterations. Else reports count in other units than the state."""
+        """Return whether the owner gave the number of iterations. If not, reports count in other units than the
+        state."""
         return job in self.specs and self.specs[job].iterations is not None
 
     # ---- jobs that have ended --------------------------------------------------------------------------------------
@@ -221,7 +222,7 @@ class JobBook:
         self._copying.shutdown()
 
     def end_waiting(self) -> None:
-        """Tell everyone who waits for a job that the service ends; clients ask the next one."""
+        """Tell all queries that wait for a job that the service ends; clients ask the next one."""
         for waiter in [waiter for waiters in self._waiters.values() for waiter in waiters]:
             if not waiter.done():
                 waiter.set_exception(Unavailable("the service is stopping; try again when it runs again"))

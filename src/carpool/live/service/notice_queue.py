@@ -1,4 +1,4 @@
-"""The queue of notices that are to be sent, in which users do not stand in each other's way.
+"""The queue of notices that are to be sent, in which no user delays the notices of another.
 
 A user chooses where notices go, and so how long sending them takes. Every user therefore has a queue, of which only a
 few notices are sent at a time, and users take turns. `notices.py` fills and empties it.

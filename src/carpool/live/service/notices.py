@@ -1,8 +1,8 @@
 """Notices to users about their jobs: start, end, failure, time limit, slow-down beyond a bound.
 
-The notifier looks on after every turn and puts what is due into a queue; tasks send it from there, a few at a time, and
-put what did not arrive back for later. Nothing waits for it, and a service that ends drops what is left. Logs and the
-journal say that a notice failed, and never where it was to go.
+The notifier is called after every turn and puts what is due into a queue; tasks send it from there, a few at a time,
+and put what did not arrive back for later. Nothing waits for it, and a service that ends drops what is left. Logs and
+the journal say that a notice failed, and never where it was to go.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ class Notifier:
     """Writes a line for the operator."""
     again_s: tuple[float, ...] = AGAIN_S
     undelivered: OrderedDict[str, list[str]] = field(default_factory=OrderedDict)
-    """Why notices about the latest jobs that missed some did not arrive, in which form. A restart forgets it."""
+    """Why notices did not arrive, and in which form, for the latest such jobs. A restart forgets it."""
     _queue: NoticeQueue = field(default_factory=NoticeQueue)
     _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(AT_ONCE, "notices"))
     """Threads of its own: a webhook may be slow, and other work of the service must not wait for one."""

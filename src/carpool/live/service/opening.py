@@ -54,7 +54,7 @@ async def open_journal(config: ServiceConfig, store: Store, waiting: Waiting) ->
 
 
 def _free_reserve(home: Home, store: Store) -> None:
-    """Start in the room that is kept for that, if the disk is full."""
+    """Free the room that is kept for a start, if the disk is full."""
     if note := DiskReserve(home.reserve).free_if_full():
         store.notes.append(note)
 

@@ -1,8 +1,8 @@
-"""What operators settled about tenants and GPUs, in a copy beside the journal: groups, shares, drains and reservations.
+"""What operators set for tenants and GPUs, in a copy beside the journal: groups, shares, drains and reservations.
 
 A journal that is lost, or that lost its tail, must not lift a cap or a time limit, nor open a GPU that is drained. So
 every change is written to `settings.json` before it is journalled, with a mark that the journal gets too. At a start
-the copy counts unless it is damaged, which a digest tells, or the journal has a later mark. `requests.py` makes changes
+the copy counts unless it is damaged, which a digest shows, or the journal has a later mark. `requests.py` makes changes
 through it.
 """
 

@@ -2,8 +2,8 @@
 
 A worker with the training library reports how far it is, and a PyTorch script without it is watched. The queries show
 every report. The journal gets a measurement when a job's mates change and otherwise every ten seconds, every
-checkpoint, and every change of accumulation. The progress of any other job is an estimate, as is that of a job that
-tells its speed but neither it nor its owner tells how many iterations it does in all.
+checkpoint, and every change of accumulation. The progress of any other job is an estimate. So is that of a job that
+reports its speed, if neither it nor its owner states how many iterations it does in all.
 """
 
 import asyncio
@@ -37,13 +37,14 @@ EVERY_S = 1.0
 JOURNAL_S = 10.0
 """Seconds between two journalled measurements of a job whose mates stay the same."""
 DROPS_SAID = 3
-"""Number of dropped reports in a row after which it is said."""
+"""Number of dropped reports in a row after which that is noted."""
 SETTLING_ITERATIONS, SETTLING_S = 3, 0.4
 """Iterations and seconds beside the same mates after which a measurement counts."""
 FIRST_ALONE_S = 0.6
 """The same for the first time alone: a trial waits for it, and the counters need this long to be the job's own."""
 QUICK_LOOKS = 8
-"""Looks for each one at all gangs, at which only gangs are read whose mates changed: measurements of them are news."""
+"""Number of quick looks for each look at all gangs. A quick look reads only gangs whose mates changed, because their
+measurements are new."""
 LATE_S, LATE_SHARE = 5.0, 0.05
 """How long a job must run beyond its believed end to have outlived it: in seconds, and as a share of its duration."""
 GUESS_S, GUESS_SHARE = 3.0, 0.02
@@ -52,7 +53,7 @@ GUESS_S, GUESS_SHARE = 3.0, 0.02
 
 @dataclass(slots=True)
 class GangProgress:
-    """What the journal knows about a gang."""
+    """What is in the journal about a gang."""
 
     journalled_at: float = -inf
     mates: tuple[object, ...] = ()
@@ -65,13 +66,13 @@ class GangProgress:
     guessed_s: float = 0.0
     """Seconds of one of the state's iterations alone, by that guess."""
     accumulation: int = 0
-    """Accumulation that the journal knows to be in force; 0: not known."""
+    """Accumulation that is in force by the journal; 0: not known."""
     latest: Report | None = None
     trust: ReportTrust = field(default_factory=ReportTrust)
     drops: int = 0
     """Number of reports in a row that were dropped."""
     dropped: str = ""
-    """What the latest report contradicts that was dropped; empty: none was."""
+    """What the latest dropped report contradicts; empty: none was dropped."""
 
 
 @dataclass
@@ -107,7 +108,7 @@ class ProgressWatch:
         self.look_for_late()
 
     def look_for_late(self) -> None:
-        """Tell which jobs run for longer than is believed of them."""
+        """Report which jobs run for longer than is believed of them."""
         state, now = self.state, self.clock.now()
         if any(record.iteration_s and not record.iterations_left(now) for record in state.running):
 
@@ -140,13 +141,13 @@ class ProgressWatch:
         return gang.latest if gang else None
 
     def done(self, record: JobRecord) -> float | None:
-        """Return the iterations done as the workers report them, in those of the state; None: they do not tell."""
+        """Return the iterations done as the workers report them, in those of the state; None: no report."""
         report = self.latest(record)
         scale = self._scale(record, report) if report is not None else None
         return None if report is None or scale is None else report.iteration * scale
 
     def _scale(self, record: JobRecord, report: Report) -> float | None:
-        """Return the iterations of the state for one that a worker reports; None: the worker does not tell its total.
+        """Return the iterations of the state for one that a worker reports; None: the worker does not report its total.
 
         Where the owner gave no number of iterations, those of the state are parts of the whole job.
         """
@@ -184,7 +185,7 @@ class ProgressWatch:
         return found
 
     def _drop(self, record: JobRecord, gang: GangProgress, why: str) -> None:
-        """Say that reports are not believed, in the journal once for each attempt. A single one may follow from the
+        """Note that reports are not believed, in the journal once for each attempt. A single one may follow from the
         moving average after a change of speed."""
         gang.drops += 1
         if gang.drops < DROPS_SAID:
@@ -242,10 +243,10 @@ class ProgressWatch:
     def _guessed_events(
         self, record: JobRecord, gang: GangProgress, report: Report, seconds: float | None, now: float
     ) -> Iterator[ev.Event]:
-        """Tell the speed of a job that does not tell how many iterations it makes, as a ratio to its speed alone.
+        """Return the speed of a job that does not report how many iterations it makes, as a ratio to its speed alone.
 
-        Those of the state are thousandths of its guessed duration, and slowed down as much as its own are. What is left
-        of it follows from the guess and from the time alone that its iterations so far are worth.
+        The state's iterations are thousandths of its guessed duration, and are slowed down as much as its own. What is
+        left of it follows from the guess and from the time alone that its iterations so far are worth.
         """
         if seconds is None:
             return
@@ -280,7 +281,7 @@ class ProgressWatch:
     def _accumulation_events(
         self, record: JobRecord, gang: GangProgress, report: Report, now: float
     ) -> Iterator[ev.Event]:
-        """Confirm a retune, or tell that the job split its batch further by itself because memory ran out."""
+        """Confirm a retune, or report that the job split its batch further by itself because memory ran out."""
         job, attempt, accumulation = record.job.id, record.attempt, report.accumulation
         if accumulation == record.accumulation:
             # after a restart, the reserved memory shows whether a retune was confirmed

@@ -158,7 +158,7 @@ class Queries:
         return self.executor.checkpoint_left(job) if isinstance(self.executor, FetchesCheckpoints) else ""
 
     def _demand(self, record: JobRecord) -> Row | None:
-        """Return what jobs of a job's family ask of a GPU; None: it was never measured."""
+        """Return what jobs of a job's family use of a GPU; None: it was never measured."""
         perf = self.state.perf
         demand = perf.demand_of(record.job, record.accumulation) if isinstance(perf, Belief) else None
         return None if demand is None else asdict(demand)

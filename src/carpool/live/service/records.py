@@ -1,7 +1,7 @@
 """What the dashboard draws of the past: the places of jobs during the last hour, and each job's speed over time.
 
-The recorder looks on after every turn of the driver. What it knows of a job goes into the job's story at its end, so
-that a restart loses only the earlier part of jobs that still run.
+The recorder is called after every turn of the driver. What it has recorded of a job goes into the job's story at its
+end, so that a restart loses only the earlier part of jobs that still run.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,7 @@
 """Restart: the state from snapshot and journal, then the gangs that the executor finds.
 
-Called once by `open_service`, before any request is accepted. The journal is the truth about jobs, and the executor is
-the truth about processes. A tail of the journal that cannot be read is set aside, and what it said is found elsewhere:
+Called once by `open_service`, before any request is accepted. The journal decides which jobs there are, and the
+executor which processes. A tail of the journal that cannot be read is set aside, and what it said is found elsewhere:
 jobs in their table or in their directories, ends in the wrappers' records. Workers that the journal does not know are
 killed. An event of an unknown kind is no damage: it stops the start.
 """
@@ -167,7 +167,7 @@ class JobRecovery:
         self.inbox.add(prepare)
 
     def _owner_doubt(self, user: str, uid: int | None) -> str:
-        """Return why the owner of a job that only its record knows is not certain; empty: it is. A user that the
+        """Return why the owner of a job that is only in its record is not certain; empty: it is. A user that the
         journal lost is restored by the uid in the record, which only the service can write."""
         if user not in self.users.rows and uid and os.getuid() == 0 and user != ADMIN:
             self.users.restore(user, uid)

@@ -2,7 +2,7 @@
 
 A worker writes its report itself, so it may say anything. What it says about its speed becomes a measurement that other
 jobs are placed by. `progress.py` asks `ReportTrust` about every report. The first report of an attempt is taken as it
-is, because a job may go on from a checkpoint that only it knows.
+is, because a job may go on from a checkpoint that the service does not know.
 """
 
 from dataclasses import dataclass

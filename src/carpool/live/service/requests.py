@@ -220,7 +220,7 @@ class Requests:
         await self.inbox.request(prepare)
 
     async def resume(self, job: str) -> None:
-        """Let a job go on that its owner paused, as soon as its GPUs have room for it."""
+        """Let a job that its owner paused go on, as soon as its GPUs have room for it."""
 
         def prepare(now: float, commit: Commit) -> Sequence[ev.Event]:
             record = self.book.record(job)

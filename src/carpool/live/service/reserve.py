@@ -39,7 +39,7 @@ class DiskReserve:
             _fill(probe, PROBE_BYTES)
             return ""
         except OSError as error:
-            if error.errno not in FULL:  # what is wrong is said by what needs the file system
+            if error.errno not in FULL:  # the parts that need the file system report the problem
                 return ""
             probe.unlink(missing_ok=True)
             self._path.unlink()

@@ -173,7 +173,7 @@ async def open_service(config: ServiceConfig, waiting: Waiting = lambda state: N
             loaded = await recovery.load(store, partial(_scheduler, config, estimator))
         except StoreError as error:
             raise InputError(f"journal {store.place}: {error}; see `carpool doctor`") from error
-        except UnknownEvent as error:  # nothing was written, so the release that knows it still can start
+        except UnknownEvent as error:  # nothing was written, so the release that has this event can still start
             raise InputError(f"journal {store.place}: {error}") from error
         service = await _assemble(config, store, users, inventory, estimator, loaded)
         undo.pop_all()

@@ -1,4 +1,4 @@
-"""How much room the code snapshots of a user's jobs take that have not ended, and the bound for it.
+"""How much room the code snapshots of a user's jobs that have not ended take, and the bound for it.
 
 Every job has a copy of its own, so that a small upload can fill the disk. `requests.py` asks before it makes copies.
 What counts is the size at submission, which is recorded beside the job: what the job writes into its copy is not part

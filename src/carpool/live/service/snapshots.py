@@ -30,7 +30,7 @@ class SnapshotKeeper:
     _writing: asyncio.Task[None] | None = None
 
     def after_turn(self) -> None:
-        """Take a snapshot if it is due. Call it only while everything that the state knows is on disk."""
+        """Take a snapshot if it is due. Call it only while everything in the state is on disk."""
         busy = self._writing is not None and not self._writing.done()
         if self.store.seq - self.last >= SNAPSHOT_EVENTS and not busy:
             self.last = self.store.seq

@@ -1,4 +1,4 @@
-"""What a turn of the driver did, for the parts that only look on: feed, records, metrics, notices."""
+"""What a turn of the driver did, for the parts that only observe: feed, records, metrics, notices."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +27,6 @@ class TurnDone:
 
 
 class TurnObserver(Protocol):
-    """A part that looks on. It changes nothing, and its failures stop no turn."""
+    """A part that observes turns. It changes nothing, and its failures stop no turn."""
 
     def turned(self, turn: TurnDone) -> None: ...

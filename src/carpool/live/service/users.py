@@ -70,7 +70,7 @@ class Users:
             sync_directory(self._home.path)
 
     def restore(self, user: str, uid: int) -> None:
-        """Add a user that only a job's record knows, without a token: nothing but the uid is certain."""
+        """Add a user that is only in a job's record, without a token: only the uid is certain."""
         self.rows[user] = self.next_row(user, {"uid": uid, "token_hash": "", "role": "user", "revoked": True})
 
     def uid_of(self, user: str) -> int | None:

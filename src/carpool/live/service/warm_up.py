@@ -25,9 +25,9 @@ log = logging.getLogger("carpool.live")
 EVERY_S = 0.25
 """Seconds between two looks while a job warms up."""
 UNSIGNED_S = 10.0
-"""Seconds after which a gang counts as computing that gave no sign of a training."""
+"""Seconds after which a gang that gave no sign of a training counts as computing."""
 SIGNED_S = 120.0
-"""Seconds after which a gang counts as computing that imported PyTorch and reported no step."""
+"""Seconds after which a gang that imported PyTorch and reported no step counts as computing."""
 TRAINING = re.compile(r"(^|[/\s;&|])(python[0-9.]*|torchrun|accelerate|deepspeed|lightning|carpool)(\s|$)|\.py(\s|$)")
 
 
