@@ -290,7 +290,7 @@ class ExecutorOptions:
     lease: Path | None = None
     """File that says until when workers may run (see `carpool.live.rank.Lease`); None: for ever."""
     has_service: Callable[[], bool] = lambda: True
-    """Whether a service is there, which the wrappers of paused workers want to know."""
+    """Whether a service is there. Wrappers let paused workers go on where none is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 An agent sends what is on its node and gets what shall be there (`wire.py`); this executor never calls an agent. It
 keeps one `ClusterGang` for each gang (`cluster_gangs.py`) and one `ClusterNode` for each node (`members.py`), and turns
-what agents say into the calls of the executor's contract. Every answer grants a lease: workers of a node that hears
-nothing end before it is over, and only some time after that the node is lost and its jobs may run elsewhere. Logs are
+what agents say into the calls of the executor's contract. Every answer grants a lease: workers of a node that gets no
+answer end before it is over. Only some time after that, the node is lost and its jobs may run elsewhere. Logs are
 copied to the home by `live/http/agent_routes.py`.
 """
 
@@ -45,7 +45,7 @@ from carpool.live.executors.wire import NodeOrders, NodeState, PartOrder, PartSt
 log = logging.getLogger("carpool.live")
 
 LEASE_S, MARGIN_S = 300.0, 30.0
-"""Seconds for which workers of a node that hears nothing may run, and how much later the node is lost."""
+"""Seconds for which workers of a node that gets no answer may run, and how much later the node is lost."""
 PROOF = "shared-home"
 """File in the home that agents read to prove that they see it."""
 
@@ -246,7 +246,7 @@ class ClusterExecutor(ClusterGangs):
         while True:
             await asyncio.sleep(LOOK_S)
             try:
-                if self._leadership.leads():  # it may have slept while another service took over
+                if self._leadership.leads():  # this process may have been stopped while another service took over
                     self.members.look()
                     for doors in self._doors.values():
                         doors.look()

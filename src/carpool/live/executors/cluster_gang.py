@@ -1,8 +1,8 @@
 """A gang over the nodes of a cluster, as the service sees it: its parts, what each shall do, and how the whole ended.
 
-A part is the gang's workers on one node. All parts are ready before any goes; the end of one that did not finish ends
-all. Nothing here waits or sends: `cluster.py` hands in what agents say and sends what `order` returns. Two files in the
-attempt's directory outlive the service: which parts there are, and how the gang ended.
+A part is the gang's workers on one node. No part runs its workers before all parts are ready, and a part that ends
+without finishing ends all. Nothing here waits or sends: `cluster.py` hands in what agents say and sends what `order`
+returns. Two files in the attempt's directory outlive the service: which parts there are, and how the gang ended.
 """
 
 import json
@@ -46,9 +46,9 @@ class ClusterPart:
 
     share: NodeShare
     state: PartState | None = None
-    """None: its agent has not spoken of it."""
+    """None: its agent has not reported it."""
     lost: str = ""
-    """Why the part is given up without its agent's word; empty: it is not."""
+    """Why the part is given up without a report of its agent; empty: it is not."""
 
     @property
     def phase(self) -> Phase:
@@ -89,7 +89,7 @@ class ClusterGang:
     """Number of the latest request for a checkpoint."""
     stop: StopMode | None = None
     broken: bool = False
-    """A part ended that did not finish, so the others must end too."""
+    """A part ended without finishing, so the others must end too."""
     started: bool = False
     """Its start is reported."""
     paused: bool | None = None
@@ -286,7 +286,7 @@ def share_out(gpus: Sequence[GpuId], place_of: Mapping[GpuId, tuple[str, int]]) 
 
 
 def write_parts(directory: Path, gang: ClusterGang) -> None:
-    """Record which parts a gang has, before any agent hears of it. Blocks."""
+    """Record which parts a gang has, before any agent is told. Blocks."""
     directory.parent.mkdir(mode=0o711 if os.getuid() == 0 else 0o700, exist_ok=True)
     directory.mkdir(mode=0o700, exist_ok=True)
     shares = [wire.plain(part.share) for part in gang.parts.values()]

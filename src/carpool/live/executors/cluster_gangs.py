@@ -38,13 +38,13 @@ from carpool.live.executors.nodes import ClusterNode, NodeBook
 from carpool.live.home import Home
 
 RETRY_S = 1.0
-"""Seconds before a file is written again that could not be written."""
+"""Seconds before another attempt to write a file that could not be written."""
 TERM_SHIFT = 20
 """Requests to pause and resume in one life of the service: their numbers follow from its term."""
 
 
 class ClusterGangs:
-    """All gangs on the nodes of a book: the part of `ClusterExecutor` that knows no messages."""
+    """All gangs on the nodes of a book: the part of `ClusterExecutor` without the messages."""
 
     def __init__(self, options: ExecutorOptions) -> None:
         self.home: Home = options.home
@@ -96,7 +96,7 @@ class ClusterGangs:
 
     async def recover(self, known: Iterable[GangKey], listener: ExecutorListener) -> Collection[GangKey]:
         """Find the gangs that earlier services told agents to start. They count as present until their agents have
-        spoken; what agents run that is not known here, they kill."""
+        reported. Agents kill gangs that are not known here."""
         self._listener = listener
         found: set[GangKey] = set()
         ends: list[GangEnded] = []
@@ -149,7 +149,7 @@ class ClusterGangs:
         self._spawn(self._record(gang))
 
     def _refuse(self, launch: Launch, outcome: GangOutcome, reason: str = "") -> None:
-        """Report the end of a gang that no agent hears of."""
+        """Report the end of a gang that no agent was told of."""
         gang = ClusterGang(launch.key, {}, launch)
         self._enter(gang)
         ended = GangEnded(*launch.key, outcome, reason)

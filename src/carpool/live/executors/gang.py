@@ -70,8 +70,8 @@ class LocalRank:
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int | None]:
-        """Open the directory, None if it is gone for good: the home in which it was is there, and it is not. The home
-        is held open meanwhile, because it may go and come at any moment."""
+        """Open the directory, None if it is gone for good: its home is there, and the directory is not. The home is
+        held open meanwhile, because it may go and come at any moment."""
         place = self.directory.parents[3]
         with contextlib.ExitStack() as stack:
             home = os.open(place, FOLDER)
@@ -325,13 +325,13 @@ def _log_shows_out_of_memory(rank: LocalRank) -> bool:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a worker's directory; an empty one if the worker made something else of it."""
+    """Read a JSON object from a worker's directory; an empty one if the worker replaced it."""
     found = read_json(path)
     return found if isinstance(found, dict) else {}
 
 
 def _read_in(directory: int | None, name: str) -> dict[str, Any]:
-    """Read a JSON object from a worker's directory, an empty one if the worker made something else of it. Raise OSError
+    """Read a JSON object from a worker's directory; an empty one if the worker replaced it. Raise OSError
     if the file may be there and cannot be read."""
     if directory is None:
         return {}

@@ -1,4 +1,4 @@
-"""Which nodes are part of the cluster: who may join, who is silent, who is lost, who shall leave.
+"""Which nodes are part of the cluster: which may join, are silent, are lost, and shall leave.
 
 `ClusterExecutor` owns one and hands in what agents say; operators and the keeper of a ground change nodes through it. A
 node is lost when its workers must be gone: a lease and a margin after its last answer. Where its ground vouches for it,
@@ -23,11 +23,11 @@ EXCHANGES_PER_S = 200.0
 LOOK_S = 0.25
 """Seconds between two looks for silent nodes."""
 LONGEST_LOOK_S = 4 * LOOK_S
-"""Seconds of silence that one look can add: a service that was stopped heard no node, which is not their fault."""
+"""Seconds of silence that one look can add: a service that was stopped could not hear its nodes."""
 
 
 class ClusterMembers:
-    """The nodes of a cluster and their comings and goings."""
+    """The nodes of a cluster, and how they join and leave."""
 
     def __init__(self, book: NodeBook, lease_s: float, margin_s: float) -> None:
         self.book, self.lease_s, self.margin_s = book, lease_s, margin_s
@@ -38,7 +38,7 @@ class ClusterMembers:
         """Called when a node is to leave, for the gangs there."""
         self.may_run: Callable[[ClusterNode], bool] = _has_ground
         """Whether workers may run on a node although its lease is over, because its ground may have vouched for it.
-        Without a keeper, nobody knows that about the nodes of a ground."""
+        Without a keeper, that is not known of the nodes of a ground."""
         self.end_of: Callable[[str], float | None] = lambda pilot: None
         """When a ground takes back the node of a pilot, in seconds since 1970; None: not known, or never."""
         self.save_s = 0.0
@@ -117,7 +117,7 @@ class ClusterMembers:
         self.lose(self._known(name), f"node {name} was given up by the operator")
 
     def drain(self, name: str, drained: bool) -> None:
-        """Let nothing new start on a node, or let it again."""
+        """Close a node, so that nothing new starts there, or open it."""
         node = self._known(name)
         if node.record.drained is not drained:
             self.book.change(node, drained=drained)

@@ -2,8 +2,8 @@
 
 It keeps the contract of `base.py`, so it shows which calls an executor answers and makes, and in which order. It takes
 no `ExecutorOptions` and starts no process; `local.py` does. With `automatic`, gangs start and stop by themselves and
-`program(...)` says what they do; without, a test calls `start` and `end` at the moments it wants. Closing it and
-calling `recover` again plays a restart of the service, because the gangs stay in the object.
+`program(...)` says what they do; without, a test calls `start` and `end` itself. Closing it and calling `recover` again
+stands for a restart of the service, because the gangs stay in the object.
 """
 
 import asyncio
@@ -95,14 +95,14 @@ class MemoryExecutor:
     # ---- what a test or a load test does ----------------------------------------------------------------------------
 
     def start(self, key: GangKey) -> None:
-        """Play that all workers of a gang run."""
+        """Act as if all workers of a gang run."""
         gang = self.gangs.get(key)
         if gang is not None and not gang.started:
             gang.started = True
             self.listener.gang_started(key)
 
     def switch(self, key: GangKey) -> None:
-        """Play that a gang did what the latest `pause` or `resume` asked for."""
+        """Act as if a gang did what the latest `pause` or `resume` asked for."""
         gang = self.gangs.get(key)
         if gang is not None and gang.started and not gang.stopping and self._listener is not None:
             if gang.paused:
@@ -120,7 +120,7 @@ class MemoryExecutor:
         checkpoint: float | None = None,
         node_fault: bool = False,
     ) -> None:
-        """Play that all workers of a gang are gone; reported now, or by `recover` if no service is attached."""
+        """Act as if all workers of a gang are gone; reported now, or by `recover` if no service is attached."""
         gang = self._past[key] = self.gangs.pop(key)
         gang.ended = GangEnded(*key, outcome, reason, exit_code=exit_code, checkpoint=checkpoint, node_fault=node_fault)
         if self._listener is not None:

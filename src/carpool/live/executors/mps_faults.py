@@ -1,4 +1,4 @@
-"""Faults of MPS on this machine: which gangs a fault hit, although no one can tell which gang caused it.
+"""Faults of MPS on this machine: which gangs a fault hit, although it is not known which gang caused it.
 
 A fatal fault of one process reaches every client of its MPS server. All gangs on a failed server are hit: those that
 failed by it, and those that run on without their GPU or hang, which the service requeues. A server forgets its fault

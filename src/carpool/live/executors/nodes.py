@@ -1,4 +1,4 @@
-"""The nodes of a cluster: who is here, since when, which numbers their GPUs have, and when they were last heard.
+"""The nodes of a cluster: which there are, since when, which numbers their GPUs have, and when they last reported.
 
 `nodes.json` in the home keeps what must outlive the service: the numbers of GPUs, which agent speaks for a node, and
 which nodes are drained or lost. It is written before anything that depends on it is told to others. After a restart all
@@ -202,7 +202,7 @@ class NodeBook:
         return node
 
     def refresh(self, node: ClusterNode, state: NodeState) -> bool:
-        """Take what an agent says about its node; return whether the scheduler must know."""
+        """Take what an agent says about its node; return whether the scheduler must be told."""
         new = replace(_record(state, node.record.first_gpu, node.record.drained), since=node.record.since)
         if new == node.record:
             return False

@@ -38,7 +38,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """One process, which no later process with the same pid is taken for."""
+    """One process, told apart from a later one with the same pid."""
 
     pid: int
     start: int

@@ -1,7 +1,7 @@
 """Moving the device memory of a paused gang to main memory and back. Used by the local executor's `switching`.
 
 `carpool.gpu.swap` does it, in a process of its own. Which processes were moved is written down first, because the
-driver does not list a process any more that holds no memory.
+driver no longer lists a process that holds no memory.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ class GangSwap:
 
 
 def swapped_pids(gang: LocalGang) -> list[int]:
-    """Return the processes of a gang whose memory was moved and that still live."""
+    """Return the processes of a gang whose memory was moved and that still run."""
     found = read_json(gang.directory / SWAP_FILE)
     marks = [mark for mark in found if isinstance(mark, list) and len(mark) == 2] if isinstance(found, list) else []
     return [pid for pid, start in marks if type(pid) is int and start_ticks(pid) == start]

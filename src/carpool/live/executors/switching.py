@@ -2,7 +2,7 @@
 
 The wrapper of each worker does it, on a request in a file, and answers in another. A gang of several workers that uses
 the training library is first brought to a step boundary, through the channel, so that nothing is in flight between its
-workers. While the service lives it touches a file: a wrapper that sees no change for `pause_patience_s` lets its worker
+workers. While the service runs, it touches a file: a wrapper that sees no change for `pause_patience_s` lets its worker
 go on, and the request is repeated when a service looks again.
 """
 
@@ -23,7 +23,7 @@ from carpool.live.home import write_private
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.002, 0.05
 """Seconds between two looks at the wrappers' answers: few at first, more while nothing happens."""
 RETRY_S = 1.0
-"""Seconds before a request is written again that could not be written."""
+"""Seconds before another attempt to write a request that could not be written."""
 BEATS = 5
 """Number of signs of life within the wrappers' patience."""
 LONGEST_BEAT_S = 15.0
@@ -39,7 +39,7 @@ class GangSwitch:
         self._alive = options.home.alive
 
     async def prove_life(self) -> None:
-        """Touch the file by which wrappers see that the service lives, for ever."""
+        """Touch, for ever, the file by which wrappers see that the service runs."""
         while True:
             if self._options.has_service():
                 with contextlib.suppress(OSError):

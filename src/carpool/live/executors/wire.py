@@ -38,7 +38,7 @@ class Phase(StrEnum):
 class Want(StrEnum):
     """What the service wants of a part."""
 
-    KEEP = "keep"  # leave it as it is, and tell
+    KEEP = "keep"  # leave it as it is, and report it
     READY = "ready"  # prepare it and wait
     GO = "go"
     STOP = "stop"
@@ -109,7 +109,8 @@ class DeviceRow:
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """Something that happened on a node: a note for the operator, or a fault that hit gangs. Repeated until heard."""
+    """Something that happened on a node: a note for the operator, or a fault that hit gangs. Repeated until the service
+    has it."""
 
     number: int
     text: str
