@@ -81,7 +81,7 @@ class Keyring:
             pilot = self.pilot_of(token)
             if pilot is not None:
                 return Principal(f"{AGENT}:pilot {pilot}", pilot=pilot)
-            return self._agents.get(offered)  # the time tells about digests only, which nobody can choose
+            return self._agents.get(offered)  # the time reveals digests only, which no client can choose
         return Principal(found, found == ADMIN, token_digest=offered)
 
     def add(self, name: str, known: str, node: str = "") -> None:

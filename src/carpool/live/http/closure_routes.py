@@ -51,8 +51,8 @@ async def undrain(name: ClosureName, context: Context, who: Me) -> Json:
 
 @router.post("/reservations", status_code=201, responses=answers(403, 422, 503, ok=201, model=messages.ClosureAnswer))
 async def reserve(request: messages.ReservationRequest, context: Context, who: Me) -> Json:
-    """Reserve GPUs for a group for some time, by name or by number. Of a number, those are chosen that others leave
-    soonest. Nothing of others starts that would run into it."""
+    """Reserve GPUs for a group for some time, by name or by number. For a number, the GPUs that other jobs leave
+    soonest are chosen. No job of others that would run into it starts."""
     admin_only(who)
     now = context.service.clock.now()
     if request.end <= max(now, request.start):

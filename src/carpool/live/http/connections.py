@@ -1,9 +1,9 @@
 """Room for connections: clients without a token, and clients that hold many connections, cannot keep others out.
 
 A connection is a stranger until a request on it carries a valid token. Strangers share a small room of their own, and
-have a few seconds for the head of a request. Where a room is full, the connection that goes is the oldest one of the
-address, or of the user, with the most, one that waits before one that is being answered. So a new connection always
-finds room. `carpool serve` gives `guarded_protocol` to uvicorn; the gate calls `authenticated`.
+have a few seconds for the head of a request. Where a room is full, a connection of the address, or of the user, with
+the most connections is closed: the oldest one that waits, or else the oldest one that is being answered. So a new
+connection always finds room. `carpool serve` gives `guarded_protocol` to uvicorn; the gate calls `authenticated`.
 """
 
 import asyncio

@@ -88,7 +88,7 @@ class Gate:
         self.answered = answered
         """Is called with every answer: its route, its status and the seconds that it took."""
         self.leads = leads
-        """Whether this service leads: one that may have been replaced answers nobody."""
+        """Whether this service leads: one that may have been replaced does not answer."""
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         began = time.monotonic()
@@ -232,7 +232,7 @@ def check_body(body: bytes) -> None:
 
 def _check_encoding(body: bytes) -> None:
     """Refuse what is not UTF-8. Python's parser also reads UTF-16 and UTF-32, whose brackets `depth` does not see; it
-    knows them by a NUL, or by a mark at the beginning that UTF-8 has not."""
+    recognises them by a NUL, or by a mark at the beginning that UTF-8 does not have."""
     try:
         body.decode()
     except UnicodeDecodeError:

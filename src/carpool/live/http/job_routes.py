@@ -249,7 +249,7 @@ async def pause(job: Job, context: Context, who: Me) -> Json:
 
 @router.post("/jobs/{job}/resume", responses=CHANGE)
 async def resume(job: Job, context: Context, who: Me) -> Json:
-    """Let a job go on that its owner paused."""
+    """Let a job that its owner paused go on."""
     own_job(context, who, job)
     await context.service.requests.resume(job)
     return await _changed(context, job)

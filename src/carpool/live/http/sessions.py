@@ -1,4 +1,4 @@
-"""Sessions of browsers: a token in two halves, neither of which tells anything without the other.
+"""Sessions of browsers: a token in two halves, neither of which reveals anything without the other.
 
 One half is a cookie that scripts cannot read. The other half is a key that the page keeps and sends as a header with
 every request. A cookie alone is of no use: browsers send it to every port of a host, and with requests that other sites

@@ -1,4 +1,4 @@
-"""Routes to the terminals of jobs, and to commands beside their workers. Only the owner and the administrator may.
+"""Routes to the terminals of jobs, and to commands beside their workers, for the owner and the administrator.
 
 A terminal is two kinds of requests: a stream of server-sent events with what it prints, which a client resumes after
 the last byte that it saw, and requests with what is typed, which are numbered, so that repeating one is harmless. Both
