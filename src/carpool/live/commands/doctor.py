@@ -195,7 +195,7 @@ def _service(place: Home, home: Path | None) -> Iterator[Diagnosis]:
 
 
 def _nodes(client: Client) -> Iterator[Diagnosis]:
-    """Say which nodes of a cluster take jobs, and what is the matter with the others."""
+    """Say which nodes of a cluster take jobs, and why the others do not."""
     try:
         answer = client.get("/v1/nodes")
     except Refusal:  # a service that runs jobs on its own machine

@@ -16,7 +16,7 @@ from carpool.report.console import new_console, print_table
 from carpool.report.progress import waiting
 
 LEAST_SLOWDOWN = 0.995
-"""Slow-down below which a job was too short to tell: none is below 1."""
+"""Slow-down below which it is not shown, because the job was too short to measure it: none is below 1."""
 BELIEVED = "≈"
 
 

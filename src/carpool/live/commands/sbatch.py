@@ -63,7 +63,7 @@ def is_batch_script(word: str) -> bool:
 
 def read(path: Path, arguments: Sequence[str] = (), name: str | None = None) -> tuple[dict[str, Any], list[str]]:
     """Return the fields of the job that a script asks for, and the options that were ignored. `name`: one that is given
-    with the script, which wins."""
+    with the script, which takes precedence."""
     script = BatchScript({"directory": str(Path.cwd())})
     lines = _head(path)
     for number, line in enumerate(lines, start=1):

@@ -1,8 +1,8 @@
 """`carpool serve`: the service and its HTTP API in one process, in the foreground, until SIGTERM or Ctrl-C.
 
 Stopping it stops no job: workers keep running under their own wrappers, and the next start finds them. The socket is
-bound before anything else, so that a busy port is one clear line and never half a service. A service that stands by
-does not listen: whoever is told to try several addresses gets a refusal at once.
+bound before anything else, so that a busy port is reported in one line before a service is opened. A service that
+stands by does not listen: a client that tries several addresses is refused at once.
 """
 
 import asyncio
@@ -40,8 +40,8 @@ from carpool.live.service.retention import RetentionLimits
 
 PORT = 8471
 COLLECT = (10_000, 10, 10)
-"""When Python looks for cycles of objects. With 10,000 jobs, a look at all of them stops everything else for a part of
-a second, and with Python's own numbers it comes every few seconds."""
+"""Thresholds of Python's garbage collection. With 10,000 jobs, a full collection stops everything else for a part of a
+second, and with Python's own thresholds it runs every few seconds."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SWEEP_S = 60.0
 """Seconds between two looks for uploads that no job has used."""
@@ -423,7 +423,7 @@ def _leave(deposed: BaseException | None) -> None:
 
 
 async def _sweep(uploads: Any) -> None:
-    """Remove uploads that no job has used, also where nobody uploads any more."""
+    """Remove uploads that no job has used, also where no user uploads any more."""
     while True:
         await asyncio.to_thread(uploads.forget_old)
         await asyncio.sleep(SWEEP_S)
