@@ -58,7 +58,7 @@ def runs_as(uid: int | None, script: str, *words: str) -> bool:
 
 def check_directory(path: str, uid: int | None) -> None:
     """Refuse a directory that does not exist or that a job under this uid could not enter. Root looks as that user,
-    so that an answer tells nobody about directories that are closed to them."""
+    so that the answer reveals nothing about directories that are closed to that user."""
     if uid is None or uid == os.getuid():
         usable = os.path.isdir(path) and os.access(path, os.X_OK)
     else:

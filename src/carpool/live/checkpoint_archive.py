@@ -1,7 +1,7 @@
 """A checkpoint folder as one archive and back, for nodes that do not see the service's home. Both ends use it.
 
-The files belong to a job's user, who may still be there: they are read with that user's rights, and unpacked as an
-archive of a stranger, in a folder that only this process can enter.
+The files belong to a job's user, whose processes may still run. They are read with that user's rights, and unpacked as
+an untrusted archive, in a folder that only this process can enter.
 """
 
 import gzip

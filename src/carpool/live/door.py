@@ -36,7 +36,7 @@ MAX_TYPISTS = 64
 """Callers whose last number is remembered."""
 READ_BYTES = 32 << 10
 ROWS, COLUMNS = 24, 80
-"""Size of a terminal that nobody has looked at so far."""
+"""Size of a terminal before the first caller sends that of its window."""
 AGAIN_S = 0.5
 """Seconds before another attempt to write to a full disk."""
 LEAVE_S = 5.0
@@ -523,7 +523,7 @@ def _listen(directory: int) -> socket.socket:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(NAME, dir_fd=directory)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    mask = os.umask(0o177)  # nobody else may connect, not even for a moment
+    mask = os.umask(0o177)  # no other user may connect, not even for a moment
     try:
         listening.bind(f"/proc/self/fd/{directory}/{NAME}")
     finally:

@@ -1,8 +1,8 @@
 """Looking at files with the rights of another user, and giving files to one, for a service of root.
 
-What root reads for a user, that user must be allowed to read: even a hash tells whether a guess at a file's content is
-right. The kernel keeps the rights to files for each thread, so a thread that takes those of a user does the work and
-ends. Nothing has to be given back, and no other thread notices. The estimator calls this for the scripts of jobs.
+Root must read for a user only what that user may read: even a hash shows whether a guess at a file's content is right.
+The kernel keeps the rights to files for each thread, so a thread that takes those of a user does the work and ends.
+Nothing has to be given back, and no other thread is affected. The estimator calls this for the scripts of jobs.
 """
 
 import ctypes

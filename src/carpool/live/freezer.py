@@ -94,7 +94,7 @@ class SignalFreezer:
     def go_on(self) -> None:
         """Let all processes go on."""
         until = time.monotonic() + ATTEMPT_S
-        # all of them: one in an uninterruptible wait does not stand yet, and SIGCONT takes back the stop before it
+        # all of them: one in an uninterruptible wait is not stopped yet, and SIGCONT cancels the pending stop
         todo = self._processes()
         while todo:
             for pid in todo:

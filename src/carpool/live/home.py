@@ -65,7 +65,7 @@ class Home:
         self.emulated = self.path / "emulated"
         """Emulated GPUs: their description, the files by which workers see each other, and homes of agents."""
         self.certificate = self.path / "certificate.pem"
-        """Copy of the service's TLS certificate, by which clients of this home know it."""
+        """Copy of the service's TLS certificate, by which clients of this home recognise it."""
         self.nodes = self.path / "nodes.json"
         """The nodes of a cluster."""
         self.pilots = self.path / "pilots"

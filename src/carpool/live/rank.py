@@ -28,7 +28,7 @@ if TYPE_CHECKING or __package__:
 
 
 def _load_beside(name: str) -> Any:
-    """Load a file of this folder. An interpreter that was started with this file does not know Carpool's packages, and
+    """Load a file of this folder. An interpreter that was started with this file cannot import Carpool's packages, and
     must not find them by short names."""
     from importlib import util
 
@@ -69,7 +69,7 @@ GATE_S = 0.02
 LEASE_LOOK_S = 5.0
 """Largest number of seconds between two looks at the node's lease: the machine may have been suspended."""
 LOOK_S = 15.0
-"""Largest number of seconds between two looks whether the service of a paused worker lives."""
+"""Largest number of seconds between two looks whether the service of a paused worker runs."""
 LINGER_S = 5.0
 """Seconds between SIGTERM and SIGKILL for a worker that did not save in time."""
 MARK = "CARPOOL_WORKER_DIR"
@@ -153,14 +153,14 @@ class WorkerDirectory:
 
 
 def _steps(report: bytes) -> int:
-    """Return the iterations that a report tells of. A half written slot may count: the other one says the same soon."""
+    """Return the iterations in a report. A half-written slot may count: the other one soon has the same number."""
     slots = [report[at : at + SLOT] for at in (0, SLOT)]
     told = [slot for slot in slots if len(slot) == SLOT and slot.startswith(MAGIC)]
     return max([int.from_bytes(slot[ITERATION : ITERATION + 8], "little") for slot in told], default=0)
 
 
 class Pause:
-    """Whether the worker is paused: as the executor's latest request says, unless the service stays away too long."""
+    """Whether the worker is paused: as the executor's latest request says, unless the service is gone for too long."""
 
     def __init__(self, directory: WorkerDirectory, mark: str) -> None:
         self._directory = directory
@@ -276,8 +276,8 @@ class Pause:
 class Lease:
     """How long the workers of this node may run, as the node's agent wrote it down; on one machine there is none.
 
-    The file says until when, on the clock `uptime`, and from when on nobody has been heard of for so long that the
-    worker should save: `UNTIL SAVE`. A file that cannot be read leaves the last known lease in force.
+    The file has two times on the clock `uptime`, `UNTIL SAVE`: when the lease ends, and when the worker should save if
+    the lease has not been renewed by then. A file that cannot be read leaves the last known lease in force.
     """
 
     def __init__(self, path: str | None) -> None:
@@ -344,13 +344,13 @@ class Wrapper:
         self.fenced = False
         """The node's lease ran out."""
         self.unasked = False
-        """A signal to end came from something else than the executor."""
+        """A signal to end came from something other than the executor."""
         self.idle = False
         """The terminal was left alone for too long."""
         self._exit = self.directory.open_reserved(EXIT, EXIT_BYTES)
 
     def run(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, _WAKING)  # before the executor knows whom to signal
+        signal.pthread_sigmask(signal.SIG_BLOCK, _WAKING)  # before the executor knows which process to signal
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         self.directory.replace(RECORD, self.me)
         os.write(1, b"r")  # ready
@@ -451,7 +451,7 @@ class Wrapper:
                 where = orders["directory"] if getattr(error, "filename", None) == orders["directory"] else command[0]
                 os.write(streams[2], f"carpool: cannot run {where}: {text}\n".encode())
                 os._exit(code)
-        if not terminal:  # else it leads a session, which the leader of a group cannot
+        if not terminal:  # with a terminal it starts a session, which the leader of a group cannot
             with contextlib.suppress(OSError):
                 os.setpgid(pid, pid)
         return pid
@@ -505,7 +505,7 @@ class Wrapper:
             self._look_at_lease()
 
     def _left_alone(self, terminal: door_module.Terminal) -> None:
-        """End the worker, whose terminal nobody used for the time that was stated. A paused one could not be used."""
+        """End the worker, whose terminal was left alone for the stated time. A paused one could not be used."""
         if self.pause.paused:
             terminal.used()
         else:
@@ -558,7 +558,7 @@ class Wrapper:
 
     def _ask_to_leave(self) -> None:
         self._signal(signal.SIGTERM)
-        if self.terminal is not None:  # as if its window were closed: a shell that someone types to ignores SIGTERM
+        if self.terminal is not None:  # as if its window were closed: an interactive shell ignores SIGTERM
             self._signal(signal.SIGHUP)
             self._signal(signal.SIGCONT)
         self._wait("ending", self.orders["grace_s"])

@@ -1,6 +1,6 @@
 """Specs of jobs as the live service reads and stores them: JSON with the fields of `carpool.job_schema`.
 
-The HTTP routes and the recovery of a service call this module. The scheduler knows only a part of a spec, the
+The HTTP routes and the recovery of a service call this module. The scheduler uses only a part of a spec, the
 `core.model.Job` that the service derives from it.
 """
 
@@ -33,7 +33,7 @@ UNCOUNTED = 1000
 MAX_GRACE_S = 3600.0
 """Seconds that a job may ask for to save and to leave, unless the operator says otherwise."""
 IDLE_S = 1800.0
-"""Seconds after which a job with a terminal ends that is left alone, unless its owner says otherwise."""
+"""Seconds after which a job with a terminal that is left alone ends, unless its owner says otherwise."""
 FOR_TERMINALS = {"can_pause": False, "can_checkpoint": False, "watch": False}
 """Defaults of jobs with a terminal: a user who types must not wait for a turn, a shell cannot be resumed from a
 checkpoint, and what is run in one shell after the other is not one training."""

@@ -13,7 +13,7 @@ _CONTROL = re.compile(
 
 
 FAR_S = 1e9
-"""Seconds beyond which a date says nothing; the calendar of Python ends in the year 9999."""
+"""Seconds beyond which no date is shown; the calendar of Python ends in the year 9999."""
 
 
 def printable(text: object) -> str:
@@ -25,7 +25,7 @@ def printable(text: object) -> str:
 
 
 def demand_text(demand: Mapping[str, Any]) -> str:
-    """Return what a job asks of a GPU, in words."""
+    """Return what a job uses of a GPU, in words."""
     if not demand["gpm"]:
         return f"a GPU {demand['sm']:.0%} of the time"
     rest = f", {demand['dram']:.0%} of its memory bandwidth and its tensor cores {demand['tensor']:.0%} of the time"

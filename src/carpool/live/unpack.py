@@ -57,7 +57,7 @@ def unpack(packed: IO[bytes], target: Path, *, most_bytes: int, most_files: int)
         unpacked.finish()
     except InputError:
         raise
-    except Exception:  # whatever the bytes of a stranger make the reader do, the archive is refused
+    except Exception:  # whatever error the reader raises, the archive is refused
         raise InputError(
             "snapshot: is not an archive that can be unpacked safely; make it with `carpool submit`"
         ) from None
