@@ -174,7 +174,7 @@ def test_a_matrix_that_lacks_a_model_or_a_pair_is_refused(tmp_path):
     jobs = csv_file(tmp_path, "a,0,ncf,1,8,9", "b,0,bert,1,8,9")
     path = csv_file(tmp_path, "ncf,1.5", header=",ncf", name="xi.csv")
     said = call("simulate", "--workload", jobs, "--interference", path)
-    refused(said, f"{jobs}:3: model: interference {path} says nothing about 'bert'; it knows ncf; add the pair")
+    refused(said, f"{jobs}:3: model: interference {path} has no entry for 'bert'; it has ncf; add the pair")
     assert call("simulate", "--workload", jobs, "--interference", path, "--jobs-per-gpu", 1).code == 0, "nobody shares"
     profile = tmp_path / "some.json"
     profile.write_text(
@@ -183,7 +183,7 @@ def test_a_matrix_that_lacks_a_model_or_a_pair_is_refused(tmp_path):
         '{"a": "ncf", "b": "ncf", "mechanism": "mps", "xi_a": 1.2, "xi_b": 1.2}]}'
     )
     said = call("simulate", "--workload", jobs, "--interference", profile)
-    refused(said, f"{jobs}:3: model: ", "says nothing about 'bert' beside 'bert'")
+    refused(said, f"{jobs}:3: model: ", "has no entry for 'bert' beside 'bert'")
 
 
 @pytest.mark.parametrize("option", ["--launch-s", "--stop-s", "--duration-error", "--load"])

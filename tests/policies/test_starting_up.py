@@ -137,7 +137,10 @@ class TestStandby:
 
     @pytest.mark.parametrize(
         ("refuses", "why"),
-        [({"can_pause": False}, "asked not to be paused"), ({"can_start_ahead": False}, "may compute without a word")],
+        [
+            ({"can_pause": False}, "asked not to be paused"),
+            ({"can_start_ahead": False}, "does not report when it is up"),
+        ],
     )
     def test_not_for_jobs_that_must_not_be_paused_or_do_not_tell_when_they_compute(self, refuses, why):
         with pytest.raises(IllegalPlan, match=why):

@@ -195,7 +195,7 @@ WORLD_OPTIONS = (
     click.option(
         "--trust-guesses",
         is_flag=True,
-        help="Believe guessed durations: neither correct them by the user's earlier guesses nor renew them.",
+        help="Believe guessed durations: do not correct them by earlier guesses, or when a job outlives them.",
     ),
     click.option(
         "--jobs-per-gpu",

@@ -165,7 +165,7 @@ def _check_start_up(state: View, record: JobView, allocation: Allocation) -> Non
     if not job.can_pause:
         raise IllegalPlan(f"job {job.id} asked not to be paused, and cannot start without a turn to compute")
     if not may_start_ahead(state, job):
-        raise IllegalPlan(f"job {job.id} may compute without a word, and cannot start without a turn to compute")
+        raise IllegalPlan(f"job {job.id} does not report when it is up, and cannot start without a turn to compute")
 
 
 def may_start_ahead(state: View, job: Job) -> bool:

@@ -200,7 +200,7 @@ def _validate_job(state: State, record: JobRecord) -> None:
     _require(record.job.can_shrink or not splits or record.batch is not None, f"{record} may not split its batch")
     if record.status is Status.BLOCKED:
         waits = all(record.job.id in state.dependents.get(name, ()) for name in record.waits_for)
-        _require(bool(record.waits_for) and waits, f"{record} waits for {record.waits_for}, which do not know it")
+        _require(bool(record.waits_for) and waits, f"{record} waits for {record.waits_for}, which do not list it")
     _require(record.status in (Status.RUNNING, *PAUSE) or not record.warming_up, f"{record} warms up")
     starts = record.status is Status.STARTING or record.warming_up
     _require(starts or not record.standby, f"{record} does not start up, and has no turn")

@@ -120,7 +120,7 @@ def parse_gpus(text: str) -> EmulatedGpus:
     if not profile.tasks:
         raise InputError(f"--emulate {head}: profile {profile.name} has no tasks; choose another one")
     if not memory:
-        raise InputError(f"--emulate {head}: profile {profile.name} says nothing of its GPU's memory; add memory=")
+        raise InputError(f"--emulate {head}: profile {profile.name} does not state its GPU's memory; add memory=")
     return EmulatedGpus(name, nodes, gpus, speed, interference, memory, device)
 
 

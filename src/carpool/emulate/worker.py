@@ -320,7 +320,7 @@ def read_task(words: Sequence[str] | None, variables: Mapping[str, str]) -> Work
     """Return what a worker has to do: from its arguments, else from the job's spec."""
     parser = argparse.ArgumentParser(
         prog="carpool emulate",
-        description="Play a training on emulated GPUs, as a job of a service with `carpool serve --emulate`.",
+        description="Emulate a training on emulated GPUs, as a job of a service with `carpool serve --emulate`.",
     )
     parser.add_argument("--model", help="task of the profile  [default: --model of the job]")
     parser.add_argument("--batch", type=int, help="samples per GPU per iteration  [default: --batch of the job]")

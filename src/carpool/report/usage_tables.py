@@ -72,7 +72,7 @@ def notes(report: Mapping[str, Any]) -> list[str]:
         known = total["judged_gpu_s"] / shared
         lines.append(f"saved: known for {known:.0%} of the hours in which jobs shared; the others were not seen alone")
     if gpus["away_gpu_s"]:
-        lines.append(f"{hours(gpus['away_gpu_s'])} GPU hours more were away with their nodes")
+        lines.append(f"{hours(gpus['away_gpu_s'])} GPU hours more were on nodes that were away")
     return lines
 
 

@@ -172,7 +172,7 @@ class Engine:
 
     def _refuse_unrunnable_jobs(self) -> None:
         if self._arrivals and self._arrivals[0].submitted < 0.0:
-            raise CannotFinish(self._arrivals[0].id, "submitted: lies before time 0")
+            raise CannotFinish(self._arrivals[0].id, "submitted: is before time 0")
         looked_at = set()
         for job in self._arrivals:
             alike = (job.gpus, job.model, job.batch, job.can_shrink, job.user, job.limit_s, job.group)

@@ -335,7 +335,7 @@ def _table(text: str, setup: Setup, workload: Workload) -> Interference:
         for model, mate in product(sorted(first), repeat=2):
             if (model, mate) not in table.cells:
                 beside = "" if model not in table.models else f" beside {mate!r}"
-                problem = f"model: interference {text} says nothing about {model!r}{beside}; it knows "
+                problem = f"model: interference {text} has no entry for {model!r}{beside}; it has "
                 problem += f"{', '.join(sorted(table.models))}; add the pair or give a number such as 1.5"
                 raise InputError(f"{workload.where(first[model].id)}: {problem}")
     return table

@@ -84,7 +84,7 @@ async def test_a_service_that_has_not_heard_of_a_worker_says_to_try_again(tmp_pa
         following = ClusterExecutor(options)
         await following.open()
         await following.recover([KEY], RecordingListener(executor=following))
-        with pytest.raises(Unavailable, match="have not told of its workers yet; try again"):
+        with pytest.raises(Unavailable, match="have not reported its workers yet; try again"):
             await following.open_door(KEY, 0, {"do": "watch"})
         world.executor = following
         await eventually(lambda: following.ranks(KEY))

@@ -86,7 +86,7 @@ def test_a_service_that_is_not_root_warns_that_users_must_trust_each_other(monke
     serve._greet("http://10.0.0.5:1", config, SimpleNamespace(queries=Nothing()), "10.0.0.5")
     said = capsys.readouterr().err
     assert "trust each other" not in said
-    assert "tokens travel in clear text" in said
+    assert "tokens are sent in clear text" in said
 
 
 def test_a_service_on_all_interfaces_says_that_other_machines_can_reach_it(capsys, tmp_path):
@@ -96,7 +96,7 @@ def test_a_service_on_all_interfaces_says_that_other_machines_can_reach_it(capsy
     said = capsys.readouterr().err
     assert "carpool serves 1 GPU (mps) under sjf at http://127.0.0.1:1" in said
     assert "listens on 0.0.0.0: other machines can reach it" in said
-    assert "tokens travel in clear text" in said
+    assert "tokens are sent in clear text" in said
 
 
 def test_jobs_run_under_the_uid_of_their_user(monkeypatch):

@@ -63,7 +63,7 @@ async def test_a_false_door_is_not_believed(home):
         assert await said_beside(service, job, "true") == ("", 0)
         door = service.home.rank(job, 1, 0) / "door"
         door.unlink()
-        for answer, refusal in ((b"x" * 3_000_000, "understood"), (b"[1]\n", "understood"), (b"", "has ended")):
+        for answer, refusal in ((b"x" * 3_000_000, "cannot be read"), (b"[1]\n", "cannot be read"), (b"", "has ended")):
 
             async def answering(reader, writer, answer=answer):
                 writer.write(answer)

@@ -67,7 +67,7 @@ class Road:
         answer = self._json("POST", target, data, "application/octet-stream")
         size = answer.get("size") if isinstance(answer, dict) else None
         if type(size) is not int or size < 0:
-            raise NoAnswer("the service did not tell how many bytes it has")
+            raise NoAnswer("the service did not say how many bytes it has")
         return size
 
     def doors(self, here: Any) -> Any:
@@ -87,7 +87,7 @@ class Road:
         answer = self._json("POST", f"{CHECKPOINT}?{urlencode(place)}", data, "application/octet-stream")
         size, done = (answer.get("size"), answer.get("done")) if isinstance(answer, dict) else (None, None)
         if type(size) is not int or size < 0 or type(done) is not bool:
-            raise NoAnswer("the service did not tell how much of the checkpoint it has")
+            raise NoAnswer("the service did not say how much of the checkpoint it has")
         return size, done
 
     def leave_checkpoint(self, job: str, attempt: int, why: str) -> None:

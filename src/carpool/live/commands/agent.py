@@ -31,12 +31,10 @@ NODE = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
     help="Directory of the agent, on a local disk.  [default: `agent` in the home directory of a service]",
 )
 @click.option(
-    "--ca", type=click.Path(path_type=Path, dir_okay=False), help="Certificate that the service's is checked by."
+    "--ca", type=click.Path(path_type=Path, dir_okay=False), help="Certificate to check that of the service with."
 )
 @click.option("--no-mps", is_flag=True, help="Share GPUs by time-slicing.")
-@click.option(
-    "--leave", is_flag=True, help="On SIGTERM, let jobs save and leave the cluster, instead of coming back soon."
-)
+@click.option("--leave", is_flag=True, help="On SIGTERM, let jobs save and take the node out of the cluster.")
 def agent(
     urls: tuple[str, ...],
     token_file: Path | None,

@@ -11,7 +11,7 @@ import click
 @click.option("--iterations", type=int, help="Iterations in all.  [default: --iterations of the job]")
 @click.option("--startup", type=float, metavar="SECONDS", help="Additional time to start up.")
 def emulate(**given: str | float | None) -> None:
-    """Play a training on emulated GPUs.
+    """Emulate a training on emulated GPUs.
 
     It iterates by the clock, as the model of the job does on the GPU that `carpool serve --emulate` emulates.
     """

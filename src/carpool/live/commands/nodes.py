@@ -43,11 +43,11 @@ def print_nodes(rows: list[dict[str, Any]], ground: dict[str, Any] | None = None
             shared,
             printable("; ".join(filter(None, (row.get("why"), row.get("closed"))))),
         )
-    nobody = "no node has joined so far"
+    empty = "no node has joined so far"
     if rows:
         print_table(console, table, ("home", "ground", "lease", "since"))
     else:
-        console.print(nobody if ground else f"{nobody}; `carpool nodes add NAME` makes a join token")
+        console.print(empty if ground else f"{empty}; `carpool nodes add NAME` makes a join token")
     if ground:
         console.print(ground_line(ground), highlight=False)
 

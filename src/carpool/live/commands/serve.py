@@ -59,7 +59,7 @@ VISIBLE = (
 WIDE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Addresses that stand for all of a machine, with the one that clients on it use."""
 CERTIFIED = "everyone who reaches {host} can talk to this service, over TLS"
-OPEN = "everyone who reaches {host} can talk to this service, and tokens travel in clear text: put TLS in front of it"
+OPEN = "everyone who reaches {host} can talk to this service, and tokens are sent in clear text: put TLS in front of it"
 
 
 @click.command()
@@ -86,7 +86,10 @@ OPEN = "everyone who reaches {host} can talk to this service, and tokens travel 
     help="Maximum number of jobs that compute on a GPU.",
 )
 @click.option(
-    "--mps/--no-mps", default=True, show_default=True, help="Share GPUs by MPS where it is available, else by turns."
+    "--mps/--no-mps",
+    default=True,
+    show_default=True,
+    help="Share GPUs by MPS where it is available, else by time-slicing.",
 )
 @click.option(
     "--resident-per-gpu",
@@ -120,7 +123,7 @@ OPEN = "everyone who reaches {host} can talk to this service, and tokens travel 
     metavar=Duration.metavar,
     default="1h",
     show_default=True,
-    help="Longest `--grace` of a job: so long it may stay on its GPUs when it is stopped, also at its time limit.",
+    help="Longest `--grace` of a job: time that it may stay on its GPUs when it is stopped, also at its time limit.",
 )
 @click.option(
     "--max-snapshots",

@@ -71,7 +71,7 @@ def submit(words: tuple[str, ...], home: Path | None, as_json: bool, dry_run: bo
 
     Options override the fields of the file. The command runs as it would in this shell: with the program that this
     shell finds, in the active virtual environment or conda environment, and with the settings of Python, CUDA and the
-    usual libraries. Other variables do not travel: `--env NAME` passes one on, `--env NAME=VALUE` sets one.
+    usual libraries. Other variables are not sent: `--env NAME` passes one on, `--env NAME=VALUE` sets one.
     """
     clean, desktop = given.pop("clean_env"), given.pop("desktop")
     if desktop and not wait:

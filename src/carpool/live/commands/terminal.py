@@ -88,7 +88,7 @@ def run(words: tuple[str, ...], home: Path | None, clean_env: bool, detach: bool
 @click.argument("job", metavar="JOB", shell_complete=complete_jobs)
 @home_option
 def attach(job: str, home: Path | None) -> None:
-    """Use the terminal of a job that runs, from any machine; several users of it see and type the same.
+    """Use the terminal of a running job, from any machine. Several users can share it.
 
     Ctrl-] d leaves it running. The exit code is that of the job, if it ends meanwhile.
     """
@@ -115,7 +115,7 @@ def attach(job: str, home: Path | None) -> None:
 def exec_command(job: str, words: tuple[str, ...], rank: int, home: Path | None) -> None:
     """Run a command beside a worker of a running job: with its user, folder, environment and GPUs.
 
-    It ends with the job, and when this command ends. It has a terminal where this command has one.
+    It ends when the job or this command ends, and has a terminal if this command has one.
     """
     words = words[1:] if words[0] == "--" else words
     if not words:

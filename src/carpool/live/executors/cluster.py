@@ -263,7 +263,7 @@ class ClusterExecutor(ClusterGangs):
         self.check_leading()
         gang = self._gangs.get(key)
         if gang is not None and not all(part.state is not None and part.state.ranks for part in gang.parts.values()):
-            raise Unavailable(f"job {key[0]}: its agents have not told of its workers yet; try again")
+            raise Unavailable(f"job {key[0]}: its agents have not reported its workers yet; try again")
         names = [name for name in gang.parts if self._has_worker(gang, name, rank)] if gang is not None else []
         node = self.book.nodes.get(names[0]) if names else None
         if node is None:

@@ -242,7 +242,7 @@ def read_key(text: str) -> GangKey:
     """Return the gang that a name stands for. Raise `InputError`."""
     job, _, attempt = text.partition("-")
     if not (job.isascii() and job.isdigit() and len(job) <= 18 and attempt.isascii() and attempt.isdigit()):
-        raise InputError(f"{ascii(text)[:40]} names no gang; agent and service must be of releases that fit")
+        raise InputError(f"{ascii(text)[:40]} names no gang; use matching releases of agent and service")
     return job, int(attempt[:18])
 
 
@@ -274,7 +274,7 @@ def read_text(kind: type[Value], text: bytes) -> Value:
 
 
 def _refuse(place: str, wanted: str) -> InputError:
-    return InputError(f"{place[:200]}: is not {wanted}; agent and service must be of releases that fit")
+    return InputError(f"{place[:200]}: is not {wanted}; use matching releases of agent and service")
 
 
 def _reader(hint: Any) -> Reader:

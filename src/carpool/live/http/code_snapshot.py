@@ -79,7 +79,7 @@ def _pack(directory: Path, target: IO[bytes]) -> Packed:
             if size > MAX_BYTES or files > MAX_FILES:
                 raise InputError(
                     f"--snapshot: {directory} holds more than {MAX_BYTES >> 20} MiB or {MAX_FILES} files (largest: "
-                    f"{largest[1]!a}); name unneeded files in {IGNORE_FILE}, one a line, or submit without --snapshot"
+                    f"{largest[1]!a}); name unneeded files in {IGNORE_FILE}, one per line, or submit without --snapshot"
                 )
             if info.isreg():
                 info.type, info.linkname = tarfile.REGTYPE, ""  # a hard link could point outside the directory
@@ -107,7 +107,7 @@ def _ignored(directory: Path) -> frozenset[str]:
     except OSError:
         return LEFT_OUT
     except UnicodeDecodeError:
-        raise InputError(f"{IGNORE_FILE}: is not a text file; write one name a line") from None
+        raise InputError(f"{IGNORE_FILE}: is not a text file; write one name per line") from None
     return LEFT_OUT | {line.strip().rstrip("/") for line in lines if line.strip() and not line.startswith("#")}
 
 

@@ -119,7 +119,7 @@ class Gate:
                 if CONNECTION in scope:
                     scope[CONNECTION].authenticated(principal.name, agent=principal.agent)
                 if principal.agent is not scope["path"].startswith(AGENTS):
-                    raise Refused(403, "agents may use the paths of agents only, and nobody else may")
+                    raise Refused(403, "agents may use only the paths of agents, and other clients may not")
             limit = self.large_bodies.get(scope["path"])
             if limit is not None:  # its route reads it as it arrives
                 await self.app(scope, self._counted(scope, receive, limit, LARGE_BODY_TIMEOUT_S), send)
@@ -236,9 +236,9 @@ def _check_encoding(body: bytes) -> None:
     try:
         body.decode()
     except UnicodeDecodeError:
-        raise Refused(400, "the body is not UTF-8; encode it so") from None
+        raise Refused(400, "the body is not UTF-8; encode it as UTF-8") from None
     if b"\0" in body:
-        raise Refused(400, "the body has a NUL, which JSON in UTF-8 has not; encode it as UTF-8")
+        raise Refused(400, "the body has a NUL, which JSON in UTF-8 does not have; encode it as UTF-8")
 
 
 def _check_unique(body: bytes) -> None:

@@ -25,7 +25,7 @@ from carpool.live.service.inbox import Inbox
 CAPACITY = 8192
 """Number of jobs in the file. More can be cancelled, but a restart before there is room forgets them."""
 _ID, _TIME = struct.Struct("<Q"), struct.Struct("<d")
-REASON = "cancelled; the journal learns it when it can be written"
+REASON = "cancelled; the journal records it when it can be written"
 
 
 class CancelFile:

@@ -167,7 +167,7 @@ class Driver:
                     inputs.remove(one)  # it would fail again if the journal cannot be written
                     log.debug("an input failed", exc_info=error)
                     what = f"{type(error).__name__}: {error}"
-                    self.inbox.note(f"something that happened could not be understood and was dropped ({what})")
+                    self.inbox.note(f"an input could not be processed and was dropped ({what})")
                 continue
             events += meant
             commit.add(part)

@@ -179,7 +179,7 @@ async def _line(lines: DoorConnection, job: str, seconds: float) -> dict[str, An
     except (ValueError, RecursionError):  # no JSON, or a line without an end
         found = None
     if not isinstance(found, dict):
-        raise WrongStatus(f"job {job}: its worker says nothing that can be understood; cancel it")
+        raise WrongStatus(f"job {job}: the answer of its worker cannot be read; cancel it")
     if "error" in found:
         sentence = str(found["error"]).removeprefix(f"job {job}: ")
         raise (Unavailable if found.get("again") else WrongStatus)(f"job {job}: {sentence}")
