@@ -169,100 +169,136 @@ async def open_service(config: ServiceConfig, waiting: Waiting = lambda state: N
             undo.push_async_callback(executor.close)
             await executor.open(separate_users=users.separate)
             inventory = Inventory(executor)
-            estimator = _estimator(config, inventory)
-            loaded = await recovery.load(store, partial(_scheduler, config, estimator))
+            opened = _Opened(config, store, users, inventory, _estimator(config, inventory))
+            loaded = await recovery.load(store, partial(_scheduler, config, opened.estimator))
         except StoreError as error:
             raise InputError(f"journal {store.place}: {error}; see `carpool doctor`") from error
         except UnknownEvent as error:  # nothing was written, so the release that has this event can still start
             raise InputError(f"journal {store.place}: {error}") from error
-        service = await _assemble(config, store, users, inventory, estimator, loaded)
+        service = await _assemble(opened, loaded)
         undo.pop_all()
         return service
 
 
-async def _assemble(
-    config: ServiceConfig,
-    store: Store,
-    users: Users,
-    inventory: Inventory,
-    estimator: JobEstimator,
-    loaded: recovery.LoadedState,
-) -> Service:
+@dataclass(frozen=True)
+class _Opened:
+    """What is there before the journal's state: the choices of the operator, the journal, and what was found."""
+
+    config: ServiceConfig
+    store: Store
+    users: Users
+    inventory: Inventory
+    estimator: JobEstimator
+
+
+@dataclass(frozen=True)
+class _Observers:
+    """The parts that observe every turn of the driver."""
+
+    feed: EventFeed
+    recorder: Recorder
+    metrics: Metrics
+    notifier: Notifier
+
+
+async def _assemble(opened: _Opened, loaded: recovery.LoadedState) -> Service:
     """Build the parts around a loaded state, recover jobs and gangs, and take the first turn."""
-    home, clock, executor = config.home, config.clock, inventory.executor
-    scheduler, state = loaded.scheduler, loaded.scheduler.state
-    _resume_clock(clock, store, state)
-    inbox = Inbox(clock)
-    settings = OperatorSettings(home, state, store.meta().get(META, ""))
-    for text in (*store.notes, *users.notes, *settings.notes, *loaded.notes):
+    config, store, state = opened.config, opened.store, loaded.scheduler.state
+    _resume_clock(config.clock, store, state)
+    inbox = Inbox(config.clock)
+    settings = OperatorSettings(config.home, state, store.meta().get(META, ""))
+    for text in (*store.notes, *opened.users.notes, *settings.notes, *loaded.notes):
         inbox.note(text)
+    book = _recover_jobs(opened, state, inbox, settings)
+    driver = _make_driver(opened, loaded, inbox, book)
+    observers = _add_observers(opened, driver)
+    driver.unwritten.resume()
+    await _recover_gangs(opened, driver, settings)
+    await _first_turn(config, driver, opened.inventory.executor)
+    await settings.keep()
+    return _make_service(opened, driver, observers, settings)
+
+
+def _recover_jobs(opened: _Opened, state: State, inbox: Inbox, settings: OperatorSettings) -> JobBook:
+    """Return the book of jobs. Groups and limits that the journal lost are put into the inbox as well."""
+    home, store, users, clock = opened.config.home, opened.store, opened.users, opened.config.clock
     inbox.add_events(*settings.lost_groups(clock.now()))
     book = JobBook(home, store, state)
-    recovery.JobRecovery(home, store, state, book, users, inbox, estimator).run(executor)
+    jobs = recovery.JobRecovery(home, store, state, book, users, inbox, opened.estimator)
+    jobs.run(opened.inventory.executor)
     for name, limits in users.lost_limits(state.limits).items():
         inbox.add_events(ev.LimitsChanged(clock.now(), name, limits))
-    policy = partial(_policy, config)
-    forecaster = Forecaster(lambda: state, policy, book.source, book.name, inventory.label, clock.now)
+    return book
+
+
+def _make_driver(opened: _Opened, loaded: recovery.LoadedState, inbox: Inbox, book: JobBook) -> Driver:
+    """Return the driver with the parts that it calls in a turn."""
+    config, store, inventory = opened.config, opened.store, opened.inventory
+    clock, state = config.clock, loaded.scheduler.state
+    forecaster = Forecaster(lambda: state, partial(_policy, config), book.source, book.name, inventory.label, clock.now)
     forecaster.learn(store.estimates())
     snapshots = SnapshotKeeper(store, state, inbox, loaded.seq)
     longer_nodes = LongerNodes(state, inbox, store.meta().get(LONGER_NODES, ""))
-    dispatcher = Dispatcher(state, executor, book, users, inbox, clock, longer_nodes)
-    unwritten = UnwrittenCancels(state, dispatcher, inbox, CancelFile(home.cancelled), store.leadership.leads)
-    driver = Driver(scheduler, store, clock, inbox, book, dispatcher, forecaster, snapshots, unwritten)
+    dispatcher = Dispatcher(state, inventory.executor, book, opened.users, inbox, clock, longer_nodes)
+    cancel_file = CancelFile(config.home.cancelled)
+    unwritten = UnwrittenCancels(state, dispatcher, inbox, cancel_file, store.leadership.leads)
+    return Driver(loaded.scheduler, store, clock, inbox, book, dispatcher, forecaster, snapshots, unwritten)
+
+
+def _add_observers(opened: _Opened, driver: Driver) -> _Observers:
+    """Let feed, records, metrics and notices follow the turns of the driver."""
+    config, store, inventory = opened.config, opened.store, opened.inventory
+    state, book = driver.scheduler.state, driver.book
     feed = EventFeed(store, inventory.labels)
     recorder = Recorder(state)
-    recorder.load(store.ended_since(clock.now() - KEPT_S, LOADED_STORIES))
+    recorder.load(store.ended_since(config.clock.now() - KEPT_S, LOADED_STORIES))
     book.picture = recorder.story
     metrics = Metrics(driver, inventory, config.policy)
-    forecaster.on_judged = metrics.judged
-    notifier = Notifier(state, book, config.notices, inbox.note)
+    driver.forecaster.on_judged = metrics.judged
+    notifier = Notifier(state, book, config.notices, driver.inbox.note)
     driver.observers += [feed, recorder, metrics, notifier]
-    unwritten.resume()
-    events = ExecutorEvents(state, executor, inventory, dispatcher, book, inbox, clock)
+    return _Observers(feed, recorder, metrics, notifier)
+
+
+async def _recover_gangs(opened: _Opened, driver: Driver, settings: OperatorSettings) -> None:
+    """Find the gangs and the nodes of the executor, then apply the closures that the journal lost."""
+    state, inventory, inbox, clock = driver.scheduler.state, opened.inventory, driver.inbox, driver.clock
+    executor, dispatcher = inventory.executor, driver.dispatcher
+    events = ExecutorEvents(state, executor, inventory, dispatcher, driver.book, inbox, clock)
     await recovery.GangRecovery(state, executor, dispatcher, inbox, clock).run(events)
     events.nodes_changed()
     inbox.add_events(*settings.lost_closures(clock.now()))
-    await _first_turn(config, driver, executor)
-    await settings.keep()
+
+
+def _make_service(opened: _Opened, driver: Driver, observers: _Observers, settings: OperatorSettings) -> Service:
+    """Build the parts that users and background tasks call, and return all parts together."""
+    config, users, inventory = opened.config, opened.users, opened.inventory
+    home, clock, executor, state = config.home, config.clock, inventory.executor, driver.scheduler.state
+    inbox, book, forecaster = driver.inbox, driver.book, driver.forecaster
     progress = ProgressWatch(state, executor, book, inbox, clock)
-    pruner = Pruner(home, store, inbox, clock, config.retention, RetentionLedger(home.retention))
-    quota = SnapshotQuota(home, state, book, config.max_snapshots)
-    requests = Requests(
-        home,
-        state,
-        inbox,
-        book,
-        users,
-        estimator,
-        pruner,
-        unwritten,
-        settings,
-        quota,
-        config.max_grace_s,
-        config.notices,
-    )
+    pruner = Pruner(home, opened.store, inbox, clock, config.retention, RetentionLedger(home.retention))
     queries = Queries(
-        state,
-        store,
-        clock,
-        executor,
-        inventory,
-        book,
-        users,
-        progress,
-        estimator,
-        forecaster,
-        pruner,
-        unwritten,
-        recorder,
-        config.policy,
-        driver.policy_failure,
-        notifier.undelivered,
+        state=state,
+        store=opened.store,
+        clock=clock,
+        executor=executor,
+        inventory=inventory,
+        book=book,
+        user_book=users,
+        progress=progress,
+        estimator=opened.estimator,
+        forecaster=forecaster,
+        pruner=pruner,
+        unwritten=driver.unwritten,
+        recorder=observers.recorder,
+        policy=config.policy,
+        policy_failure=driver.policy_failure,
+        undelivered=observers.notifier.undelivered,
     )
     return Service(
         home=home,
         clock=clock,
-        store=store,
+        store=opened.store,
         executor=executor,
         state=state,
         inbox=inbox,
@@ -276,14 +312,32 @@ async def _assemble(
         due_events=DueEvents(state, inbox, clock),
         forecaster=forecaster,
         pruner=pruner,
-        snapshots=snapshots,
-        feed=feed,
-        metrics=metrics,
-        notifier=notifier,
-        requests=requests,
+        snapshots=driver.snapshots,
+        feed=observers.feed,
+        metrics=observers.metrics,
+        notifier=observers.notifier,
+        requests=_make_requests(opened, driver, pruner, settings),
         queries=queries,
-        pictures=Pictures(clock, inventory, queries, recorder, forecaster),
+        pictures=Pictures(clock, inventory, queries, observers.recorder, forecaster),
         terminals=Terminals(state, book, executor),
+    )
+
+
+def _make_requests(opened: _Opened, driver: Driver, pruner: Pruner, settings: OperatorSettings) -> Requests:
+    config, state, book = opened.config, driver.scheduler.state, driver.book
+    return Requests(
+        home=config.home,
+        state=state,
+        inbox=driver.inbox,
+        book=book,
+        users=opened.users,
+        estimator=opened.estimator,
+        pruner=pruner,
+        unwritten=driver.unwritten,
+        settings=settings,
+        quota=SnapshotQuota(config.home, state, book, config.max_snapshots),
+        max_grace_s=config.max_grace_s,
+        notices=config.notices,
     )
 
 
