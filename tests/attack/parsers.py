@@ -36,7 +36,6 @@ from carpool.live.executors.registry import check_executor
 from carpool.live.home import Home
 from carpool.live.http import gate, sessions
 from carpool.live.journal.store import DAMAGE
-from carpool.live.rank import GO
 from carpool.live.service.cancellations import CancelFile
 from carpool.live.service.config import ServiceConfig
 from carpool.live.service.operator_settings import OperatorSettings
@@ -44,6 +43,7 @@ from carpool.live.service.retention import RetentionLedger
 from carpool.live.service.service import open_service
 from carpool.live.service.users import Users
 from carpool.live.spec import from_json
+from carpool.live.worker_directory import GO
 from carpool.policies import make
 from carpool.profile import rows, schema
 from carpool.profile.interference import read_interference

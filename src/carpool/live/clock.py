@@ -9,8 +9,8 @@ back before that time.
 import time
 from typing import Protocol
 
+from carpool.live.may_run import uptime as since_boot
 from carpool.live.rank import boot_id
-from carpool.live.rank import uptime as since_boot
 
 __all__ = ["Clock", "RealClock", "since_boot"]
 

@@ -6,7 +6,7 @@ the worker leaves behind are killed. If the wrapper itself is killed, the kernel
 and lets it go on as the file `pause.json` says; one that starts ahead of its turn, from its first step on. On a node of
 a cluster it kills the worker when the node's lease is over. It holds the terminal of an interactive job, and starts
 commands beside a worker (`door.py`). A bare interpreter runs this file, which imports no other module of Carpool but
-`freezer.py` and, where it is needed, `door.py`, so that it starts in about 30 ms.
+`freezer.py`, `worker_directory.py`, `may_run.py` and, where it is needed, `door.py`, so that it starts in about 30 ms.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import json
 import os
 import resource
 import signal
-import stat
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING or __package__:
     from carpool.live import door as door_module
-    from carpool.live import freezer
+    from carpool.live import freezer, may_run
+    from carpool.live import worker_directory as files
 
 
 def _load_beside(name: str) -> Any:
@@ -41,35 +41,9 @@ def _load_beside(name: str) -> Any:
 
 
 if not TYPE_CHECKING and not __package__:
-    freezer = _load_beside("freezer")
+    freezer, files, may_run = map(_load_beside, ("freezer", "worker_directory", "may_run"))
 
-ORDERS = "rank.json"  # what to run; written by the executor
-RECORD = "process.json"  # pids and start times of wrapper and worker
-EXIT = "exit.json"  # how the worker ended
-STOP = "stop.json"  # how to stop: {"how": "save" | "end" | "kill"}
-PAUSE = "pause.json"  # whether to pause: {"sequence": n, "paused": bool, "patience_s": seconds, "alive": path,
-# "swap_in": the command that moves the worker's memory back to its GPU, where it was moved away}
-PAUSED = "paused.json"  # the last request that is carried out: {"sequence": n, "paused": bool, "let_go": bool}
-KNOCK = "knock"  # an empty file: the service wants to reach the worker
 CGROUP = "carpool-"  # how the names of the wrappers' cgroups begin
-GO = "go"  # in the directory above: the gang is complete; the launch's nonce, or {"nonce": it, "env": more variables}
-CONTROL = "control.json"  # what the training library is to do: see `carpool.channel`
-REPORTS, SLOT, MAGIC, ITERATION = ("report", "watch"), 512, b"CPR1", 16
-"""Where a worker reports its steps: files, size of a slot, how a record begins, and where it has its iterations, as
-`carpool.channel` writes them."""
-EXIT_BYTES = 512
-"""Size of the exit file, written at the start so that an exit can be recorded on a full disk."""
-PAUSED_BYTES = 64
-MAX_JSON_BYTES = 1 << 26
-"""Largest part of a JSON file that is read; the environment of a job may be long."""
-AGAIN_S = 0.02
-"""Seconds before another attempt to stop processes that are not all stopped."""
-GATE_S = 0.02
-"""Seconds between two looks whether a worker that starts ahead of its turn has made a step."""
-LEASE_LOOK_S = 5.0
-"""Largest number of seconds between two looks at the node's lease: the machine may have been suspended."""
-LOOK_S = 15.0
-"""Largest number of seconds between two looks whether the service of a paused worker runs."""
 LINGER_S = 5.0
 """Seconds between SIGTERM and SIGKILL for a worker that did not save in time."""
 MARK = "CARPOOL_WORKER_DIR"
@@ -77,7 +51,7 @@ MARK = "CARPOOL_WORKER_DIR"
 NOT_FOUND, NOT_RUNNABLE = 127, 126
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _WAKING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1}
-process_stat = freezer.process_stat
+process_stat, uptime = freezer.process_stat, may_run.uptime
 
 
 def boot_id() -> str:
@@ -92,231 +66,12 @@ def start_ticks(pid: int) -> int | None:
     return int(stat[19]) if stat is not None and stat[0] not in "ZX" else None
 
 
-def uptime() -> float:
-    """Return the seconds since the machine booted, which no user can set."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-class WorkerDirectory:
-    """The worker's directory, held open so that a later directory of the same name is not mistaken for it."""
-
-    def __init__(self, path: str) -> None:
-        self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-
-    def read(self, name: str) -> Any:
-        """Read a JSON file. The worker may have put something else in its place, which must not be waited for."""
-        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self.fd)
-        with os.fdopen(descriptor) as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise OSError(f"{name} is not a regular file")
-            return json.loads(file.read(MAX_JSON_BYTES))
-
-    def replace(self, name: str, data: Any, mode: int = 0o600) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(f".{name}", flags, mode, dir_fd=self.fd)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(data, file)
-        os.replace(f".{name}", name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
-
-    def has(self, name: str) -> bool:
-        with contextlib.suppress(OSError):
-            os.stat(name, dir_fd=self.fd, follow_symlinks=False)
-            return True
-        return False
-
-    def size(self, name: str) -> int:
-        with contextlib.suppress(OSError):
-            return os.stat(name, dir_fd=self.fd).st_size
-        return 0
-
-    def has_steps(self) -> bool:
-        """Return whether the worker has reported a step. What it may have put in place of a report counts as none."""
-        return any(_steps(self._read_bytes(name)) for name in REPORTS)
-
-    def _read_bytes(self, name: str) -> bytes:
-        with contextlib.suppress(OSError):
-            descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self.fd)
-            try:
-                return os.pread(descriptor, 2 * SLOT, 0) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
-            finally:
-                os.close(descriptor)
-        return b""
-
-    def open_log(self, name: str) -> int:
-        return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600, dir_fd=self.fd)
-
-    def open_reserved(self, name: str, size: int) -> int:
-        """Return a file of fixed size, which can be overwritten on a full disk."""
-        descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=self.fd)
-        os.pwrite(descriptor, b" " * size, 0)
-        return descriptor
-
-
-def _steps(report: bytes) -> int:
-    """Return the iterations in a report. A half-written slot may count: the other one soon has the same number."""
-    slots = [report[at : at + SLOT] for at in (0, SLOT)]
-    told = [slot for slot in slots if len(slot) == SLOT and slot.startswith(MAGIC)]
-    return max([int.from_bytes(slot[ITERATION : ITERATION + 8], "little") for slot in told], default=0)
-
-
-class Pause:
-    """Whether the worker is paused: as the executor's latest request says, unless the service is gone for too long."""
-
-    def __init__(self, directory: WorkerDirectory, mark: str) -> None:
-        self._directory = directory
-        self._by_signals = freezer.SignalFreezer(os.getpid(), mark)
-        self.cgroup: freezer.CgroupFreezer | None = None
-        """The worker's cgroup, if it has one."""
-        self._freezer: freezer.CgroupFreezer | freezer.SignalFreezer = self._by_signals
-        self._answer = directory.open_reserved(PAUSED, PAUSED_BYTES)
-        self._request: dict[str, Any] = {}
-        self._wanted = self._paused = self._over = self._armed = False
-        self._worker = 0
-        self._seen = 0
-        """Time stamp of the service's last sign of life."""
-        self._seen_at = 0.0
-        self.due: float | None = None
-        """When to call `look` next."""
-
-    @property
-    def paused(self) -> bool:
-        return self._paused
-
-    def obey(self, worker: int) -> None:
-        """Carry out the executor's latest request."""
-        try:
-            self._request = self._directory.read(PAUSE)
-            wanted = bool(self._request["paused"])
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return
-        if self._over:
-            return
-        self._armed = False
-        if wanted:
-            self._begin(worker)
-        else:
-            self._go_on()
-
-    def arm(self, request: dict[str, Any], worker: int) -> None:
-        """Pause a worker that starts ahead of its turn as soon as it reports a step, whether or not a service runs. A
-        request of the executor replaces this one."""
-        self._request, self._worker, self._armed = request, worker, True
-        self.due = time.monotonic() + GATE_S
-
-    def _begin(self, worker: int) -> None:
-        if not self._wanted:
-            inside = self.cgroup is not None and self.cgroup.holds(worker)
-            self._freezer = self.cgroup if inside and self.cgroup is not None else self._by_signals
-        self._wanted, self._paused, self._seen_at = True, False, time.monotonic()
-        self._seen = self._sign_of_life()
-        self.look()
-
-    def look(self) -> None:
-        """Stop what still runs or runs again, and let the worker go on if the service shows no sign of life."""
-        if self._armed:
-            if not self._directory.has_steps():
-                self.due = time.monotonic() + GATE_S
-                return
-            self._armed = False
-            self._begin(self._worker)
-            return
-        if not self._wanted:
-            self.due = None
-            return
-        now, seen = time.monotonic(), self._sign_of_life()
-        patience = float(self._request.get("patience_s", 600.0))
-        if seen != self._seen:
-            self._seen, self._seen_at = seen, now
-        if now - self._seen_at > patience:
-            self._go_on(let_go=True)
-            self._swap_in()
-            return
-        try:
-            stopped = self._freezer.stop()
-        except OSError:  # the cgroup is gone
-            self._freezer, stopped = self._by_signals, self._by_signals.stop()
-        if stopped and not self._paused:
-            self._paused = True
-            self._confirm(paused=True)
-        self.due = time.monotonic() + (min(LOOK_S, patience / 5) if stopped else AGAIN_S)
-
-    def end(self) -> None:
-        """Let the worker go on for good, because it is to stop."""
-        self._over, self._armed = True, False
-        if self._wanted:
-            self._go_on()
-            self._swap_in()
-
-    def _go_on(self, *, let_go: bool = False) -> None:
-        self._freezer.go_on()
-        self._wanted = self._paused = False
-        self.due = None
-        self._confirm(paused=False, let_go=let_go)
-
-    def _swap_in(self) -> None:
-        """Let the worker's memory be moved back to its GPU, in the background; when it resumes, the service does it."""
-        command = self._request.get("swap_in")
-        if command:
-            with contextlib.suppress(OSError):
-                os.posix_spawn(command[0], command, {"PATH": os.defpath})
-
-    def _confirm(self, *, paused: bool, let_go: bool = False) -> None:
-        data = {"sequence": self._request.get("sequence", 0), "paused": paused, "let_go": let_go}
-        with contextlib.suppress(OSError):
-            os.pwrite(self._answer, json.dumps(data).encode().ljust(PAUSED_BYTES), 0)
-
-    def _sign_of_life(self) -> int:
-        """Return the time stamp of the file that the service touches while it runs. Only changes of it count, so that
-        a clock that is set does not matter."""
-        with contextlib.suppress(OSError, KeyError):
-            return os.stat(self._request["alive"]).st_mtime_ns
-        return 0
-
-
-class Lease:
-    """How long the workers of this node may run, as the node's agent wrote it down; on one machine there is none.
-
-    The file has two times on the clock `uptime`, `UNTIL SAVE`: when the lease ends, and when the worker should save if
-    the lease has not been renewed by then. A file that cannot be read leaves the last known lease in force.
-    """
-
-    def __init__(self, path: str | None) -> None:
-        self._path = path
-        self._until = self._save = 0.0
-        self.asked = False
-        """The worker was asked to save because the lease was not renewed."""
-
-    def look(self) -> None:
-        """Read the latest lease."""
-        with contextlib.suppress(OSError, ValueError):
-            with open(self._path or "") as file:
-                until, save = map(float, file.read(200).split())
-            if until > self._until:
-                self._until, self._save, self.asked = until, save, False
-
-    @property
-    def over(self) -> bool:
-        return self._path is not None and uptime() >= self._until
-
-    @property
-    def wants_checkpoint(self) -> bool:
-        return self._path is not None and not self.asked and uptime() >= self._save
-
-    @property
-    def due(self) -> float | None:
-        """When to look again, on the monotonic clock."""
-        if self._path is None:
-            return None
-        at = self._until if self.asked else self._save
-        return time.monotonic() + min(LEASE_LOOK_S, max(0.01, at - uptime()))
-
-
 class Wrapper:
     """Runs one worker and records what happens to it."""
 
     def __init__(self, path: str, nonce: str) -> None:
-        self.directory = WorkerDirectory(path)
-        self.orders = self.directory.read(ORDERS)
+        self.directory = files.WorkerDirectory(path)
+        self.orders = self.directory.read(files.ORDERS)
         if self.orders["nonce"] != nonce:
             sys.exit(f"{path} belongs to another launch")
         self.nonce = nonce
@@ -334,8 +89,8 @@ class Wrapper:
         planned = freezer.cgroup_below(f"{CGROUP}{nonce}-{os.path.basename(path)}")
         if planned is not None and self.orders.get("cgroup"):
             self.me["cgroup"] = planned  # recorded before it is made, so that a service always finds it
-        self.pause = Pause(self.directory, f"{MARK}={self.orders['env'].get(MARK, '')}")
-        self.lease = Lease(self.orders.get("lease"))
+        self.pause = may_run.Pause(self.directory, f"{MARK}={self.orders['env'].get(MARK, '')}")
+        self.lease = may_run.Lease(self.orders.get("lease"))
         self.lease_due: float | None = None
         self.worker = 0
         self.status: int | None = None
@@ -347,12 +102,12 @@ class Wrapper:
         """A signal to end came from something other than the executor."""
         self.idle = False
         """The terminal was left alone for too long."""
-        self._exit = self.directory.open_reserved(EXIT, EXIT_BYTES)
+        self._exit = self.directory.open_reserved(files.EXIT, files.EXIT_BYTES)
 
     def run(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, _WAKING)  # before the executor knows which process to signal
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        self.directory.replace(RECORD, self.me)
+        self.directory.replace(files.RECORD, self.me)
         os.write(1, b"r")  # ready
         while os.read(0, 1):  # the service holds the other end until it has decided or is gone
             pass
@@ -386,7 +141,7 @@ class Wrapper:
         if self.lease.over:
             return False
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            go = self.directory.read(f"../{GO}")
+            go = self.directory.read(f"../{files.GO}")
             if isinstance(go, dict):
                 go, more = go["nonce"], go["env"]
                 self.orders["env"].update(more)
@@ -394,7 +149,7 @@ class Wrapper:
         return False
 
     def _record(self, data: dict[str, Any]) -> None:
-        os.pwrite(self._exit, json.dumps(data).encode().ljust(EXIT_BYTES), 0)
+        os.pwrite(self._exit, json.dumps(data).encode().ljust(files.EXIT_BYTES), 0)
         with contextlib.suppress(OSError):
             os.fsync(self._exit)
 
@@ -424,7 +179,7 @@ class Wrapper:
             self.pause.arm(self.orders["gate"], self.worker)
         worker = {"pid": self.worker, "start": start_ticks(self.worker)}
         with contextlib.suppress(OSError):  # on a full disk, the worker is still found by its environment
-            self.directory.replace(RECORD, {**self.me, "worker": worker})
+            self.directory.replace(files.RECORD, {**self.me, "worker": worker})
 
     @property
     def owner(self) -> tuple[int, int] | None:
@@ -477,7 +232,7 @@ class Wrapper:
             signals = self._await_signals(max(0.0, min(due) - time.monotonic()) if due else None)
             if signal.SIGUSR1 in signals:
                 self.pause.obey(self.worker)
-                if self.directory.has(KNOCK):
+                if self.directory.has(files.KNOCK):
                     with contextlib.suppress(OSError):  # the service asks again
                         self._open_door()
             if signals - {signal.SIGUSR1, signal.SIGCHLD}:
@@ -528,8 +283,8 @@ class Wrapper:
     def _ask_to_save(self) -> None:
         """Ask the training library for a checkpoint while there is time. The rest of the control stays as it is."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-            control = self.directory.read(CONTROL)
-            self.directory.replace(CONTROL, {**control, "checkpoint": int(control["checkpoint"]) + 1}, 0o644)
+            control = self.directory.read(files.CONTROL)
+            self.directory.replace(files.CONTROL, {**control, "checkpoint": int(control["checkpoint"]) + 1}, 0o644)
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
@@ -544,7 +299,7 @@ class Wrapper:
 
     def _asked_to_stop(self) -> None:
         try:
-            how = self.directory.read(STOP)["how"]
+            how = self.directory.read(files.STOP)["how"]
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             how, self.unasked = "end", True
         if how == "kill":

@@ -1,6 +1,6 @@
 """The lease of a node: until when its workers may run without another answer of the service.
 
-The agent writes it and the wrappers read it (`carpool.live.rank.Lease`), so that a dead, stopped or cut-off agent
+The agent writes it and the wrappers read it (`carpool.live.may_run.Lease`), so that a dead, stopped or cut-off agent
 extends nothing. It counts from the moment at which the answered request left, on the machine's own clock: the service,
 which counts from its answer, is always later.
 """

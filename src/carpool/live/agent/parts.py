@@ -17,7 +17,7 @@ from carpool.live.executors import wire
 from carpool.live.executors.base import GangEnded, GangKey, NodeFault
 from carpool.live.executors.local import LocalExecutor
 from carpool.live.executors.wire import PartState, Phase, RankRow, Remark, key_text
-from carpool.live.rank import GO
+from carpool.live.worker_directory import GO
 
 MOST_REMARKS = 200
 """Number of remarks that are kept for a service that is away."""

@@ -288,7 +288,7 @@ class ExecutorOptions:
     node: str = "node0"
     """Name of this machine as a node."""
     lease: Path | None = None
-    """File that says until when workers may run (see `carpool.live.rank.Lease`); None: for ever."""
+    """File that says until when workers may run (see `carpool.live.may_run.Lease`); None: for ever."""
     has_service: Callable[[], bool] = lambda: True
     """Whether a service is there. Wrappers let paused workers go on where none is."""
 

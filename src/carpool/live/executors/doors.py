@@ -13,7 +13,7 @@ from carpool.live.door import NAME
 from carpool.live.errors import Unavailable, WrongStatus
 from carpool.live.executors.gang import LocalRank, read_object
 from carpool.live.home import write_private
-from carpool.live.rank import KNOCK, RECORD
+from carpool.live.worker_directory import KNOCK, RECORD
 
 OPEN_S = 10.0
 """Seconds that a wrapper has to open its door on a busy machine."""

@@ -18,6 +18,7 @@ from typing import Any
 from carpool import channel
 from carpool.core.model import GpuId
 from carpool.live import rank as wrapper
+from carpool.live import worker_directory as files
 from carpool.live.clock import since_boot
 from carpool.live.executors.base import GangEnded, GangKey, GangOutcome, GpuSlot
 from carpool.live.executors.processes import ProcessIdentity, boot_id, kill_strays
@@ -61,8 +62,8 @@ class LocalRank:
         """Read what the wrapper has recorded. Raise OSError while that cannot be read: the home is away, or the machine
         has a fault. What a worker did to its own directory is no such reason."""
         with self._opened() as directory:
-            record = _read_in(directory, wrapper.RECORD)
-            ended = _read_in(directory, wrapper.EXIT)
+            record = _read_in(directory, files.RECORD)
+            ended = _read_in(directory, files.EXIT)
         self.identity = ProcessIdentity.of(record) or self.identity
         self.can_pause = bool(record.get("pauses"))
         self.began = _moment(record, "began", self.rebooted)
@@ -102,7 +103,7 @@ class LocalRank:
 
     def _cgroup(self) -> str | None:
         """Return the cgroup that the wrapper recorded."""
-        cgroup = read_object(self.directory / wrapper.RECORD).get("cgroup")
+        cgroup = read_object(self.directory / files.RECORD).get("cgroup")
         own = isinstance(cgroup, str) and os.path.basename(cgroup).startswith(wrapper.CGROUP)
         return str(cgroup) if own else None
 
@@ -178,7 +179,7 @@ class LocalGang:
 
     @property
     def launched(self) -> bool:
-        self.went = self.went or (self.directory / wrapper.GO).exists()  # the home may be away later
+        self.went = self.went or (self.directory / files.GO).exists()  # the home may be away later
         return self.went
 
     @property
@@ -366,7 +367,7 @@ def _latest(moments: Iterable[float | None]) -> float | None:
 def open_gang(directory: Path, key: GangKey) -> LocalGang | None:
     """Read a gang of an earlier service from its files; None if it was never complete enough to run."""
     record = read_object(directory / GANG_FILE)
-    if not record or not (directory / wrapper.GO).exists():
+    if not record or not (directory / files.GO).exists():
         return None
     try:
         return _gang_of(directory, key, record)
@@ -388,9 +389,9 @@ def _gang_of(directory: Path, key: GangKey, record: dict[str, Any]) -> LocalGang
         with contextlib.suppress(OSError):  # it is looked at again
             rank.refresh()
         gang.ranks.append(rank)
-        stop = read_object(rank.directory / wrapper.STOP)
+        stop = read_object(rank.directory / files.STOP)
         gang.stop = gang.stop or (str(stop.get("how", "end")) if stop else "")
-        request = read_object(rank.directory / wrapper.PAUSE)
+        request = read_object(rank.directory / files.PAUSE)
         if request:
             gang.paused = bool(request.get("paused")) or bool(gang.paused)
             gang.pause_sequence = max(gang.pause_sequence, int(request.get("sequence", 0)))

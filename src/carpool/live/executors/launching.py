@@ -18,6 +18,7 @@ from typing import Any
 
 from carpool import channel
 from carpool.live import rank as wrapper
+from carpool.live import worker_directory as files
 from carpool.live.accounts import account
 from carpool.live.executors.base import ExecutorOptions, GangKey, Launch
 from carpool.live.executors.environment import (
@@ -148,7 +149,7 @@ class GangLauncher:
             for name in (channel.REPORT, channel.WATCH):  # the only files here that the worker may write
                 (directory / name).touch(mode=0o600)
                 os.chown(directory / name, user.pw_uid, user.pw_gid)
-        write_private(directory / wrapper.ORDERS, json.dumps(orders))
+        write_private(directory / files.ORDERS, json.dumps(orders))
 
     def _start_wrappers(self, gang: LocalGang, nonce: str) -> None:
         ready: list[int] = []

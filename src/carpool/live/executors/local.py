@@ -21,6 +21,7 @@ from carpool.core.model import GpuId
 from carpool.errors import InputError
 from carpool.gpu.counters import GpuUse
 from carpool.live import rank as wrapper
+from carpool.live import worker_directory as files
 from carpool.live.clock import since_boot
 from carpool.live.errors import WrongStatus
 from carpool.live.executors.base import (
@@ -239,7 +240,7 @@ class LocalExecutor:
                     release_wrappers(gang)
                     continue
                 self._launcher.release_port(gang.key)
-                write_exclusive(gang.directory / wrapper.GO, json.dumps(go))
+                write_exclusive(gang.directory / files.GO, json.dumps(go))
             except OSError as error:  # a full disk or too many processes: not the job's fault
                 release_wrappers(gang)
                 gang.delay = f"it cannot start now ({error}); this is tried again"
@@ -283,7 +284,7 @@ class LocalExecutor:
             gang.write_control(replace(gang.control, sequence=gang.control.sequence + 1, stop=True, pause_s=0.0))
         for rank in gang.ranks:
             with contextlib.suppress(OSError):  # a wrapper without the file terminates its worker
-                write_private(rank.directory / wrapper.STOP, json.dumps({"how": str(mode)}))
+                write_private(rank.directory / files.STOP, json.dumps({"how": str(mode)}))
         gang.signal()
 
     def pause(self, key: GangKey, *, swap: bool = False) -> None:
@@ -456,7 +457,7 @@ class LocalExecutor:
         directory = self.home.attempt(*key)
         rows = []
         for path in sorted(directory.glob("rank-*"), key=lambda p: int(p.name.partition("-")[2])):
-            record, ended = read_object(path / wrapper.RECORD), read_object(path / wrapper.EXIT)
+            record, ended = read_object(path / files.RECORD), read_object(path / files.EXIT)
             worker = record.get("worker")
             rows.append(
                 {

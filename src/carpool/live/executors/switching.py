@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from carpool.live import rank as wrapper
+from carpool.live import worker_directory as files
 from carpool.live.executors.base import ExecutorOptions
 from carpool.live.executors.gang import LocalGang, LocalRank, read_object
 from carpool.live.executors.swapping import GangSwap, command, swapped_pids
@@ -117,7 +117,7 @@ class GangSwitch:
         while gang.switch == mine:
             try:
                 for rank in gang.ranks:
-                    write_private(rank.directory / wrapper.PAUSE, json.dumps(request), sync=False)
+                    write_private(rank.directory / files.PAUSE, json.dumps(request), sync=False)
                 break
             except OSError as error:
                 self._note(gang, f"cannot be {'paused' if paused else 'resumed'} now ({error}); it is tried again")
@@ -139,4 +139,4 @@ def _has_answered(rank: LocalRank, sequence: int) -> bool:
 
 
 def _answer(rank: LocalRank) -> dict[str, Any]:
-    return read_object(rank.directory / wrapper.PAUSED)
+    return read_object(rank.directory / files.PAUSED)
