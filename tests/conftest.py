@@ -59,6 +59,7 @@ LONGEST_FIRST = (
     "sim/test_calibrated.py",
     "bench/test_demands.py",
     "live/commands/test_demo.py",
+    "live/http/test_starting.py",
     "train/test_check.py",
     "train/test_memory.py",
     "sim/test_generate.py",

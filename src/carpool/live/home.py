@@ -100,6 +100,8 @@ class Home:
         `journal`: id of a journal whose leader this process is. The lock of an earlier leader of the same journal is
         taken over, because a stopped process keeps it; what that process may do, the journal decides.
         """
+        if self._locked is not None:
+            return
         try:
             descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -139,6 +141,21 @@ class Home:
         if self._locked is not None:
             os.close(self._locked)
             self._locked = None
+
+    def holder(self) -> int | None:
+        """Return the process that has locked the home; None: none has, or this user cannot see it."""
+        try:
+            descriptor = os.open(self.lock, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # for a moment: `acquire` tries again
+            return None
+        except OSError:
+            holder = os.pread(descriptor, 128, 0).decode(errors="replace").partition(" ")[0]
+            return int(holder) if holder.isdecimal() else 0  # 0: it has not written its id
+        finally:
+            os.close(descriptor)
 
     # ---- where clients find the service ----------------------------------------------------------------------------
 

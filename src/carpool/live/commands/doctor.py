@@ -161,7 +161,7 @@ def _gpus() -> Iterator[Diagnosis]:
 
 def _service(place: Home, home: Path | None) -> Iterator[Diagnosis]:
     try:
-        client = Client.find(home)
+        client = Client.find(home, wait=False)
         status: dict[str, Any] = client.get("/v1/status")
     except Unreachable as error:
         address = place.read_address()

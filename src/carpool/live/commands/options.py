@@ -61,14 +61,15 @@ def json_option(command: Command) -> Command:
 
 
 def connect(home: Path | None) -> Client:
-    return Client.find(home)
+    """Return a client of the service; one that is starting is waited for."""
+    return Client.find(home, say=lambda text: click.echo(text, err=True))
 
 
 def complete_jobs(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the jobs that run or wait, for the completion of a shell; none where no service answers."""
     home = context.params.get("home")
     try:
-        rows = connect(Path(home) if home else None).jobs()
+        rows = Client.find(Path(home) if home else None, wait=False).jobs()
     except (InputError, OSError):
         return []
     return [CompletionItem(row["job"], help=row["name"]) for row in rows if row["job"].startswith(incomplete)]

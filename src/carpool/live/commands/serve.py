@@ -198,9 +198,8 @@ def serve(
     if config.database is None or emulated is not None:
         place.create()
     if config.database is None:  # first: a port that is in use may be that of this home's service
-        place.acquire()
-        place.release()  # the service locks it again
-    with _bound(host, port) as listening:
+        place.acquire()  # until the end: clients wait for a service whose home is locked
+    with _released(place), _bound(host, port) as listening:
         if emulated is not None:
             emulated.write(place.emulated)
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -233,6 +232,15 @@ def _check_installed() -> None:
     missing = [name for name in ("fastapi", "uvicorn", "sqlalchemy") if find_spec(name) is None]
     if missing:
         raise InputError(f"`carpool serve` needs {', '.join(missing)}: pip install 'carpool[live]'")
+
+
+@contextmanager
+def _released(place: Home) -> Iterator[None]:
+    """Unlock the home at the end, also of a service that did not start."""
+    try:
+        yield
+    finally:
+        place.release()
 
 
 @contextmanager

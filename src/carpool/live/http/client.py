@@ -19,6 +19,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from carpool.errors import InputError
 from carpool.live.home import Home
+from carpool.live.http import starting
 from carpool.live.http.auth import read_token
 from carpool.live.http.event_stream import StreamMessage, messages
 
@@ -81,8 +82,13 @@ class Client:
         self._connection = http.client.HTTPSConnection(parts.hostname, port, timeout=TIMEOUT_S, context=trusted)
 
     @classmethod
-    def find(cls, home: str | Path | None = None) -> "Client":
-        """Return a client by `CARPOOL_URL` and `CARPOOL_TOKEN`; the home directory has what is not set."""
+    def find(
+        cls, home: str | Path | None = None, *, wait: bool = True, say: Callable[[str], None] = lambda text: None
+    ) -> "Client":
+        """Return a client by `CARPOOL_URL` and `CARPOOL_TOKEN`; the home directory has what is not set.
+
+        With `wait`, a service of the home that is starting is waited for; `say` is told so if it takes long.
+        """
         place = Home(home)
         url, token = None if home else os.environ.get(ENV_URL), os.environ.get(ENV_TOKEN)
         far = any(urlsplit(one.strip()).hostname not in LOOPBACK for one in (url or "").split(","))
@@ -90,6 +96,8 @@ class Client:
             raise InputError(f"{ENV_TOKEN}: is not set; {url} needs the token that its administrator gave you")
         from_home = not url
         if not url:
+            if wait:
+                starting.wait(place, say)
             address = place.read_address()
             if address is None:
                 raise Unreachable(
