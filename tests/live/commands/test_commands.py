@@ -158,8 +158,12 @@ def test_a_dry_run_says_what_would_happen_and_queues_nothing(service):
     blocker = service.submit("sleep", "60", gpus=4, exclusive=True, duration_s=60.0)
     service.until(blocker, "running")
     for option in (("--array", "0-6"), ("--sweep", "x=1-7")):
-        several = service.call("submit", "--dry-run", *option, "--", "echo", "{x}")
-        assert "These are 7 jobs. The forecast is that of the first one, without the others:" in several.out
+        several = service.call("submit", "--dry-run", *option, "--duration", "1m", "--", "echo", "{x}")
+        assert "These are 7 jobs: 0 would start now, 7 would wait." in several.out
+        assert "First end expected: " in several.out
+        assert "Last end expected: " in several.out
+    many = service.call("submit", "--dry-run", "--array", "0-1999", "--", "true")
+    assert many.out.startswith("These are 2000 jobs. The forecast is that of the first 1000, without the others:\n")
     said = service.call("submit", "--dry-run", "--time", "10m", "--", "true")
     assert said.out.startswith("The job would wait.")
     service.call("cancel", blocker)

@@ -165,10 +165,10 @@ def test_a_dry_run_leaves_everything_as_it_was():
     gpus = FourGpus()
     gpus.submit(job("1", 3, 100))
     before = position(gpus.state, gpus.state.jobs["1"]), len(gpus.state.jobs), gpus.state.free.count
-    source = {"kind": "time", "detail": "what its owner said"}
-    fits = gpus.forecaster.dry_run(job("9", 1, 40), source)
+    sources = {"9": {"kind": "time", "detail": "what its owner said"}}
+    fits = gpus.forecaster.dry_run([job("9", 1, 40)], sources)
     assert (fits["where"], fits["mates"], fits["end"]["value"]) == (["node0:3"], [], pytest.approx(40.0))
-    waits = gpus.forecaster.dry_run(job("9", 4, 40, exclusive=True), source)
+    waits = gpus.forecaster.dry_run([job("9", 4, 40, exclusive=True)], sources)
     assert (waits["where"], waits["start"]["value"]) == (None, pytest.approx(100.0))
     assert (position(gpus.state, gpus.state.jobs["1"]), len(gpus.state.jobs), gpus.state.free.count) == before
 

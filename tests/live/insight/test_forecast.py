@@ -153,6 +153,24 @@ async def test_a_dry_run_says_what_explain_says_after_the_submission(quick_home,
             assert before["run"] == after["run"]
 
 
+@pytest.mark.parametrize("waiting", [0, 5, 210])
+async def test_a_dry_run_of_several_jobs_says_what_explain_says_after_their_submission(quick_home, waiting):
+    clock = FakeClock(1000.0)
+    async with serving(quick_home, "sjf-bsbf", executor=MemoryExecutor(gpus=4), clock=clock) as live:
+        blocker = shell("true", gpus=4, duration_s=900.0, exclusive=True)
+        await live.requests.submit([blocker, *[shell("true", duration_s=100.0 + i) for i in range(waiting)]], "admin")
+        await settle(live)
+        wanted = [shell("true", duration_s=50.0 * (i % 7 + 1), exclusive=True) for i in range(20)]
+        before = await live.queries.dry_run(wanted, "admin")
+        jobs = await live.requests.submit(wanted, "admin")
+        after = [live.queries.explain(job) for job in jobs]
+        assert [row["end"] for row in before["each"]] == [row["end"] for row in after]
+        assert [row["start"] for row in before["each"]] == [row["start"] for row in after]
+        ends = sorted(row["end"]["value"] for row in after)
+        assert (before["first_end"]["value"], before["last_end"]["value"]) == (ends[0], ends[-1])
+        assert (before["starts_now"], before["jobs"]) == (0, 20)
+
+
 def test_a_job_that_warms_up_computes_when_its_start_up_is_believed_to_end():
     perf = FittedModel(model(2.0, 1).tasks, ConstantInterference(2.0), 1, ignore_memory=True, startup=lambda job: 8.0)
     state = State(perf, Sjf().key)

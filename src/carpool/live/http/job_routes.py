@@ -83,7 +83,7 @@ async def submit(request: messages.JobRequest, context: Context, who: Me) -> Jso
 
 @router.post("/jobs/dry-run", responses=answers(422, model=dict[str, Any]))
 async def dry_run(request: messages.JobRequest, context: Context, who: Me) -> Json:
-    """Return what would happen to a job, of several to the first one, without submitting it."""
+    """Return what would happen to a job without submitting it; of several, also when the first and the last end."""
     specs, _ = _specs(request)
     context.service.terminals.check(specs)
     context.service.requests.check(specs)

@@ -149,38 +149,44 @@ class DryRun:
 def dry_run(
     state: State,
     policy: Callable[[], Policy],
-    job: Job,
+    jobs: Sequence[Job],
     spread: Callable[[Job], tuple[float, float]],
     now: float,
-) -> DryRun:
-    """Submit a job to a copy of the state and return what happens to it.
+) -> list[DryRun]:
+    """Submit jobs to a copy of the state and return what happens to each.
 
-    The forecast is the one that the job has after its submission, also where the copy leaves out the far end of a long
-    queue: the job takes its place in the whole queue.
+    The forecasts are those that the jobs have after their submission, also where the copy leaves out the far end of a
+    long queue: the jobs take their places in the whole queue.
     """
     limits = (state.jobs_per_gpu, state.resident_per_gpu)
     world = snapshot.restore(_encode(state), FrozenModel(state.perf), state.sort_key, *limits)
-    world.apply(ev.Submitted(max(now, state.now), job))
-    record = world.jobs[job.id]
-    submitted = _with(state, record)
-    ahead = forecast(submitted, policy, spread, now=now).get(job.id)
-    if not any(one is record for one in islice(submitted.queue, MAX_WAITING)):
-        return DryRun((), (), ahead)
-    scheduler = Scheduler(policy(), world.perf, *limits, strict=False)
-    scheduler.state = world
-    scheduler.step(world.now, (), wake=True)
-    mates = tuple(mate.job.id for mate in world.cluster.mates(record)) if record.gpus else ()
-    return DryRun(record.gpus, mates, ahead)
+    for job in jobs:
+        world.apply(ev.Submitted(max(now, state.now), job))
+    records = [world.jobs[job.id] for job in jobs]
+    submitted = _with(state, records)
+    ahead = forecast(submitted, policy, spread, now=now)
+    near = {one.job.id for one in islice(submitted.queue, MAX_WAITING)}
+    if any(job.id in near for job in jobs):
+        scheduler = Scheduler(policy(), world.perf, *limits, strict=False)
+        scheduler.state = world
+        scheduler.step(world.now, (), wake=True)
+    found = []
+    for record in records:
+        gpus = record.gpus if record.job.id in near else ()
+        mates = tuple(mate.job.id for mate in world.cluster.mates(record)) if gpus else ()
+        found.append(DryRun(gpus, mates, ahead.get(record.job.id)))
+    return found
 
 
 class _LongerQueue(Queue):
-    """A queue with one more job; it shares all other entries and is only read."""
+    """A queue with more jobs; it shares all other entries and is only read."""
 
-    def __init__(self, queue: Queue, record: JobRecord) -> None:
+    def __init__(self, queue: Queue, records: Sequence[JobRecord]) -> None:
         super().__init__()
         entries = [*queue.in_order]
-        if record.queue_entry is not None:
-            insort(entries, cast(Entry, record.queue_entry))
+        for record in records:
+            if record.queue_entry is not None:
+                insort(entries, cast(Entry, record.queue_entry))
         self._entries = entries
 
     def __len__(self) -> int:
@@ -190,12 +196,12 @@ class _LongerQueue(Queue):
         return (record for *_, record in self._entries)
 
 
-def _with(state: State, record: JobRecord) -> State:
-    """Return the state with one more job that waits. It shares everything else and is only read."""
+def _with(state: State, records: Sequence[JobRecord]) -> State:
+    """Return the state with more jobs that wait. It shares everything else and is only read."""
     longer = copy(state)
-    longer.jobs = {**state.jobs, record.job.id: record}
-    longer.queue = _LongerQueue(state.queue, record)
-    longer.submissions = state.submissions + 1
+    longer.jobs = {**state.jobs, **{record.job.id: record for record in records}}
+    longer.queue = _LongerQueue(state.queue, records)
+    longer.submissions = state.submissions + len(records)
     return longer
 
 

@@ -4,7 +4,7 @@
 the believed duration, when the job has ended. Judged estimates narrow or widen the ranges of later ones.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from statistics import median
@@ -33,6 +33,8 @@ ENOUGH = 10
 KEPT = 1000
 MAX_FORECAST_JOBS = 200
 """Number of jobs above which forecasts are made only on request."""
+MOST_ROWS = 100
+"""Number of jobs of a dry run whose times are listed."""
 FRESH_S = 2.0
 """Seconds for which a forecast is reused: the scheduler waits while one is made."""
 
@@ -172,19 +174,30 @@ class Forecaster:
             latest = self._outlook = Outlook(now, found, places.since(now), thread_time() - began)
         return latest
 
-    def dry_run(self, job: Job, source: Mapping[str, str]) -> Row:
-        """Return what would happen to a job that is submitted now."""
-        context = replace(self._context(), estimate=lambda one: self.estimate(one, source if one is job else None))
-        own, now = context.estimate(job), self._now()
-        found = forecast.dry_run(self._state(), self._policy, job, context.spread, now)
-        run = {"value": own.value, "low": own.low, "high": own.high, "source": own.source}
-        answer: Row = {
+    def dry_run(self, jobs: Sequence[Job], sources: Mapping[JobId, Mapping[str, str]]) -> Row:
+        """Return what would happen to jobs that are submitted now, `sources` being those of their estimates: the
+        fields of the first job, and of several also `starts_now`, `first_end`, `last_end` and `each`."""
+        context = replace(self._context(), estimate=lambda one: self.estimate(one, sources.get(one.id)))
+        now = self._now()
+        found = forecast.dry_run(self._state(), self._policy, jobs, context.spread, now)
+        each = [self._dry_row(context.estimate(job), one) for job, one in zip(jobs, found, strict=True)]
+        if len(each) == 1:
+            return {**each[0], "sentences": _dry_sentences(each[0], now)}
+        ends = sorted((row["end"] for row in each if row["end"]), key=lambda end: float(end["value"]))
+        whole = {
+            "starts_now": sum(row["where"] is not None for row in each),
+            "first_end": ends[0] if ends else None,
+            "last_end": ends[-1] if len(ends) == len(each) else None,
+        }
+        return {**each[0], **whole, "each": each[:MOST_ROWS], "sentences": _dry_sentences_of_several(each, whole, now)}
+
+    def _dry_row(self, own: Estimate, found: forecast.DryRun) -> Row:
+        return {
             "where": [self._gpu(gpu) for gpu in found.gpus] or None,
             "mates": list(found.mates),
-            "run": run,
+            "run": {"value": own.value, "low": own.low, "high": own.high, "source": own.source},
             **explain.times_of(found.forecast, own.source),
         }
-        return {**answer, "sentences": _dry_sentences(answer, now)}
 
     # ---- accuracy --------------------------------------------------------------------------------------------------
 
@@ -294,4 +307,18 @@ def _dry_sentences(answer: Row, now: float) -> list[str]:
     for key in ("start", "end") if not answer["where"] else ("end",):
         if answer[key]:
             lines.append(f"Expected {key}: {explain.ranged(answer[key], lambda at: clock(at, now))}.")
+    return lines
+
+
+def _dry_sentences_of_several(each: list[Row], whole: Row, now: float) -> list[str]:
+    now_too = whole["starts_now"]
+    lines = [f"These are {len(each)} jobs: {now_too} would start now, {len(each) - now_too} would wait."]
+    runs = sorted((row["run"] for row in each), key=lambda run: float(run["value"]))
+    if span(runs[0]["value"]) == span(runs[-1]["value"]):
+        lines.append(f"Duration of each alone: {explain.ranged(runs[0], span)}, from {runs[0]['source']}.")
+    else:
+        lines.append(f"Durations alone: {span(runs[0]['value'])} to {span(runs[-1]['value'])}.")
+    for which in ("first", "last"):
+        if end := whole[f"{which}_end"]:
+            lines.append(f"{which.capitalize()} end expected: {explain.ranged(end, lambda at: clock(at, now))}.")
     return lines

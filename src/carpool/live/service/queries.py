@@ -41,6 +41,8 @@ from carpool.live.text import demand_text, span
 MAX_LOG_BYTES = 1 << 20
 """Largest part of a log that one query returns."""
 SHOWN_ATTEMPTS = 10
+MOST_DRY = 1000
+"""Number of jobs that a dry run forecasts: the scheduler waits meanwhile, half a second for so many."""
 EPOCH = date(1970, 1, 1)
 
 
@@ -230,24 +232,27 @@ class Queries:
         return lines
 
     async def dry_run(self, specs: Sequence[Spec], user: str) -> Row:
-        """Return what would happen to the first of some jobs: `where` (GPUs or None), `mates`, `start`, `end` with
-        range and source; and in `jobs` their number."""
-        spec, number = specs[0], len(specs)
+        """Return what would happen to jobs: `where` (GPUs or None), `mates`, `start`, `end` of the first with range and
+        source; their number in `jobs`; and of several, what `Forecaster.dry_run` adds."""
         doubt = self.user_book.doubt(user)
         if doubt:
             raise InputError(doubt)
-        (kind,) = await self.user_book.files.look(
-            user, partial(self.estimator.kinds, [spec], self.user_book.uid_of(user))
-        )
-        await self.book.read_ahead(spec.after)
-        wanted, now = replace(spec, after=unmet_dependencies(self.book, spec)), self.clock.now()
-        job, source = self.estimator.job(self.state.perf, wanted, kind, "0", user, now)
-        refusal = self.state.refusal(job)
-        if refusal:
-            raise InputError(refusal.replace("job 0 ", "it "))
-        answer = self.forecaster.dry_run(job, {"kind": source.kind, "detail": source.detail})
-        if number > 1:
-            note = f"These are {number} jobs. The forecast is that of the first one, without the others:"
+        number, specs = len(specs), specs[:MOST_DRY]
+        kinds = await self.user_book.files.look(user, partial(self.estimator.kinds, specs, self.user_book.uid_of(user)))
+        await self.book.read_ahead(specs[0].after)  # one request, one list
+        after, now = unmet_dependencies(self.book, specs[0]), self.clock.now()
+        jobs, sources = [], {}
+        for index, (spec, kind) in enumerate(zip(specs, kinds, strict=True)):
+            name = f"0.{index}" if index else "0"  # no job has such an id
+            job, source = self.estimator.job(self.state.perf, replace(spec, after=after), kind, name, user, now)
+            refusal = self.state.refusal(job)
+            if refusal:
+                raise InputError(refusal.replace(f"job {name} ", "it "))
+            jobs.append(job)
+            sources[name] = {"kind": source.kind, "detail": source.detail}
+        answer = self.forecaster.dry_run(jobs, sources)
+        if number > len(jobs):
+            note = f"These are {number} jobs. The forecast is that of the first {len(jobs)}, without the others:"
             answer["sentences"] = [note, *answer["sentences"]]
         return {**answer, "jobs": number}
 
