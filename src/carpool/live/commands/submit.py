@@ -1,6 +1,7 @@
 """`carpool submit`: makes a request from options and job files, and with --wait returns the job's exit code."""
 
 import os
+import shutil
 import subprocess
 import tempfile
 from collections import Counter
@@ -27,6 +28,8 @@ from carpool.sweeps import SweepValues
 
 EXIT_CODES = {"finished": 0, "failed": 1, "cancelled": 130}
 """Exit codes for jobs whose workers left none."""
+NOTICE_S = 5.0
+"""Seconds that `notify-send` may take."""
 
 
 def job_options(among: Sequence[JobField] = FIELDS) -> Callable[[Command], Command]:
@@ -76,6 +79,9 @@ def submit(words: tuple[str, ...], home: Path | None, as_json: bool, dry_run: bo
     clean, desktop = given.pop("clean_env"), given.pop("desktop")
     if desktop and not wait:
         raise InputError("--desktop: needs --wait; without it, use --notify")
+    if desktop and shutil.which("notify-send") is None:
+        click.echo("warning: --desktop: notify-send is not installed here, so no notice will be shown", err=True)
+        desktop = False
     request = make_request(words, given)
     warning = "" if clean else run_as_here(request)
     if warning:
@@ -186,13 +192,30 @@ def _print_away() -> None:
 
 
 def show_notice(text: str) -> None:
-    """Show a notice on the user's screen, where there is one."""
+    """Show a notice on the user's screen, or say why none was shown."""
+    words = ["notify-send", "--app-name=Carpool", "--", "Carpool", text]
     try:
-        subprocess.run(
-            ["notify-send", "--app-name=Carpool", "Carpool", text], check=False, timeout=5, capture_output=True
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        click.echo("no notice was shown: notify-send is not installed here", err=True)
+        done = subprocess.run(words, check=False, timeout=NOTICE_S, capture_output=True, text=True, errors="replace")
+        why = done.returncode and (done.stderr.strip() or f"notify-send ended with code {done.returncode}")
+    except subprocess.TimeoutExpired:
+        why = f"notify-send did not end within {NOTICE_S:.0f} s"
+    except OSError as error:
+        why = f"notify-send: {error.strerror}"
+    if why:
+        click.echo(f"no notice was shown: {printable(why)}", err=True)
+
+
+def _notice(rows: list[dict[str, Any]]) -> str:
+    """Return what a notice says of jobs that have ended."""
+    first = rows[0]
+    if len(rows) == 1:
+        name = f" ({printable(first['name'])})" if first.get("name") else ""
+        why = f": {printable(first['reason'])}" if first.get("reason") and first["status"] != "finished" else ""
+        return f"job {printable(first['job'])}{name} {first['status']}{why}"
+    counts = Counter(row["status"] for row in rows)
+    return f"{_submitted([row['job'] for row in rows])}: " + ", ".join(
+        f"{number} {status}" for status, number in counts.items()
+    )
 
 
 def _wait(client: Client, answer: dict[str, Any], as_json: bool, tell: Callable[[str], None]) -> int:
@@ -204,8 +227,7 @@ def _wait(client: Client, answer: dict[str, Any], as_json: bool, tell: Callable[
     except BaseException as stopped:  # Ctrl-C or SIGTERM
         click.echo("stopped waiting; the job keeps running (`carpool cancel` ends it)", err=True)
         return 130 if isinstance(stopped, KeyboardInterrupt) else 143
-    counts = Counter(row["status"] for row in rows)
-    tell(f"{_submitted(answer['jobs'])}: " + ", ".join(f"{number} {status}" for status, number in counts.items()))
+    tell(_notice(rows))
     if as_json:
         print_json({**answer, "status": rows[0]["status"], "exit_code": rows[0].get("exit_code"), "ended": rows})
     else:

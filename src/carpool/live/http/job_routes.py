@@ -134,7 +134,7 @@ async def wait(
         await asyncio.wait_for(context.service.queries.wait(job), timeout_s)
     await context.service.queries.book.read_ahead([job])
     row = context.service.queries.show(job)
-    return Json({key: row.get(key) for key in ("job", "status", "exit_code", "reason")})
+    return Json({key: row.get(key) for key in ("job", "name", "status", "exit_code", "reason")})
 
 
 LOG_ANSWER: dict[int | str, dict[str, Any]] = {

@@ -230,6 +230,7 @@ class JobPage(Answer):
 
 class JobStatusAnswer(Answer):
     job: str
+    name: str
     status: JobStatus
 
 
