@@ -7,7 +7,10 @@ import pty
 import re
 import struct
 import subprocess
+import sys
 import termios
+from contextlib import nullcontext
+from importlib import import_module
 
 import pytest
 from rich.cells import cell_len
@@ -16,12 +19,12 @@ from rich.table import Table
 
 from carpool.report import progress
 from carpool.report.console import fit
-from tests.support.command_line import COMMAND, environment
+from tests.support.command_line import COMMAND, call, environment
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
-def on_terminal(*words: str, columns: int = 80, **more: str) -> str:
+def on_terminal(*words: str, columns: int = 80, code: int = 0, **more: str) -> str:
     """What the command writes to a terminal, standard error included."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
@@ -36,7 +39,7 @@ def on_terminal(*words: str, columns: int = 80, **more: str) -> str:
                 found += part
         except OSError:  # the other side is closed
             pass
-    assert child.wait(30) == 0
+    assert child.wait(30) == code
     return found.decode()
 
 
@@ -89,6 +92,32 @@ def test_a_comparison_on_a_terminal_fits_shows_progress_and_respects_no_color():
     assert piped.stderr == ""
     assert "not shown" not in piped.stdout
     assert "\x1b" not in piped.stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("simulate", "--jobs", "20"),
+        ("compare", "--policy", "sjf", "--seeds", "1", "--jobs", "20", "--workers", "1"),
+        ("study", "--quick", "--only", "base", "--policy", "sjf-bsbf", "--seeds", "1", "--workers", "1"),
+    ],
+)
+def test_what_follows_the_simulation_is_shown_too(words, tmp_path, monkeypatch):
+    """The pictures of a long comparison take seconds."""
+    said = []
+    module = import_module(f"carpool.commands.{words[0]}")
+    monkeypatch.setattr(module, "waiting", lambda what, quiet=False: nullcontext(said.append(what)))
+    done = call(*words, "--out", tmp_path / "out")
+    assert done.code == 0, done.err
+    assert said[-1] == "writing tables and pictures"
+
+
+@pytest.mark.slow
+def test_a_profile_shows_progress_from_the_start_on(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import time; time.sleep(2.5); raise SystemExit('no report')")  # as long as imports take
+    words = ("profile", "--cpu", "--solo", "--state", str(tmp_path / "raw"), "--", sys.executable, str(script))
+    assert "starting the training, to learn its batch" in on_terminal(*words, code=2)
 
 
 def test_an_upload_counts_what_is_read_on_a_terminal_only(monkeypatch):

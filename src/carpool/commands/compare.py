@@ -19,7 +19,7 @@ from carpool.commands.options import (
 )
 from carpool.errors import InputError
 from carpool.files import results_in
-from carpool.report.progress import progress_bar
+from carpool.report.progress import progress_bar, waiting
 from carpool.sim import generate
 from carpool.sim.sources import parse_loads, parse_seeds
 from carpool.sim.sweep import run_all
@@ -75,7 +75,8 @@ def compare(
         if folder:
             from carpool.report.folders import write_comparison
 
-            write_comparison(folder, outcomes, bounds)
+            with waiting("writing tables and pictures", quiet=as_json):
+                write_comparison(folder, outcomes, bounds)
     from carpool.report.tables import comparison_json, comparison_tables
 
     if as_json:

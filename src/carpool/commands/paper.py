@@ -24,6 +24,7 @@ from carpool.report.paper.plan import PlannedRun, data_folder, plan
 from carpool.report.paper.results import Results
 from carpool.report.paper.runs import SIMULATES, RunProgress, code_digest, execute, named_files
 from carpool.report.paper.verdicts import ClaimVerdict
+from carpool.report.progress import waiting
 from carpool.sim.sweep import CaseResult
 
 CACHE = "cache"
@@ -67,7 +68,8 @@ def paper(quick: bool, out: Path, path: Path | None, workers: int | None, as_jso
     if found is None:
         with results_in(out) as folder:
             outcomes = _run(config, runs, out / CACHE, workers, quiet=as_json)
-            found = assemble(folder, Results(config, outcomes), measured, emulated, quick)
+            with waiting("writing the report", quiet=as_json):
+                found = assemble(folder, Results(config, outcomes), measured, emulated, quick)
             written = sorted(file.name for file in folder.iterdir())
             write_json(folder / STAMP, {"stamp": stamp, "files": written, "claims": _plain(found)})
     if as_json:

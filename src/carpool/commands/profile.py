@@ -28,6 +28,7 @@ from carpool.profile.measure.session import MeasuredGpu, MechanismEnvironment, S
 from carpool.profile.measure.timing import Windows
 from carpool.profile.measure.worker import ENDLESS, WorkerError
 from carpool.profile.schema import dumps, save
+from carpool.report.progress import waiting
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -302,7 +303,8 @@ def _measure(job: _Job, raw: RawFile, minutes: float | None, quiet: bool) -> Ses
     deadline = ENDLESS if minutes is None else time.monotonic() + 60 * minutes
     with tempfile.TemporaryDirectory(prefix="carpool-") as place:
         folder = Path(place)
-        known = [_with_batches(source, job.gpu, folder, deadline) for source in job.sources]
+        with waiting("starting the training, to learn its batch", quiet):
+            known = [_with_batches(source, job.gpu, folder, deadline) for source in job.sources]
         phases = plan(known, job.scope)
         todo = sum(not raw.has(request) for phase in phases for request in phase.requests)
         with _progress(todo, quiet) as step:

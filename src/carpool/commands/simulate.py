@@ -67,7 +67,8 @@ def simulate(
         if folder:
             from carpool.report.folders import write_run
 
-            write_run(folder, result, events)
+            with waiting("writing tables and pictures", quiet=as_json):
+                write_run(folder, result, events)
     if as_json:
         # CPU time of the whole command, including imports and reading the workload
         used = {"usage": result.usage(usage).plain()} if usage else {}

@@ -9,7 +9,7 @@ import click
 from carpool import policies
 from carpool.errors import InputError
 from carpool.files import results_in
-from carpool.report.progress import progress_bar
+from carpool.report.progress import progress_bar, waiting
 from carpool.sim.sources import parse_seeds
 from carpool.sim.study import RunCache, Scenario, plan, run_study, scenarios, steps
 
@@ -75,7 +75,8 @@ def study(
 
         rows = digest(runs)
         if folder:
-            write_study(folder, rows)
+            with waiting("writing tables and pictures", quiet=as_json):
+                write_study(folder, rows)
     if as_json:
         click.echo(json.dumps({"scenarios": [row.facts() for row in rows]}))
         return
