@@ -55,6 +55,9 @@ def test_jobs_gpus_and_answers_are_counted(service, alice):
     assert grown("carpool_job_wait_seconds_count") == 4
     assert grown("carpool_job_completion_seconds_count") == 1
     assert grown("carpool_decisions_total", ("kind", "place")) >= 3
+    assert grown("carpool_decision_seconds_count") >= 8, "four jobs come, and four end"
+    assert 0.0 < grown("carpool_decision_seconds_sum") < 5.0
+    assert grown("carpool_decision_seconds_bucket", ("le", "0.1")) > 0
     assert grown("carpool_forecast_error_seconds_count", ("kind", "duration")) == 1
     assert grown("carpool_http_requests_total", ("route", "/v1/jobs"), ("status", "200")) >= 1
     assert after["carpool_gpus", ("state", "free")] == 4

@@ -1,6 +1,7 @@
 """Turns of the driver with an executor in memory: which gangs start and when, and which events reports become."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -87,6 +88,42 @@ async def test_a_policy_that_wants_to_be_asked_at_a_time_that_is_over_leaves_the
         await one(service, shell("true"))
         await asyncio.sleep(1.0)
         assert 3 <= len(asked) <= 25, "about ten times a second"
+
+
+async def test_a_turn_tells_how_long_it_took_to_decide_and_counts_no_turn_in_which_the_policy_was_not_asked(quick_home):
+    class Watcher:
+        def __init__(self):
+            self.turns = []
+
+        def turned(self, turn):
+            self.turns.append((service.driver.scheduler.policy_calls, turn.decision_s))
+
+    def slow(view):
+        time.sleep(0.2)
+        return decide(view)
+
+    def counted(le):
+        return service.metrics.registry.get_sample_value("carpool_decision_seconds_bucket", {"le": le})
+
+    async with serving(quick_home, executor=MemoryExecutor(gpus=1), clock=FakeClock(1.0)) as service:
+        policy, watcher = service.driver.scheduler.policy.inner, Watcher()
+        decide, policy.decide = policy.decide, slow
+        await settle(service)
+        service.driver.observers.append(watcher)
+        calls, quick, before = service.driver.scheduler.policy_calls, counted("0.2"), counted("+Inf")
+        await one(service, shell("true"))
+        await settle(service)
+        service.inbox.note("nothing to decide")
+        await settle(service)
+        asked = 0
+        for after, decision_s in watcher.turns:
+            assert (decision_s is not None) == (after > calls)
+            if decision_s is not None:
+                asked += 1
+                assert 0.2 <= decision_s < 5.0
+            calls = after
+        assert 0 < asked < len(watcher.turns)
+        assert (counted("0.2"), counted("+Inf")) == (quick, before + asked)
 
 
 async def test_an_input_that_cannot_be_understood_stops_nothing_else(quick_home):

@@ -15,6 +15,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
+from time import perf_counter
 from typing import Any
 
 from carpool.core import events as ev
@@ -119,7 +120,7 @@ class Driver:
             self.dispatcher.act(plan.decisions)
 
         # 5. Step the scheduler: apply the inputs and let the policy decide. Its plan waits for the next turn.
-        self._step(now, events)
+        decision_s = self._step(now, events)
         self.dispatcher.follow(events)
 
         # 6. Answer requests, and let go of ended jobs whose stories are written.
@@ -133,7 +134,8 @@ class Driver:
 
         self.unwritten.settle()
         rows = len(commit.events) + len(commit.notes)
-        self._tell(TurnDone(now, self.store.seq - rows + 1, commit.events, commit.notes, self._plan, ended))
+        first = self.store.seq - rows + 1
+        self._tell(TurnDone(now, first, commit.events, commit.notes, self._plan, ended, decision_s))
 
         # 7. Pause gangs, and launch and resume those whose GPUs are clear. The plan of this turn is not durable yet.
         self.dispatcher.switch({decision.job for decision in self._plan.decisions} if self._plan is not None else ())
@@ -236,10 +238,11 @@ class Driver:
                 await asyncio.sleep(RETRY_S)
         return True
 
-    def _step(self, now: float, events: Sequence[ev.Event]) -> None:
+    def _step(self, now: float, events: Sequence[ev.Event]) -> float | None:
+        """Step the scheduler; return the seconds that it took, or None if the policy was not asked."""
         scheduler = self.scheduler
         wake = self.wake_at is not None and now >= self.wake_at
-        asked = scheduler.policy_calls
+        asked, began = scheduler.policy_calls, perf_counter()
         self._plan = None
         try:
             self._plan = scheduler.step(now, events, wake=wake)
@@ -252,10 +255,12 @@ class Driver:
             log.debug("no plan was made", exc_info=error)  # all events are applied; without a plan nothing changes
             self.inbox.note(f"no plan was made ({type(error).__name__}: {error}); tried again at the next event")
             self.wake_at = None
+        decision_s = perf_counter() - began if scheduler.policy_calls > asked else None
         self._note_failure(now)
         while scheduler.refused:
             self._note_once(f"a decision of the policy was refused: {scheduler.refused.popleft()}", now)
         scheduler.state.pace_changes.clear()
+        return decision_s
 
     def journal_problem(self) -> str:
         """Return why the journal cannot be written, also where nothing was written since; empty: it can."""

@@ -27,6 +27,7 @@ TIMES_S = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 86_400, 7 * 86_400
 """Buckets for waiting and completion times and for errors of forecasts."""
 SLOWDOWNS = (1.0, 1.05, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0, 5.0)
 ANSWER_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30)
+DECISION_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 STATUSES = tuple(status for status in SHOWN if status not in ENDED)
 FAULTS = {ev.NodeLost: "node lost", ev.SwapFailed: "swap failed"}
 
@@ -52,6 +53,12 @@ class Metrics:
         )
         self._plans = Counter("carpool_plans", "Plans that the policy made.", **made)
         self._decisions = Counter("carpool_decisions", "Decisions in these plans.", ["kind"], **made)
+        self._deciding = Histogram(
+            "carpool_decision_seconds",
+            "Time of a step in which the policy decides: events applied, plan checked and applied.",
+            buckets=DECISION_S,
+            **made,
+        )
         self._believed = Histogram(
             "carpool_slowdown_believed_ratio",
             "Slow-down that was expected of jobs when they were put beside others.",
@@ -107,6 +114,8 @@ class Metrics:
                 self._faults.labels("job restarted" if event.again else "job failed").inc()
             elif type(event) in FAULTS:
                 self._faults.labels(FAULTS[type(event)]).inc()
+        if turn.decision_s is not None:
+            self._deciding.observe(turn.decision_s)
         if turn.planned is not None:
             self._count_plan(turn.planned)
         for ended in turn.ended:

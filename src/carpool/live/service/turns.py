@@ -24,6 +24,8 @@ class TurnDone:
     """Plan that the turn made. The state has it, and the journal gets it with the next turn."""
     ended: Sequence[EndedJob]
     """Jobs whose stories are written with this turn."""
+    decision_s: float | None
+    """Seconds of the scheduler's step, events applied and plan checked; None: the policy was not asked."""
 
 
 class TurnObserver(Protocol):
