@@ -34,11 +34,14 @@ def has_files(folder: Path) -> bool:
 
 def pack_folder(folder: Path, target: IO[bytes], most_bytes: int) -> None:
     """Write a checkpoint folder as a compressed archive. Raise `InputError` where it cannot be sent. Blocks."""
-    owner = folder.lstat().st_uid
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        with_rights_of(owner if os.getuid() == 0 else None, lambda: _pack(folder, target, most_bytes), limit_s=None)
+        owner, inside = os.fstat(opened).st_uid, Path(f"/proc/self/fd/{opened}")  # its user may not enter those above
+        with_rights_of(owner if os.getuid() == 0 else None, lambda: _pack(inside, target, most_bytes), limit_s=None)
     except OSError as error:  # also a file that vanishes or shrinks while it is read
         raise InputError(f"a file cannot be read ({error.strerror or 'it changed meanwhile'})") from None
+    finally:
+        os.close(opened)
 
 
 def _pack(folder: Path, target: IO[bytes], most_bytes: int) -> None:

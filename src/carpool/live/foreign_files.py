@@ -83,6 +83,7 @@ def give_tree(path: Path, uid: int) -> None:
     of a folder, and what is below that would be given away.
     """
     owner = account(uid)
-    for folder, _, files in os.walk(path):
-        for place in (folder, *(os.path.join(folder, file) for file in files)):
-            os.chown(place, owner.pw_uid, owner.pw_gid, follow_symlinks=False)
+    os.chown(path, owner.pw_uid, owner.pw_gid, follow_symlinks=False)
+    for folder, folders, files in os.walk(path):
+        for name in (*folders, *files):  # a link to a folder counts as a folder, which is not entered
+            os.chown(os.path.join(folder, name), owner.pw_uid, owner.pw_gid, follow_symlinks=False)

@@ -10,7 +10,7 @@ import pytest
 from carpool.errors import InputError
 from carpool.live.agent.checkpoints import CheckpointCopies
 from carpool.live.agent.road import NoAnswer, Turned
-from carpool.live.checkpoint_archive import pack_folder
+from carpool.live.checkpoint_archive import pack_folder, unpack_folder
 from carpool.live.executors.base import Launch
 from carpool.live.executors.fetched_checkpoints import FetchedCheckpoints
 from carpool.live.home import Home
@@ -257,3 +257,36 @@ def test_files_are_read_with_the_rights_of_their_owner(tmp_path):
     os.chown(folder / "own", 1, 1)
     with pytest.raises(InputError, match="cannot be read"):
         pack_folder(folder, io.BytesIO(), MOST)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root changes users")
+def test_a_checkpoint_is_packed_where_its_user_cannot_enter_the_folders_above(tmp_path):
+    """A service whose nodes have homes of their own lets no user into its own."""
+    above = tmp_path / "above"
+    above.mkdir(mode=0o700)
+    folder = above / "folder"
+    folder.mkdir(mode=0o700)
+    (folder / "own").write_text("x")
+    os.chown(folder, 1, 1)
+    os.chown(folder / "own", 1, 1)
+    file = io.BytesIO()
+    pack_folder(folder, file, MOST)
+    file.seek(0)
+    with tarfile.open(fileobj=file) as packed:
+        assert packed.getnames() == ["own"]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root changes users")
+def test_all_that_is_unpacked_belongs_to_the_user_also_links_to_folders(tmp_path):
+    folder = tmp_path / "folder"
+    (folder / "step-1" / "deep").mkdir(parents=True)
+    (folder / "step-1" / "deep" / "weights").write_text("x")
+    (folder / "last").symlink_to("step-1")
+    (folder / "newest").symlink_to("step-1/deep/weights")
+    packed = tmp_path / "packed"
+    with packed.open("wb") as file:
+        pack_folder(folder, file, MOST)
+    unpack_folder(packed, tmp_path / "unpacked", 1, MOST)
+    found = [tmp_path / "unpacked", *(tmp_path / "unpacked").rglob("*")]
+    assert len(found) == 6
+    assert {(path.name, path.lstat().st_uid) for path in found} == {(path.name, 1) for path in found}
