@@ -68,7 +68,7 @@ def test_a_killed_service_that_is_started_again_is_waited_for(tmp_path):
 
 def test_without_a_service_a_command_fails_at_once(tmp_path, monkeypatch):
     home = Home(tmp_path)
-    monkeypatch.setattr(starting, "_is_new_service", lambda pid: False)  # other tests start services
+    monkeypatch.setattr(starting, "_is_new_service", lambda pid, least_age_s: False)  # other tests start services
     monkeypatch.setattr(starting, "START_S", 0.3)
     home.create()
     assert not starting.is_starting(home)
@@ -80,6 +80,12 @@ def test_without_a_service_a_command_fails_at_once(tmp_path, monkeypatch):
     home.remove_address()
     home.release()
     assert not starting.is_starting(home)
+
+
+def test_services_that_are_started_later_are_not_waited_for(tmp_path):
+    with service(tmp_path / "other") as later:
+        assert starting._is_new_service(str(later.pid), least_age_s=0.0)
+        assert not starting._is_new_service(str(later.pid), least_age_s=4.0)
 
 
 def test_a_service_that_does_not_start_is_not_waited_for(tmp_path):

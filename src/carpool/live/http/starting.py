@@ -25,23 +25,25 @@ START_TIME = 19
 
 def wait(place: Home, say: Callable[[str], None]) -> None:
     """Wait while a service for this home is starting; return at once if none is. `say` is called if it takes long."""
-    began, said = time.monotonic(), False
-    while is_starting(place) and (waited := time.monotonic() - began) < START_S:
+    began, waited, said = time.monotonic(), 0.0, False
+    while waited < START_S and is_starting(place, waited):
         if waited > SAY_S and not said:
             say(f"waiting for the service of home {place.path}, which is starting")
             said = True
         time.sleep(LOOK_S)
+        waited = time.monotonic() - began
 
 
-def is_starting(place: Home) -> bool:
-    """Return whether a service for this home is starting, or may be: its process is a few seconds old."""
+def is_starting(place: Home, waited_s: float = 0.0) -> bool:
+    """Return whether a service for this home is starting, or may be: its process is a few seconds old, and older than
+    the wait for it. On a busy machine, services of other homes may be started all the time."""
     address, holder = place.read_address(), place.holder()
     if holder is not None:
         return address is None or address.get("pid") != holder
-    return any(_is_new_service(name) for name in os.listdir("/proc") if name.isdigit())
+    return any(_is_new_service(name, waited_s) for name in os.listdir("/proc") if name.isdigit())
 
 
-def _is_new_service(pid: str) -> bool:
+def _is_new_service(pid: str, least_age_s: float) -> bool:
     """Return whether a process of this user is a `carpool serve`, for whatever home, that has just been started."""
     try:
         own = os.stat(f"/proc/{pid}").st_uid == os.getuid()
@@ -51,7 +53,7 @@ def _is_new_service(pid: str) -> bool:
     if fields is None:
         return False
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[START_TIME]) / os.sysconf("SC_CLK_TCK")
-    return age_s < LOCK_S and is_service(list(process_words(pid, "cmdline")))
+    return least_age_s <= age_s < LOCK_S and is_service(list(process_words(pid, "cmdline")))
 
 
 def is_service(words: list[bytes]) -> bool:
