@@ -1,4 +1,4 @@
-// What the page knows: jobs, places, forecasts. Events say what changed, and only that is asked for again.
+// What the page has loaded: jobs, places, forecasts. Events say what changed, and only that is asked for again.
 
 import { Refusal, follow, get } from "./api.js";
 

@@ -1,4 +1,4 @@
-// GPUs as rows over time: who runs where, shared parts split, paused ones hatched, what is expected lighter.
+// GPUs as rows over time: which jobs run where, shared parts split, paused ones hatched, what is expected lighter.
 // All parts of one colour are one path, so that thousands of them cost little.
 
 import { el, show, svg } from "./dom.js";

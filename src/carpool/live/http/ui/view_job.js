@@ -59,7 +59,7 @@ export function jobView(store, job) {
       draw(explained, trace);
     } catch (error) {
       say(said, error.message);
-      missing = row === null && error.status === 404; // until the store hears of it
+      missing = row === null && error.status === 404; // until the store has it
     }
     about.hidden = missing;
     looking = false;
