@@ -72,6 +72,7 @@ class Home:
         """Tickets and output of the pilots of a ground."""
         self.pilot_key = self.path / "pilots.key"
         self._locked: int | None = None
+        self._locked_ahead = False
 
     def create(self) -> None:
         # A root service runs jobs under their users' ids: these must reach their own directories.
@@ -100,7 +101,8 @@ class Home:
         `journal`: id of a journal whose leader this process is. The lock of an earlier leader of the same journal is
         taken over, because a stopped process keeps it; what that process may do, the journal decides.
         """
-        if self._locked is not None:
+        if self._locked_ahead:
+            self._locked_ahead = False
             return
         try:
             descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -129,6 +131,11 @@ class Home:
         os.pwrite(descriptor, f"{os.getpid()} {journal}".strip().encode(), 0)
         self._locked = descriptor
 
+    def acquire_ahead(self) -> None:
+        """Lock the home for a service that this process is about to open. The next `acquire` finds it locked."""
+        self.acquire()
+        self._locked_ahead = True
+
     def _new_lock(self) -> int:
         """Replace the file of the lock by a new one, locked by this process."""
         fresh = self.lock.with_name(f".{self.lock.name}.{os.getpid()}")
@@ -140,7 +147,7 @@ class Home:
     def release(self) -> None:
         if self._locked is not None:
             os.close(self._locked)
-            self._locked = None
+            self._locked, self._locked_ahead = None, False
 
     def holder(self) -> int | None:
         """Return the process that has locked the home; None: none has, or this user cannot see it."""

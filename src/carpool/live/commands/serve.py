@@ -198,7 +198,7 @@ def serve(
     if config.database is None or emulated is not None:
         place.create()
     if config.database is None:  # first: a port that is in use may be that of this home's service
-        place.acquire()  # until the end: clients wait for a service whose home is locked
+        place.acquire_ahead()  # clients wait for a service whose home is locked
     with _released(place), _bound(host, port) as listening:
         if emulated is not None:
             emulated.write(place.emulated)
