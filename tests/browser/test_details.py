@@ -55,7 +55,7 @@ def test_the_range_of_an_end_fits_its_column(open_page, served):
     page = open_page().sign_in()
     page.get_by_role("navigation").get_by_role("link", name="Jobs", exact=True).click()
     cell = page.locator(".vt-space .vt-row", has_text="resnet50").locator("> span").nth(6)
-    expect(cell).to_have_text(re.compile("^ends in"))
+    expect(cell).to_have_text(re.compile("^ends in"), timeout=20_000)  # a forecast is reused for seconds
     longest = "ends in 1 h 35 min – 12 h 45 min"
     measure = "(cell, text) => { cell.textContent = text; return [cell.scrollWidth, cell.clientWidth]; }"
     needed, width = cell.evaluate(measure, longest)
@@ -71,3 +71,39 @@ def test_a_phone_shows_the_whole_accuracy_of_forecasts(open_page, served):
     table = page.get_by_role("region", name="Accuracy of forecasts")
     expect(table).to_be_visible()
     assert table.evaluate("table => table.scrollWidth <= table.clientWidth")
+
+
+def test_a_paused_job_is_listed_with_those_on_the_gpus(open_page, served):
+    job = train(served, 9000, name="to-be-paused")
+    served.until(job, "running")
+    served.client().post(f"/v1/jobs/{job}/pause")
+    served.until(job, "paused")
+    page = open_page().sign_in()
+    shown = page.locator("section", has_text="On the GPUs").locator(".item", has_text="to-be-paused")
+    expect(shown.locator(".chip")).to_have_text("paused")
+    page.goto(f"{served.url}/#/jobs/{job}")  # as the path of the API is written
+    expect(page.get_by_role("heading", name=re.compile(f"Job {job} "))).to_be_visible()
+    served.client().post(f"/v1/jobs/{job}/cancel")
+    served.until(job, "cancelled")
+
+
+@pytest.mark.parametrize("size", [{"width": 1280, "height": 900}, SMALL_PHONE])
+def test_the_text_of_a_chart_is_readable_at_every_width(open_page, served, size):
+    job = train(served, 30)
+    served.until(job, "finished")
+    page = open_page(size=size).sign_in()
+    page.goto(f"{served.url}/#/job/{job}")
+    heights = page.locator(".chart .axis-text").first.evaluate("text => text.getBoundingClientRect().height")
+    assert heights >= 11
+
+
+def test_the_names_of_a_sweep_are_shown_in_full(open_page, served):
+    job = train(served, 9000, name="lr=0.003,width=1024")
+    served.until(job, "running")
+    page = open_page().sign_in()
+    page.get_by_role("navigation").get_by_role("link", name="Jobs", exact=True).click()
+    name = page.locator(".vt-space .vt-row .name", has_text="lr=0.003")
+    expect(name).to_be_visible()
+    assert name.evaluate("cell => cell.scrollWidth <= cell.clientWidth")
+    served.client().post(f"/v1/jobs/{job}/cancel")
+    served.until(job, "cancelled")

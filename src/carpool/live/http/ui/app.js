@@ -26,7 +26,7 @@ let stopListening = () => {};
 
 function route() {
   const path = location.hash.slice(1) || "/";
-  const job = path.match(/^\/job\/(\d{1,18})$/);
+  const job = path.match(/^\/jobs?\/(\d{1,18})$/);
   if (job) return { label: `Job ${job[1]}`, hash: "/jobs", make: (held) => jobView(held, job[1]) };
   return VIEWS.find((one) => one.hash === path) ?? VIEWS[0];
 }

@@ -2,13 +2,16 @@
 
 import { svg } from "./dom.js";
 
+// Charts are scaled to their card. On a phone they are drawn smaller, so that their text stays readable.
+export const fitting = (width) => Math.min(width, Math.max(300, innerWidth - 60));
+
 const [LEFT, BOTTOM, TOP, RIGHT] = [52, 20, 8, 10];
 
 /**
  * Return a line chart. `points`: `[x, y]` with null for a gap; `steps`: a value holds until the next one.
  * `xText` and `yText` write the ends of the axes.
  */
-export function lineChart({ label, points, width = 460, height = 150, low, high, xText, yText, steps = false, mark = null }) {
+export function lineChart({ label, points, width = fitting(460), height = 150, low, high, xText, yText, steps = false, mark = null }) {
   const xs = points.map(([at]) => at);
   const [from, to] = [Math.min(...xs), Math.max(...xs)];
   const x = (at) => LEFT + (to > from ? (at - from) / (to - from) : 0.5) * (width - LEFT - RIGHT);
@@ -31,12 +34,12 @@ export function lineChart({ label, points, width = 460, height = 150, low, high,
 }
 
 /** Return stacked bars: `bars` is a list of lists of `{ value, colour, title }`. */
-export function stackedBars({ label, bars, names, width = 720, height = 200, text }) {
+export function stackedBars({ label, bars, names, width = fitting(1140), height = 200, text }) {
   const most = Math.max(1e-9, ...bars.map((parts) => parts.reduce((sum, part) => sum + part.value, 0)));
   const step = (width - LEFT - RIGHT) / bars.length;
   const every = Math.ceil(52 / step);
   const y = (value) => TOP + (1 - value / most) * (height - TOP - BOTTOM);
-  return svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart", role: "img", "aria-label": label },
+  return svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart wide", role: "img", "aria-label": label },
     [0, most / 2, most].map((value) => [
       svg("line", { x1: LEFT, x2: width - RIGHT, y1: y(value), y2: y(value), class: "grid" }),
       svg("text", { x: LEFT - 6, y: y(value) + 4, class: "axis-text end" }, text(value)),

@@ -16,7 +16,7 @@ export function jobsView(store) {
     { label: "Status", cell: (row) => chip(row.held ? "held" : row.status), sort: (row) => RANK[row.status] ?? 9 },
     { label: "GPUs", cell: (row) => `${row.gpus}`, sort: (row) => row.gpus },
     { label: "Progress", cell: (row) => (row.started ? bar(row.progress, `Progress of job ${row.job}`) : ""), sort: (row) => -row.progress },
-    { label: "When", cell: (row) => (row.started ? `ends ${until(end(row), store.now())}` : until(start(row), store.now())), sort: (row) => (row.started ? end(row)?.[0] : start(row)?.[0]) ?? Infinity },
+    { label: "When", cell: (row) => (row.started ? (end(row) ? `ends ${until(end(row), store.now())}` : "") : until(start(row), store.now())), sort: (row) => (row.started ? end(row)?.[0] : start(row)?.[0]) ?? Infinity },
     { label: "Why and where", cell: (row) => el("span", { class: "name", title: why(row) }, why(row)) },
     { label: "Waited", cell: (row) => span(row.waited_s), sort: (row) => row.waited_s },
   ];

@@ -4,7 +4,7 @@ import { bar, chip, el, link, say, show } from "./dom.js";
 import { jobs, plural, span, until } from "./format.js";
 import { Timeline, slices } from "./timeline.js";
 
-const RANGES = [["1 hour", 3600], ["15 min", 900], ["3 min", 180]];
+const RANGES = [["1 hour", 3600], ["15 min", 900], ["3 min", 180], ["1 min", 60]];
 const SHOWN = 8;
 const DRAW_MS = 1000;
 const STILL_MS = 10000; // where nothing moves, only the time does
@@ -44,7 +44,7 @@ export function nowView(store) {
           el("thead", {}, el("tr", {}, ["GPU", "Jobs now"].map((label) => el("th", { scope: "col" }, label)))), gpuTable))),
     el("div", { class: "columns" },
       el("section", { class: "card" }, el("div", { class: "card-head" }, el("h2", {}, "Next in the queue"), link("/jobs", "All jobs")), waiting),
-      el("section", { class: "card" }, el("div", { class: "card-head" }, el("h2", {}, "Running"), link("/history", "Ended jobs")), running)));
+      el("section", { class: "card" }, el("div", { class: "card-head" }, el("h2", {}, "On the GPUs"), link("/history", "Ended jobs")), running)));
 
   let drawn = 0;
   let later = null;
@@ -94,11 +94,11 @@ export function nowView(store) {
     say(tiles[5].value, queue.length && start(queue[0]) ? until(start(queue[0]), now).replace(/^in /, "") : "–");
     show(waiting, queue.slice(0, SHOWN).map((row) => item(row, el("span", { class: "when" }, until(start(row), now) || "…"), row.reason)),
       queue.length ? null : el("p", { class: "quiet" }, store.loaded ? "No job waits." : "Loading …"));
-    on.sort((a, b) => Number(b.job) - Number(a.job));
-    show(running, on.slice(0, SHOWN).map((row) => item(row, bar(row.progress, `Progress of job ${row.job}`),
+    const here = [...on, ...paused].sort((a, b) => Number(b.job) - Number(a.job));
+    show(running, here.slice(0, SHOWN).map((row) => item(row, bar(row.progress, `Progress of job ${row.job}`),
       [row.on.join(" "), row.mates.length ? `beside ${jobs(row.mates)}` : "", row.ran_s > 1 ? span(row.ran_s) : ""].filter(Boolean).join(" · "))),
-      on.length > SHOWN ? link("/jobs", `${plural(on.length - SHOWN, "more job")}`) : null,
-      on.length ? null : el("p", { class: "quiet" }, store.loaded ? "No job runs." : "Loading …"));
+      here.length > SHOWN ? link("/jobs", `${plural(here.length - SHOWN, "more job")}`) : null,
+      here.length ? null : el("p", { class: "quiet" }, store.loaded ? "No job runs." : "Loading …"));
     drawSoon();
   };
   return { node, update, close: () => (clearTimeout(later), timeline.close()) };

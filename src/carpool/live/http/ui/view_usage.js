@@ -59,7 +59,7 @@ export function usageView() {
     }
     const names = numbers.map(shortDay);
     const bars = names.map((name, day) => rows.map(([value, one], index) => ({ value: one.byDay[day] / 3600, colour: `c${index % COLOURS}`, title: `${named(value)}, ${name}: ${gpuHours(one.byDay[day])}` })));
-    show(picture, stackedBars({ label: "GPU hours held by day; the table below has the numbers", bars, names, text: (hours) => gpuHours(hours * 3600), width: Math.min(720, Math.max(300, innerWidth - 60)) }));
+    show(picture, stackedBars({ label: "GPU hours held by day; the table below has the numbers", bars, names, text: (hours) => gpuHours(hours * 3600) }));
     const head = [key[0].toUpperCase() + key.slice(1), ...Object.keys(COLUMNS), "Jobs ended", "Failed"];
     const cell = (text, tone) => el("td", { class: tone }, text);
     const saved = (one) => (one.known ? gpuHours(one.saved_gpu_s) : "unknown");
