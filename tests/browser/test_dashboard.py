@@ -40,10 +40,11 @@ def busy(served):
     return served
 
 
-def picture(page, name):
-    """Keep a picture for the documentation."""
+def picture(page, name, after_s=0.0):
+    """Keep a picture for the documentation; `after_s`: seconds in which something happens that it shows."""
     folder = os.environ.get("CARPOOL_PICTURES")
     if folder:
+        page.wait_for_timeout(1000.0 * after_s)
         page.screenshot(path=Path(folder) / f"dashboard-{name}.png", full_page=True, animations="disabled")
 
 
@@ -57,7 +58,7 @@ def test_the_whole_path_from_signing_in_to_a_finished_job_that_shared(open_page,
     page = dashboard.sign_in()
     expect(page.get_by_text("GPUs busy")).to_be_visible()
     expect(page.locator(".tile", has_text="GPUs busy")).to_contain_text("4 / 4")
-    page.select_option("#range", "180")
+    page.select_option("#range", "60")
     page.get_by_text("As a table").click()
     shared_row = page.get_by_role("row", name=re.compile(r"bert-short"))
     expect(shared_row.get_by_role("link")).to_have_count(2)
@@ -72,7 +73,7 @@ def test_the_whole_path_from_signing_in_to_a_finished_job_that_shared(open_page,
     assert max(heights) == pytest.approx(26.0)
     assert min(heights) == pytest.approx(12.0)
     page.get_by_text("As a table").click()
-    picture(page, "now")
+    picture(page, "now", after_s=25.0)
     # the queue says why and when, as ranges
     first = page.locator(".card", has_text="Next in the queue").locator(".item").first
     expect(first).to_contain_text("waits for GPUs")
@@ -86,6 +87,7 @@ def test_the_whole_path_from_signing_in_to_a_finished_job_that_shared(open_page,
     expect(page.get_by_text("It joined a running job once", exact=False).first).to_be_visible()
     expect(page.locator("pre.log")).to_contain_text("iteration 1000: loss")
     expect(page.get_by_label(re.compile("Slow-down over time"))).to_be_visible()
+    expect(page.get_by_text("complete", exact=True)).to_be_visible()  # what is said of the output
     picture(page, "job")
 
 
@@ -171,7 +173,7 @@ def test_no_view_breaks_a_rule_of_accessibility(open_page, busy, size, dark):
         found += dashboard.violations()
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{name} is wider than the screen"
         if name == "Now":
-            page.select_option("#range", "180")
+            page.select_option("#range", "60")
             page.wait_for_timeout(300)
             if dark or size:
                 picture(page, "dark" if dark else "phone")
