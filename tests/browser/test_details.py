@@ -107,3 +107,23 @@ def test_the_names_of_a_sweep_are_shown_in_full(open_page, served):
     assert name.evaluate("cell => cell.scrollWidth <= cell.clientWidth")
     served.client().post(f"/v1/jobs/{job}/cancel")
     served.until(job, "cancelled")
+
+
+def test_no_time_is_cut_off_at_the_edge_of_the_picture(open_page, served):
+    page = open_page().sign_in()
+    cut = page.evaluate(
+        """async () => {
+          const { Timeline } = await import('/ui/timeline.js');
+          const timeline = new Timeline({ label: 'GPUs', describe: String, open: () => {} });
+          document.querySelector('main').append(timeline.node);
+          const cut = [];
+          for (let now = 1000000; now < 1000010; now += 0.5) {
+            timeline.draw({ gpus: ['node0:0'], slices: [], from: now - 60, to: now + 60, now });
+            const picture = timeline.node.querySelector('svg').getBoundingClientRect();
+            for (const text of timeline.node.querySelectorAll('.axis-text.middle'))
+              if (text.getBoundingClientRect().right > picture.right) cut.push([now, text.textContent]);
+          }
+          return cut;
+        }"""
+    )
+    assert cut == []

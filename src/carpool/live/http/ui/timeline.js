@@ -120,7 +120,8 @@ export class Timeline {
     const marks = [];
     for (let at = Math.ceil(from / step) * step; at <= to; at += step) {
       marks.push(svg("line", { x1: x(at), x2: x(at), y1: 0, y2: height, class: "grid" }));
-      if (x(at) - x(from) > 12 && x(to) - x(at) > 12) marks.push(svg("text", { x: x(at), y: height + 15, class: "axis-text middle" }, ticks(at, step)));
+      const text = ticks(at, step);
+      if (x(at) - x(from) > 12 && x(to) - x(at) > 3.5 * text.length) marks.push(svg("text", { x: x(at), y: height + 15, class: "axis-text middle" }, text));
     }
     return marks;
   }
