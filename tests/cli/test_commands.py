@@ -5,6 +5,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -538,6 +539,11 @@ def test_help_and_version():
         assert "Usage:" in said.out
         assert call(name, "-h").out == said.out
     assert max(len(line) for line in call("simulate", "--help").out.splitlines()) <= 80
+
+
+def test_the_package_is_the_command_too():
+    said = subprocess.run([sys.executable, "-m", "carpool", "--version"], capture_output=True, text=True, check=True)
+    assert said.stdout == f"carpool, version {__version__}\n"
 
 
 def test_every_option_has_a_help_text():
