@@ -89,6 +89,7 @@ DEPENDS_ON: dict[str, set[str]] = {
     | SCHEDULER
     | BOTTOM,
     "cli": {"errors"},
+    "__main__": {"cli"},
 }
 PURE = (
     "errors",
