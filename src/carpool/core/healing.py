@@ -16,6 +16,9 @@ from carpool.core.queueing import reshape
 from carpool.core.record import JobRecord
 from carpool.core.state import State
 
+PART_THAT_MOVES = 0.25
+"""Part of the queue from which on moving jobs one by one in its sorted lists costs more than sorting them again."""
+
 
 class GuessedLength(NamedTuple):
     """What the user of a job guessed of its length, and what came of the user's earlier guesses of that kind."""
@@ -163,12 +166,14 @@ def correct_waiting(state: State) -> None:
     if not state.new_factors:
         return
     users, state.new_factors = state.new_factors, set()
-    for record in state.jobs.values():
-        if record.job.user in users and not record.attempt:
-            before = record.correction, record.job
-            _correct(state, record)
-            if record.status is Status.PENDING and before != (record.correction, record.job):
-                reshape(state, record, record.shape.priority)
+    new = [record for record in state.jobs.values() if record.job.user in users and not record.attempt]
+    if len(new) > PART_THAT_MOVES * len(state.queue):
+        state.queue.forget_orders()
+    for record in new:
+        before = record.correction, record.job
+        _correct(state, record)
+        if record.status is Status.PENDING and before != (record.correction, record.job):
+            reshape(state, record, record.shape.priority)
 
 
 def _done(state: State, record: JobRecord) -> float:

@@ -65,6 +65,10 @@ class Queue:
         """Forget what the jobs wait for: their expected start-up changed."""
         self._waiting = None
 
+    def forget_orders(self) -> None:
+        """Forget the lists that are kept in order: so many jobs are about to move that sorting again costs less."""
+        self._in_order = self._waiting = self._by_patience = None
+
     def by_patience(self, patience: float) -> Sequence[Impatience]:
         """All jobs in the order of the moments at which their submission will be `patience` times their time left ago;
         kept from the first use on."""
