@@ -107,7 +107,7 @@ class TestJournal:
             await service.requests.cancel(job)  # again, as a user would
             assert [service.queries.show(name)["status"] for name in (job, waiting)] == ["stopping", "stopping"]
             await until(lambda: start_ticks(pid) is None)
-            assert "journal learns" in service.queries.show(job)["reason"]
+            assert "the journal records it" in service.queries.show(job)["reason"]
             await asyncio.sleep(1.5)
             if restart:
                 service.driver.stopped = True  # as if it were killed before it could write

@@ -124,7 +124,7 @@ async def explain(job: Job, context: Context, who: Me) -> Json:
     return Json(context.service.queries.explain(job))
 
 
-@router.get("/jobs/{job}/wait", responses=answers(404, 422, model=messages.JobStatusAnswer))
+@router.get("/jobs/{job}/wait", responses=answers(404, 422, model=messages.WaitAnswer))
 async def wait(
     job: Job, context: Context, who: Me, timeout_s: Annotated[float, Query(ge=0, le=60, allow_inf_nan=False)] = 5.0
 ) -> Json:

@@ -230,8 +230,13 @@ class JobPage(Answer):
 
 class JobStatusAnswer(Answer):
     job: str
-    name: str
     status: JobStatus
+
+
+class WaitAnswer(JobStatusAnswer):
+    name: str
+    exit_code: int | None
+    reason: str
 
 
 class ExplainAnswer(Answer):
