@@ -276,8 +276,8 @@ class TestStarvation:
         assert {d.job for d in plan} == {"s0", "s1"}
 
     def test_starved_jobs_get_only_a_part_of_the_gpus_before_others(self):
-        """An eighth of sixteen GPUs: once one starved job holds two of them, the other waits for its turn."""
-        jobs = (running("busy", gpus=14, left=1e5), pending("a", gpus=2, left=10), pending("b", gpus=2, left=10))
+        """A sixteenth of sixteen GPUs: once one starved job holds one of them, the other waits for its turn."""
+        jobs = (running("busy", gpus=15, left=1e5), pending("a", gpus=1, left=10), pending("b", gpus=1, left=10))
         state = given(cluster("4x4"), *jobs).state(Carpool().key)
         state.advance(1000.0)
         assert [one.job.id for one in starved_first(Draft(state), 10.0)] == ["a", "b"]

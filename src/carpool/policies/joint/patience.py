@@ -15,7 +15,7 @@ from carpool.core.view import JobView, View
 AT_ONCE = 4
 """Number of starved jobs for which GPUs are reserved at the same time. The others follow in turn, the oldest first."""
 
-PART = 0.125
+PART = 0.0625
 """Part of the GPUs from which on starved jobs get no more of them before others. Where more long jobs are submitted
 than can run, all of them starve in the end, and would keep every short job waiting."""
 
