@@ -306,6 +306,8 @@ class Wrapper:
             self._kill()
             return
         self.pause.end()  # a stopped process sees neither the request nor the signal
+        if how == "save" and self.stage == "saving":  # a service that starts asks again
+            return
         if how == "save" and not self.stage and self._reports():
             self._wait("saving", self.orders["grace_s"])  # the training library reads the request in control.json
         elif self.stage in ("", "saving"):

@@ -43,7 +43,7 @@ class TestMemoryExecutor(ExecutorContract):
     def writing_command(self):
         return program(output="1\n")
 
-    def saving_command(self, checkpoint):
+    def saving_command(self, checkpoint, seconds=0.0):
         return program(checkpoint=checkpoint)
 
     def failing_rank_command(self, exit_code):

@@ -35,7 +35,15 @@ from carpool.live.agent.road import NoAnswer, Road, Turned
 from carpool.live.agent.snapshots import fetch_snapshot
 from carpool.live.clock import since_boot
 from carpool.live.executors import wire
-from carpool.live.executors.base import ExecutorOptions, GangEnded, GangKey, GangOutcome, Launch, StopMode
+from carpool.live.executors.base import (
+    STOP_STRENGTH,
+    ExecutorOptions,
+    GangEnded,
+    GangKey,
+    GangOutcome,
+    Launch,
+    StopMode,
+)
 from carpool.live.executors.environment import meeting_point
 from carpool.live.executors.local import LocalExecutor
 from carpool.live.executors.wire import DeviceRow, NodeOrders, NodeState, PartOrder, Want
@@ -53,7 +61,6 @@ WITNESS_S, WITNESS_SHARE = 5.0, 0.2
 """Seconds between two questions to the witness, and their share of the lease at most."""
 CHECK_S = 60.0
 """Seconds between two questions to the witness while the service answers, which only tell whether it can be asked."""
-STRENGTH = {"": 0, StopMode.SAVE: 1, StopMode.TERMINATE: 2, StopMode.KILL: 3}
 
 
 @dataclass(frozen=True)
@@ -437,7 +444,7 @@ class Agent:
                 self.executor.resume(key)
 
     def _stop(self, part: NodePart, mode: StopMode) -> None:
-        if STRENGTH[mode] > STRENGTH.get(part.stop, 0):
+        if STOP_STRENGTH[mode] > STOP_STRENGTH[part.stop]:
             part.stop = mode
             if not self.executor.stop(part.key, mode) and part.key not in self._starting and part.ended is None:
                 self._end_early(part.key, GangOutcome.NEVER_STARTED, "")

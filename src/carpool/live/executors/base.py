@@ -158,6 +158,10 @@ class StopMode(StrEnum):
     """Send SIGKILL at once."""
 
 
+STOP_STRENGTH: Mapping[str, int] = {"": 0, StopMode.SAVE: 1, StopMode.TERMINATE: 2, StopMode.KILL: 3}
+"""How strong each way to stop is: a weaker one never replaces a stronger one. The empty text stands for none."""
+
+
 # ---- what an executor reports ----------------------------------------------------------------------------------------
 
 

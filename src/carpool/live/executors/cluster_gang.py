@@ -17,13 +17,19 @@ from carpool.core.model import GpuId
 from carpool.errors import InputError
 from carpool.live.clock import since_boot
 from carpool.live.executors import wire
-from carpool.live.executors.base import GangEnded, GangKey, GangOutcome, GangPart, Launch, StopMode
+from carpool.live.executors.base import (
+    STOP_STRENGTH,
+    GangEnded,
+    GangKey,
+    GangOutcome,
+    GangPart,
+    Launch,
+    StopMode,
+)
 from carpool.live.executors.wire import PartOrder, PartState, Phase, Want
 from carpool.live.home import write_private
 
 PARTS_FILE, END_FILE = "parts.json", "end.json"
-STRENGTH = (None, StopMode.SAVE, StopMode.TERMINATE, StopMode.KILL)
-"""Ways to stop, weakest first."""
 NOT_ITS_FAULT = (GangOutcome.LOST, GangOutcome.OUT_OF_MEMORY)
 """Outcomes of one part that explain the failures of the others, the most telling first."""
 
@@ -163,7 +169,7 @@ class ClusterGang:
     # ---- what agents shall do --------------------------------------------------------------------------------------
 
     def stop_by(self, mode: StopMode) -> None:
-        if STRENGTH.index(mode) > STRENGTH.index(self.stop):
+        if STOP_STRENGTH[mode] > STOP_STRENGTH[self.stop or ""]:
             self.stop = mode
 
     def order(self, node: str) -> PartOrder:

@@ -57,6 +57,7 @@ reader, writer = ControlReader(folder), ReportWriter(folder)
 while True:
     control = reader.read()
     if control.stop:
+        time.sleep(float(sys.argv[2]))
         writer.write(Report(attempt=attempt, checkpoint=int(sys.argv[1]), status=WorkerStatus.STOPPED))
         sys.exit(EXIT_STOPPED)
     saved = int(sys.argv[1]) if control.checkpoint else -1
@@ -172,9 +173,10 @@ class ExecutorContract:
         """Return a command that keeps writing to its standard output for ten minutes."""
         return "sh", "-c", "i=0; while [ $i -lt 12000 ]; do i=$((i + 1)); echo $i; sleep 0.05; done"
 
-    def saving_command(self, checkpoint: int) -> tuple[str, ...]:
-        """Return a command that reports its accumulation and saves `checkpoint` when it is asked to stop."""
-        return sys.executable, "-c", SAVING_WORKER, str(checkpoint)
+    def saving_command(self, checkpoint: int, seconds: float = 0.0) -> tuple[str, ...]:
+        """Return a command that reports its accumulation and saves `checkpoint` when it is asked to stop, which takes
+        some seconds."""
+        return sys.executable, "-c", SAVING_WORKER, str(checkpoint), str(seconds)
 
     def failing_rank_command(self, exit_code: int) -> tuple[str, ...]:
         """Return a command whose rank 1 ends with `exit_code` while the other ranks keep running."""
@@ -285,6 +287,17 @@ class ExecutorContract:
             executor.launch(launch)
             await eventually(lambda: executor.report(launch.key) is not None)
             executor.stop(launch.key, StopMode.SAVE)
+            ended = await listener.wait_for_end(launch.key)
+            assert (ended.outcome, ended.checkpoint) == (GangOutcome.STOPPED, 42.0)
+
+    async def test_a_gang_that_is_asked_again_while_it_saves_goes_on_saving(self, make_executor: MakeExecutor) -> None:
+        async with opened(make_executor) as (executor, listener):
+            launch = self.launch(executor, self.saving_command(42, 2.0))
+            executor.launch(launch)
+            await eventually(lambda: executor.report(launch.key) is not None)
+            for _ in range(3):
+                executor.stop(launch.key, StopMode.SAVE)
+                await asyncio.sleep(QUIET_S / 2)
             ended = await listener.wait_for_end(launch.key)
             assert (ended.outcome, ended.checkpoint) == (GangOutcome.STOPPED, 42.0)
 

@@ -25,6 +25,7 @@ from carpool.live import worker_directory as files
 from carpool.live.clock import since_boot
 from carpool.live.errors import WrongStatus
 from carpool.live.executors.base import (
+    STOP_STRENGTH,
     ExecutorListener,
     ExecutorOptions,
     GangEnded,
@@ -273,6 +274,8 @@ class LocalExecutor:
         gang = self._gangs.get(key)
         if gang is None:
             return False
+        if STOP_STRENGTH.get(gang.stop, 0) > STOP_STRENGTH[mode]:
+            mode = StopMode(gang.stop)
         gang.stop = str(mode)
         self.gate.open(key, None)
         if gang.launched:
