@@ -235,6 +235,35 @@ async def test_a_request_that_was_overtaken_is_not_believed(executor):
     assert not executor._gangs[KEY].broken
 
 
+async def test_whatever_is_new_in_an_order_goes_out_at_once(executor):
+    executor.lease_s = executor.members.lease_s = 600.0
+    await executor.sync(state(number=1, seen="x"))
+    executor.launch(launch((0,)))
+    await eventually(lambda: executor._gangs[KEY].recorded)
+    numbers = iter(range(2, 99))
+
+    async def exchange(seen, seconds=0.5):
+        up = {"1-1": wire.PartState(wire.Phase.UP, started_ago_s=0.0)}
+        asked = state(number=next(numbers), parts=up, seen=seen)
+        return (await asyncio.wait_for(executor.sync(asked), seconds)).mark
+
+    mark = await exchange("x")
+    for ask in (
+        lambda: executor.retune(KEY, 2),
+        lambda: executor.checkpoint(KEY),
+        lambda: executor.checkpoint(KEY),
+        lambda: executor.pause(KEY),
+        lambda: executor.stop(KEY, StopMode.SAVE),
+        lambda: executor.stop(KEY, StopMode.TERMINATE),
+    ):
+        held = asyncio.create_task(exchange(mark))
+        await asyncio.sleep(0.1)
+        assert not held.done(), "nothing is new"
+        ask()
+        mark = await held
+    assert await exchange(mark, 5.0) == mark
+
+
 @pytest.mark.parametrize("settings", [{"lease": "soon"}, {"leese": "3s"}])
 def test_wrong_settings_are_refused(home, settings):
     with pytest.raises(InputError, match="--executor agents"):

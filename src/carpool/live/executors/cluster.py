@@ -312,11 +312,10 @@ class ClusterExecutor(ClusterGangs):
 
 def _mark(orders: Mapping[str, PartOrder]) -> str:
     """Return a name for orders, by which an agent says that it has them."""
-    shown = sorted(
-        (name, one.want, one.how, one.address, one.port, one.accumulation, one.switch, one.paused, one.swap)
-        for name, one in orders.items()
-    )
-    return f"{zlib.crc32(repr(shown).encode()):08x}"
+    named = [(name, orders[name]) for name in sorted(orders)]
+    switches = [(one.switch, one.paused, one.swap) for _, one in named]
+    shown = [(name, one.want, one.how, one.address, one.port, one.accumulation, one.checkpoint) for name, one in named]
+    return f"{zlib.crc32(repr((shown, switches)).encode()):08x}"
 
 
 def _bytes(text: str | None, default: int) -> int:
