@@ -1,5 +1,6 @@
 """A node that does not see the service's home fetches snapshots and refuses gangs over nodes and unknown users."""
 
+import asyncio
 import os
 import tarfile
 
@@ -7,8 +8,11 @@ import pytest
 
 from carpool.errors import InputError
 from carpool.live.agent.agent import Agent, AgentOptions, _check_user
-from carpool.live.executors.base import GangOutcome, Launch
+from carpool.live.agent.parts import NodePart
+from carpool.live.agent.road import NoAnswer, Turned
+from carpool.live.executors.base import GangOutcome, Launch, StopMode
 from carpool.live.executors.contract import opened
+from carpool.live.executors.wire import PartOrder, Want
 from carpool.live.home import Home
 from tests.support.agents import agent_world
 
@@ -16,13 +20,15 @@ KEY = ("1", 1)
 
 
 class PackedRoad:
-    """A road that has one code snapshot to give."""
+    """A road that has one code snapshot to give. `lost`: requests that are not answered before."""
 
-    def __init__(self, archive):
-        self.archive, self.asked = archive, 0
+    def __init__(self, archive, lost=()):
+        self.archive, self.lost, self.asked = archive, list(lost), 0
 
     def snapshot(self, job):
         self.asked += 1
+        if self.lost:
+            raise self.lost.pop(0)
         return self.archive.read_bytes()
 
 
@@ -56,6 +62,30 @@ async def test_a_code_snapshot_is_fetched_once(home, archive):
         assert adapted.checkpoints == ""
         assert (home.snapshot("1") / "train.py").read_text() == "print('hello')"
     assert road.asked == 1
+
+
+async def test_a_code_snapshot_is_asked_for_again_while_no_service_answers(home, archive):
+    road = PackedRoad(archive, [NoAnswer("refused"), Turned(503, "stands by")])
+    found = agent(home, road)
+    found.parts.parts[KEY] = NodePart(KEY)
+    order = PartOrder(Want.GO, launch=Launch(*KEY, (0,), ("true",), "/gone/snapshot", {}, snapshot=True))
+    launched = []
+    found.executor.launch = launched.append
+    await found._launch(KEY, order)
+    assert (road.asked, len(launched)) == (3, 1)
+    assert found.parts.parts[KEY].ended is None
+
+
+async def test_a_job_that_is_stopped_while_no_service_answers_never_starts(home, archive):
+    found = agent(home, PackedRoad(archive, [NoAnswer("refused")] * 1000))
+    found.parts.parts[KEY] = NodePart(KEY)
+    order = PartOrder(Want.GO, launch=Launch(*KEY, (0,), ("true",), "/gone/snapshot", {}, snapshot=True))
+    launching = asyncio.create_task(found._launch(KEY, order))
+    await asyncio.sleep(0.1)
+    assert not launching.done()
+    found._stop(found.parts.parts[KEY], StopMode.SAVE)
+    await asyncio.wait_for(launching, 10)
+    assert found.parts.parts[KEY].ended.outcome is GangOutcome.NEVER_STARTED
 
 
 async def test_a_directory_that_is_not_there_is_said(home, archive):

@@ -501,9 +501,10 @@ class Agent:
                     "directory at the same path, or ask for as many GPUs as one node has"
                 )
             launch = replace(launch, checkpoints="")
-            self.checkpoints.fetch(launch, partial(self._is_to_start, (launch.job, launch.attempt)))
+            wanted = partial(self._is_to_start, launch.key)
+            self.checkpoints.fetch(launch, wanted)
             if launch.snapshot:
-                directory = fetch_snapshot(self.home, self.road, launch.job, launch.uid)
+                directory = fetch_snapshot(self.home, self.road, launch.job, launch.uid, wanted)
                 launch = replace(launch, directory=str(directory))
         if not os.path.isdir(launch.directory):
             raise InputError(f"{node}: has no directory {launch.directory!a}; share it, or submit with --snapshot")

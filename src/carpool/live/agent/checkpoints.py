@@ -11,21 +11,18 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from carpool.errors import InputError
-from carpool.live.agent.road import NoAnswer, Road, Turned
+from carpool.live.agent.road import AGAIN_S, Road, Turned, until_answered
 from carpool.live.checkpoint_archive import digest_of, has_files, pack_folder, unpack_folder
 from carpool.live.executors.base import GangKey, Launch
 from carpool.live.home import Home
 
 RATE = 64 << 20
 """Bytes that are sent or fetched in a second."""
-AGAIN_S = 0.5
 TRIES = 3
 """Number of times that an archive is fetched whose hash is wrong."""
 PIECE = 4 << 20
-_Answer = TypeVar("_Answer")
 
 
 class CheckpointCopies:
@@ -69,7 +66,7 @@ class CheckpointCopies:
                 data = file.read(PIECE)
                 place: dict[str, str | int] = {"job": key[0], "attempt": key[1], "offset": offset, "size": size}
                 place["sha256"] = sha256
-                answer = _until_answered(partial(self._road.send_checkpoint, data, **place), wanted)
+                answer = until_answered(partial(self._road.send_checkpoint, data, **place), wanted)
                 if answer is None or answer[1]:
                     return answer is not None
                 offset = answer[0]
@@ -79,7 +76,7 @@ class CheckpointCopies:
 
     def _leave(self, key: GangKey, why: str, wanted: Callable[[], bool]) -> None:
         try:
-            _until_answered(lambda: self._road.leave_checkpoint(key[0], key[1], why), wanted)
+            until_answered(lambda: self._road.leave_checkpoint(key[0], key[1], why), wanted)
         except InputError:  # the service has given the job up
             return
 
@@ -97,7 +94,7 @@ class CheckpointCopies:
                 packed = Path(place) / "packed"
                 if self._fetch(launch.job, packed, size, wanted) and digest_of(packed) == sha256:
                     unpack_folder(packed, self._home.checkpoints(launch.job), launch.uid, self.most_bytes)
-                    _until_answered(lambda: self._road.took_checkpoint(launch.job), wanted)
+                    until_answered(lambda: self._road.took_checkpoint(launch.job), wanted)
                     return
         raise OSError("its checkpoint did not arrive as it was sent")
 
@@ -105,7 +102,7 @@ class CheckpointCopies:
         """Return the size and the hash of the archive that the service has; None: there is none."""
         while True:
             try:
-                found = _until_answered(lambda: self._road.offered_checkpoint(job), wanted)
+                found = until_answered(lambda: self._road.offered_checkpoint(job), wanted)
             except Turned as error:
                 if error.status == 404:
                     return None
@@ -121,7 +118,7 @@ class CheckpointCopies:
         with packed.open("xb") as file:
             while (offset := file.tell()) < size:
                 began = time.monotonic()
-                data = _until_answered(partial(self._road.read_checkpoint, job, offset), wanted)
+                data = until_answered(partial(self._road.read_checkpoint, job, offset), wanted)
                 if data is None:
                     raise OSError("its checkpoint is not wanted any more")
                 if not data or offset + len(data) > size:
@@ -129,19 +126,6 @@ class CheckpointCopies:
                 file.write(data)
                 _keep_rate(began, len(data))
         return True
-
-
-def _until_answered(ask: Callable[[], _Answer], wanted: Callable[[], bool]) -> _Answer | None:
-    """Ask until the service answers; None: it is not wanted any more. Raise what the service refuses with."""
-    while True:
-        try:
-            return ask()
-        except (NoAnswer, Turned) as error:
-            if isinstance(error, Turned) and error.status != 503:
-                raise
-            if not wanted():
-                return None
-            time.sleep(AGAIN_S)
 
 
 def _keep_rate(began: float, count: int) -> None:

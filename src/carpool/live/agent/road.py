@@ -7,8 +7,9 @@ import http.client
 import json
 import ssl
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 from carpool.errors import InputError
@@ -21,6 +22,9 @@ SYNC, LOGS, SNAPSHOT = "/v1/agents/sync", "/v1/agents/logs", "/v1/agents/snapsho
 DOORS, SAID = "/v1/agents/doors", "/v1/agents/doors/said"
 CHECKPOINT = "/v1/agents/checkpoint"
 MAX_ANSWER = 512 << 20
+AGAIN_S = 0.5
+"""Seconds before a request is repeated that must be answered."""
+Answer = TypeVar("Answer")
 
 
 class NoAnswer(InputError):
@@ -184,6 +188,19 @@ class Road:
             for _, connection in self._idle:
                 connection.close()
             self._idle.clear()
+
+
+def until_answered(ask: Callable[[], Answer], wanted: Callable[[], bool]) -> Answer | None:
+    """Ask until the service answers; None: it is not wanted any more. Raise what the service refuses with. Blocks."""
+    while True:
+        try:
+            return ask()
+        except (NoAnswer, Turned) as error:
+            if isinstance(error, Turned) and error.status != 503:
+                raise
+            if not wanted():
+                return None
+            time.sleep(AGAIN_S)
 
 
 def _checked(url: str) -> str:

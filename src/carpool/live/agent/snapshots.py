@@ -4,24 +4,30 @@ import io
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from carpool.live.agent.road import Road
+from carpool.live.agent.road import Road, until_answered
 from carpool.live.foreign_files import give_tree
 from carpool.live.home import Home
 from carpool.live.http.code_snapshot import MAX_BYTES, MAX_FILES
 from carpool.live.unpack import unpack
 
 
-def fetch_snapshot(home: Home, road: Road, job: str, uid: int | None) -> Path:
-    """Return the directory of a job's code snapshot on this node. Blocks."""
+def fetch_snapshot(home: Home, road: Road, job: str, uid: int | None, wanted: Callable[[], bool]) -> Path:
+    """Return the directory of a job's code snapshot on this node. Where the service does not answer, it is asked again
+    as long as the snapshot is `wanted`, then OSError is raised. Blocks."""
     place = home.snapshot(job)
     if place.is_dir():
         return place
+    data = until_answered(partial(road.snapshot, job), wanted)
+    if data is None:
+        raise OSError("its code snapshot is not wanted any more")
     mode = 0o711 if os.getuid() == 0 else 0o700
     home.make_folders()
     home.job(job).mkdir(mode=mode, exist_ok=True)
-    packed = io.BytesIO(road.snapshot(job))
+    packed = io.BytesIO(data)
     target = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=home.job(job)))
     try:
         unpack(packed, target / "files", most_bytes=MAX_BYTES, most_files=MAX_FILES)
