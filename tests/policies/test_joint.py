@@ -82,6 +82,29 @@ class TestShareNow:
         given(FOUR, *pair, *others, xi=2.5).expect(Carpool(pause=False), guest="waits")
         given(FOUR, *pair, *others, xi=2.5).expect(SjfBsbf(), guest="shares h")
 
+    def test_a_pair_that_gets_more_done_shares_for_the_jobs_behind_the_line(self):
+        # Sharing, both end after 1,700 s, one after the other after 1,000 and 2,000: 400 s later in sum, but every job
+        # behind them starts 300 s sooner. Of the jobs that wait, the line has the guest only.
+        pair = (running("h", gpus=4, left=1000), pending("guest", gpus=4, left=1000))
+        others = [pending(f"q{n}", gpus=4, left=2000 + n, exclusive=True) for n in range(2)]
+        short_line = Carpool(pause=False, look_ahead=1)
+        given(FOUR, *pair, xi=1.7).expect(short_line, guest="waits")
+        given(FOUR, *pair, *others[:1], xi=1.7).expect(short_line, guest="waits")
+        given(FOUR, *pair, *others, xi=1.7).expect(short_line, guest="shares h")
+
+    def test_a_pair_that_gets_less_done_does_not_share_at_the_cost_of_jobs_behind_the_line(self):
+        # As above: the pair gains 40 s in sum, and each of the eight loses 10 s, here behind a line of one job.
+        pair = (running("h", gpus=4, left=100), pending("guest", gpus=4, left=20))
+        others = [pending(f"q{n}", gpus=4, left=100 + n, exclusive=True) for n in range(8)]
+        short_line = Carpool(pause=False, look_ahead=1)
+        given(FOUR, *pair, *others[:3], xi=2.5).expect(short_line, guest="shares h")
+        given(FOUR, *pair, *others, xi=2.5).expect(short_line, guest="waits")
+
+    def test_jobs_of_a_lower_priority_behind_the_line_do_not_count(self):
+        pair = (running("h", gpus=4, left=1000), pending("guest", gpus=4, left=1000))
+        others = [pending(f"q{n}", gpus=4, left=2000 + n, exclusive=True, priority=-1) for n in range(9)]
+        given(FOUR, *pair, *others, xi=1.7).expect(Carpool(pause=False, look_ahead=1), guest="waits")
+
     def test_a_pair_that_gets_less_done_than_one_job_alone_is_the_last_resort(self):
         # Beside "slow" it would cost less in sum (26 s against 32), but the two get only 0.83 of one job's work done.
         table = pairs(plain_thin=1.4, thin_plain=9.0, plain_plain=2.1)

@@ -120,10 +120,8 @@ class JoinCandidates:
         return _fast(found) or found or self._for_throughput(guest)
 
     def _for_throughput(self, guest: JobView) -> list[Candidate]:
-        """Return the hosts that end soonest and with which total speed is high, where more jobs wait than there are
-        GPUs: even if the two finish later in sum, as Theorem 1 counts, the jobs behind them may gain more."""
-        if len(self.draft.view.queue) < len(self.topology.node_of):
-            return []
+        """Return the hosts that end soonest and with which total speed is high: even if the two finish later in sum,
+        as Theorem 1 counts, the jobs behind them may gain more."""
         return sorted(self._open(self.candidates.fast(guest, HIGH_SPEED), guest), key=_cost)[:PRICED]
 
     def _open(self, cells: Iterable[Candidate], guest: JobView) -> Iterator[Candidate]:

@@ -1,5 +1,8 @@
 """The joint rule's objective: the sum of completion times of the guest, of its hosts and of all jobs that wait.
 
+Of the jobs that wait, the first ones count one by one. The many behind them count together: each GPU second that a move
+saves lets all of them start a little sooner.
+
 `Objective` is a scheduling pass as the rule sees it: when the running jobs will end, when their GPUs will be free, and
 which jobs wait. It prices a move before it is made and notes it afterwards.
 """
@@ -62,6 +65,7 @@ class Objective:
         self._front: QueueEstimate | None = None  # of the first jobs in the line
         self._present: dict[int, QueueEstimate] = {}  # by priority
         self._prospects: dict[int, Prospect] = {}  # by seq
+        self._gpu_seconds: dict[int, float] = {}  # see `_gpu_second`; by priority
 
     # ---- when jobs end, and which jobs wait ------------------------------------------------------------------------
 
@@ -178,7 +182,7 @@ class Objective:
         guest = move.guest
         others, present, without, horizon, wanted = self._prospect(guest)
         changes = move.changes = self._changes(move)
-        saved = present
+        saved = present + self._gain_behind(move, changes)
         if isinstance(move, Suspend):
             others = _sorted([*others, *map(self._suspended, move.victims)])
             wanted += sum([victim.shape.gpus for victim in move.victims])
@@ -200,9 +204,42 @@ class Objective:
         No move frees GPUs sooner, unless it suspends a job, so the waiting jobs gain no more than that.
         """
         _, present, without, _, _ = self._prospect(guest)
+        present += self.work_behind(guest)
         if self._weighs:
             return present - without + max(0.0, self._view.weight_of(guest) - 1.0) * self._end_if_it_waits(guest)
         return present - without
+
+    def work_behind(self, guest: JobView) -> float:
+        """Return what a job that waits costs the jobs behind the line, because it has to run alone at some time.
+
+        A paused one costs them nothing more: when its GPUs will be free depends on it already.
+        """
+        return 0.0 if guest.gpus else self._gpu_second(guest.shape.priority) * _work(self._entry(guest))
+
+    def _gain_behind(self, move: Move, changes: Sequence[Change]) -> float:
+        """Return what a move gains the jobs behind the line: they start sooner if it takes fewer GPU seconds than its
+        guest does alone."""
+        second = self._gpu_second(move.guest.shape.priority)
+        if not second:
+            return 0.0
+        now = self.now
+        taken = sum([(max(now, after) - max(now, before)) * gpus for before, after, gpus in changes])
+        if isinstance(move, Suspend):
+            taken += sum([_work(self._suspended(victim)) for victim in move.victims])
+        return self.work_behind(move.guest) - second * taken
+
+    def _gpu_second(self, priority: int) -> float:
+        """Return what a GPU second costs the jobs behind the line that have at least this priority: each of them is
+        late by the time in which all GPUs together make up for it."""
+        second = self._gpu_seconds.get(priority)
+        if second is None:
+            queue, behind = self._view.queue, 0
+            if len(queue) > self._look_ahead:
+                buckets = queue.buckets.items()
+                counting = sum([len(bucket) for shape, bucket in buckets if shape.priority >= priority])
+                behind = max(0, counting - self._look_ahead)
+            second = self._gpu_seconds[priority] = behind / len(self._view.topology.node_of)
+        return second
 
     def _more_for_weights(self, move: Move) -> float:
         """Return what a move gains beyond its price, because a second of some jobs counts for more or less than one:
@@ -358,6 +395,11 @@ class Objective:
 def _prospect(others: list[WaitingJob], present: float, without: QueueEstimate) -> Prospect:
     """Return what is expected for a job; `present` and `without` are as in `Prospect`."""
     return Prospect(others, present, without.sum, without.horizon, sum([gpus for gpus, _, _, _ in others]))
+
+
+def _work(job: WaitingJob) -> float:
+    """Return the GPU seconds that a waiting job takes alone."""
+    return job[GPUS] * job[LEFT]
 
 
 def _sorted(line: Sequence[WaitingJob]) -> list[WaitingJob]:

@@ -35,7 +35,7 @@ class PauseCandidates:
             return
         size = size_alone(guest, self.topology.largest_memory)
         left = guest.whole_left(self.objective.now)
-        most = (self.objective.budget(guest) - choice.bar) / max(left, 1.0) - 1.0
+        most = (self.objective.budget(guest) - self.objective.work_behind(guest) - choice.bar) / max(left, 1.0) - 1.0
         if size is None or most <= 0.0:
             return
         left *= size.relative_time
