@@ -122,9 +122,9 @@ class AgentWorld:
         self.executor = None
         self.term = 0
 
-    def make_executor(self):
+    def make_executor(self, **more):
         self.term += 1
-        options = ExecutorOptions(self.home, settings=self.settings, leadership=OnlyService(self.term))
+        options = ExecutorOptions(self.home, settings=self.settings, leadership=OnlyService(self.term), **more)
         executor = JoinedExecutor(options)
         executor.world = self
         return executor

@@ -13,10 +13,12 @@ from carpool.errors import InputError
 from carpool.live.clock import since_boot
 from carpool.live.errors import Unavailable, WrongStatus
 from carpool.live.executors import wire
-from carpool.live.executors.base import ExecutorOptions, GangOutcome, Launch, StopMode
+from carpool.live.executors.base import ExecutorOptions, GangOutcome, Launch, StopMode, TellsDelays
 from carpool.live.executors.cluster import ClusterExecutor
 from carpool.live.executors.contract import RecordingListener, eventually, opened
+from carpool.live.executors.local import ONE_USER
 from carpool.live.executors.nodes import ClusterNode, NodeRecord
+from carpool.live.home import read_json
 from tests.support.agents import agent_world
 
 KEY = ("1", 1)
@@ -140,6 +142,75 @@ async def test_a_worker_with_impossible_reports_does_not_silence_its_node(tmp_pa
 
 
 # ---- what the service refuses ----------------------------------------------------------------------------------------
+
+
+async def test_why_a_gang_has_not_started_on_its_node_is_known(tmp_path):
+    async with agent_world(tmp_path) as world, opened(world.make_executor) as (executor, listener):
+        assert isinstance(executor, TellsDelays)
+        in_the_way = world.agents["a"].home.jobs
+        if in_the_way.exists():
+            in_the_way.rmdir()
+        in_the_way.write_text("")
+        executor.launch(launch((0,)))
+        await eventually(lambda: executor.delay(KEY).startswith("on node a, it cannot start now ("))
+        in_the_way.unlink()
+        await listener.wait_for_start(KEY)
+        assert executor.delay(KEY) == ""
+
+
+async def test_why_a_gang_cannot_be_written_down_is_known(tmp_path):
+    async with agent_world(tmp_path) as world, opened(world.make_executor) as (executor, listener):
+        in_the_way = executor.home.jobs / KEY[0]
+        in_the_way.write_text("")
+        executor.launch(launch((0,)))
+        await eventually(lambda: executor.delay(KEY).startswith("it cannot start now ("))
+        in_the_way.unlink()
+        await listener.wait_for_start(KEY)
+        assert executor.delay(KEY) == ""
+
+
+async def test_the_service_says_how_long_gangs_of_agents_stay_paused_without_it(tmp_path):
+    def make():
+        return world.make_executor(pause_patience_s=33.0, gang_pause_s=11.0)
+
+    async with agent_world(tmp_path) as world, opened(make) as (executor, listener):
+        for key, gpus in ((KEY, (0,)), (("2", 1), (0, 1))):
+            executor.launch(launch(gpus, key=key))
+            await listener.wait_for_start(key)
+            executor.pause(key)
+            await listener.wait_for_switch(key, paused=True)
+            asked = read_json(world.agents["a"].home.rank(*key, 0) / "pause.json")
+            assert asked["patience_s"] == (33.0 if len(gpus) == 1 else 11.0)
+
+
+async def test_an_agent_leaves_mps_before_it_joins_a_service_whose_jobs_have_users_of_their_own(tmp_path):
+    async with agent_world(tmp_path) as world:
+        node = (await opened_node(world.agents["a"])).node
+        node.mps, node.mechanism = IdleDaemon(), "mps"
+        executor, listener = world.make_executor(), RecordingListener()
+        try:
+            await executor.open(separate_users=True)
+            await executor.recover((), listener)
+            (seen,) = executor.nodes()
+            assert (seen.mechanism, seen.why) == ("time-slicing", ONE_USER)
+            assert node.mps is None
+        finally:
+            await executor.close()
+
+
+class IdleDaemon:
+    """An MPS daemon that serves nobody."""
+
+    def clients(self):
+        return set()
+
+    def stop(self):
+        return
+
+
+async def opened_node(agent):
+    await eventually(lambda: agent.executor._node is not None)
+    return agent.executor
 
 
 def state(node="a", **changes):

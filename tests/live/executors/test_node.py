@@ -114,6 +114,19 @@ def test_where_no_trial_client_is_served_jobs_share_by_time_slicing(control, tmp
         node.stop_mps()
 
 
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_node_leaves_mps_and_its_daemon_stays_only_for_jobs_that_run(control, tmp_path, monkeypatch, busy):
+    node = found(tmp_path, monkeypatch, True)
+    daemon = node.mps
+    monkeypatch.setattr(mps.Daemon, "clients", lambda self: {42} if busy else set())
+    try:
+        node.leave_mps("one user")
+        assert (node.mechanism, node.why, node.environment(2**30)) == ("time-slicing", "one user", {})
+        assert daemon.alive() is busy
+    finally:
+        daemon.stop()
+
+
 async def test_a_service_that_cannot_start_leaves_no_daemon(control, tmp_path, monkeypatch):
     monkeypatch.setattr(mps.Daemon, "check", lambda self, uuid: mps.Check(True, True, ""))
     home = Home(tmp_path / "home")

@@ -327,6 +327,8 @@ class Agent:
             self.leaving = self.leaving or answer.leave
             await asyncio.to_thread(self._take_terms, answer, sent_at)
             if not self._recovered:
+                if answer.separate_users:
+                    await self.executor.leave_mps()
                 await self.executor.recover([wire.read_key(name) for name in answer.orders], self.parts)
                 self._recovered = True
             self.parts.heard(answer.heard)
@@ -341,13 +343,14 @@ class Agent:
         return all(part.ended is not None and part.logged for part in self.parts.parts.values())
 
     def _take_terms(self, answer: NodeOrders, sent_at: float) -> None:
-        """Take the lease, and find out whether this node sees the service's home. Blocks."""
+        """Take the lease and the service's settings, and find out whether this node sees the service's home. Blocks."""
         if answer.joined:
             self.joined = self._leased = True
             self._lease_s = answer.lease_s
             self.road.timeout_s = max(0.5, min(10.0, 0.25 * answer.lease_s))
             self.lease.extend(sent_at, answer.lease_s)
             self.checkpoints.most_bytes = answer.most_checkpoint
+        self.executor.set_patience(answer.pause_patience_s, answer.gang_pause_s)
         self._shared = ""
         with contextlib.suppress(OSError, ValueError):
             self._shared = Path(answer.home, answer.proof).read_text()[:100] if answer.proof else ""

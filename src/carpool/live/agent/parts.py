@@ -130,7 +130,7 @@ def part_state(part: NodePart, executor: LocalExecutor) -> PartState:
         part.port = waiting
         return PartState(Phase.READY, waiting)
     if part.started_at is None:
-        return PartState(Phase.PREPARING)
+        return PartState(Phase.PREPARING, delay=executor.delay(part.key))
     part.port = part.port or meeting_port(executor.home.attempt(*part.key))
     return PartState(
         Phase.UP,

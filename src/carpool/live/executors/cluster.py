@@ -70,12 +70,13 @@ class ClusterExecutor(ClusterGangs):
         self.transfers: dict[str, asyncio.Task[Any]] = {}
         """Checkpoints that are being packed or unpacked."""
         self._answers = 0
-        self._as_root = False
+        self._options = options
+        self._as_root = self._separate_users = False
         self._proof = ""
         self._doors: dict[str, NodeDoors] = {}
 
     async def open(self, *, separate_users: bool = False) -> None:
-        self._as_root = os.getuid() == 0
+        self._as_root, self._separate_users = os.getuid() == 0, separate_users
         self.book.load()
         self._proof = secrets.token_hex(16)
         path = self.home.path / PROOF
@@ -148,6 +149,9 @@ class ClusterExecutor(ClusterGangs):
             self._as_root,
             joined,
             most_checkpoint=self.checkpoints.most_bytes,
+            pause_patience_s=self._options.pause_patience_s,
+            gang_pause_s=self._options.gang_pause_s,
+            separate_users=self._separate_users,
         )
 
     def _take(self, node: ClusterNode, state: NodeState) -> None:

@@ -108,6 +108,8 @@ class ClusterGang:
     """That request is carried out, and that is reported."""
     recorded: bool = False
     """The file with its parts is written."""
+    unrecorded: str = ""
+    """Why that file could not be written so far."""
     ends: list[GangEnded] = field(default_factory=list)
     """Ends of its parts, in the order in which they became known."""
     _counted: set[str] = field(default_factory=set)
@@ -128,6 +130,14 @@ class ClusterGang:
     def up(self) -> bool:
         """Every worker runs or ran."""
         return all(part.state is not None and part.state.started_ago_s is not None for part in self.parts.values())
+
+    @property
+    def delay(self) -> str:
+        """Why it could not be started so far; empty: nothing hindered it."""
+        if not self.recorded:
+            return self.unrecorded
+        told = ((name, part.state.delay) for name, part in self.parts.items() if part.state is not None)
+        return next((f"on node {name}, {delay}" for name, delay in told if delay), "")
 
     def _never_ran(self) -> bool:
         return any(end.outcome is GangOutcome.NEVER_STARTED for end in self.ends)

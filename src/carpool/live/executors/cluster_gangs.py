@@ -162,7 +162,6 @@ class ClusterGangs:
 
     async def _record(self, gang: ClusterGang) -> None:
         """Write down which parts a gang has; only then its agents are told."""
-        said = False
         while not gang.recorded and not gang.stop:
             try:
                 self.check_leading()
@@ -170,14 +169,18 @@ class ClusterGangs:
                 await asyncio.to_thread(self._note_start, gang)
                 gang.recorded = True
             except (OSError, Unavailable) as error:
-                if not said:
+                if not gang.unrecorded:
                     self._note(gang.key, f"cannot start now ({error}); the executor tries again")
-                said = True
+                gang.unrecorded = f"it cannot start now ({error}); this is tried again"
                 await asyncio.sleep(RETRY_S)
         if gang.recorded:
             self._call_agents(gang)
         elif self._gangs.get(gang.key) is gang:
             self._give_up(gang, GangEnded(*gang.key, GangOutcome.NEVER_STARTED))
+
+    def delay(self, key: GangKey) -> str:
+        gang = self._gangs.get(key)
+        return "" if gang is None else gang.delay
 
     def _note_start(self, gang: ClusterGang) -> None:
         """Note what else must be known before a gang starts. Blocks."""

@@ -45,7 +45,7 @@ class GangLauncher:
         self.home = options.home
         self._lease = options.lease
         self._leads = options.leadership.leads
-        self._patience_s = options.pause_patience_s
+        self.patience_s = options.pause_patience_s
         self._emulated = options.emulated
         self.children: set[int] = set()
         """Wrappers that this process started and has not reaped."""
@@ -92,7 +92,7 @@ class GangLauncher:
             self._write_rank(directory, launch, nonce, environment, cores[number], user)
             gang.ranks.append(LocalRank(directory))
         # several workers stand before their first step together; one is stopped by its wrapper
-        stands_s = self._patience_s if launch.ahead and gang.world_size > 1 else 0.0
+        stands_s = self.patience_s if launch.ahead and gang.world_size > 1 else 0.0
         control = channel.Control(1, launch.accumulation, can_shrink=launch.can_shrink, pause_s=stands_s)
         gang.write_control(control)
         self._start_wrappers(gang, nonce)
@@ -141,7 +141,7 @@ class GangLauncher:
             "unwatched": launch.env.get("PYTHONPATH", "") if launch.watch else None,
         }
         if launch.ahead and len(launch.gpus) == 1 and launch.part is None:
-            request = {"sequence": 0, "paused": True, "patience_s": self._patience_s, "alive": str(self.home.alive)}
+            request = {"sequence": 0, "paused": True, "patience_s": self.patience_s, "alive": str(self.home.alive)}
             orders["gate"] = request
         if user:
             groups = os.getgrouplist(user.pw_name, user.pw_gid)

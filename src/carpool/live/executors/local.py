@@ -83,6 +83,18 @@ class LocalExecutor:
         without_mps = "switched off" if not self._options.mps else ONE_USER if separate_users else ""
         self._node = await asyncio.to_thread(open_node, self._options, without_mps)
 
+    async def leave_mps(self) -> None:
+        """Let jobs share without MPS because they run under their users' ids, where that is known only after `open`;
+        before `recover`."""
+        assert self._faults is None, "recover() comes later"
+        await asyncio.to_thread(self.node.leave_mps, ONE_USER)
+
+    def set_patience(self, pause_patience_s: float, gang_pause_s: float) -> None:
+        """Take how long gangs that are paused from now on stay so without a service."""
+        self._options = replace(self._options, pause_patience_s=pause_patience_s, gang_pause_s=gang_pause_s)
+        self._switch.options = self._options
+        self._launcher.patience_s = pause_patience_s
+
     @property
     def node(self) -> LocalNode:
         assert self._node is not None, "open() comes first"
@@ -265,7 +277,7 @@ class LocalExecutor:
         if launch.uid is None:
             return self.node.environment(launch.gpu_memory, len(launch.gpus))
         if self.node.mps is not None:  # the user was added after the start
-            self._note(launch.key, f"shares by time-slicing: {ONE_USER}; restart the service to switch MPS off")
+            self._note(launch.key, f"shares by time-slicing: {ONE_USER}; restart the service, then its agents")
         return {}
 
     # ---- watching and stopping -------------------------------------------------------------------------------------

@@ -160,6 +160,13 @@ class LocalNode:
         if self.mps is not None and not self.mps.clients():
             self.stop_mps()
 
+    def leave_mps(self, why: str) -> None:
+        """Serve no further job by MPS. A daemon that serves gangs of an earlier service stays for them. Blocks."""
+        if self.mps is not None:
+            self.stop_mps_if_unused()
+            self.mps, self.mechanism, self.why, self.limits_hold = None, "time-slicing", why, False
+            self.can_swap = swap_works()
+
     def stop_mps(self) -> None:
         """Stop the daemon. Only for when no gang runs: a daemon that serves gangs outlives the service. Blocks."""
         if self.mps is not None:

@@ -33,7 +33,7 @@ class GangSwitch:
     """Carries out pauses and resumes of gangs."""
 
     def __init__(self, options: ExecutorOptions, note: Callable[[LocalGang, str], None]) -> None:
-        self._options = options
+        self.options = options
         self._note = note
         self._swap = GangSwap(note)
         self._alive = options.home.alive
@@ -41,10 +41,10 @@ class GangSwitch:
     async def prove_life(self) -> None:
         """Touch, for ever, the file by which wrappers see that the service runs."""
         while True:
-            if self._options.has_service():
+            if self.options.has_service():
                 with contextlib.suppress(OSError):
                     self._alive.touch(mode=0o600)
-            patience = min(self._options.pause_patience_s, self._options.gang_pause_s)
+            patience = min(self.options.pause_patience_s, self.options.gang_pause_s)
             await asyncio.sleep(min(LONGEST_BEAT_S, patience / BEATS))
 
     async def run(self, gang: LocalGang, mine: int) -> bool:
@@ -91,7 +91,7 @@ class GangSwitch:
         """Wait until all workers stand at the same step boundary. A worker that waited too long there has gone on, so
         the request is renewed."""
         while gang.switch == mine and not gang.stop:
-            left = self._options.pause_patience_s
+            left = self.options.pause_patience_s
             control = replace(gang.control, sequence=gang.control.sequence + 1, pause_s=left)
             gang.write_control(control)
             while left > 0.0 and gang.switch == mine and not gang.stop:
@@ -103,9 +103,9 @@ class GangSwitch:
     async def _request(self, gang: LocalGang, mine: int, *, paused: bool) -> int:
         """Write the request and wake the wrappers; return its number."""
         gang.pause_sequence += 1
-        patience = self._options.pause_patience_s
+        patience = self.options.pause_patience_s
         if gang.world_size > 1 and not gang.agrees_on_steps:  # its workers may wait for each other right now
-            patience = min(patience, self._options.gang_pause_s)
+            patience = min(patience, self.options.gang_pause_s)
         request: dict[str, Any] = {
             "sequence": gang.pause_sequence,
             "paused": paused,

@@ -72,6 +72,8 @@ class PartState:
     switch: int = 0
     """Number of the latest request to pause or resume that is carried out."""
     swapped: bool = False
+    delay: str = ""
+    """Why it could not be started so far; empty: nothing hindered it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +196,12 @@ class NodeOrders:
     """Bytes of the largest checkpoint folder that the service fetches from nodes that do not see its home; 0: none."""
     doors: bool = False
     """The agent shall ask which doors of workers are wanted, with `DoorsHere`."""
+    pause_patience_s: float = 600.0
+    """Seconds without a service after which a paused gang goes on; as agents had it before services told them."""
+    gang_pause_s: float = 240.0
+    """The same for a gang of several workers without the training library."""
+    separate_users: bool = False
+    """Jobs run under their users' ids, so that they cannot share by MPS."""
 
 
 @dataclass(frozen=True, slots=True)
