@@ -90,9 +90,12 @@ def test_the_group_that_used_less_goes_first():
     assert running(made) == {"c"}
 
 
-@pytest.mark.parametrize(("policy", "below", "may_hold"), [("sjf", False, 1), ("srtf", True, 2), ("pollux", True, 1)])
-def test_a_policy_that_preempts_lets_a_group_have_more_before_others(policy, below, may_hold):
-    """At strength 0.5: half of its share, where a group that used two fifths of it is below it. Without preemption it
+@pytest.mark.parametrize(
+    ("policy", "below", "may_hold"),
+    [("sjf", False, 1), ("srtf", True, 2), ("pollux", True, 1), ("fifo", True, 2), ("backfill", True, 2)],
+)
+def test_a_policy_that_preempts_or_keeps_the_order_lets_a_group_have_more_before_others(policy, below, may_hold):
+    """At strength 0.5: half of its share, where a group that used two fifths of it is below it. Under the others it
     would have to use less than a fifth."""
     made = scheduler(policy, strength=0.5, shape="1x8")
     submit(made, job("a", group="red"), *(job(f"b{n}", group="blue") for n in range(4)))

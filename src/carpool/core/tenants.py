@@ -27,8 +27,8 @@ LOG_2 = log(2.0)
 WIDEST = 10.0
 """Factor, as an exponent of 2, by which usage and share may differ before that counts, at a strength of almost 0."""
 BELOW = 5.0
-"""Factor, as an exponent of 2, by which a group must be below its share to be entitled to GPUs, at that strength, if
-the policy does not preempt."""
+"""Factor, as an exponent of 2, by which a group must be below its share to be entitled to GPUs, at that strength, under
+a policy that needs a margin (`Entitlement.far_below`)."""
 STEP = 1.0
 """Factor, as an exponent of 2, that one tier spans."""
 FURTHEST = 12.0
@@ -44,24 +44,28 @@ class Entitlement:
     """Which part of its share a group may have before others get any, under a policy. A policy may have an attribute
     `entitlement`; `WITHOUT_PREEMPTION` counts for one that has none."""
 
-    takes_back: bool
-    """Whether the policy takes GPUs back as soon as the group has used its part. Otherwise what starts first stays to
-    its end, which may be much more than the part, so that the group must have used far less before."""
+    far_below: bool
+    """Whether a group must have used far less than its part: what starts first stays to its end, which may be much more
+    than the part, and keeps shorter jobs waiting. A policy that takes GPUs back as soon as the group has used its part
+    needs no such margin, nor does one in the order of submission, where a long job also keeps short ones waiting
+    without shares."""
     held_exponent: float
     """The part of its share that a group may hold at a moment is the strength to this power."""
 
     def below(self, strength: float) -> float:
         """Return by how many doublings a group must be below its share."""
-        return -log2(strength) if self.takes_back else BELOW * (1.0 - strength)
+        return BELOW * (1.0 - strength) if self.far_below else -log2(strength)
 
     def held(self, strength: float) -> float:
         """Return the part of its share that a group may hold."""
         return pow(strength, self.held_exponent)
 
 
-WITHOUT_PREEMPTION = Entitlement(takes_back=False, held_exponent=2.0)
-WITH_PREEMPTION = Entitlement(takes_back=True, held_exponent=1.0)
+WITHOUT_PREEMPTION = Entitlement(far_below=True, held_exponent=2.0)
+WITH_PREEMPTION = Entitlement(far_below=False, held_exponent=1.0)
 """The strength is the part of its share that a group may use over time, and that it may hold at a moment."""
+IN_ORDER = WITH_PREEMPTION
+"""The same for policies that start jobs in the order of submission."""
 
 
 class Tenant:

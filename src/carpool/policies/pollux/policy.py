@@ -33,7 +33,7 @@ class Pollux(BasePolicy):
     """Every round chooses the GPUs and batches of elastic jobs anew, for the best goodput that is fair to all."""
 
     name = "pollux"
-    entitlement = Entitlement(takes_back=True, held_exponent=2.0)  # a gang takes the place of several small jobs here
+    entitlement = Entitlement(far_below=False, held_exponent=2.0)  # a gang takes the place of several small jobs here
     round_s: float = option(60.0, "interval of decisions in seconds; 0: decide whenever something happens")
     restart_s: float = option(30.0, "seconds that the simulator charges when a job starts again on other GPUs")  # type: ignore[misc]
     start_s: float = option(30.0, "seconds that the simulator charges when a job starts for the first time")  # type: ignore[misc]

@@ -13,6 +13,7 @@ from carpool.core.draft import Draft
 from carpool.core.model import Decision, GpuId
 from carpool.core.perf import Placement
 from carpool.core.shapes import Size
+from carpool.core.tenants import IN_ORDER
 from carpool.core.view import JobView, View
 from carpool.policies.base import BasePolicy
 
@@ -22,6 +23,7 @@ class Backfill(BasePolicy):
     """Jobs start in order of submission; later ones fill gaps where that does not delay the first that waits."""
 
     name = "backfill"
+    entitlement = IN_ORDER
 
     def key(self, job: JobView, now: float) -> tuple[float, ...]:
         return (job.job.submitted,)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from carpool.core.draft import Draft
 from carpool.core.model import Decision
+from carpool.core.tenants import IN_ORDER
 from carpool.core.view import JobView, View
 from carpool.policies.base import BasePolicy, option
 
@@ -13,6 +14,7 @@ class Fifo(BasePolicy):
     """Jobs start in order of submission, each alone on its GPUs."""
 
     name = "fifo"
+    entitlement = IN_ORDER
     skip: bool = option(False, "let later jobs start before one that does not fit")
 
     def key(self, job: JobView, now: float) -> tuple[float, ...]:
