@@ -122,6 +122,8 @@ class JoinCandidates:
     def _for_throughput(self, guest: JobView) -> list[Candidate]:
         """Return the hosts that end soonest and with which total speed is high: even if the two finish later in sum,
         as Theorem 1 counts, the jobs behind them may gain more."""
+        if len(self.draft.view.queue) <= 1:
+            return []  # nobody is behind the guest
         return sorted(self._open(self.candidates.fast(guest, HIGH_SPEED), guest), key=_cost)[:PRICED]
 
     def _open(self, cells: Iterable[Candidate], guest: JobView) -> Iterator[Candidate]:
