@@ -2,18 +2,22 @@
 
     python bench/unknown.py --out out/unknown                     (with a GPU; the same call resumes after a stop)
     python bench/unknown.py --out out/unknown --gpus 1 --tiny     (logical slot, on a CPU, to try the script)
-    python bench/unknown.py --out docs/experiments/unknown --table        (print the results that exist)
+    python bench/unknown.py --out docs/experiments/unknown/machine-2 --table        (print the results that exist)
 
 Three workloads of fifteen trainings that are in no profile, with unique names, run times that their users misjudge by
 up to a factor of two, and a service that has seen no job before. Half of the jobs are plain scripts, half use
 `carpool.train`. The default of `carpool serve` is compared with exclusive SJF, SJF-BSBF and first-fit sharing. Every
 case leaves a JSON file with a row per job, its journal, and the jobs' progress. The lengths of the jobs come from
 `speeds-mps.json` of the folder (`bench/unknown_speeds.py`).
+
+Exclusive SJF needs five minutes for a workload. To spare the GPU, `--give-up 2` ends a case of another policy as soon
+as its mean JCT is certain to be twice that of the default, and keeps that mean as what it is at least.
 """
 
 import argparse
 import gzip
 import json
+import math
 import os
 import signal
 import subprocess
@@ -39,8 +43,10 @@ from carpool.live.journal.store import Store
 CARPOOL = [sys.executable, "-m", "carpool.cli"]
 START_S = 60.0
 LIMIT_S = 420.0
-"""Seconds after which a case is given up."""
+"""Seconds after which a case is ended in any case."""
 SAMPLE_S = 0.25
+LOOK_S = 0.5
+"""Seconds between two looks at whether a case is to be given up."""
 MPS, TIME_SLICING = "mps", "time-slicing"
 
 
@@ -126,8 +132,10 @@ class ProgressLog:
                     self.rows.append({"job": job, "at": report.time, "iteration": report.iteration})
 
 
-def run_case(case: Case, jobs: Sequence[UnknownJob], options: argparse.Namespace) -> dict[str, Any]:
-    """Run a case in a new home, from the first submission to the last end."""
+def run_case(
+    case: Case, jobs: Sequence[UnknownJob], options: argparse.Namespace, enough_s: float = math.inf
+) -> dict[str, Any]:
+    """Run a case in a new home until its last job has ended, or its mean JCT is certain to be above `enough_s`."""
     with tempfile.TemporaryDirectory(prefix="cu-") as place:
         home = Home(Path(place) / "h")
         log_file = Path(options.out) / f"{case.name}.log"
@@ -140,7 +148,7 @@ def run_case(case: Case, jobs: Sequence[UnknownJob], options: argparse.Namespace
             with ProgressLog(home) as progress:
                 began = time.time()
                 ids = _submit_all(home, jobs, options)
-                rows = _wait(connection, ids, began)
+                rows = _wait(connection, ids, began, enough_s)
             accuracy = connection.request("GET", "/v1/accuracy")
         finally:
             _end(home, service)
@@ -177,10 +185,21 @@ def _submit_all(home: Home, jobs: Sequence[UnknownJob], options: argparse.Namesp
     return [json.loads(command.communicate()[0])["jobs"][0] for command in commands]
 
 
-def _wait(connection: Connection, ids: Sequence[str], began: float) -> list[dict[str, Any]]:
+def _wait(connection: Connection, ids: Sequence[str], began: float, enough_s: float) -> list[dict[str, Any]]:
+    """Return the jobs' rows once all have ended, or once their mean JCT is certain to be above `enough_s`."""
     jobs = [connection.job(one) for one in ids]
-    connection.wait(jobs, LIMIT_S - (time.time() - began))
-    return [job.refresh() for job in jobs]
+    while time.time() < began + LIMIT_S:
+        running = [job for job in jobs if job.refresh()["finished"] is None]
+        if not running or least_jct_s(job.row for job in jobs) > enough_s:
+            break
+        time.sleep(LOOK_S)
+    return [job.row for job in jobs]
+
+
+def least_jct_s(rows: Iterable[Mapping[str, Any]]) -> float:
+    """Return what the mean JCT is at least: that if every job which has not ended did so now."""
+    now = time.time()
+    return fmean((row["finished"] or now) - row["submitted"] for row in rows)
 
 
 def _end(home: Home, service: subprocess.Popen[bytes]) -> None:
@@ -213,8 +232,8 @@ def _keep(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def _record(
     case: Case, jobs: Sequence[UnknownJob], rows: Sequence[Mapping[str, Any]], accuracy: Mapping[str, Any]
 ) -> dict[str, Any]:
-    failed = [f"{row['name']} {row['status']}" for row in rows if row["status"] != "finished"]
     first = min(row["submitted"] for row in rows)
+    running = [row for row in rows if row["finished"] is None]
     table = [
         {
             "job": row["job"],
@@ -227,9 +246,10 @@ def _record(
         if row["status"] == "finished"
     ]
     measured = {
-        "mean_jct_s": fmean(row["finished"] - row["submitted"] for row in table),
-        "makespan_s": max(row["finished"] for row in table),
-        "failed": failed,
+        "mean_jct_s": least_jct_s(rows),
+        "makespan_s": max(row["finished"] or time.time() for row in rows) - first,
+        "failed": [f"{row['name']} {row['status']}" for row in rows if row["status"] in ("failed", "cancelled")],
+        "given_up": bool(running),
     }
     return {"case": asdict(case), "measured": measured, "trials": accuracy["trials"], "jobs": table}
 
@@ -251,12 +271,19 @@ def run_all(options: argparse.Namespace) -> None:
         if options.tiny:
             jobs = [replace(job, steps=min(job.steps, 200)) for job in jobs]
         start = time.monotonic()
-        record = run_case(case, jobs, options)
+        record = run_case(case, jobs, options, _enough_s(case, folder, options.give_up))
         longest = max(longest, time.monotonic() - start)
         unfinished = path.with_suffix(".part")
         unfinished.write_text(json.dumps(record, indent=1) + "\n")
         unfinished.replace(path)
         print(f"{case.name}: {json.dumps(record['measured'])} trials {json.dumps(record['trials'])}", flush=True)
+
+
+def _enough_s(case: Case, folder: Path, factor: float) -> float:
+    """Return the mean JCT above which a case is given up, from what the default took for the same jobs."""
+    runs = [] if case.policy == "carpool" else list(folder.glob(f"{case.workload}-carpool-{case.mechanism}-run*.json"))
+    means = [json.loads(path.read_text())["measured"]["mean_jct_s"] for path in runs]
+    return factor * max(means) if means else math.inf
 
 
 def print_table(folder: Path) -> None:
@@ -274,7 +301,9 @@ def print_table(folder: Path) -> None:
             makespan = fmean(run["makespan_s"] for run in rules[rule])
             to_sjf = f"{mean / means['sjf-1']:.2f}" if "sjf-1" in means else "-"
             to_best = f"{mean / min(others):.2f}" if others else "-"
-            runs = " ".join(f"{run['mean_jct_s']:.1f}" for run in rules[rule])
+            runs = " ".join(
+                f"{'at least ' if run.get('given_up') else ''}{run['mean_jct_s']:.1f}" for run in rules[rule]
+            )
             print(
                 f"  {rule:12} {mean:7.1f} s  makespan {makespan:6.1f} s  {to_sjf} of sjf  {to_best} of best  ({runs})"
             )
@@ -288,6 +317,8 @@ def main() -> None:
     parser.add_argument("--mechanism", choices=(MPS, TIME_SLICING), default=MPS)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--minutes", type=float, help="start no case that would end after this many minutes")
+    certain = "end a case that is certain to have this many times the mean JCT of the default"
+    parser.add_argument("--give-up", type=float, default=math.inf, metavar="FACTOR", help=certain)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--gpus", type=int, help="number of logical slots to use instead of the GPU")
     parser.add_argument("--tiny", action="store_true", help="tiny trainings for a CPU")

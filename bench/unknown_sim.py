@@ -1,17 +1,19 @@
 """Simulate the cases of `bench/unknown.py`, and compare them with what was measured.
 
-    python bench/unknown_sim.py docs/experiments/unknown
+    python bench/unknown_sim.py docs/experiments/unknown/machine-2
 
-The simulator is told how fast each kind is alone and in pairs (`speeds-mps.json`), and how long each process of the
-case took to start up and to end. The policy knows as little as the service did: guessed durations, and what jobs
+The simulator is told how fast each kind is alone and in pairs (`pairs-mps.json`), and how long each process of the case
+took to start up and to end. The policy knows as little as the service did: guessed durations, and what jobs
 report. A plain script that tells no total reports only how much slower it is than alone, once it was seen alone. Where
 pairs were not measured, their slow-downs follow from the demands that the journals contain.
 """
 
 import gzip
 import json
+import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -25,13 +27,17 @@ from carpool.core.guesses import expected_left
 from carpool.core.model import GpuDemand, Job, Node
 from carpool.core.perf import AllReduce, FittedModel, Placement, Task
 from carpool.core.record import JobRecord
+from carpool.core.state import State
 from carpool.policies import make
 from carpool.profile.schema import load
-from carpool.sim.engine import Costs, Engine
+from carpool.sim.engine import Costs, Due, Engine
 from carpool.sim.unknown import UnknownBelief
 
-REPORT_S = 1.0
-"""Seconds after which a job's speed beside its mates is known."""
+REPORT_S = 0.75
+"""Seconds after which a job's speed is known: the median, over all journals, for scripts that tell how far they are."""
+DRAWS, MOVED_S = 20, 0.25
+"""Each case is simulated so often, with start-ups moved at random by up to so many seconds: a decision that hangs on
+which of two processes is up first changes all that follows."""
 EXPECTED_STARTUP_S = 5.0
 """What the service expects of a script before any has started."""
 GUESS_SPREAD = 2.0
@@ -72,10 +78,44 @@ class Guessed:
         return self._guess_s[job.id] / job.iterations
 
 
+@dataclass(frozen=True)
+class StartUps(Costs):
+    """The costs of a case in which it is known how long each process took to start up."""
+
+    startup_s: Mapping[str, float] = field(default_factory=dict)
+
+    def launch(self, job: Job) -> float:
+        return self.startup_s[job.id]
+
+
 class WatchedEngine(Engine):
     """An engine in which plain scripts report as the service sees them, and demands are measured."""
 
     demands: Mapping[str, GpuDemand]
+    exit_s: Mapping[str, float]
+    """Seconds between the last step of each job and the end of its process, in which it keeps its place."""
+
+    def run(self) -> State:
+        self._exits: dict[str, float] = {}
+        return super().run()
+
+    def _push(self, at: float, what: Due, pace_version: int) -> None:
+        """Let processes start at once, and compute once they are up, which the service sees as two events."""
+        if isinstance(what, ev.Started):
+            super()._push(self.world.now, replace(what, at=self.world.now, computes=False), 0)
+            what = ev.Computing(at, what.job, what.attempt)
+        super()._push(at, what, pace_version)
+
+    def _pop(self, now: float, batch: list[ev.Event]) -> bool:
+        wake = super()._pop(now, batch)
+        for event in [one for one in batch if isinstance(one, ev.Finished)]:
+            ends_at = self._exits.get(event.job)
+            if ends_at is None:
+                ends_at = self._exits[event.job] = now + self.exit_s[event.job]
+                self._push(ends_at, ev.Finished(ends_at, event.job, event.attempt), 0)
+            if now < ends_at:
+                batch.remove(event)
+        return wake
 
     def _report(self, now: float, pace_changes: list[JobRecord]) -> None:
         for record in pace_changes:
@@ -113,15 +153,16 @@ def simulate(
     jobs: Sequence[UnknownJob],
     alone_s: Mapping[str, float],
     pairs: MeasuredPairs,
-    overhead_s: Mapping[str, float],
+    startup_s: Mapping[str, float],
+    exit_s: Mapping[str, float],
 ) -> tuple[float, float]:
-    """Return the mean JCT and the makespan of a case in the simulator; `overhead_s`: start-up and end of each job."""
+    """Return the mean JCT and the makespan of a case in the simulator."""
     trainings = [
         Job(job.name, job.submitted_s, job.kind, 1, 1, job.steps, duration_s=job.steps * alone_s[job.kind])
         for job in jobs
     ]
     tasks = dict.fromkeys(KINDS, TASK)
-    truth = FittedModel(tasks, pairs, 1, ignore_memory=True, startup=lambda job: overhead_s[job.id])
+    truth = FittedModel(tasks, pairs, 1, ignore_memory=True, startup=lambda job: startup_s[job.id])
     guesses = {job.name: job.guess_s for job in jobs}
     belief = UnknownBelief(Guessed(truth, guesses), 1, load("h200"), case.mechanism)
     belief.startups.overall_s = EXPECTED_STARTUP_S
@@ -133,17 +174,17 @@ def simulate(
         belief=belief,
         truth=truth,
         jobs_per_gpu=case.jobs_per_gpu or policy.jobs_per_gpu,
-        costs=Costs(fmean(overhead_s.values()), pause_s=0.05),
+        costs=StartUps(pause_s=0.05, startup_s=startup_s),
         report_s=REPORT_S,
     )
-    engine.demands = pairs.demands
+    engine.demands, engine.exit_s = pairs.demands, exit_s
     state = engine.run()
     ends = {job.name: state.ended[job.name].ended for job in jobs}
     return fmean(ends[job.name] - job.submitted_s for job in jobs), max(ends.values())
 
 
-def read_overheads(path: Path, record: Mapping[str, Any]) -> dict[str, float]:
-    """Return the seconds that each job of a case started up and took to end, by its name."""
+def read_overheads(path: Path, record: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the seconds that each job of a case started up, and those that it took to end, by its name."""
     began, computed, last = {}, {}, {}
     for row in _lines(path.with_name(path.name.replace(".json", ".journal.gz"))):
         if row["event"] == "Started":
@@ -155,17 +196,25 @@ def read_overheads(path: Path, record: Mapping[str, Any]) -> dict[str, float]:
     stepped = {}
     for row in _lines(path.with_name(path.name.replace(".json", ".progress.gz"))):
         stepped[row["job"]] = row["at"]
-    return {
-        job["name"]: computed[job["job"]] - began[job["job"]] + last[job["job"]] - stepped[job["job"]]
-        for job in record["jobs"]
-    }
+    names = {job["job"]: job["name"] for job in record["jobs"]}
+    return (
+        {name: computed[job] - began[job] for job, name in names.items()},
+        {name: last[job] - stepped[job] for job, name in names.items()},
+    )
+
+
+def read_speeds(folder: Path, mechanism: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the speeds that the jobs were drawn for, and those on the machine of the cases."""
+    drawn_for = json.loads((folder / "speeds-mps.json").read_text())
+    path = folder / f"pairs-{mechanism}.json"
+    return drawn_for, json.loads(path.read_text()) if path.exists() else {**drawn_for, "pairs": []}
 
 
 def read_demands(folder: Path) -> dict[str, GpuDemand]:
     """Return the mean demand of each kind over all journals."""
     seen: dict[str, list[GpuDemand]] = {}
-    for path in folder.glob("*-run*.json"):
-        kinds = {job["job"]: job["kind"] for job in json.loads(path.read_text())["jobs"]}
+    for path, record in complete_cases(folder):
+        kinds = {job["job"]: job["kind"] for job in record["jobs"]}
         for row in _lines(path.with_name(path.name.replace(".json", ".journal.gz"))):
             if row["event"] == "DemandMeasured":
                 seen.setdefault(kinds[row["job"]], []).append(GpuDemand(**row["demand"]))
@@ -176,6 +225,14 @@ def read_demands(folder: Path) -> dict[str, GpuDemand]:
     }
 
 
+def complete_cases(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the file and the record of each case that was not given up."""
+    for path in sorted(folder.glob("*-run*.json")):
+        record = json.loads(path.read_text())
+        if not record["measured"].get("given_up"):
+            yield path, record
+
+
 def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in gzip.decompress(path.read_bytes()).decode().splitlines()]
 
@@ -183,19 +240,27 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 def rows(folder: Path) -> Iterator[str]:
     """Yield the rows of the table in docs/experiments/unknown.md: a case, measured and simulated."""
     demands = read_demands(folder)
-    for path in sorted(folder.glob("*-run*.json")):
-        record = json.loads(path.read_text())
+    for path, record in complete_cases(folder):
         case = Case(**record["case"])
-        speeds = json.loads((folder / f"speeds-{case.mechanism}.json").read_text())
-        pairs = MeasuredPairs(speeds, demands, case.mechanism)
-        jobs = draw(case.workload, speeds["alone"], 1)
-        simulated = simulate(case, jobs, speeds["alone"], pairs, read_overheads(path, record))
-        measured = record["measured"]["mean_jct_s"], record["measured"]["makespan_s"]
-        cells = [
-            f"{seen:.1f} | {found:.1f} ({found / seen - 1:+.1%})"
-            for seen, found in zip(measured, simulated, strict=True)
-        ]
-        yield f"| {case.name} | {' | '.join(cells)} |"
+        drawn_from, here = read_speeds(folder, case.mechanism)
+        pairs = MeasuredPairs(here, demands, case.mechanism)
+        jobs = draw(case.workload, drawn_from["alone"], 1)
+        startup_s, exit_s = read_overheads(path, record)
+        chance = random.Random(case.name)
+        runs = []
+        for _ in range(DRAWS):
+            moved_s = {name: seconds + chance.uniform(-MOVED_S, MOVED_S) for name, seconds in startup_s.items()}
+            runs.append(simulate(case, jobs, here["alone"], pairs, moved_s, exit_s))
+        yield f"| {case.name} | {_compared(record['measured'], runs)} |"
+
+
+def _compared(measured: Mapping[str, float], runs: Sequence[tuple[float, float]]) -> str:
+    """Return the cells of a row: what was measured, and the mean of the simulated runs with their range."""
+    cells = []
+    for seen, found in zip((measured["mean_jct_s"], measured["makespan_s"]), zip(*runs, strict=True), strict=True):
+        mean = fmean(found)
+        cells.append(f"{seen:.1f} | {mean:.1f} ({mean / seen - 1:+.1%}) | {min(found):.1f}–{max(found):.1f}")
+    return " | ".join(cells)
 
 
 def main() -> None:
