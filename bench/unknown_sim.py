@@ -6,16 +6,20 @@ The simulator is told how fast each kind is alone and in pairs (`pairs-mps.json`
 took to start up and to end. The policy knows as little as the service did: guessed durations, and what jobs
 report. A plain script that tells no total reports only how much slower it is than alone, once it was seen alone. Where
 pairs were not measured, their slow-downs follow from the demands that the journals contain.
+
+    python bench/unknown_sim.py docs/experiments/unknown/machine-2 --pairs
+
+prints how well these demands predict the slow-downs of the measured pairs. Nothing was fitted to these trainings.
 """
 
+import argparse
 import gzip
 import json
 import random
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from unknown import Case
@@ -263,8 +267,27 @@ def _compared(measured: Mapping[str, float], runs: Sequence[tuple[float, float]]
     return " | ".join(cells)
 
 
+def pair_errors(folder: Path, mechanism: str) -> list[float]:
+    """Return the relative errors of the slow-downs that follow from demands, for both jobs of every measured pair."""
+    demands = read_demands(folder)
+    measured = MeasuredPairs(read_speeds(folder, mechanism)[1], demands, mechanism)
+    return [
+        abs(slowdown(demands[own], demands[mate], mechanism) / measured.pair(own, 1, mate, 1) - 1.0)
+        for own, mate in measured.known
+        if own in demands and mate in demands
+    ]
+
+
 def main() -> None:
-    for row in rows(Path(sys.argv[1])):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="folder of results")
+    parser.add_argument("--pairs", action="store_true", help="compare slow-downs of pairs instead")
+    options = parser.parse_args()
+    if options.pairs:
+        errors = pair_errors(options.folder, "mps")
+        print(f"{len(errors)} slow-downs under MPS, predicted from demands: median error {median(errors):.1%}")
+        return
+    for row in rows(options.folder):
         print(row, flush=True)
 
 
