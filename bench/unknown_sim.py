@@ -10,6 +10,10 @@ pairs were not measured, their slow-downs follow from the demands that the journ
     python bench/unknown_sim.py docs/experiments/unknown/machine-2 --pairs
 
 prints how well these demands predict the slow-downs of the measured pairs. Nothing was fitted to these trainings.
+
+    python bench/unknown_sim.py docs/experiments/unknown/machine-2 --workloads 12
+
+simulates workloads of other seeds under every policy, with start-ups drawn from those that were measured.
 """
 
 import argparse
@@ -22,8 +26,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from unknown import Case
-from unknown_work import KINDS, UnknownJob, draw
+from unknown import MPS, RULES, TIME_SLICING, Case
+from unknown_work import KINDS, WORKLOADS, UnknownJob, draw
 
 from carpool.belief.demand import slowdown
 from carpool.core import events as ev
@@ -278,16 +282,48 @@ def pair_errors(folder: Path, mechanism: str) -> list[float]:
     ]
 
 
+def other_workloads(folder: Path, mechanism: str, number: int) -> Iterator[str]:
+    """Yield a row per policy: mean JCT over that of the default, on workloads that were not measured."""
+    demands = read_demands(folder)
+    drawn_for, here = read_speeds(folder, mechanism)
+    pairs = MeasuredPairs(here, demands, mechanism)
+    startups: dict[str, list[float]] = {}
+    exits: dict[str, list[float]] = {}
+    for path, record in complete_cases(folder):
+        startup_s, exit_s = read_overheads(path, record)
+        for job in record["jobs"]:
+            startups.setdefault(job["kind"], []).append(startup_s[job["name"]])
+            exits.setdefault(job["kind"], []).append(exit_s[job["name"]])
+    default: dict[tuple[str, int], float] = {}
+    for policy, limit in RULES:
+        cells = []
+        for workload in WORKLOADS:
+            ratios = []
+            for seed in range(2, number + 2):
+                chance = random.Random(f"{workload} {seed}")
+                jobs = draw(workload, drawn_for["alone"], seed)
+                case = Case(workload, policy, limit, mechanism)
+                startup_s = {job.name: chance.choice(startups[job.kind]) for job in jobs}
+                exit_s = {job.name: chance.choice(exits[job.kind]) for job in jobs}
+                jct_s = simulate(case, jobs, here["alone"], pairs, startup_s, exit_s)[0]
+                ratios.append(jct_s / default.setdefault((workload, seed), jct_s))
+            cells.append(f"{fmean(ratios):.2f}")
+        yield f"| {case.rule} | {' | '.join(cells)} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="folder of results")
     parser.add_argument("--pairs", action="store_true", help="compare slow-downs of pairs instead")
+    parser.add_argument("--workloads", type=int, metavar="N", help="simulate N other workloads of each sort instead")
+    parser.add_argument("--mechanism", choices=(MPS, TIME_SLICING), default=MPS, help="of these other workloads")
     options = parser.parse_args()
     if options.pairs:
         errors = pair_errors(options.folder, "mps")
         print(f"{len(errors)} slow-downs under MPS, predicted from demands: median error {median(errors):.1%}")
         return
-    for row in rows(options.folder):
+    other = options.workloads and other_workloads(options.folder, options.mechanism, options.workloads)
+    for row in other or rows(options.folder):
         print(row, flush=True)
 
 
