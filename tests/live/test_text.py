@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from carpool.live.commands.tables import jobs_table, order
+from carpool.live.commands.tables import cluster_of, jobs_table, order
 from carpool.live.text import harmless, printable, span
 
 
@@ -64,3 +64,8 @@ def test_of_many_jobs_that_ended_the_latest_are_shown():
     ended = [{"job": str(n), "status": "finished", "finished": 10.0 * n} for n in range(1, 5)]
     living = [{"job": "5", "status": "pending", "finished": None}, {"job": "6", "status": "running", "finished": None}]
     assert [row["job"] for row in order([*ended, *living])] == ["6", "5", "4", "3", "2", "1"]
+
+
+def test_the_nodes_of_a_service_are_those_of_the_simulator():
+    nodes = [{"gpus": [{}] * count} for count in (2, 2, 4, 0, 2)]
+    assert cluster_of({"nodes": nodes}) == "2x2+1x4+1x2"

@@ -14,7 +14,9 @@ from carpool.core.state import State
 from carpool.errors import InputError
 from carpool.sim import Costs, Setup, simulate
 from carpool.sim.estimation_error import MisestimatedTimes
+from carpool.sim.fairness import own_jcts
 from carpool.sim.metrics import percentile, summarise, summarise_subset
+from carpool.sim.run import cluster_nodes
 from carpool.sim.sweep import SweepCase, mean, run_all
 from carpool.sim.workload import Workload
 from tests.support.turns import TakeTurns
@@ -318,3 +320,16 @@ def test_a_case_uses_its_own_seed_for_errors():
         simulate(workload, "sjf", Setup(cluster="1x1", memory_limit=False, duration_error=1.0, seed=s)) for s in (1, 2)
     ]
     assert [o.summary.mean_jct_s for o in drawn] == [r.summary.mean_jct_s for r in alone]
+
+
+def test_a_cluster_may_have_nodes_of_several_sizes():
+    """Of six GPUs, a leaves two: c fits there at once, and b waits for a."""
+    setup = Setup(cluster="1x4+2x1", truth="1.5", memory_limit=False)
+    jobs = [job("a", 0, 4, 100), job("b", 10, 4, 50), job("c", 20, 2, 10)]
+    assert [(node.id, node.gpus) for node in cluster_nodes(setup)] == [
+        ("node0", (0, 1, 2, 3)),
+        ("node1", (4,)),
+        ("node2", (5,)),
+    ]
+    assert ends(simulate(jobs, "backfill", setup)) == {"a": 100, "b": 150, "c": 30}
+    assert own_jcts(jobs, setup) == {"": pytest.approx(fmean([100, 50, 50]))}  # as on 2x4

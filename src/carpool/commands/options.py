@@ -23,7 +23,7 @@ from carpool.profile.fields import ProfileError
 from carpool.profile.interference import read_interference
 from carpool.sim import generate
 from carpool.sim.engine import Costs
-from carpool.sim.run import Setup, parse_cluster
+from carpool.sim.run import Setup, cluster_nodes, node_sizes
 from carpool.sim.sources import MOST_JOBS, expand_selection, load_workload
 from carpool.units import parse_bytes, parse_duration
 
@@ -118,8 +118,7 @@ def parse_guesses(texts: Sequence[str]) -> tuple[tuple[str, float], ...]:
 
 def parse_closures(drains: Sequence[str], reservations: Sequence[str], cluster: str) -> tuple[Closure, ...]:
     """Return the closures that options describe, such as `node3@6h` and `node0,node1@2h-6h=vision`."""
-    number, size = parse_cluster(cluster, "--cluster")
-    nodes = {f"node{n}": {index: n * size + index for index in range(size)} for n in range(number)}
+    nodes = {node.id: dict(enumerate(node.gpus)) for node in cluster_nodes(Setup(cluster=cluster, memory_limit=False))}
     found: list[Closure] = []
     for option, texts in (("--drain", drains), ("--reserve", reservations)):
         for text in texts:
@@ -142,7 +141,7 @@ def _closure(name: str, text: str, nodes: Mapping[str, Mapping[int, int]], *, re
 
 
 WORLD_OPTIONS = (
-    click.option("--cluster", default="16x4", show_default=True, help="Nodes x GPUs per node."),
+    click.option("--cluster", default="16x4", show_default=True, help="Nodes x GPUs per node; 4x8+2x4 has two sizes."),
     click.option(
         "--profile",
         default="t4",
@@ -285,7 +284,7 @@ def make_setup(seed: int, world: dict[str, Any]) -> Setup:
     """Return the setup that the world options describe."""
     truth = world["truth"] or world["interference"]
     belief = world["belief"] or world["interference"]
-    parse_cluster(world["cluster"], "--cluster")
+    node_sizes(world["cluster"], "--cluster")
     try:
         read_interference(truth)
     except ProfileError as error:

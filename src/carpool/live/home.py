@@ -125,8 +125,8 @@ class Home:
                     time.sleep(0.05)
                     continue
             os.close(descriptor)
-            process = f" (process {holder})" if holder.isdigit() else ""
-            raise HomeInUse(f"home {self.path}: another service{process} uses it; stop that one or give --home")
+            other = f"another service or agent (process {holder})" if holder.isdigit() else "another service or agent"
+            raise HomeInUse(f"home {self.path}: {other} uses it; stop that one or give --home")
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()} {journal}".strip().encode(), 0)
         self._locked = descriptor

@@ -109,16 +109,17 @@ def own_jcts(jobs: Sequence[Job], setup: "Setup") -> dict[str, float]:
     The share is rounded up to whole GPUs, and to the tenant's largest gang. All GPUs are on one node if the cluster's
     nodes are larger, else on nodes of the cluster's size.
     """
-    from carpool.sim.run import parse_cluster, simulate
+    from carpool.sim.run import node_sizes, simulate
     from carpool.sim.workload import Workload
 
     by_tenant = jobs_of_tenants(jobs)
     weights = tenant_weights(setup)
     total = sum([weights.get(tenant, 1.0) for tenant in by_tenant])
-    number, size = parse_cluster(setup.cluster)
+    sizes = node_sizes(setup.cluster)
+    size = max(sizes)
     found = {}
     for tenant, own in by_tenant.items():
-        share = ceil(number * size * weights.get(tenant, 1.0) / total - 1e-9)
+        share = ceil(sum(sizes) * weights.get(tenant, 1.0) / total - 1e-9)
         gpus = max(share, max(job.gpus for job in own))
         shape = f"1x{gpus}" if gpus <= size else f"{-(-gpus // size)}x{size}"
         alone = replace(setup, cluster=shape, fair_share=0.0, groups=(), closures=(), fairness=False)

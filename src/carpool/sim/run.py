@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import product
+from itertools import accumulate, product
 from time import process_time
 
 from carpool import policies
@@ -57,7 +57,7 @@ class Setup:
     """The simulated world: everything about a run except its jobs and its policy."""
 
     cluster: str = "16x4"
-    """Nodes × GPUs per node."""
+    """Nodes × GPUs per node; `4x8+2x4` has nodes of two sizes."""
     profile: str = "t4"
     """Source of iteration times and memory needs: the name of a shipped profile, or a file."""
     truth: str = "1.5"
@@ -147,7 +147,7 @@ def simulate(
     name = policy if isinstance(policy, str) else str(getattr(policy, "name", type(policy).__name__))
     chosen = policies.make(policy) if isinstance(policy, str) else policy
     nodes = cluster_nodes(setup)
-    belief, truth = _models(setup, len(nodes[0].gpus), workload)
+    belief, truth = _models(setup, max(len(node.gpus) for node in nodes), workload)
     unknown = (setup.belief or "").partition(":")[0] == UNKNOWN
     report_s = setup.report_s if setup.report_s is not None else REPORT_S * unknown
     with no_garbage_collection():
@@ -238,21 +238,33 @@ def parse_cluster(text: str, place: str = "cluster") -> tuple[int, int]:
     return number, size
 
 
+def node_sizes(text: str, place: str = "cluster") -> list[int]:
+    """Return the GPUs of each node of a text such as `16x4`, or `4x8+2x4` for nodes of several sizes."""
+    groups = [parse_cluster(group, place) for group in text.split("+")]
+    if sum(number * size for number, size in groups) > 1_000_000:
+        raise InputError(f"{place} {text!r}: has more than a million GPUs; write a smaller one")
+    return [size for number, size in groups for _ in range(number)]
+
+
 def cluster_nodes(setup: Setup) -> list[Node]:
     """Return the nodes of the setup's cluster."""
-    number, size = parse_cluster(setup.cluster)
+    sizes = node_sizes(setup.cluster)
     gpu = _profile(setup.profile).gpu
     memory = setup.gpu_memory or (gpu.memory_bytes if gpu else None)
     if memory is None:
         if setup.memory_limit:
             raise InputError(f"profile {setup.profile} does not say how much memory a GPU has; give --gpu-memory")
         memory = 0
-    return [Node(f"node{n}", tuple(range(n * size, (n + 1) * size)), memory, setup.can_swap) for n in range(number)]
+    ends = list(accumulate(sizes))
+    return [
+        Node(f"node{n}", tuple(range(end - size, end)), memory, setup.can_swap)
+        for n, (size, end) in enumerate(zip(sizes, ends, strict=True))
+    ]
 
 
 def true_model(workload: Workload, setup: Setup) -> PerformanceModel:
     """Return the model of how fast these jobs really are in this world."""
-    return _models(setup, len(cluster_nodes(setup)[0].gpus), workload)[1]
+    return _models(setup, max(node_sizes(setup.cluster)), workload)[1]
 
 
 def _models(setup: Setup, node_gpus: int, workload: Workload) -> tuple[PerformanceModel, PerformanceModel]:

@@ -10,6 +10,8 @@ import pytest
 
 import carpool
 from carpool.errors import InputError
+from carpool.live.agent.agent import Agent, AgentOptions
+from carpool.live.agent.road import Turned
 from carpool.live.clock import since_boot
 from carpool.live.errors import Unavailable, WrongStatus
 from carpool.live.executors import wire
@@ -18,7 +20,7 @@ from carpool.live.executors.cluster import ClusterExecutor
 from carpool.live.executors.contract import RecordingListener, eventually, opened
 from carpool.live.executors.local import ONE_USER
 from carpool.live.executors.nodes import ClusterNode, NodeRecord
-from carpool.live.home import read_json
+from carpool.live.home import Home, read_json
 from tests.support.agents import agent_world
 
 KEY = ("1", 1)
@@ -339,3 +341,30 @@ async def test_whatever_is_new_in_an_order_goes_out_at_once(executor):
 def test_wrong_settings_are_refused(home, settings):
     with pytest.raises(InputError, match="--executor agents"):
         ClusterExecutor(ExecutorOptions(home, settings=settings))
+
+
+async def test_an_agent_that_no_service_ever_accepted_ends_when_it_is_refused_again(tmp_path, capsys):
+    class Closed:
+        url, timeout_s = "closed", 1.0
+
+        def sync(self, state):
+            raise Turned(401, "the join token is not valid")
+
+        def close(self):
+            return
+
+    for _ in range(2):  # the first one leaves its home behind
+        agent = Agent(AgentOptions(Home(tmp_path / "a"), "a", "127.0.0.1", gpus=1), Closed())
+        with pytest.raises(InputError, match="is not valid"):
+            await asyncio.wait_for(agent.run(), 10)
+    assert "tried again" not in capsys.readouterr().err
+
+
+async def test_nobody_says_where_a_silent_nodes_home_is(tmp_path):
+    async with agent_world(tmp_path) as world:
+        async with opened(world.make_executor) as (executor, _):
+            assert [row["shared_home"] for row in executor.node_rows()] == [True]
+        await world.end("a")
+        later = world.make_executor()
+        await later.open()
+        assert [row["shared_home"] for row in later.node_rows()] == [None]

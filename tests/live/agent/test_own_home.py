@@ -136,6 +136,6 @@ def test_an_agent_without_root_refuses_jobs_of_other_users(monkeypatch):
 def test_two_agents_cannot_use_one_home(home):
     home.create()
     home.acquire()
-    with pytest.raises(InputError, match="another service"):
+    with pytest.raises(InputError, match="another service or agent"):
         Home(home.path).acquire()
     home.release()

@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from carpool.live.agent.road import TIMEOUT_S, NoAnswer, Road
+from carpool.live.agent.road import TIMEOUT_S, NoAnswer, Road, Turned
 
 
 @pytest.fixture
@@ -50,4 +50,11 @@ def test_a_kept_connection_waits_no_longer_than_the_lease_allows_now(silent_afte
     with pytest.raises(NoAnswer, match="no answer in time"):
         road.sync({})
     assert time.monotonic() - began < TIMEOUT_S
+    road.close()
+
+
+def test_a_token_that_the_service_does_not_know_is_named_as_such(service):
+    road = Road([service.url], "x" * 43)
+    with pytest.raises(Turned, match="join token is not valid there, or was revoked; `carpool nodes add`"):
+        road.sync({})
     road.close()

@@ -8,7 +8,10 @@ import pytest
 
 from carpool.live import accounts
 from carpool.live.accounts import check_directory, installation_problem
+from carpool.live.agent.lease import NodeLease
+from carpool.live.clock import since_boot
 from carpool.live.commands import doctor as doctors
+from carpool.live.commands.doctor_agent import examine_agent
 from carpool.live.commands.overview import slowdown_text
 from carpool.live.executors.base import GpuSlot, Launch
 from carpool.live.executors.environment import rank_environments
@@ -70,6 +73,43 @@ def test_an_installation_that_users_cannot_read_is_said(home, tmp_path, monkeypa
     write_private(home.users, '{"eve": {"uid": 65534}, "gone": {"uid": 65534, "revoked": true}}')
     found = list(doctors._users(home))
     assert [(one.level, one.found.partition(":")[0]) for one in found] == [("error", "eve")]
+
+
+@as_root
+def test_agents_are_no_users_without_a_uid(home):
+    home.create()
+    write_private(home.users, '{"agent:n1": {"role": "agent", "node": "n1", "revoked": false}}')
+    assert list(doctors._users(home)) == []
+
+
+def test_doctor_says_on_a_node_how_its_agent_is(home):
+    def levels():
+        return [(one.level, one.found.partition(" ")[0]) for one in examine_agent(home)]
+
+    assert levels() == []
+    home.create()
+    write_private(home.path / "agent.json", "{}")
+    assert levels() == [("warning", "none")]
+    home.acquire()
+    assert levels() == [("error", "runs,")]
+    NodeLease(home.path / "lease").extend(since_boot() - 55, 100.0)  # less than half is left
+    assert levels() == [("error", "runs,")]
+    NodeLease(home.path / "lease").extend(since_boot(), 100.0)
+    assert levels() == [("ok", "runs;")]
+    assert [one.what for one in doctors.examine(home.path)][-1] != "service"
+    home.release()
+    assert levels() == [("error", "none")]
+
+
+def test_a_join_token_is_renewed_as_join_tokens_are(tmp_path):
+    token = tmp_path / "token"
+    token.write_text("x" * 43)
+    token.chmod(0o644)
+    join = ("agent", "--join", "http://127.0.0.1:1", "--home", tmp_path / "a", "--token-file", token)
+    assert "carpool nodes add" in call(*join).err
+    token.chmod(0o600)
+    said = call(*join, "--ca", token)
+    assert (said.code, "--ca: belongs to an address that begins with https://" in said.err) == (2, True)
 
 
 def test_a_home_that_cannot_be_written_is_one_line(home, monkeypatch):

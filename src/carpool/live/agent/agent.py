@@ -219,14 +219,14 @@ class Agent:
 
     async def _not_answered(self, error: InputError) -> None:
         """Wait before the next exchange; give up where the first answer says that there is no place for this node."""
-        if self._answering:
-            self._answering = False
-            say(f"no answer ({error}); it is tried again, and jobs here end when the lease is over")
         # A pilot may come before an earlier one on its machine is given up, and before the service knows where it is.
         final = (400, 403, 404, 422) if self.options.pilot else (400, 401, 403, 404, 409, 422)
         refused = isinstance(error, Turned) and error.status in final
-        if refused and not self.memory.identity_known:  # an agent that came back may have workers to look after
+        if refused and not self.memory.term:  # otherwise it may have workers to look after
             raise error
+        if self._answering:
+            self._answering = False
+            say(f"no answer ({error}); it is tried again, and jobs here end when the lease is over")
         await self._ask_witness()
         if self.leaving and self.lease.over and not self.executor.present():
             self._ended.set()

@@ -14,9 +14,8 @@ class AgentMemory:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.identity = ""
-        self.identity_known = False
-        """An earlier agent made the home, so the service may know it."""
         self.term = 0
+        """0: no service was ever obeyed, so nothing can run here."""
 
     def load(self) -> None:
         """Read the file, or make a new identity. Raise `InputError` for a file that cannot be trusted. Blocks."""
@@ -29,7 +28,6 @@ class AgentMemory:
             self.identity, self.term = str(data["identity"]), int(data["term"])
         except (KeyError, TypeError, ValueError):
             raise InputError(f"{self._path}: cannot be read; remove the agent's home to join as a new node") from None
-        self.identity_known = True
 
     def remember(self, term: int) -> None:
         """Never obey a service of an earlier term again; durable on return. Blocks."""

@@ -163,7 +163,7 @@ class Road:
                 with self._lock:
                     self._idle.append((url, connection))
             if response.status >= 400:
-                raise Turned(response.status, _sentence(data) or f"{url} answered with status {response.status}")
+                raise Turned(response.status, _refusal(response.status, data, url))
             return data
         raise AssertionError("unreachable")
 
@@ -219,6 +219,12 @@ def _why(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "no answer in time"
     return str(getattr(error, "strerror", None) or error or type(error).__name__)
+
+
+def _refusal(status: int, data: bytes, url: str) -> str:
+    if status == 401:
+        return f"{url}: the join token is not valid there, or was revoked; `carpool nodes add` makes a new one"
+    return _sentence(data) or f"{url} answered with status {status}"
 
 
 def _sentence(data: bytes) -> str:

@@ -55,6 +55,8 @@ def agent(
     if not NODE.fullmatch(node):
         raise InputError(f"--name {ascii(node)[:80]}: use lower-case letters, digits, dots and dashes")
     token = _token(token_file)
+    if ca is not None and not any(url.startswith("https:") for url in urls):
+        raise InputError("--ca: belongs to an address that begins with https://; correct --join, or leave --ca out")
     Road(urls, token, str(ca) if ca else None)  # refuses what cannot work
     place = home or default_home() / "agent"
     settings = {
@@ -86,4 +88,4 @@ def _token(path: Path | None) -> str:
         return from_environment.strip()
     from carpool.live.http.auth import read_token
 
-    return read_token(path)
+    return read_token(path, "get a new one with `carpool nodes revoke` and `carpool nodes add`")

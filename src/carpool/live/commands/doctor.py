@@ -21,12 +21,14 @@ from carpool import __version__
 from carpool.errors import InputError
 from carpool.live.accounts import installation_problem
 from carpool.live.commands.diagnosis import Diagnosis
+from carpool.live.commands.doctor_agent import examine_agent, is_agents_home
 from carpool.live.commands.doctor_database import examine_database
 from carpool.live.commands.options import database_option, home_option, json_option, print_json
 from carpool.live.commands.system_service import unit_file, unit_problem
 from carpool.live.commands.tables import gpus_of
 from carpool.live.grounds.base import HAND
 from carpool.live.home import OWN_JSON_BYTES, Home, read_json
+from carpool.live.http.auth import AGENT
 from carpool.live.http.client import ENV_URL, Client, Refusal, Unreachable
 from carpool.live.text import printable, size, span
 
@@ -53,6 +55,10 @@ def examine(home: Path | None, database: str | None = None) -> Iterator[Diagnosi
     yield from _installation()
     place = Home(home)
     yield from _home(place)
+    yield from examine_agent(place)
+    if is_agents_home(place):  # a node: the service is elsewhere
+        yield from _gpus()
+        return
     yield from examine_database(database, place)
     yield from _users(place)
     yield from _gpus()
@@ -126,7 +132,8 @@ def _users(place: Home) -> Iterator[Diagnosis]:
     rows = read_json(place.users, OWN_JSON_BYTES)
     if os.geteuid() != 0 or not isinstance(rows, dict):
         return
-    uids = {name: row.get("uid") for name, row in rows.items() if isinstance(row, dict) and not row.get("revoked")}
+    known = {name: row for name, row in rows.items() if isinstance(row, dict) and not row.get("revoked")}
+    uids = {name: row.get("uid") for name, row in known.items() if row.get("role") != AGENT}
     for name, uid in uids.items():
         problem = installation_problem(uid) if isinstance(uid, int) else "no uid; revoke and add the user again"
         if problem:
@@ -190,7 +197,8 @@ def _service(place: Home, home: Path | None) -> Iterator[Diagnosis]:
     emulated = [name for gpu in gpus_of(gpus) if str(name := gpu.get("name") or "").startswith("emulated ")]
     if emulated:
         yield Diagnosis("GPUs", "ok", f"{len(emulated)} {emulated[0]}; `carpool emulate` is a job for them")
-    yield Diagnosis("sharing", "ok", str(gpus.get("mechanism", "unknown")))
+    if gpus.get("nodes"):
+        yield Diagnosis("sharing", "ok", str(gpus.get("mechanism", "unknown")))
     yield from _nodes(client)
 
 

@@ -30,7 +30,8 @@ def print_nodes(rows: list[dict[str, Any]], ground: dict[str, Any] | None = None
     columns = ("node", "state", "ground", "GPUs", "jobs", "lease", "since", *ends, "home", "")
     table = new_table(*columns, right=("jobs", "lease"))
     for row in rows:
-        shared = "" if "shared_home" not in row else "shared" if row["shared_home"] else "own"
+        told = row.get("shared_home")  # None: its agent has not said it to this service
+        shared = "" if told is None else "shared" if told else "own"
         table.add_row(
             printable(row["node"]),
             printable(row["state"]),

@@ -19,7 +19,7 @@ from carpool.live.insight.what_if import workload_of
 from carpool.report.progress import progress_bar
 from carpool.report.tables import comparison_json, comparison_tables
 from carpool.sim.engine import Costs
-from carpool.sim.run import Setup, parse_cluster
+from carpool.sim.run import Setup, node_sizes
 from carpool.sim.sweep import CaseResult, SweepCase, run_all
 
 POLICIES = ("fifo", "sjf", "sjf-ffs", "sjf-bsbf")
@@ -82,7 +82,7 @@ def replay(
     for name in chosen:
         policies.make(name)
     if cluster is not None:
-        parse_cluster(cluster, "--cluster")
+        node_sizes(cluster, "--cluster")
     client = connect(home)
     rows = client.get("/v1/workload")["jobs"]
     shape = cluster or cluster_of(client.get("/v1/gpus"))

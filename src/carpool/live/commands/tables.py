@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from carpool.errors import InputError, nearest
@@ -342,8 +343,8 @@ def gpus_of(answer: Row) -> list[Row]:
 
 
 def cluster_of(gpus: Mapping[str, Any]) -> str:
-    """Return this machine as the simulator writes clusters."""
+    """Return the nodes that there are as the simulator writes clusters."""
     sizes = [len(node.get("gpus", ())) for node in gpus.get("nodes", ())]
     if not sizes or not gpus_of(gpus):
         raise InputError("this service has no GPUs; give a cluster with --cluster, such as 1x4")
-    return f"{len(sizes)}x{max(sizes)}"
+    return "+".join(f"{len(list(alike))}x{size}" for size, alike in groupby(sizes) if size)

@@ -174,7 +174,7 @@ class ClusterMembers:
             "jobs": jobs,
             "lease_s": lease,
             "since": record.since,
-            "shared_home": node.shared,
+            "shared_home": node.shared if node.heard else None,
             "as_root": node.as_root,
             "release": node.release,
         }

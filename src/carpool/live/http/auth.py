@@ -128,17 +128,22 @@ def admin_token(path: Path) -> str:
     return token
 
 
-def read_token(path: Path) -> str:
-    """Return the token in a file. A file that others can read is refused: its token may be known."""
+def read_token(path: Path, other: str = "") -> str:
+    """Return the token in a file. A file that others can read is refused: its token may be known.
+
+    `other`: how to get another token, for error messages; empty: that of a service.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError as error:
-        raise InputError(f"{path}: {error.strerror}; set CARPOOL_TOKEN, or ask for a token") from None
+        raise InputError(f"{path}: {error.strerror}; {other or 'set CARPOOL_TOKEN, or ask for a token'}") from None
     with os.fdopen(descriptor) as file:
         mode = os.fstat(file.fileno()).st_mode
         token = file.read(4096).strip()
     if mode & 0o077:
-        raise InputError(f"{path}: others can read it; run `chmod 600 {path}`, or remove the file to get a new token")
+        new = other or "remove the file to get a new token"
+        raise InputError(f"{path}: others can read it; run `chmod 600 {path}`, or {new}")
     if len(token) < TOKEN_BYTES or not token.isascii() or not token.isprintable():
-        raise InputError(f"{path}: does not hold a token; remove the file to get a new one at the next start")
+        new = other or "remove the file to get a new one at the next start"
+        raise InputError(f"{path}: does not hold a token; {new}")
     return token

@@ -16,7 +16,7 @@ from carpool.fields import NotReadable, read_toml_text
 from carpool.profile.interference import read_interference
 from carpool.report.paper.fields import TomlTable
 from carpool.sim import generate
-from carpool.sim.run import Setup, cluster_nodes
+from carpool.sim.run import Setup, cluster_nodes, parse_cluster
 from carpool.units import parse_bytes
 
 SHIPPED = "paper.toml"
@@ -233,7 +233,9 @@ def _world(table: TomlTable) -> tuple[Setup, float]:
 
 
 def _cluster(table: TomlTable) -> str:
-    return table.text("cluster").replace("×", "x")
+    text = table.text("cluster").replace("×", "x")
+    parse_cluster(text)  # nodes of one size only: tables and figures show them as such
+    return text
 
 
 def _policy(table: TomlTable) -> PolicyEntry:
