@@ -6,6 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from carpool.errors import InputError
+from carpool.live.commands import doctor as doctors
+from carpool.live.commands.nodes import ground_line
 from carpool.live.errors import Unavailable
 from carpool.live.executors import wire
 from carpool.live.executors.base import ExecutorOptions
@@ -25,10 +27,12 @@ class PlayedGround:
 
     def __init__(self):
         self.listed: dict[str, Pilot] = {}
-        self.away = False
+        self.away = self.refuses = False
 
     async def submit(self, ticket):
         self._check()
+        if self.refuses:
+            raise InputError("sbatch: invalid partition")
         self.listed[ticket.pilot] = Pilot(ticket.pilot, "", PilotStatus.WAITING)
 
     async def pilots(self):
@@ -243,3 +247,22 @@ async def test_pilots_that_end_before_they_join_are_not_submitted_again_at_once(
         played.now += 1.0
         await played.keeper.look()
         assert len(played.ground.listed) == 1
+
+
+async def test_why_the_ground_takes_no_pilot_is_said_until_it_takes_one(played):
+    keeper, ground, notes = played.keeper, played.ground, []
+    keeper.inbox.note = notes.append
+    ground.refuses = True
+    for _ in range(3):
+        await keeper.look()
+        await played.pass_time(ground_keeper.FORGOTTEN_S)
+    row = keeper.row()
+    assert (row["problem"], row["refusal"]) == ("", "sbatch: invalid partition")
+    assert ground_line(row).endswith("it gives no node: sbatch: invalid partition")
+    assert [one.level for one in doctors._ground(row)] == ["error"]
+    assert len(notes) == 1
+    ground.refuses = False
+    await played.pass_time(ground_keeper.FORGOTTEN_S)
+    await keeper.look()
+    assert keeper.row()["refusal"] == ""
+    assert len(ground.listed) == 1

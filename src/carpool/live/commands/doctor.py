@@ -238,6 +238,9 @@ def _ground(ground: dict[str, Any] | None) -> Iterator[Diagnosis]:
     if ground["problem"] or ground["asked_s"] is None:
         found = f"cannot be asked: {ground['problem']}" if ground["problem"] else "was not asked so far"
         yield Diagnosis(name, "error" if ground["problem"] else "note", found, "no node is given up or asked for")
+    elif ground.get("refusal"):
+        remedy = "correct the options of `carpool serve`; it is asked again every two minutes"
+        yield Diagnosis(name, "error", f"gives no node: {ground['refusal']}", remedy)
     elif ground["waiting"] and not ground["running"]:
         found = f"all {ground['waiting']} pilots wait ({ground['why_waiting'] or 'no reason given'})"
         yield Diagnosis(name, "warning", found, "see its own queue, and the options of `carpool serve`")

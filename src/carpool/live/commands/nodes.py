@@ -59,6 +59,8 @@ def ground_line(ground: dict[str, Any]) -> str:
     waiting = f", {ground['waiting']} waiting" if ground["waiting"] else ""
     why = f" ({printable(ground['why_waiting'])})" if ground["waiting"] and ground["why_waiting"] else ""
     trouble = f"; it cannot be asked: {printable(ground['problem'])}" if ground["problem"] else ""
+    if not trouble and ground.get("refusal"):
+        trouble = f"; it gives no node: {printable(ground['refusal'])}"
     return f"from {ground['name']}: {wanted}; pilots: {ground['running']} running{waiting}{why}{trouble}"
 
 

@@ -12,6 +12,7 @@ from carpool.errors import InputError
 from carpool.field_types import Duration
 from carpool.live.commands.options import OptionType
 from carpool.live.home import Home
+from carpool.live.text import span
 
 LEASE = "lease=1m"
 """Lease of nodes with a ground, which can be asked: shorter than by hand, because workers outlive it."""
@@ -155,12 +156,19 @@ def _ground(choice: GroundChoice, home: Home, name: str, service: Any) -> Any:
     if choice.name == "slurm":
         from carpool.live.grounds.slurm import SlurmGround, SlurmOptions
 
-        extra = tuple(shlex.split(choice.sbatch))
+        extra = _words(choice.sbatch)
         options = SlurmOptions(choice.partition, choice.account, choice.time_limit_s, choice.save_s, extra)
         return SlurmGround(options, home.pilots, name)
     from carpool.live.grounds.ray import RayGround
 
     return RayGround(choice.address, name, any_node=choice.gpus is not None or bool(choice.emulated))
+
+
+def _words(sbatch: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(sbatch))
+    except ValueError as error:
+        raise InputError(f"--sbatch {ascii(sbatch)[:100]}: {error}; write options as in a shell") from None
 
 
 def check_ground(choice: GroundChoice) -> None:
@@ -169,6 +177,12 @@ def check_ground(choice: GroundChoice) -> None:
         from carpool.live.grounds.slurm import check_installed
 
         check_installed()
+        _words(choice.sbatch)
+        if choice.time_limit_s is not None and choice.time_limit_s <= choice.save_s:
+            raise InputError(
+                f"--time-limit: jobs save and move {span(choice.save_s)} before a node's end, so none would stay for "
+                f"{span(choice.time_limit_s)}; give a longer one, or a shorter --save-before"
+            )
     elif choice.name == "ray":
         from carpool.live.grounds.ray import check_installed as check_ray
 

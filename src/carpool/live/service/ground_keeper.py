@@ -74,6 +74,8 @@ class GroundKeeper:
     """Pilots as the ground listed them last."""
     problem: str = ""
     """Why the ground could not be asked the last time; empty: it could."""
+    refusal: str = ""
+    """Why the ground did not take the last pilot; empty: it did."""
     _asked: float = -math.inf
     """When the last question that was answered was asked."""
     _ended: dict[str, float] = field(default_factory=dict)
@@ -113,6 +115,12 @@ class GroundKeeper:
         if not self.problem:
             self.inbox.note(f"{self.ground.name} cannot be asked ({problem}); it is tried again")
         self.problem = problem
+
+    def _refused(self, why: str) -> None:
+        """Remember why there is no node, until the ground takes a pilot."""
+        if self.refusal != why:
+            self.inbox.note(f"{self.ground.name} gives no node ({why}); it is asked again every two minutes")
+        self.refusal = why
 
     def _awaits(self) -> bool:
         """Return whether something new is expected from the ground."""
@@ -167,6 +175,7 @@ class GroundKeeper:
             "why_waiting": waiting[0] if waiting else "",
             "asked_s": None if self._asked < 0 else since_boot() - self._asked,
             "problem": self.problem,
+            "refusal": self.refusal,
         }
 
     # ---- looking ---------------------------------------------------------------------------------------------------
@@ -273,9 +282,11 @@ class GroundKeeper:
                 self._submitted[name] = now
                 try:
                     await self.ground.submit(self.ticket(name))
-                except BaseException:
+                except InputError as error:
                     self._pause_until = now + FIRST_PAUSE_S
-                    raise
+                    self._refused(str(error))
+                    return
+                self.refusal = ""
         elif have > wanted:
             await self._give_back(alive, staying, have - wanted, now)
 
