@@ -206,6 +206,7 @@ def test_the_help_has_the_form_of_all_commands():
         ("t4:0x4", "give 1 to 64 nodes"),
         ("t4:1x4:0", "a speed up to"),
         ("t4:1x4,speed=2", "write interference=TABLE or memory=SIZE"),
+        ("t4:1x4,memory=11XB", "memory '11XB': write a size with its unit"),
         ("gavel:1x4", "has no tasks"),
         ("t5:1x4", "no such profile"),
     ],

@@ -116,7 +116,7 @@ def parse_gpus(text: str) -> EmulatedGpus:
     device = profile.gpu.name if profile.gpu else profile.name
     memory = profile.gpu.memory_bytes if profile.gpu else None
     if "memory" in chosen:
-        memory = parse_bytes(chosen["memory"])
+        memory = parse_bytes(chosen["memory"], f"--emulate {head}: memory")
     if not profile.tasks:
         raise InputError(f"--emulate {head}: profile {profile.name} has no tasks; choose another one")
     if not memory:
