@@ -94,7 +94,7 @@ def test_doctor_says_on_a_node_how_its_agent_is(home):
     assert levels() == [("error", "runs,")]
     NodeLease(home.path / "lease").extend(since_boot() - 55, 100.0)  # less than half is left
     assert levels() == [("error", "runs,")]
-    NodeLease(home.path / "lease").extend(since_boot(), 100.0)
+    NodeLease(home.path / "lease").extend(since_boot() - 1, 100.0)
     assert levels() == [("ok", "runs;")]
     assert [one.what for one in doctors.examine(home.path)][-1] != "service"
     home.release()

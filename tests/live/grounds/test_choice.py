@@ -2,6 +2,7 @@
 
 import pytest
 
+from carpool.live.commands.serve_ground import GroundChoice
 from carpool.live.grounds import slurm
 from tests.support.command_line import call
 
@@ -24,3 +25,18 @@ def test_options_that_cannot_work_are_refused(tmp_path, monkeypatch, words, said
     refused = call("serve", "--home", tmp_path, "--port", "0", "--on", "slurm", *words)
     assert (refused.code, said in refused.err) == (2, True), refused.err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "join_urls", "url", "warns"),
+    [
+        ("slurm", (), "http://127.0.0.1:8471", True),
+        ("ray", (), "https://[::1]:8471", True),
+        ("slurm", (), "https://login1:8471", False),
+        ("slurm", ("http://127.0.0.1:1",), "http://127.0.0.1:8471", False),  # a tunnel
+        ("emulated", (), "http://127.0.0.1:8471", False),
+    ],
+)
+def test_a_service_that_only_its_own_machine_reaches_says_so(name, join_urls, url, warns):
+    choice = GroundChoice(name, (1, 2), "", "", None, "", "", join_urls, "", 300.0, 5.0, 300.0)
+    assert bool(choice.cannot_join(url)) is warns

@@ -306,6 +306,8 @@ async def _serve(
         keyring, keeper = Keyring(digest(token), known, speaking), None
         if choice.name:
             keeper, key = make_keeper(choice, service, place, url, tls[0])
+            if problem := choice.cannot_join(url):
+                click.echo(problem, err=True)
             keyring.pilot_of = key.pilot_of
         context = _context(service, config, keyring, listening, names, keeper)
         server = _server(context, tls)

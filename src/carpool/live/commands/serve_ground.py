@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import click
 
@@ -43,6 +44,13 @@ class GroundChoice:
     mps: bool = True
     emulated: str = ""
     """File that describes emulated GPUs; empty: none."""
+
+    def cannot_join(self, url: str) -> str:
+        """Return a line for an operator whose nodes will not reach the service at `url`; empty: they may."""
+        local = urlsplit(url).hostname in ("127.0.0.1", "::1", "localhost")
+        if not local or self.join_urls or self.name not in ("slurm", "ray"):
+            return ""
+        return f"nodes on other machines cannot join {url}: give --host and a certificate, or --join-url"
 
 
 def ground_options(command: Command) -> Command:
