@@ -5,12 +5,12 @@ would be with these decisions, picks consolidated GPUs and collects the decision
 keeps the differences, and copies the index of free GPUs where it changes it.
 """
 
-from collections.abc import Collection, Iterable, Sequence, Set
+from collections.abc import Collection, Container, Iterable, Sequence, Set
 
 from carpool.core.free import FreeGpus
 from carpool.core.model import Allocation, Decision, GpuId, JobId
 from carpool.core.rules import Resident, exclusive_problem, resident_of, sharing_problem
-from carpool.core.shapes import Size
+from carpool.core.shapes import Shape, Size
 from carpool.core.view import FreeGpusView, HostsView, JobView, ScanView, View
 
 
@@ -48,9 +48,9 @@ class Draft:
 
     # ---- what policies read -----------------------------------------------------------------------------------
 
-    def pending(self, largest: int | None = None) -> ScanView:
-        """Return the pending jobs in the policy's order, except gangs of more than `largest` GPUs."""
-        return self.view.queue.scan(largest)
+    def pending(self, largest: int | None = None, without: Container[Shape] = ()) -> ScanView:
+        """Return the pending jobs in the policy's order, except gangs of more than `largest` GPUs and some shapes."""
+        return self.view.queue.scan(largest, without)
 
     def shareable(self) -> int:
         """Return the GPUs that hold jobs and have room for one more, one bit each."""

@@ -29,6 +29,8 @@ class Topology:
         """The bit that stands for a GPU in the set of its node's free GPUs."""
         self.largest_memory = 0
         """Bytes of the largest GPU."""
+        self.least_memory = 0
+        """Bytes of the smallest GPU."""
         self.taken: dict[GpuId, int] = {}
         """Bytes that processes other than jobs hold on a GPU; GPUs without such processes are left out."""
         self.can_swap: set[int] = set()
@@ -67,6 +69,11 @@ class Topology:
         memory = self.nodes[self.node_of[gpu]].memory
         return max(0, memory - self.taken[gpu]) if gpu in self.taken else memory
 
+    @property
+    def equal_memory(self) -> bool:
+        """Whether jobs may use the same number of bytes on every GPU."""
+        return self.least_memory == self.largest_memory and not self.taken
+
     def gpus_below(self, needed: int) -> list[GpuId]:
         """Return the GPUs on which other processes leave less than this many bytes."""
         return [gpu for gpu in self.taken if self.memory_of(gpu) < needed]
@@ -81,6 +88,7 @@ class Topology:
             self.node_of[gpu] = number
             self.bit_of[gpu] = 1 << index
         self.largest_memory = max(self.largest_memory, node.memory)
+        self.least_memory = min(self.least_memory or node.memory, node.memory)
         self._eligible.clear()
         self._totals.clear()
         return number
@@ -94,7 +102,8 @@ class Topology:
             self.taken.pop(gpu, None)
         self._eligible.clear()
         self._totals.clear()
-        self.largest_memory = max((self.nodes[number].memory for number in self.present.values()), default=0)
+        memories = [self.nodes[number].memory for number in self.present.values()]
+        self.largest_memory, self.least_memory = max(memories, default=0), min(memories, default=0)
         return number
 
     def set_swap(self, number: int, can_swap: bool) -> None:

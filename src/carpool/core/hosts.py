@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from carpool.core.cluster import Cluster
 from carpool.core.model import GpuId, Job, Status
+from carpool.core.offers import Offers, offer_of
 from carpool.core.record import JobRecord
 from carpool.core.shared_cells import SharedCells, describe_cell
 from carpool.core.view import CellKind, HostKind, OtherHost, SharedCell
@@ -100,7 +101,20 @@ class Hosts:
         """The same hosts by kind."""
         self._lone_entries: dict[int, LoneEntry] = {}
         self._shared = SharedCells()
+        self._offers: Offers | None = None
         self._touched: dict[int, JobRecord] = {}  # jobs to enter again, in the order of their last change
+
+    @property
+    def offers(self) -> Offers:
+        """What each of these hosts offers; kept from the first use on."""
+        if self._offers is None:
+            self._offers = Offers()
+            for group in self.lone.values():
+                for _, seq, record in group.entries:
+                    self._offers.by_seq[seq] = offer_of(record, group.kind)
+            for seq, other in self.others.items():
+                self._offers.by_seq[seq] = offer_of(other.record, other)
+        return self._offers
 
     @property
     def cells(self) -> dict[CellKind, list[SharedCell]]:
@@ -132,6 +146,8 @@ class Hosts:
         if self.jobs_per_gpu > 2:
             self._shared.update(record, self.describe_cells(record))
         entry = self.describe(record)
+        if self._offers is not None:
+            self._offers.update(record, entry)
         if isinstance(entry, OtherHost):
             self._add_other(record, entry)
         elif entry is not None:

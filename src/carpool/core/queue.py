@@ -5,7 +5,7 @@ shape, so that the cost of a scan depends on the number of shapes, not on the nu
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from heapq import heapify, heappop, heapreplace
 from itertools import chain
 
@@ -117,9 +117,10 @@ class Queue:
         if self._by_patience is not None:
             del self._by_patience[bisect_left(self._by_patience, self._impatience.pop(record.seq))]
 
-    def scan(self, largest: int | None = None) -> "Scan":
-        """Iterate over the pending jobs in order, except gangs of more than `largest` GPUs."""
-        return Scan([b for s, b in self.buckets.items() if largest is None or s.gpus <= largest])
+    def scan(self, largest: int | None = None, without: Container[Shape] = ()) -> "Scan":
+        """Iterate over the pending jobs in order, except gangs of more than `largest` GPUs and some shapes."""
+        buckets = self.buckets.items()
+        return Scan([b for s, b in buckets if (largest is None or s.gpus <= largest) and s not in without])
 
 
 def waiting_job(record: JobRecord) -> WaitingJob:

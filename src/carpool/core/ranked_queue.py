@@ -5,7 +5,7 @@ its buckets change, not the jobs in them. `State` uses this queue instead of `Qu
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import islice
 
@@ -104,8 +104,10 @@ class RankedQueue(Queue):
             self.entitled.pop(shape, None)
         self._first = []
 
-    def scan(self, largest: int | None = None) -> Scan:
+    def scan(self, largest: int | None = None, without: Container[Shape] = ()) -> Scan:
         heads = [head for head in self._heads if largest is None or head[3].gpus <= largest]
+        if without:
+            heads = [head for head in heads if head[3] not in without]
         return RankedScan(heads, self.buckets)
 
 

@@ -5,7 +5,7 @@ protocol has a setter, a mutable container or a method that changes anything: `m
 writes to what it sees. A policy changes the cluster only by the decisions that it returns.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple, Protocol
 
 from carpool.core.availability import Availability, Until
@@ -226,8 +226,8 @@ class QueueView(Protocol):
     def first_waiting(self, number: int) -> Sequence[WaitingJob]:
         """Return what the first jobs wait for."""
 
-    def scan(self, largest: int | None = None) -> ScanView:
-        """Iterate over the pending jobs in order, except gangs of more than `largest` GPUs."""
+    def scan(self, largest: int | None = None, without: Container[Shape] = ()) -> ScanView:
+        """Iterate over the pending jobs in order, except gangs of more than `largest` GPUs and some shapes."""
 
 
 class TopologyView(Protocol):
@@ -252,6 +252,10 @@ class TopologyView(Protocol):
     @property
     def largest_memory(self) -> int:
         """Bytes of the largest GPU."""
+
+    @property
+    def equal_memory(self) -> bool:
+        """Whether jobs may use the same number of bytes on every GPU."""
 
     @property
     def taken(self) -> Mapping[GpuId, int]:
@@ -321,6 +325,47 @@ class OtherHost(NamedTuple):
     kind: HostKind
     alone_on: tuple[GpuId, ...]
     """Its GPUs that hold no other job and have room for one."""
+
+
+class Offer(NamedTuple):
+    """The GPUs that a host has to itself, and how long."""
+
+    kind: HostKind
+    job: Job
+    slowdown: float
+    """Its slow-down; 0: it does not run yet."""
+    end: float
+    """When it ends at its present pace, so that it has (`end` − now) / `slowdown` left alone; where it does not run
+    yet, what it has left at most."""
+    gpus: int
+
+    def lasts(self, now: float, least: float) -> bool:
+        """Return whether the host may have so much left alone. Where it has not, it will not have it later."""
+        return least <= 0.0 or self.end >= (now + least * self.slowdown if self.slowdown else least)
+
+
+OfferChange = tuple[int, Offer]
+"""The number of GPUs that are offered from now on, or, below 0, no more; and the offer that they are part of."""
+
+
+class OffersView(Protocol):
+    """What each host offers to guests, and how that changed."""
+
+    @property
+    def by_seq(self) -> Mapping[int, Offer]:
+        """The offer of each host, by the host's `seq`."""
+
+    @property
+    def changes(self) -> Sequence[OfferChange]:
+        """The latest changes, in order."""
+
+    @property
+    def forgotten(self) -> int:
+        """Number of changes before the first of `changes`."""
+
+    @property
+    def added(self) -> int:
+        """Number of GPUs that changes so far added, those that took GPUs away aside."""
 
 
 class ResidentKind(NamedTuple):
@@ -402,6 +447,10 @@ class HostsView(Protocol):
     @property
     def partly_free(self) -> Mapping[HostKind, PartlyFreeHostsView]:
         """The same hosts by kind."""
+
+    @property
+    def offers(self) -> OffersView:
+        """What each of these hosts offers. Kept from the first use on."""
 
     @property
     def cells(self) -> Mapping[CellKind, Sequence[SharedCell]]:

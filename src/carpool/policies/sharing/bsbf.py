@@ -11,6 +11,7 @@ from carpool.policies.base import BasePolicy, Explanation, option, shortest_firs
 from carpool.policies.sharing.candidates import Candidate, Candidates, OptionCache
 from carpool.policies.sharing.explain import ASKED_NOT_TO_SHARE, FITS_BESIDE_NO_JOB, compare_hosts
 from carpool.policies.sharing.pair import WAITING_WINS, total_speed
+from carpool.policies.sharing.shortfalls import Shortfalls
 
 
 class JoinOutcome(Enum):
@@ -33,6 +34,7 @@ class SjfBsbf(BasePolicy):
 
     def __post_init__(self) -> None:
         self._options = OptionCache()
+        self._shortfalls = Shortfalls(self._options)
 
     def key(self, job: JobView, now: float) -> tuple[float, ...]:
         return shortest_first(job, now)
@@ -42,8 +44,11 @@ class SjfBsbf(BasePolicy):
             return []
         draft = Draft(view)
         candidates = Candidates(draft, self._options)
-        pending = draft.pending(draft.free_count + draft.shareable().bit_count())
+        pending = draft.pending(without=self._shortfalls.begin(draft))
         for job in pending:  # Alg. 1, l. 2
+            if self._shortfalls.finds_too_few(job):
+                pending.skip_alike()
+                continue
             if draft.start(job, "it is the shortest job in the queue that fits"):  # l. 6–7
                 continue
             if self._join(draft, job, candidates) is JoinOutcome.HOPELESS:
@@ -69,8 +74,6 @@ class SjfBsbf(BasePolicy):
         """Share with the hosts that make the best pairs (Alg. 1, l. 9–17), or wait."""
         shape = job.shape
         if shape.exclusive or candidates.too_few_for(job) or not draft.may_start(job):
-            return JoinOutcome.HOPELESS
-        if draft.free_count + draft.shareable().bit_count() < shape.gpus:
             return JoinOutcome.HOPELESS
         at_least = 1
         while True:

@@ -88,18 +88,40 @@ class OptionCache:
         self._version = 0
         self._memory = 0
         self._known: dict[tuple[Shape, int], dict[HostKind, SharingOptions]] = {}
+        self.generation = 0
+        """Number of times that everything was forgotten."""
 
-    def beside(self, view: View, guest: JobView, at_least: int) -> dict[HostKind, SharingOptions]:
-        """Return what is known for guests of this shape with an accumulation of at least `at_least`."""
+    def renew(self, view: View) -> None:
+        """Forget everything if the belief or the largest memory is another one now."""
         perf, version, memory = view.perf, view.belief_version, view.topology.largest_memory
         if perf is not self._perf or version != self._version or memory != self._memory:
             self._perf, self._version, self._memory = perf, version, memory
             self._known.clear()
+            self.generation += 1
+
+    def beside(self, view: View, guest: JobView, at_least: int) -> dict[HostKind, SharingOptions]:
+        """Return what is known for guests of this shape with an accumulation of at least `at_least`."""
+        self.renew(view)
         key = guest.shape.general, at_least
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = {}
         return known
+
+    def learn(
+        self,
+        known: dict[HostKind, SharingOptions],
+        view: View,
+        guest: JobView,
+        kind: HostKind,
+        host: Job,
+        at_least: int = 1,
+    ) -> SharingOptions:
+        """Find out the options of a guest beside hosts of a kind, and add them to what `beside` returned."""
+        found = options(view.perf, guest, host, kind.accumulation, kind.memory_left, at_least)
+        needs = min((option.needs for option in found), default=inf)
+        choices = known[kind] = SharingOptions(found, needs, least_cost(found, needs))
+        return choices
 
 
 class Candidates:
@@ -247,10 +269,7 @@ class Candidates:
     def _learn(
         self, known: dict[HostKind, SharingOptions], guest: JobView, kind: HostKind, host: Job, at_least: int
     ) -> SharingOptions:
-        found = options(self.draft.view.perf, guest, host, kind.accumulation, kind.memory_left, at_least)
-        needs = min((option.needs for option in found), default=inf)
-        choices = known[kind] = SharingOptions(found, needs, least_cost(found, needs))
-        return choices
+        return self._cache.learn(known, self.draft.view, guest, kind, host, at_least)
 
     def _judge_partly_free(
         self,
