@@ -67,6 +67,10 @@ def lose_a_host(state: State) -> None:
     state.hosts.lone.clear()
 
 
+def lose_an_offer(state):
+    state.hosts.offers.by_seq.clear()
+
+
 def lose_an_active_host(state: State) -> None:
     state.active_hosts.lone.clear()
 
@@ -144,6 +148,7 @@ def lower_the_resident_limit(state: State) -> None:
         (change_a_slowdown, "slow-down 3.0, not 1.5"),
         (miscount_a_user, "counts as holding 6 GPUs, not 5"),
         (lose_a_host, "lone hosts"),
+        (lose_an_offer, "the offers are wrong"),
         (lose_an_active_host, "lone active hosts"),
         (lose_a_cell_of_several_jobs, "cells of several hosts"),
         (forget_a_running_job, "differ from a recount"),

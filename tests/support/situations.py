@@ -162,8 +162,8 @@ def hosts_of(state: State) -> dict:
 def check_state(state: State) -> None:
     """Validate all indexes of a state, and check the slow-downs against the pair table itself."""
     _ = (
-        state.hosts,
-        state.active_hosts,
+        state.hosts.offers,
+        state.active_hosts.offers,
         state.end_times.running,
         state.end_times.soonest_first,
         state.long_waits,

@@ -4,7 +4,7 @@ Costs time in proportion to the number of jobs and GPUs and changes nothing. Tes
 service may call it to diagnose a problem.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from carpool.core.charging import rate
 from carpool.core.division import held_and_shared
@@ -12,6 +12,7 @@ from carpool.core.end_times import EndTimes
 from carpool.core.hosts import Hosts, PartlyFreeHosts
 from carpool.core.joins import may_compute
 from carpool.core.model import HOLDING, PAUSE, GpuId, Status
+from carpool.core.offers import Offers, offer_of
 from carpool.core.queue import impatience
 from carpool.core.ranked_queue import RankedQueue
 from carpool.core.record import JobRecord
@@ -297,6 +298,21 @@ def _validate_hosts(state: State, kept: Hosts) -> None:
             exact = [host.record.end() for _, _, host in entries]
             near = all(abs(one - other) <= CLOSE * max(1.0, other) for one, other in zip(ends, exact, strict=True))
             _require(ends == sorted(ends) and near, f"the partly free {which} end at {exact}, not at {ends}")
+
+    if kept._offers is not None:
+        _validate_offers(kept, kept._offers, lone, others)
+
+
+def _validate_offers(
+    kept: Hosts, offers: Offers, lone: Mapping[HostKind, list[tuple[float, int]]], others: Mapping[int, OtherHost]
+) -> None:
+    records = {seq: record for group in kept.lone.values() for _, seq, record in group.entries}
+    expected = {seq: offer_of(records[seq], kind) for kind, group in lone.items() for _, seq in group}
+    expected |= {seq: offer_of(host.record, host) for seq, host in others.items()}
+    exact = {seq: offer._replace(end=0.0) for seq, offer in expected.items()}
+    _require({seq: offer._replace(end=0.0) for seq, offer in offers.by_seq.items()} == exact, "the offers are wrong")
+    near = all(abs(offers.by_seq[seq].end - one.end) <= CLOSE * max(1.0, one.end) for seq, one in expected.items())
+    _require(near, "the offers end at another time")
 
 
 def _partly_free(group: PartlyFreeHosts) -> Iterator[tuple[float | None, OtherHost]]:
