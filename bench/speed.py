@@ -124,6 +124,7 @@ def decisions(
     policy = Watched(policies.make(name), waiting, steps)
     model = FittedModel(tasks, ConstantInterference(xi), len(nodes[0].gpus))
     engine = Engine(workload.jobs, nodes, policy, belief=model, jobs_per_gpu=jobs_per_gpu)
+    engine.timed_every = 1
     with suppress(EnoughSteps):
         engine.run()
     return sorted(s for s, n in zip(engine.decision_cpu_s, policy.waiting, strict=False) if n in waiting)

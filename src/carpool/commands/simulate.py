@@ -57,7 +57,7 @@ def simulate(
     selection = expand_selection(select)
     if len(selection) > 1:
         raise InputError(f"--select {select}: names several workloads; choose one, or use `carpool compare`")
-    with no_garbage_collection(), results_in(out) if out else nullcontext() as folder:
+    with no_garbage_collection(ever=False), results_in(out) if out else nullcontext() as folder:
         workload = load_workload(source, selection[0], jobs, load, seed, setup.profile)
         events: list[ev.Event] = []
         with waiting(f"simulating {len(workload.jobs)} jobs", quiet=as_json):

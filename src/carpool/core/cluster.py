@@ -3,7 +3,7 @@
 Owned by `State`. Only `claims` and `transitions` enter and remove jobs and nodes.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from carpool.core.free import FreeGpus, Topology
 from carpool.core.model import GpuId, Node
@@ -74,40 +74,47 @@ class Cluster:
     def enter(self, record: JobRecord) -> int:
         """Make a job a resident of its GPUs, with the memory that it reserves. Return the number of residents of the
         fullest of them."""
-        residents, by_load, unused, most = self.residents, self.by_load, [], 1
+        residents, unused, alone, most = self.residents, [], (record,), 1
         for gpu in record.gpus:
-            before = residents[gpu]
-            residents[gpu] = (*before, record)
             self.memory[gpu] += record.memory
-            load, bit = len(before), 1 << gpu
-            by_load[load] ^= bit
-            by_load[load + 1] ^= bit
-            if not load:
+            before = residents[gpu]
+            if before:
+                residents[gpu] = (*before, record)
+                self._change_load((gpu,), len(before), len(before) + 1)
+                most = max(most, len(before) + 1)
+            else:
+                residents[gpu] = alone
                 unused.append(gpu)
-            elif load >= most:
-                most = load + 1
         if unused:
+            self._change_load(unused, 0, 1)
             self.in_use += len(unused)
             self.free.take(unused)
         if self.idle:
             self.idle.difference_update(record.gpus)
         return most
 
+    def _change_load(self, gpus: Iterable[GpuId], before: int, after: int) -> None:
+        """Note that GPUs hold another number of jobs than before."""
+        bits = 0
+        for gpu in gpus:
+            bits |= 1 << gpu
+        self.by_load[before] ^= bits
+        self.by_load[after] ^= bits
+
     def leave(self, record: JobRecord) -> None:
         """Remove a job from its GPUs."""
-        residents, by_load, unused = self.residents, self.by_load, []
+        residents, unused = self.residents, []
         for gpu in record.gpus:
-            before = residents[gpu]
-            load, bit = len(before), 1 << gpu
             self.memory[gpu] -= record.memory
-            by_load[load] ^= bit
-            by_load[load - 1] ^= bit
-            if load == 1:
+            before = residents[gpu]
+            if len(before) == 1:
                 residents[gpu] = ()
                 unused.append(gpu)
             else:
                 residents[gpu] = tuple([other for other in before if other is not record])
+                self._change_load((gpu,), len(before), len(before) - 1)
         if unused:
+            self._change_load(unused, 1, 0)
             self.in_use -= len(unused)
             self.free.give(unused)
         if self.with_paused:

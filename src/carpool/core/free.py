@@ -211,17 +211,22 @@ class FreeGpus:
 
     def take(self, gpus: Iterable[GpuId]) -> None:
         """Mark GPUs as used."""
-        topology = self.topology
-        for gpu in gpus:
-            number = topology.node_of[gpu]
-            self._set(number, self.of_node[number] & ~topology.bit_of[gpu])
+        for number, bits in self._by_node(gpus):
+            self._set(number, self.of_node[number] & ~bits)
 
     def give(self, gpus: Iterable[GpuId]) -> None:
         """Mark GPUs as free."""
-        topology = self.topology
+        for number, bits in self._by_node(gpus):
+            self._set(number, self.of_node[number] | bits)
+
+    def _by_node(self, gpus: Iterable[GpuId]) -> Iterable[tuple[int, int]]:
+        """Return the nodes of some GPUs and these GPUs in the form of `of_node`."""
+        node_of, bit_of = self.topology.node_of, self.topology.bit_of
+        found: dict[int, int] = {}
         for gpu in gpus:
-            number = topology.node_of[gpu]
-            self._set(number, self.of_node[number] | topology.bit_of[gpu])
+            number = node_of[gpu]
+            found[number] = found.get(number, 0) | bit_of[gpu]
+        return found.items()
 
     def hide(self, number: int, bits: int) -> None:
         """Note which GPUs of a node are closed, and count its free ones again."""

@@ -194,10 +194,13 @@ class Hosts:
         return not any(record.shape.exclusive for record in there)  # a paused one keeps others out, too
 
     def _memory_left(self, record: JobRecord, alone_on: tuple[GpuId, ...]) -> int:
-        memory_of = self.cluster.topology.memory_of
+        topology = self.cluster.topology
+        memory_of = topology.memory_of
         if self.only_active:
             used = self.cluster.memory
             return min([memory_of(gpu) - used[gpu] for gpu in alone_on])
+        if topology.equal_memory:
+            return topology.largest_memory - record.memory
         return min([memory_of(gpu) for gpu in alone_on]) - record.memory
 
     def describe_cells(self, record: JobRecord) -> list[tuple[CellKind, SharedCell]]:

@@ -52,15 +52,22 @@ def update_pace(state: State, records: Iterable[JobRecord]) -> None:
 
 def predicted_slowdown(state: State, record: JobRecord) -> float:
     """Return the worst ξ over a job's GPUs: a gang waits for its slowest worker. Only mates that compute count."""
-    worst = 1.0
-    for cell in state.cluster.shared_cells(record):
+    worst, residents = 1.0, state.cluster.residents
+    last: tuple[JobRecord, ...] = ()
+    for gpu in record.gpus:
+        cell = residents[gpu]
+        if len(cell) == 1 or cell == last:  # a gang often shares several GPUs with the same jobs
+            continue
+        last = cell
         mates = [
             (mate.job, mate.accumulation)
             for mate in cell
             if mate is not record and mate.status is Status.RUNNING and not mate.warming_up
         ]
         if mates:
-            worst = max(worst, state.perf.slowdown(record.job, record.accumulation, mates))
+            slowdown = state.perf.slowdown(record.job, record.accumulation, mates)
+            if slowdown > worst:
+                worst = slowdown
     return worst
 
 

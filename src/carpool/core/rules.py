@@ -256,7 +256,10 @@ def _check_gpus(state: View, named: dict[str, JobView], decisions: Iterable[Deci
                 entered.update(allocation.gpus)
     topology = state.topology
     for gpu, residents in arriving.items():
-        for record in state.jobs_on(gpu):
+        there = state.jobs_on(gpu)
+        if not there and len(residents) == 1 and residents[0].memory <= topology.memory_of(gpu):
+            continue  # alone on a free GPU, as most jobs that start
+        for record in there:
             if record.job.id not in named:
                 residents.append(resident_of(record))
         problem = sharing_problem(residents, state, topology.memory_of(gpu))

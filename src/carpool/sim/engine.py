@@ -27,6 +27,9 @@ MOST_IDLE_CALLS = 100_000
 """Number of idle wake-ups in a row (no event, no job running) after which a policy is taken to start nothing more."""
 MOST_PLANS_AT_ONCE = 10_000
 """Number of plans at one moment after which a policy is taken to undo and repeat its own decisions."""
+ALL_TIMED, TIMED_EVERY = 10_000, 17
+"""Number of decisions of which each is timed, and every how many of those after them: reading the clock takes longer
+than many a decision."""
 LATE, LEAST_LATE_S = 0.05, 1.0
 """How much later than believed a job must be to have outlived it: as a share of its duration, and in seconds."""
 
@@ -117,7 +120,9 @@ class Engine:
         self._random = Random(f"{seed} reports")
         self.log = log
         self.decision_cpu_s: list[float] = []
-        """CPU seconds of every decision, from the events that led to it until its plan was applied."""
+        """CPU seconds of decisions, from the events that led to each until its plan was applied."""
+        self.timed_every = TIMED_EVERY
+        self._timed = True
         self._cpu_s = thread_time()  # CPU time, because other processes on the machine are no cost of the policy
         self._heap: list[tuple[float, int, Due, int]] = []
         self._pushes = 0
@@ -265,7 +270,7 @@ class Engine:
         self._idle_calls = self._idle_calls + 1 if idle else 0
         if self._reports or self._late:
             wake = self._hear(now) or wake
-        self._cpu_s = thread_time()
+        self._start_clock()
         plans = 0
         while batch or wake:
             plans += 1
@@ -292,6 +297,13 @@ class Engine:
             self._wake_at = again
             if again is not None:
                 self._push(again, None, 0)
+
+    def _start_clock(self) -> None:
+        """Begin to time the decisions of a step, if they are to be timed."""
+        number = self.scheduler.policy_calls
+        self._timed = number < ALL_TIMED or not number % self.timed_every
+        if self._timed:
+            self._cpu_s = thread_time()
 
     def _hear(self, now: float) -> bool:
         """Apply the reports and the ends that were expected and did not come; return whether a decision is needed."""
@@ -370,7 +382,7 @@ class Engine:
         asked = self.scheduler.policy_calls
         told = batch if self._guess is None else self._as_guessed(batch)
         planned = self.scheduler.step(now, told, wake=wake)
-        if self.scheduler.policy_calls != asked:
+        if self._timed and self.scheduler.policy_calls != asked:
             cpu_s = thread_time()
             self.decision_cpu_s.append(cpu_s - self._cpu_s)
             self._cpu_s = cpu_s

@@ -160,13 +160,14 @@ def summarise(
     *,
     policy: str,
     workload: str,
+    decisions: int | None = None,
     decision_cpu_s: Iterable[float] = (),
     cpu_s: float = 0.0,
     large_above: int = 4,
     trials: Trials | None = None,
 ) -> Summary:
     """Return the metrics of all jobs that finished. `trials` are those of the scheduler's state, where `state` is
-    another one."""
+    another one. `decisions` is their number where not all of them were timed."""
     trials = trials or state.trials
     records = finished(state)
     times = [times_of(record) for record in records]
@@ -178,7 +179,7 @@ def summarise(
         models.setdefault(record.job.model, []).append(own)
     paused_s = sum([record.paused_s for record in records])
     hosts = [record.ran_s / record.alone_s for record in records if record.hosted and record.alone_s > 0.0]
-    decisions = sorted(decision_cpu_s)
+    timed = sorted(decision_cpu_s)
     gpu_time = state.topology.total() * everything.makespan_s
     return Summary(
         policy=policy,
@@ -204,9 +205,9 @@ def summarise(
         hosts=len(hosts),
         host_slowdown_mean=fmean(hosts) if hosts else 1.0,
         host_slowdown_max=max(hosts, default=1.0),
-        decisions=len(decisions),
-        decision_mean_cpu_s=fmean(decisions) if decisions else 0.0,
-        decision_p99_cpu_s=percentile(decisions, 0.99),
+        decisions=len(timed) if decisions is None else decisions,
+        decision_mean_cpu_s=fmean(timed) if timed else 0.0,
+        decision_p99_cpu_s=percentile(timed, 0.99),
         cpu_s=cpu_s,
         large=summarise_subset(sizes[True]),
         small=summarise_subset(sizes[False]),
