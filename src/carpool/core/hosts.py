@@ -145,7 +145,7 @@ class Hosts:
         self._discard(record)
         if self.jobs_per_gpu > 2:
             self._shared.update(record, self.describe_cells(record))
-        entry = self.describe(record)
+        entry = self.describe(record) if record.gpus else None
         if self._offers is not None:
             self._offers.update(record, entry)
         if isinstance(entry, OtherHost):
@@ -155,7 +155,7 @@ class Hosts:
 
     def describe(self, record: JobRecord) -> HostKind | OtherHost | None:
         """Return the entry of a job in the index: the kind of a lone host, another host, or None."""
-        if self.jobs_per_gpu == 1 or record.shape.exclusive or record.status is Status.CANCELLING or not record.gpus:
+        if self.jobs_per_gpu == 1 or record.shape.exclusive or record.status is Status.CANCELLING:
             return None
         if record.batch is not None:  # a job whose batch the scheduler chose does not share
             return None

@@ -27,9 +27,8 @@ class Offers:
     def update(self, record: JobRecord, described: HostKind | OtherHost | None) -> None:
         """Replace what a job offers by what its new entry in the index of hosts says."""
         before = self.by_seq.pop(record.seq, None)
-        offer = None if described is None else offer_of(record, described)
-        if offer is not None:
-            self.by_seq[record.seq] = offer
+        if described is not None:
+            offer = self.by_seq[record.seq] = offer_of(record, described)
             if before is not None and before[:4] == offer[:4]:  # it lasts as long as it did
                 self._note(offer.gpus - before.gpus, offer)
                 return

@@ -9,6 +9,8 @@ a 16 GB GPU. A seed gives the same jobs on every machine, and all three generato
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
 from math import exp
 from random import Random
 from typing import NamedTuple
@@ -130,10 +132,16 @@ def philly_like(
     Another load gives the same jobs with all submission times divided by it, so that loads can be compared.
     """
 
+    @cache
+    def fitting(template: JobTemplate) -> tuple[JobTemplate, int, float]:
+        """Return a calibrated template, its batch and its iteration time."""
+        kind = template.calibrated()
+        batch = FITTING_BATCHES[kind.model]
+        return kind, batch, tasks[kind.model].iteration(batch, 1, Placement(kind.gpus, -(-kind.gpus // NODE_GPUS)))
+
     def make(name: str, at: float, drawn: DrawnJob) -> Job:
-        kind = drawn.kind.calibrated()
-        batch, run_s = FITTING_BATCHES[kind.model], kind.run_s * drawn.factor
-        iteration_s = tasks[kind.model].iteration(batch, 1, Placement(kind.gpus, -(-kind.gpus // NODE_GPUS)))
+        kind, batch, iteration_s = fitting(drawn.kind)
+        run_s = kind.run_s * drawn.factor
         return Job(
             name, at, kind.model, kind.gpus, batch, max(1, round(run_s / iteration_s)), drawn.user, run_s, elastic=True
         )
@@ -225,9 +233,9 @@ def _draw(jobs: int, seed: int, hours: float | None) -> list[DrawnJob]:
 
 
 def _jobs(random: Random, span: float, jobs: int) -> Iterator[DrawnJob]:
-    shares = [length.share for length in LENGTHS]
+    shares = list(accumulate(length.share for length in LENGTHS))
     for _ in range(jobs):
-        (length,) = random.choices(LENGTHS, shares)
+        (length,) = random.choices(LENGTHS, cum_weights=shares)
         kind = random.choice(random.choice(length.models))
         submitted = float(round(_moment(random, span, length.hours)))
         factor = exp(random.gauss(0.0, SPREAD) - SPREAD**2 / 2)

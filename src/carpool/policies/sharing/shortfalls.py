@@ -120,11 +120,15 @@ class Shortfalls:
     def _lasting(self, guest: JobView, noted: Shortfall, changes: Sequence[OfferChange]) -> int:
         """Return the sum of those changes whose hosts last long enough."""
         view, known = self._draft.view, noted.known
-        now, guest_left, gpus = view.now, noted.guest_left, 0
+        now, guest_left, startup, gpus = view.now, noted.guest_left, guest.startup_s, 0
         for number, offer in changes:
-            choices = known.get(offer.kind) or self._cache.learn(known, view, guest, offer.kind, offer.job)
-            if choices.options and offer.lasts(now, choices.needs * guest_left * SLACK + guest.startup_s):
-                gpus += number
+            kind, job, slowdown, end, _ = offer
+            choices = known.get(kind) or self._cache.learn(known, view, guest, kind, job)
+            if choices.options:
+                least = choices.needs * guest_left * SLACK + startup
+                # as `Offer.lasts`, which would cost more here, where most of the answers come from
+                if least <= 0.0 or end >= (now + least * slowdown if slowdown else least):
+                    gpus += number
         return gpus
 
     def _count(self, guest: JobView, enough: int) -> Shortfall:
