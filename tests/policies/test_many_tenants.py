@@ -8,6 +8,7 @@ import pytest
 from carpool.core.events import Event
 from carpool.core.model import Job
 from carpool.policies.sharing.candidates import Candidates
+from carpool.policies.sharing.shortfalls import Shortfalls
 from carpool.sim.run import Setup, simulate
 
 
@@ -32,13 +33,23 @@ def jobs_of_many_users(seed: int) -> list[Job]:
 @pytest.mark.parametrize("jobs_per_gpu", [2, 3])
 def test_a_guest_that_is_not_tried_would_have_found_too_few_hosts(policy, jobs_per_gpu, monkeypatch):
     left_out = 0
-    told = Candidates.too_few_for
+    told, told_from_before, began = Candidates.too_few_for, Shortfalls.finds_too_few, Shortfalls.begin
 
-    def counted(candidates, guest):
+    def counted(asked, guest):
         nonlocal left_out
-        answer = told(candidates, guest)
+        answer = (told if isinstance(asked, Candidates) else told_from_before)(asked, guest)
         left_out += answer
         return answer
+
+    def begin_counted(shortfalls, draft):
+        nonlocal left_out
+        shapes = began(shortfalls, draft)
+        left_out += len(shapes)
+        return shapes
+
+    def begin_with_none(shortfalls, draft):
+        began(shortfalls, draft)
+        return set()
 
     def log_of(seed: int) -> list[Event]:
         events: list[Event] = []
@@ -48,7 +59,11 @@ def test_a_guest_that_is_not_tried_would_have_found_too_few_hosts(policy, jobs_p
 
     for seed in range(3):
         monkeypatch.setattr(Candidates, "too_few_for", counted)
+        monkeypatch.setattr(Shortfalls, "finds_too_few", counted)
+        monkeypatch.setattr(Shortfalls, "begin", begin_counted)
         quick = log_of(seed)
         monkeypatch.setattr(Candidates, "too_few_for", lambda candidates, guest: False)
+        monkeypatch.setattr(Shortfalls, "finds_too_few", lambda shortfalls, guest: False)
+        monkeypatch.setattr(Shortfalls, "begin", begin_with_none)
         assert quick == log_of(seed)
     assert left_out > 100
