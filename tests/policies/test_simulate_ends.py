@@ -102,6 +102,16 @@ def test_a_slow_down_on_other_gpus_ends_in_time():
     assert finish(100.0, 10.0, [(104.0, 2.0), (200.0, 1.25)]) == pytest.approx(100.0 + 4 + 8 * 1.25)
 
 
+untils = st.lists(st.tuples(st.floats(0.0, 500.0), xis), max_size=5)
+
+
+@given(st.lists(st.tuples(lefts, untils), min_size=1, max_size=4))
+def test_of_several_slow_downs_elsewhere_the_worst_counts_as_long_as_it_lasts(jobs):
+    participants = [Participant(left, job(str(n)), 1, steps) for n, (left, steps) in enumerate(jobs)]
+    expected = [finish(0.0, left, steps) for left, steps in jobs]
+    assert simulate_ends(participants, [], model()) == pytest.approx(expected)
+
+
 def naive_queue_sum(moments, waiting, now):
     """Return the sum of completion times, with each GPU kept separately."""
     free, total = sorted(moments), 0.0

@@ -59,14 +59,15 @@ def _ends(
     """Return the seconds until each participant is done, whatever cells they share."""
     simulated = [_Cell(cell) for cell in cells]
     own = _cells_of_each(simulated, len(participants))
-    breaks = sorted({until for one in participants for until, _ in one.elsewhere if until > 0.0}, reverse=True)
+    elsewhere = [_worst_later(one.elsewhere) for one in participants]
+    breaks = sorted([(until, index) for index, steps in enumerate(elsewhere) for until, _ in steps], reverse=True)
     left = [one.left for one in participants]
     done = [DONE * one.left for one in participants]
     ends = [0.0] * len(participants)
     slow = [1.0] * len(participants)
     active = list(range(len(participants)))
     if startup:
-        breaks = sorted({*breaks, startup}, reverse=True)
+        breaks = sorted([*breaks, (startup, 0)], reverse=True)
         active = active[1:]
     changed = set(active)
     for cell in simulated:
@@ -75,12 +76,12 @@ def _ends(
     now = 0.0
     while active:
         for index in changed:
-            slow[index] = _slowdown(participants[index], own[index], index, now)
+            slow[index] = _slowdown(own[index], elsewhere[index], index)
         moment = now + min([left[index] * slow[index] for index in active])
         changed = set()
-        if breaks and breaks[-1] <= moment:
-            moment = breaks.pop()
-            changed.update([index for index in active if participants[index].elsewhere])
+        if breaks and breaks[-1][0] <= moment:
+            moment = breaks[-1][0]
+            changed = _pass_break(breaks, elsewhere).intersection(active)
         passed = moment - now
         for index in active:
             left[index] -= passed / slow[index]
@@ -102,6 +103,27 @@ def _ends(
                 cell.there = [0, *cell.there]
                 changed.update(cell.update(participants, perf))
     return ends
+
+
+def _worst_later(steps: Sequence[Until]) -> list[Until]:
+    """Return the slow-downs that are the worst at some time, the last first. Of a gang on many cells, few are."""
+    worst: list[Until] = []
+    for until, xi in sorted(steps, reverse=True):
+        if until > 0.0 and xi > (worst[-1][1] if worst else 1.0):
+            worst.append((until, xi))
+    return worst
+
+
+def _pass_break(breaks: list[tuple[float, int]], elsewhere: Sequence[list[Until]]) -> set[int]:
+    """Remove the next break, and the slow-downs that last until then. Return the participants concerned."""
+    moment, concerned = breaks[-1][0], set()
+    while breaks and breaks[-1][0] == moment:
+        index = breaks.pop()[1]
+        concerned.add(index)
+        steps = elsewhere[index]
+        while steps and steps[-1][0] <= moment:
+            steps.pop()
+    return concerned
 
 
 class _Cell:
@@ -138,10 +160,7 @@ def _cells_of_each(cells: Sequence[_Cell], participants: int) -> list[list[_Cell
     return own
 
 
-def _slowdown(one: Participant, cells: Sequence[_Cell], index: int, now: float) -> float:
+def _slowdown(cells: Sequence[_Cell], elsewhere: Sequence[Until], index: int) -> float:
     """Return the worst slow-down over its cells and its other GPUs: a gang waits for its slowest worker."""
     worst = max([cell.slowdowns[index] for cell in cells], default=1.0)
-    for until, xi in one.elsewhere:
-        if until > now and xi > worst:
-            worst = xi
-    return worst if worst > 1.0 else 1.0
+    return max(worst, elsewhere[-1][1] if elsewhere else 1.0)
