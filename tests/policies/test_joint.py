@@ -9,15 +9,16 @@ from carpool.core import events as ev
 from carpool.core.draft import Draft
 from carpool.core.model import Allocation, Decision, Node
 from carpool.core.perf import MeasuredPair, TableInterference
-from carpool.core.rules import check
+from carpool.core.rules import check, resident_of
 from carpool.policies.joint.choice import Choice
 from carpool.policies.joint.deferred_candidates import DeferredCandidates
 from carpool.policies.joint.displacements import Displacements
-from carpool.policies.joint.moves import ClaimGpus
+from carpool.policies.joint.moves import ClaimGpus, Join
 from carpool.policies.joint.objective import Objective
 from carpool.policies.joint.patience import starved, starved_first
-from carpool.policies.joint.policy import Carpool, JointPass
+from carpool.policies.joint.policy import ENOUGH, Carpool, JointPass
 from carpool.policies.joint.resume_candidates import ResumeCandidates
+from carpool.policies.joint.slowed_elsewhere import SlowedElsewhere
 from carpool.policies.sharing.bsbf import SjfBsbf
 from tests.support import ROOT
 from tests.support.world import GIB, cluster, given, job, pending, running
@@ -430,6 +431,49 @@ class TestTryingAgain:
         assert not one._is_due(one.view.jobs["p"])
         one.draft.pause(one.view.jobs["h"], "something else")
         assert one._is_due(one.view.jobs["p"])
+
+    def test_once_a_pass_has_simulated_enough_hosts_only_jobs_that_fit_on_free_gpus_are_tried(self):
+        one = self._pass(310.0, ev.Finished(310.0, "i", 1))
+        one.find.joins.simulated = ENOUGH - 1
+        assert one._is_due(one.view.jobs["p"])
+        one.find.joins.simulated = ENOUGH
+        assert not one._is_due(one.view.jobs["p"])
+        both = self._pass(310.0, ev.Finished(310.0, "i", 1), ev.Finished(310.0, "h", 1))
+        both.find.joins.simulated = ENOUGH
+        assert both._is_due(both.view.jobs["p"])
+
+    def test_a_pass_counts_the_hosts_that_it_simulates(self):
+        hosts = [running(f"h{n}", on=[n], left=1000) for n in range(4)]
+        state = given(FOUR, *hosts, pending("b", gpus=4, left=100), xi=1.2).state(Carpool().key)
+        one = JointPass(Carpool(pause=False), Draft(state))
+        one.run()
+        assert one.find.joins.simulated == 4, "one union of all four"
+
+
+    def test_a_pass_with_nothing_to_do_brings_the_predicted_ends_up_to_date_for_the_next_one(self):
+        state = given(FOUR, running("h", on=[0, 1])).state(Carpool().key)
+        assert Carpool().decide(state) == []
+        state.apply(ev.Finished(100.0, "h", 1))
+        assert Carpool().decide(state) == []
+        assert state._end_times._touched == {}
+
+
+class TestSlowedElsewhere:
+    def test_what_is_kept_follows_the_moves_of_the_pass(self):
+        mates = [running(f"m{n}", on=[n], left=100.0 * n) for n in (1, 2)]
+        state = given(FOUR, running("h", on=[0, 1, 2], left=999.0), *mates, pending("p", left=50.0)).state(
+            Carpool().key
+        )
+        draft = Draft(state)
+        objective = Objective(draft, 48, 30.0)
+        kept, host = SlowedElsewhere(draft, objective), resident_of(state.jobs["h"])
+        assert kept.of(host, set()) == [(150.0, 1.5), (300.0, 1.5)]
+        assert kept.of(host, {(state.jobs["h"], state.jobs["m1"])}) == [(300.0, 1.5)]
+        guest, mate = state.jobs["p"], state.jobs["m2"]
+        objective.note(Join(guest, (2,), {guest.seq: 80.0, mate.seq: 400.0}, 180.0, guest.shape.sizes[0], (mate,)))
+        draft.assign(guest, (2,), guest.shape.sizes[0], "it joins m2")
+        now = [(150.0, 1.25), (80.0, 1.5), (400.0, 1.25)]  # scaled: the slow-down that was observed is 1.5, not 2
+        assert kept.of(host, set()) == SlowedElsewhere(draft, objective).of(host, set()) == now
 
 
 class TestWhatCannotBe:

@@ -10,7 +10,6 @@ from itertools import islice
 from math import inf
 from operator import attrgetter
 
-from carpool.core.availability import Until, corrected
 from carpool.core.draft import Draft
 from carpool.core.model import GpuId
 from carpool.core.perf import Placement
@@ -22,6 +21,7 @@ from carpool.policies.joint.moves import Join
 from carpool.policies.joint.objective import CLOSE, Objective
 from carpool.policies.joint.shared_candidates import SharedCandidates
 from carpool.policies.joint.simulate_ends import Participant, simulate_ends
+from carpool.policies.joint.slowed_elsewhere import SlowedElsewhere
 from carpool.policies.sharing.candidates import Candidate, Candidates
 
 PER_KIND = 6
@@ -51,6 +51,9 @@ class JoinCandidates:
         self.shared = shared
         self.perf = draft.view.perf
         self.topology = draft.view.topology
+        self.elsewhere = SlowedElsewhere(draft, objective)
+        self.simulated = 0
+        """Number of hosts that were simulated in this pass; one that was simulated for several guests counts again."""
 
     def offer(self, guest: JobView, choice: Choice) -> None:
         """Offer ways to join running jobs at once."""
@@ -170,6 +173,7 @@ class JoinCandidates:
         self, guest: JobView, guest_left: float, size: Size, cells: Sequence[Candidate], hosts: Sequence[Resident]
     ) -> list[float]:
         """Return the seconds until the guest and its hosts end if it joins these cells."""
+        self.simulated += len(hosts)
         number = {resident.record.seq: index for index, resident in enumerate(hosts, start=1)}
         simulated = {tuple([resident.record for resident in cell.residents]) for cell in cells}
         participants = [
@@ -219,32 +223,10 @@ class JoinCandidates:
         if objective.delay_paused(move, choice.most):
             choice.offer(move)
 
-    def _participant(self, host: Resident, simulated: Set[Sequence[JobView]]) -> Participant:
+    def _participant(self, host: Resident, simulated: Set[tuple[JobView, ...]]) -> Participant:
         """Return a host as it takes part in a simulation of these cells, each given by its residents."""
-        left, elsewhere = self.candidates.left(host), self._elsewhere(host, simulated)
-        return Participant(left, host.record.job, host.accumulation, elsewhere)
-
-    def _elsewhere(self, host: Resident, simulated: Set[Sequence[JobView]]) -> list[Until]:
-        """Return what slows a host down on GPUs whose cells are not part of the simulation."""
-        record, objective, draft = host.record, self.objective, self.draft
-        gpus = draft.gpus_of(record)
-        if len(gpus) == 1:
-            return []
-        cells = {}
-        for gpu in {draft.jobs_on(gpu): gpu for gpu in gpus}.values():
-            there = tuple([resident.record for resident in draft.active_on(gpu)])
-            if len(there) > 1 and there not in simulated:
-                cells[there] = gpu
-        steps: list[Until] = []
-        for gpu in cells.values():
-            mates = [mate for mate in draft.active_on(gpu) if mate.record is not record]
-            mates.sort(key=lambda mate: (objective.end(mate.record), mate.record.seq))
-            for index, mate in enumerate(mates):
-                beside = [(m.record.job, m.accumulation) for m in mates[index:]]
-                steps.append((objective.left(mate.record), self.perf.slowdown(record.job, host.accumulation, beside)))
-        if record.gpus and steps:
-            return corrected(steps, max(xi for _, xi in steps), record.slowdown)
-        return steps
+        elsewhere = self.elsewhere.of(host, simulated)
+        return Participant(self.candidates.left(host), host.record.job, host.accumulation, elsewhere)
 
 
 def _fast(cells: Sequence[Candidate]) -> list[Candidate]:

@@ -25,7 +25,7 @@ from carpool.policies.joint.moves import ClaimGpus, Displace, Join, Move, Reloca
 from carpool.policies.joint.objective import CLOSE, Objective
 from carpool.policies.joint.patience import is_overdue, paused_in_order, resumable, starved_first
 from carpool.policies.joint.start_up_candidates import next_start_up
-from carpool.policies.joint.trial_candidates import TrialCache, TrialCandidates, is_new
+from carpool.policies.joint.trial_candidates import TrialCache, TrialCandidates, is_new, sharing_anew, unseen_so_far
 from carpool.policies.sharing.candidates import OptionCache
 from carpool.policies.sharing.explain import ASKED_NOT_TO_SHARE, FITS_BESIDE_NO_JOB, compare_hosts
 
@@ -34,6 +34,9 @@ LOOK_AGAIN_S = 60.0
 
 AGAIN = 1.0 / 64.0
 """Part of a job's length after which it is tried again if it has found no place."""
+
+ENOUGH = 128
+"""Number of hosts simulated in a pass from which on no more jobs are tried, except those that fit on free GPUs."""
 
 
 @dataclass
@@ -62,12 +65,13 @@ class Carpool(BasePolicy):
 
     def decide(self, view: View) -> list[Decision]:
         draft = Draft(view, pauses=self.pause)
+        _ = view.end_times, draft.hosts  # up to date in every pass: a later one would pay for all that changed since
         shareable = draft.shareable()  # counted before the first move, and kept up to date from then on
         paused = resumable(view, self.patience) if self.pause and view.paused else []
         can_place = len(view.queue) and (draft.free_count or shareable or self.suspend)
         learns = self.pause and view.learner is not None
-        sharing = _sharing_anew(view) if learns else []
-        unseen = _unseen(view) if learns and self.trials else []
+        sharing = sharing_anew(view) if learns else []
+        unseen = unseen_so_far(view) if learns and self.trials else []
         if not can_place and not paused and not sharing and not unseen and not view.trials.running:
             return []
         return JointPass(self, draft, paused, sharing, unseen).run()
@@ -215,10 +219,16 @@ class JointPass:
         a part of its length, unless it is new or this pass has changed something. A longer job can wait longer. Jobs
         that were started on free GPUs change nothing for it: they took what was too little for it, and as hosts they
         have less left than it, so that joining them does not pay.
+
+        Where thousands wait for thousands of GPUs, one end can make room for many gangs on many hosts. Once a pass has
+        simulated ENOUGH hosts, it leaves the others to the next one, which is not far away on so many GPUs.
         """
         view, draft = self.view, self.draft
-        changed = self.trial_over or len(draft.decisions) > self._started_alone
-        if changed or job.shape.gpus <= draft.free_count or job.startup_s:
+        if job.shape.gpus <= draft.free_count or job.startup_s:
+            return True
+        if self._finders is not None and self._finders.joins.simulated >= ENOUGH:
+            return False
+        if self.trial_over or len(draft.decisions) > self._started_alone:
             return True
         every = AGAIN * job.alone_left(view.now)
         before = view.previous_capacity_change if view.last_capacity_change == view.now else view.last_capacity_change
@@ -227,10 +237,8 @@ class JointPass:
     def _sooner(self, paused: JobView, pending: JobView) -> bool:
         now = self.view.now
         ours, theirs = paused.shape.priority, pending.shape.priority
-        if self.view.shares_count:
-            lighter = self.view.weight_of(pending) / self.view.weight_of(paused)
-            return ours > theirs or (ours == theirs and paused.alone_left(now) * lighter < pending.alone_left(now))
-        return ours > theirs or (ours == theirs and paused.alone_left(now) < pending.alone_left(now))
+        lighter = self.view.weight_of(pending) / self.view.weight_of(paused) if self.view.shares_count else 1.0
+        return ours > theirs or (ours == theirs and paused.alone_left(now) * lighter < pending.alone_left(now))
 
     def _new(self) -> list[JobView]:
         """Return the jobs that were submitted just now, in the queue's order."""
@@ -504,13 +512,3 @@ class JointPass:
         split = f", batch split into {size.accumulation}" if size.accumulation > 1 else ""
         longer = f"it takes {ratio:.2f}× as long as alone{split}"
         return f"it shares with {names(move.hosts)}: {longer}, and still {saves} over it, its hosts and the queue"
-
-
-def _sharing_anew(view: View) -> list[JobView]:
-    """Return the jobs whose slow-down beside their mates became known at this moment."""
-    return [job for job in view.awakened.values() if job.computing and job.pace_seen and job.slowdown > 1.0]
-
-
-def _unseen(view: View) -> list[JobView]:
-    """Return the jobs that began to compute beside others at this moment and were never seen alone."""
-    return [job for job in view.awakened.values() if job.computing and not job.alone_seen and job.slowdown > 1.0]

@@ -53,6 +53,16 @@ def is_new(learner: UncertainModel, guest: Job, accumulation: int, host: Job, ho
     )
 
 
+def sharing_anew(view: View) -> list[JobView]:
+    """Return the jobs whose slow-down beside their mates became known at this moment."""
+    return [job for job in view.awakened.values() if job.computing and job.pace_seen and job.slowdown > 1.0]
+
+
+def unseen_so_far(view: View) -> list[JobView]:
+    """Return the jobs that began to compute beside others at this moment and were never seen alone."""
+    return [job for job in view.awakened.values() if job.computing and not job.alone_seen and job.slowdown > 1.0]
+
+
 def _optimistic(learner: UncertainModel, guest: JobView, kind: HostKind, host: Job) -> SharingOption | None:
     size = next((size for size in guest.shape.sizes if size.memory <= kind.memory_left), None)
     if size is None or not is_new(learner, guest.job, size.accumulation, host, kind.accumulation):
