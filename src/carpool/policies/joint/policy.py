@@ -35,7 +35,7 @@ LOOK_AGAIN_S = 60.0
 AGAIN = 1.0 / 64.0
 """Part of a job's length after which it is tried again if it has found no place."""
 
-ENOUGH = 128
+ENOUGH = 96
 """Number of hosts simulated in a pass from which on no more jobs are tried, except those that fit on free GPUs."""
 
 
