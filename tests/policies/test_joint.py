@@ -449,7 +449,6 @@ class TestTryingAgain:
         one.run()
         assert one.find.joins.simulated == 4, "one union of all four"
 
-
     def test_a_pass_with_nothing_to_do_brings_the_predicted_ends_up_to_date_for_the_next_one(self):
         state = given(FOUR, running("h", on=[0, 1])).state(Carpool().key)
         assert Carpool().decide(state) == []
