@@ -190,3 +190,24 @@ def test_a_node_that_comes_back_is_still_drained():
     made.step(2.0, [ev.Submitted(2.0, job("a", 2, 5)), ev.Submitted(2.0, job("b", 1, 5))])
     validate(made.state)
     assert [record.gpus for record in made.state.jobs.values()] == [(), (0,)]
+
+
+@pytest.mark.parametrize("policy", policies.BUILT_IN)
+def test_a_group_gets_what_is_reserved_for_it_before_it_shares_with_others_or_displaces_them(policy):
+    reserved = Closure("r1", (2, 3), 0.0, 5000.0, group="red")
+    others = [job(f"b{n}", 1, 900 + n) for n in range(2)]
+    jobs = [*others, *(job(f"r{n}", 1, 60, submitted=100 + 30 * n, group="red") for n in range(2))]
+    state, seen = run(jobs, policy, closures=[reserved], shape="1x4")
+    places = {one.id: gpus for _, one, gpus, _ in starts(seen, {one.id: one for one in jobs})}
+    assert {places["r0"], places["r1"]} == {(2,), (3,)}
+    assert not any(len(part.jobs) > 1 or part.paused for part in segments(seen))
+
+
+@pytest.mark.parametrize("launch_s", [0.0, 20.0])
+@pytest.mark.parametrize("policy", sorted({*policies.BUILT_IN} - {"pollux"}))  # pollux decides once a minute
+def test_gpus_that_a_group_leaves_for_its_reserved_ones_do_not_stay_idle(policy, launch_s):
+    reserved = Closure("r1", (1,), 0.0, 5000.0, group="red")
+    jobs = [job("r", 1, 60, submitted=10, group="red"), job("b", 1, 100, submitted=10, exclusive=True)]
+    _, seen = run(jobs, policy, closures=[reserved], shape="1x2", costs=Costs(launch_s=launch_s))
+    places = [(at, one.id, gpus) for at, one, gpus, _ in starts(seen, {one.id: one for one in jobs})]
+    assert places == [(10.0, "r", (1,)), (10.0, "b", (0,))]

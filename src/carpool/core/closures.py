@@ -2,7 +2,8 @@
 
 From the moment that a closure is known, policies see its GPUs as closed. A job may still start there, alone, if by the
 upper end of its estimate it ends before the closure begins, or if the GPUs are reserved for its group: `fill` adds such
-starts to a policy's plan, and `rules.check` refuses all others. When the closure begins, `cleared` says which jobs save
+starts to a policy's plan, gives a group what is reserved for it before other GPUs, and `rules.check` refuses all
+others. When the closure begins, `cleared` says which jobs save
 and move, and which can only be paused. `choose` finds GPUs where an operator says only how many. `State` keeps the
 closures.
 """
@@ -24,6 +25,8 @@ def fill(state: State, decisions: tuple[Decision, ...]) -> tuple[Decision, ...]:
     """Return a plan with the starts on closed GPUs that their closures permit, in the order of the queue."""
     free = {gpu for gpu in _kept_gpus(state) if all(there.kept_paused for there in state.jobs_on(gpu))}
     free -= {gpu for one in decisions if one.allocation is not None for gpu in one.allocation.gpus}
+    if free:
+        decisions = _on_reserved(state, decisions, free)
     named = {decision.job for decision in decisions}
     tried = 0
     for record in state.queue.scan(len(free)):
@@ -37,6 +40,29 @@ def fill(state: State, decisions: tuple[Decision, ...]) -> tuple[Decision, ...]:
         found = _start(state, decisions, record, gpus)
         if found is not None:
             decisions = (*decisions, found)
+            free.difference_update(gpus)
+    return decisions
+
+
+def _on_reserved(state: State, decisions: tuple[Decision, ...], free: set[GpuId]) -> tuple[Decision, ...]:
+    """Return a plan in which jobs start on GPUs that are reserved for their group rather than on others, where they may
+    share or displace jobs. What the plan changed for the jobs there is left out. The GPUs used are removed from `free`.
+    """
+    begun = [state.closures[name] for name in state.closures_begun]
+    for start in decisions:
+        record = state.jobs[start.job]
+        if record.gpus or start.allocation is None:
+            continue
+        usable = {gpu for closure in begun if closure.is_for(record.job) for gpu in closure.gpus} & free
+        usable = {gpu for gpu in usable if state.may_use(record, gpu)}
+        if len(usable) < record.job.gpus:
+            continue
+        gpus = tuple(state.topology.most_consolidated(sorted(usable), record.job.gpus))
+        mates = {there.job.id for gpu in start.allocation.gpus for there in state.jobs_on(gpu)}
+        others = tuple(one for one in decisions if one is not start and one.job not in mates)
+        found = _start(state, others, record, gpus)
+        if found is not None:
+            decisions = (*others, found)
             free.difference_update(gpus)
     return decisions
 

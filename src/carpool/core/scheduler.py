@@ -89,14 +89,21 @@ class Scheduler:
             decisions = (*decisions, *self._resumes(decisions))
         if decisions:
             decisions = self._legal(decisions)
+        decided = decisions
         if state.closures:
-            decisions = fill(state, decisions)
+            decisions = fill(state, decided)
         if not decisions:
             return None
         planned = Planned(now, decisions)
         state.apply(planned)
-        state.needs_decision = False  # the plan itself set it, and needs no further decision
+        # the plan itself set it, and needs no further decision, unless its starts leave GPUs that the policy had taken
+        state.needs_decision = decisions[: len(decided)] != decided
         return planned
+
+    @property
+    def asks_again(self) -> bool:
+        """Whether the policy must decide again, although nothing has happened since its plan."""
+        return self.state.needs_decision and not self.in_rounds
 
     def _legal(self, decisions: tuple[Decision, ...]) -> tuple[Decision, ...]:
         """Return a plan if it obeys the rules. Else raise `IllegalPlan`, or return its legal part (live)."""

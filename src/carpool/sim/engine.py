@@ -279,14 +279,15 @@ class Engine:
             planned = self._deliver(now, batch, wake)
             if scheduler.pauses and self.world.switching:
                 self._pause_those_without_a_turn(now, batch)
-            batch, wake = self._act(now, planned.decisions) if planned is not None else [], False
+            batch = self._act(now, planned.decisions) if planned is not None else []
+            wake = scheduler.asks_again
             for record in pace_changes:
                 if record.iteration_s:  # the same plan may have paused it since
                     self._push(record.end(), record, record.pace_version)
                     if record.limit_s is not None:
                         self._limit_later(now, record)
             if self.world is not self.belief:
-                wake = self._report_later(now, pace_changes)
+                wake = self._report_later(now, pace_changes) or wake
             pace_changes.clear()
         again = scheduler.policy.wake(scheduler.state)
         if again is not None and not now < again < inf:
