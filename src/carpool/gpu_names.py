@@ -35,4 +35,6 @@ def _indexes(part: str, numbers: str) -> range:
     first, dash, last = numbers.partition("-")
     if not first.isdecimal() or len(first) > 6 or (dash and (not last.isdecimal() or len(last) > 6)):
         raise InputError(f"{part!a}: write a node, or a node and its GPUs such as node0:1 or node0:0-3")
+    if dash and int(last) < int(first):
+        raise InputError(f"{part!a}: write the smaller number first, as in node0:0-3")
     return range(int(first), int(last or first) + 1)

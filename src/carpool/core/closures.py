@@ -110,7 +110,7 @@ def choose(state: State, number: int, closure: Closure) -> tuple[GpuId, ...] | N
 
     Those on which the fewest jobs would be in the way come first, and then those that are on as few nodes as possible.
     """
-    taken = {gpu for other in state.closures.values() if _overlap(other, closure) for gpu in other.gpus}
+    taken = {gpu for other in state.closures.values() if overlap(other, closure) for gpu in other.gpus}
     topology = state.topology
     in_the_way: dict[GpuId, int] = {}
     for gpu, node in topology.node_of.items():
@@ -124,7 +124,8 @@ def choose(state: State, number: int, closure: Closure) -> tuple[GpuId, ...] | N
     return None
 
 
-def _overlap(one: Closure, other: Closure) -> bool:
+def overlap(one: Closure, other: Closure) -> bool:
+    """Return whether two closures are closed at the same time."""
     return (one.end is None or other.start < one.end) and (other.end is None or one.start < other.end)
 
 

@@ -431,9 +431,29 @@ def test_groups_divide_the_cluster(service):
     assert service.call("group", "share", "0").code == 0
 
 
+def test_a_group_that_may_be_misspelt_is_told(service):
+    assert service.call("user", "add", "gus", "--group", "vison").err.startswith("note: group vison is new")
+    moved = service.call("user", "group", "gus", "visoin")
+    assert (moved.out, moved.err.count("note: group visoin is new")) == ("gus: group visoin\n", 1)
+    service.call("group", "set", "known")
+    assert service.call("user", "group", "gus", "known").err == ""
+    refused = service.call("group", "set", "none")
+    assert (refused.code, "no group can be called none" in refused.err) == (2, True)
+
+
+def test_usage_refuses_days_in_the_wrong_order(service):
+    assert (
+        "lies before --since 2026-02-01" in service.call("usage", "--since", "2026-02-01", "--until", "2026-01-01").err
+    )
+    assert "--since: cannot be given with --all" in service.call("usage", "--since", "1d", "--all").err
+    assert service.json("usage", "--all", "--until", "2020-01-01")["rows"] == []
+
+
 def test_gpus_are_drained_and_reserved_from_the_command_line(service):
     said = service.call("drain", "node0:3", "--at", "2h")
     assert said.out.startswith("node0:3 is drained, beginning at "), said
+    for name in ("vision", "red"):
+        service.call("group", "set", name)
     made = service.json("reserve", "node0:1-2", "--for", "vision", "--from", "1h", "--to", "3h")
     assert (made["name"], made["on"], made["group"]) == ("r1", ["node0:1", "node0:2"], "vision")
     rows = service.json("reservations")
@@ -446,6 +466,19 @@ def test_gpus_are_drained_and_reserved_from_the_command_line(service):
     refused = service.call("reserve", "2", "--for", "red", "--to", "90m")
     assert refused.code == 2
     assert "2 GPUs are not there, or not open" in refused.err
+    for words, why in [
+        (["reserve", "node0:0-1", "--for", "red", "--to", "2h"], "group vision has reserved some of them as r1 until"),
+        (["reserve", "node0:0", "--for", "vison", "--to", "2h"], "there is no group 'vison': did you mean vision?"),
+        (["drain", "node0", "--at", "2020-01-01T00:00"], "at: that time has passed"),
+        (["drain", "node0:3-1"], "write the smaller number first"),
+    ]:
+        refused = service.call(*words)
+        assert (refused.code, why in refused.err) == (2, True), refused
+    assert len(service.json("reservations")) == 3
+    same = service.json("reserve", "node0:2", "--for", "vision", "--from", "2h", "--to", "4h")["name"]
+    later = service.json("reserve", "node0:2", "--for", "red", "--from", "5h", "--to", "6h")["name"]
+    for name in (same, later):
+        assert service.call("unreserve", name).code == 0
     assert service.call("unreserve", "r2").code == 0
     assert "no job (drained)" in service.call("reservations").out
     assert "reserved for vision from" in service.call("gpus").out

@@ -5,19 +5,22 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path
 
-from carpool.core.closures import choose
+from carpool.core.closures import choose, overlap
 from carpool.core.model import Closure
-from carpool.errors import InputError
+from carpool.errors import InputError, nearest
 from carpool.gpu_names import gpu_number, named_gpus
 from carpool.live.errors import NoSuchJob
 from carpool.live.http import messages
 from carpool.live.http.api import ApiContext, Json, answers, api_context, me
 from carpool.live.http.auth import Principal
 from carpool.live.http.service_routes import admin_only
+from carpool.live.text import clock
 
 Me = Annotated[Principal, Depends(me)]
 Context = Annotated[ApiContext, Depends(api_context)]
 ClosureName = Annotated[str, Path(max_length=1000)]
+LATE_S = 60.0
+"""Seconds by which the time of a drain may have passed: the request took a while, or clocks differ."""
 router = APIRouter(tags=["nodes"])
 
 
@@ -38,6 +41,8 @@ async def drain(request: messages.DrainRequest, context: Context, who: Me) -> Js
     that would run into it, and what is still there then saves and moves, or is paused."""
     admin_only(who)
     now = context.service.clock.now()
+    if request.at is not None and request.at < now - LATE_S:
+        raise InputError("at: that time has passed; 0s empties the GPUs now, and without a time jobs there may finish")
     begins = now if request.at is None else max(now, request.at)
     closure = Closure(request.gpus, _gpus(context, request.gpus), begins, lets_finish=request.at is None)
     return await _set(context, closure)
@@ -57,12 +62,15 @@ async def reserve(request: messages.ReservationRequest, context: Context, who: M
     now = context.service.clock.now()
     if request.end <= max(now, request.start):
         raise InputError("end: a reservation must end after it begins, and later than now")
+    _known_group(context, request.group)
     used = [int(name[1:]) for name in context.service.state.closures if name[:1] == "r" and name[1:].isdecimal()]
     name, begins = f"r{max(used, default=0) + 1}", max(now, request.start)
     asked = Closure(name, (), begins, request.end, request.group)
     number = gpu_number(request.gpus)
     gpus = _gpus(context, request.gpus) if number is None else _choose(context, number, asked)
-    return await _set(context, replace(asked, gpus=gpus))
+    made = replace(asked, gpus=gpus)
+    _free_for(context, made)
+    return await _set(context, made)
 
 
 @router.delete("/reservations/{name}", responses=answers(403, 404, 422, 503, model=messages.ClosureAnswer))
@@ -76,6 +84,23 @@ def _gpus(context: ApiContext, text: str) -> tuple[int, ...]:
     for node in context.service.executor.nodes():
         nodes[node.id] = {slot.index: slot.id for slot in node.slots}
     return named_gpus(text, nodes)
+
+
+def _known_group(context: ApiContext, group: str) -> None:
+    """Refuse a group that has no settings, users or jobs: GPUs reserved for it would be nobody's."""
+    known = [row["name"] for row in context.service.queries.groups()["groups"] if row["name"]]
+    if group not in known:
+        remedy = f"{nearest(group, known)}; `carpool group set` makes one"
+        raise InputError(f"group: there is no group {group!a}: {remedy}")
+
+
+def _free_for(context: ApiContext, made: Closure) -> None:
+    """Refuse GPUs that another group has reserved for a part of the time: neither group could use them."""
+    for other in context.service.state.closures.values():
+        if other.group in (None, made.group) or not overlap(other, made) or set(other.gpus).isdisjoint(made.gpus):
+            continue
+        until = clock(other.end, context.service.clock.now())
+        raise InputError(f"gpus: group {other.group} has reserved some of them as {other.id} until {until}")
 
 
 def _choose(context: ApiContext, number: int, closure: Closure) -> tuple[int, ...]:
