@@ -197,7 +197,7 @@ def test_a_group_gets_what_is_reserved_for_it_before_it_shares_with_others_or_di
     reserved = Closure("r1", (2, 3), 0.0, 5000.0, group="red")
     others = [job(f"b{n}", 1, 900 + n) for n in range(2)]
     jobs = [*others, *(job(f"r{n}", 1, 60, submitted=100 + 30 * n, group="red") for n in range(2))]
-    state, seen = run(jobs, policy, closures=[reserved], shape="1x4")
+    _, seen = run(jobs, policy, closures=[reserved], shape="1x4")
     places = {one.id: gpus for _, one, gpus, _ in starts(seen, {one.id: one for one in jobs})}
     assert {places["r0"], places["r1"]} == {(2,), (3,)}
     assert not any(len(part.jobs) > 1 or part.paused for part in segments(seen))

@@ -93,3 +93,9 @@ def test_compare_has_the_worst_rho_of_each_policy():
 def test_a_wrong_group_is_named():
     assert "weight" in call("simulate", "--group", "a:wight=2").err
     assert "--group a:cap=x" in call("simulate", "--group", "a:cap=x").err
+    assert "may hold 1 GPUs and is guaranteed 2" in call("simulate", "--group", "a:cap=1,guarantee=2").err
+    assert "default above its maximum" in call("simulate", "--group", "a:default_limit_s=7200,max_limit_s=3600").err
+
+
+def test_a_user_whose_guesses_are_given_twice_is_named():
+    assert "a is given twice" in call("simulate", "--guess", "a=0.1", "--guess", "a=0.5").err

@@ -14,7 +14,7 @@ import click
 
 from carpool.core.model import Closure, UserGroup
 from carpool.core.state import RESIDENT_PER_GPU
-from carpool.core.tenants import DEFAULT_STRENGTH
+from carpool.core.tenants import DEFAULT_STRENGTH, settings_problem
 from carpool.errors import InputError, nearest
 from carpool.field_types import Duration, FieldError
 from carpool.gpu_names import named_gpus
@@ -98,6 +98,8 @@ def parse_groups(texts: Sequence[str]) -> tuple[UserGroup, ...]:
         if not name or name in found:
             raise InputError(f"--group {text}: give each group one name, such as vision:weight=2")
         found[name] = UserGroup(name, **values)
+        if problem := settings_problem(found[name]):
+            raise InputError(f"--group {text}: {problem}")
     return tuple(found.values())
 
 
@@ -112,6 +114,8 @@ def parse_guesses(texts: Sequence[str]) -> tuple[tuple[str, float], ...]:
             factor = 0.0
         if not user or not LEAST_GUESS <= factor <= 1 / LEAST_GUESS:
             raise InputError(f"--guess {text}: give a user and a factor between 0.0001 and 10000, such as alice=0.1")
+        if user in found:
+            raise InputError(f"--guess {text}: {user} is given twice")
         found[user] = factor
     return tuple(found.items())
 

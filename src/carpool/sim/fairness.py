@@ -107,7 +107,7 @@ def own_jcts(jobs: Sequence[Job], setup: "Setup") -> dict[str, float]:
     """Return the mean completion time that each tenant would have with its share of the cluster to itself.
 
     The share is rounded up to whole GPUs, and to the tenant's largest gang. All GPUs are on one node if the cluster's
-    nodes are larger, else on nodes of the cluster's size.
+    nodes are larger, else on whole nodes of the cluster's size.
     """
     from carpool.sim.run import node_sizes, simulate
     from carpool.sim.workload import Workload

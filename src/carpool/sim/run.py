@@ -44,7 +44,7 @@ from carpool.sim.workload import Workload, check_dependencies, check_ids
 
 NO_COSTS = Costs()
 REMEDIES = {
-    "gpus": "; give a larger --cluster, or the job fewer GPUs",
+    "gpus": "; give a larger --cluster or cap, or the job fewer GPUs",
     "batch": "; give a larger --gpu-memory, or --no-memory-limit",
 }
 MOST_SLOWDOWN = 1000

@@ -26,7 +26,6 @@ ROWS = [
         ("12", ["12"]),
         ("12-14", ["12", "13", "14"]),
         ("0-999999999999", ["7", "12", "13", "14", "120"]),
-        ("14-12", []),
         ("12[3-5]", ["13"]),
         ("12[*]", ["12", "13"]),
         ("sweep[0,3]", ["12", "13"]),
@@ -45,6 +44,11 @@ def test_a_word_means_these_jobs(word, jobs):
 def test_an_array_index_that_is_no_index_is_refused():
     with pytest.raises(InputError, match="rising ranges"):
         match("12[5-3]", ROWS)
+
+
+def test_a_range_that_falls_is_refused():
+    with pytest.raises(InputError, match="14-12: write the smaller id first"):
+        match("14-12", ROWS)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +91,7 @@ def sweep(service):
     assert said.code == 0, said.err
     jobs = json.loads(said.out)["jobs"]
     assert service.client().get(f"/v1/jobs/{jobs[0]}")["spec"]["after"] == [base]
+    assert f"after 1 job: {base}\n" in said.err
     return jobs
 
 
@@ -129,8 +134,9 @@ def test_a_terminal_is_asked(service, sweep):
     text, _ = asked.communicate(timeout=60)
     os.close(ours)
     os.close(theirs)
-    assert asked.returncode != 0
+    assert asked.returncode == 2
     assert b"changes 12 jobs" in text
+    assert b"error: nothing was changed" in text
     assert held(service) == []
 
 

@@ -75,6 +75,8 @@ def list_groups(home: Path | None, as_json: bool) -> None:
 @json_option
 def set_group(name: str, home: Path | None, as_json: bool, **given: Any) -> None:
     """Create or change a group. Settings that are not given stay."""
+    if name == NO_LIMIT:
+        raise InputError(f"no group can be called {NO_LIMIT}; `carpool user group USER {NO_LIMIT}` means no group")
     request = {key: None if value == NO_LIMIT else value for key, value in given.items() if value is not None}
     answer = connect(home).put(f"/v1/groups/{segment(name)}", request)
     if as_json:

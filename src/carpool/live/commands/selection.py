@@ -144,6 +144,8 @@ def match(word: str, rows: Iterable[Row]) -> list[str]:
         return [row["job"] for row in rows if row["job"] == word]
     if span is not None:
         first, last = int(span[1]), int(span[2])
+        if last < first:
+            raise InputError(f"{word}: write the smaller id first, as in 25-31")
         return [row["job"] for row in rows if first <= int(row["job"]) <= last]
     if array is not None:
         accept = _in_array(word, array[1], array[2])
@@ -178,14 +180,19 @@ def select_to_change(
         return jobs
     if not jobs:
         raise InputError("no job of yours matches the filters; `carpool jobs` lists them")
-    number = f"{len(jobs)} job{'s' if len(jobs) > 1 else ''}"
+    number = _number(jobs)
     if len(jobs) > MOST_UNASKED and not yes:
         if not sys.stdin.isatty():
             raise InputError(f"this would change {number}; add --yes if that is what you want")
-        click.confirm(f"This changes {number}: {shortened(jobs)}. Continue?", abort=True, err=True)
+        if not click.confirm(f"This changes {number}: {shortened(jobs)}. Continue?", err=True):
+            raise InputError("nothing was changed: the answer was no")
     else:
         click.echo(f"{number}: {shortened(jobs)}", err=True)
     return jobs
+
+
+def _number(jobs: Sequence[str]) -> str:
+    return f"{len(jobs)} job{'s' if len(jobs) > 1 else ''}"
 
 
 def select_one(client: Client, word: str, *, ended: bool = True) -> str:
@@ -204,7 +211,10 @@ def select_dependencies(client: Client, words: Sequence[str]) -> list[str]:
             found += select(client, [word], Filters())
         except InputError:
             found.append(select(client, [word], Filters(), ended=True)[-1])
-    return list(dict.fromkeys(found))
+    jobs = list(dict.fromkeys(found))
+    if not set(jobs) <= set(words):
+        click.echo(f"after {_number(jobs)}: {shortened(jobs)}", err=True)
+    return jobs
 
 
 def split_words(text: str, option: str) -> list[str]:

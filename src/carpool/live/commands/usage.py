@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from carpool.errors import InputError
 from carpool.live.commands.options import connect, home_option, json_option, print_json
@@ -51,6 +52,10 @@ def usage(
     """
     if as_csv and as_json:
         raise InputError("--csv: cannot be given with --json; choose one")
+    if everything and click.get_current_context().get_parameter_source("since") is not ParameterSource.DEFAULT:
+        raise InputError("--since: cannot be given with --all; choose one")
+    if not everything and until is not None and until < since:
+        raise InputError(f"--until {until}: lies before --since {since}; give an earlier --since")
     query = {"by": ",".join(parse_keys(by, "--by")), "until": None if until is None else until.isoformat()}
     if not everything:
         query["since"] = since.isoformat()

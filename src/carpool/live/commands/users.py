@@ -1,5 +1,6 @@
 """`carpool user`: add, list, limit and revoke the users of a service. It needs the administrator's token."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from carpool.field_types import WholeNumber
 from carpool.job_schema import PRIORITY
 from carpool.live.commands.options import Command, OptionType, connect, home_option, json_option, print_json
 from carpool.live.commands.tables import new_table
-from carpool.live.http.client import segment
+from carpool.live.http.client import Client, segment
 from carpool.live.text import printable
 from carpool.report.console import new_console, print_table
 
@@ -59,7 +60,10 @@ def add(name: str, uid: int | None, group: str | None, home: Path | None, as_jso
     """
     request = {"name": name, "uid": uid, "group": group, **limits}
     given = {key: None if value == NO_LIMIT else value for key, value in request.items() if value is not None}
-    answer = connect(home).post("/v1/users", given)
+    client = connect(home)
+    known = _groups(client)
+    answer = client.post("/v1/users", given)
+    _note_new(group, known)
     if answer.get("warning"):
         click.echo(f"warning: {printable(answer['warning'])}", err=True)
     if as_json:
@@ -126,5 +130,18 @@ def limit(name: str, home: Path | None, as_json: bool, **limits: int | str | Non
 def join_group(name: str, group: str, home: Path | None, as_json: bool) -> None:
     """Move a user to a group, or to none with `none`. Jobs that exist stay with their group."""
     request = {"group": None if group == NO_LIMIT else group}
-    answer: dict[str, Any] = connect(home).put(f"/v1/users/{segment(name)}/group", request)
+    client = connect(home)
+    known = _groups(client)
+    answer: dict[str, Any] = client.put(f"/v1/users/{segment(name)}/group", request)
+    _note_new(request["group"], known)
     print_json(answer) if as_json else click.echo(f"{answer['name']}: group {answer.get('group') or '-'}")
+
+
+def _groups(client: Client) -> list[str]:
+    return [row["name"] for row in client.get("/v1/groups")["groups"]]
+
+
+def _note_new(group: str | None, known: Sequence[str]) -> None:
+    """Say that a group is new: its name may be misspelt."""
+    if group and group not in (NO_LIMIT, *known):
+        click.echo(f"note: group {group} is new, with weight 1; `carpool group set {group}` changes that", err=True)

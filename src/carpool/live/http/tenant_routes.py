@@ -6,12 +6,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path
 
 from carpool.core.model import UserGroup
+from carpool.core.tenants import settings_problem
 from carpool.errors import InputError
 from carpool.live.http import messages
 from carpool.live.http.api import ApiContext, Json, answers, api_context, me
 from carpool.live.http.auth import Principal
 from carpool.live.http.service_routes import Name, admin_only, known_user, shown_user
-from carpool.live.text import span
 
 Me = Annotated[Principal, Depends(me)]
 Context = Annotated[ApiContext, Depends(api_context)]
@@ -31,11 +31,8 @@ async def describe(name: GroupPath, request: messages.GroupRequest, context: Con
     admin_only(who)
     present = context.service.state.tenants.settings.get(name, UserGroup(name))
     changed = replace(present, **request.model_dump(exclude_unset=True))
-    if changed.cap is not None and changed.cap < changed.guarantee:
-        raise InputError(f"cap: group {name} may hold {changed.cap} GPUs and is guaranteed {changed.guarantee}")
-    default, most = changed.default_limit_s, changed.max_limit_s
-    if default is not None and most is not None and default > most:
-        raise InputError(f"default_limit_s: group {name} has a default of {span(default)} above its maximum")
+    if problem := settings_problem(changed):
+        raise InputError(problem)
     await context.service.requests.set_group(changed)
     return Json(_row(context, name))
 
