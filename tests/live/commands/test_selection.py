@@ -9,6 +9,7 @@ import pytest
 
 from carpool.errors import InputError
 from carpool.live.commands.selection import Filters, find_rows, match, split_words
+from carpool.live.commands.tables import sort
 from tests.support.command_line import COMMAND, environment
 
 ROWS = [
@@ -173,6 +174,13 @@ def test_jobs_are_sorted_and_shown_in_chosen_columns(service, sweep):
     assert set(rows[0]) == {"job", "priority"}
     assert "such column" in service.call("jobs", "--format", "job,statsu").err
     assert "such column" in service.call("jobs", "--sort", "wait").err
+    titled = service.call("jobs", "sweep*", "--format", "job,why,waited", "--sort", "-waited")
+    assert titled.out.split()[:3] == ["job", "why", "waited"]
+
+
+def test_jobs_are_sorted_by_names_that_look_like_numbers():
+    rows = [{"job": str(n), "name": name} for n, name in enumerate(("²", "b", "10", "9" * 5000, "9"))]
+    assert [row["job"] for row in sort(rows, "name")] == ["4", "2", "3", "1", "0"]
 
 
 def test_after_takes_the_latest_job_of_that_name_if_all_have_ended(service):

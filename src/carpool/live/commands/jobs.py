@@ -36,15 +36,16 @@ def jobs(words: tuple[str, ...], limit: int, watch: bool, home: Path | None, as_
     """List the jobs that run or wait.
 
     JOB is an id, a range such as 25-31, a part of an array such as 12[3-5], or a name, in which * stands for any text.
-    Columns are the fields of --json.
+    Columns are the fields of --json, also by their titles.
     """
     client = connect(home)
     filters, columns = filters_of(given), tables.columns_of(given["columns"])
+    by = tables.sort_column(given["sort"])
 
     def rows() -> list[tables.Row]:
         found = find_rows(client.jobs(given["everything"]), words, filters, lambda: client.get("/v1/me")["name"])
-        tables.check_columns(found, columns, given["sort"])
-        return tables.sort(found, given["sort"])
+        tables.check_columns(found, columns, by)
+        return tables.sort(found, by)
 
     if as_json:
         print_json([{name: row.get(name) for name in columns} for row in rows()] if columns else rows())

@@ -1,5 +1,6 @@
 """Tables and lines about live jobs for a terminal. Text that users wrote is made harmless first."""
 
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -44,6 +45,8 @@ def _text(value: object, style: str = "") -> Any:
 
 TITLES = {"gpus": "GPUs", "waited_s": "waited", "ran_s": "ran", "progress": "done", "reason": "why"}
 """Titles of columns that differ from the field's name."""
+FIELDS = {title: name for name, title in TITLES.items()}
+"""The fields by these titles: users may write what the table shows."""
 CELLS: dict[str, Callable[[Row], Any]] = {
     "status": lambda row: _text(row["status"], COLOURS.get(row["status"], "")),
     "waited_s": lambda row: _text(span(row["waited_s"])),
@@ -71,7 +74,16 @@ LESS = ("on", "waited")
 
 def columns_of(text: str | None) -> tuple[str, ...]:
     """Return the columns that `--format` names; empty: the usual ones."""
-    return tuple(word.strip() for word in text.split(",")) if text else ()
+    words = [word.strip() for word in text.split(",")] if text else []
+    return tuple(FIELDS.get(word, word) for word in words)
+
+
+def sort_column(text: str | None) -> str | None:
+    """Return the column that `--sort` names, with its minus."""
+    if not text:
+        return None
+    name = text.removeprefix("-")
+    return text[: len(text) - len(name)] + FIELDS.get(name, name)
 
 
 def check_columns(rows: Sequence[Row], columns: Sequence[str], sort: str | None) -> None:
@@ -90,7 +102,9 @@ def sort(rows: Sequence[Row], by: str | None) -> list[Row]:
     name = by.removeprefix("-")
 
     def key(row: Row) -> tuple[bool, Any, int]:
-        value = int(row[name]) if str(row[name]).isdigit() else row[name]  # ids are numbers, although they are texts
+        value = row[name]
+        if isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value):
+            value = int(value)  # ids are numbers, although they are texts
         number = isinstance(value, int | float)
         return not number, value if number else str(value), int(row["job"])
 
