@@ -1,6 +1,6 @@
 """Measure whether a user gains by lying about durations: one of five users divides all its guesses by 10.
 
-    python bench/healing.py [--policies sjf,carpool] [--seeds 8] [--out docs/experiments/healing.csv]
+    python bench/healing.py [--policies sjf,carpool] [--seeds 8] [--first-seed 1] [--out docs/experiments/healing.csv]
 
 The generator philly-like gives 300 jobs (64 GPUs, loads 1 and 2); they belong to five users in turn. Three runs are
 compared: all users are honest; one divides its guesses by 10 and guesses heal; the same and guesses are trusted. In the
@@ -28,11 +28,11 @@ LOADS = (1.0, 2.0)
 JOBS = 300
 
 
-def workloads(load_factor: float, seeds: int) -> list[Workload]:
+def workloads(load_factor: float, seeds: range) -> list[Workload]:
     """Return workloads whose jobs belong to five users in turn."""
     tasks = load("t4").core_tasks()
     found = []
-    for seed in range(1, seeds + 1):
+    for seed in seeds:
         made = philly_like(tasks, jobs=JOBS, load=load_factor, seed=seed)
         jobs = [replace(job, user=f"user{number % USERS}") for number, job in enumerate(made.jobs)]
         found.append(Workload(tuple(jobs), source=made.source))
@@ -81,6 +81,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--policies", default="sjf,sjf-bsbf,srtf,carpool")
     parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("docs/experiments/healing.csv"))
     parser.add_argument("--page", type=Path, default=Path("docs/experiments/healing.md"))
     parser.add_argument("--tables", action="store_true", help="only write the table of --out into --page")
@@ -90,7 +91,7 @@ def main() -> None:
         return
     rows = []
     for load_factor in LOADS:
-        given = workloads(load_factor, options.seeds)
+        given = workloads(load_factor, range(options.first_seed, options.first_seed + options.seeds))
         for policy in options.policies.split(","):
             for silent in (False, True):
                 for lie in LIES:
