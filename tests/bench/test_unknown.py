@@ -49,3 +49,29 @@ def test_the_table_compares_with_exclusive_sjf_and_the_best_other(tmp_path):
     carpool = next(row for row in rows if "carpool" in row)
     assert "0.25 of sjf" in carpool
     assert "0.80 of best" in carpool
+
+
+def test_a_case_is_given_up_by_what_the_default_took(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(BENCH))
+    import unknown
+
+    slow = unknown.Case("light", "sjf", 1, unknown.MPS)
+    assert unknown._enough_s(slow, tmp_path, 2.0) == float("inf")
+    for repeat, mean_s in enumerate((20.0, 25.0)):
+        case = unknown.Case("light", "carpool", None, unknown.MPS, repeat)
+        (tmp_path / f"{case.name}.json").write_text(json.dumps({"measured": {"mean_jct_s": mean_s}}))
+        assert unknown._enough_s(case, tmp_path, 2.0) == float("inf")
+    assert unknown._enough_s(slow, tmp_path, 2.0) == 50.0
+
+    now = unknown.time.time()
+    rows = [{"submitted": now - 100.0, "finished": now - 90.0}, {"submitted": now - 30.0, "finished": None}]
+    assert unknown.least_jct_s(rows) == pytest.approx(20.0, abs=1.0)
+
+
+def test_the_page_has_every_case_that_was_measured():
+    page = (ROOT / "docs" / "experiments" / "unknown.md").read_text(encoding="utf-8")
+    for path in (ROOT / "docs" / "experiments" / "unknown").glob("machine-*/*-run*.json"):
+        record = json.loads(path.read_text())
+        rows = [line for line in page.splitlines() if line.startswith(f"| {record['case']['workload']} | `")]
+        least = "at least " if record["measured"].get("given_up") else ""
+        assert any(f" {least}{record['measured']['mean_jct_s']:.1f}" in row for row in rows), path.name
