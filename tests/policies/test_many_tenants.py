@@ -35,20 +35,20 @@ def test_a_guest_that_is_not_tried_would_have_found_too_few_hosts(policy, jobs_p
     left_out = 0
     told, told_from_before, began = Candidates.too_few_for, Shortfalls.finds_too_few, Shortfalls.begin
 
-    def counted(asked, guest):
+    def counted(asked, *guest):
         nonlocal left_out
-        answer = (told if isinstance(asked, Candidates) else told_from_before)(asked, guest)
+        answer = (told if isinstance(asked, Candidates) else told_from_before)(asked, *guest)
         left_out += answer
         return answer
 
-    def begin_counted(shortfalls, draft):
+    def begin_counted(shortfalls, view):
         nonlocal left_out
-        shapes = began(shortfalls, draft)
+        shapes = began(shortfalls, view)
         left_out += len(shapes)
         return shapes
 
-    def begin_with_none(shortfalls, draft):
-        began(shortfalls, draft)
+    def begin_with_none(shortfalls, view):
+        began(shortfalls, view)
         return set()
 
     def log_of(seed: int) -> list[Event]:
@@ -63,7 +63,7 @@ def test_a_guest_that_is_not_tried_would_have_found_too_few_hosts(policy, jobs_p
         monkeypatch.setattr(Shortfalls, "begin", begin_counted)
         quick = log_of(seed)
         monkeypatch.setattr(Candidates, "too_few_for", lambda candidates, guest: False)
-        monkeypatch.setattr(Shortfalls, "finds_too_few", lambda shortfalls, guest: False)
+        monkeypatch.setattr(Shortfalls, "finds_too_few", lambda shortfalls, draft, guest: False)
         monkeypatch.setattr(Shortfalls, "begin", begin_with_none)
         assert quick == log_of(seed)
     assert left_out > 100

@@ -47,11 +47,11 @@ def jobs():
 class SearchesAlways(Shortfalls):
     """No job surely finds too few: hosts are searched for each."""
 
-    def begin(self, draft):
-        super().begin(draft)
+    def begin(self, view):
+        super().begin(view)
         return set()
 
-    def finds_too_few(self, guest):
+    def finds_too_few(self, draft, guest):
         return False
 
 
@@ -60,13 +60,13 @@ class Counts(Shortfalls):
 
     answers = 0
 
-    def begin(self, draft):
-        found = super().begin(draft)
+    def begin(self, view):
+        found = super().begin(view)
         self.answers += len(found)
         return found
 
-    def finds_too_few(self, guest):
-        found = super().finds_too_few(guest)
+    def finds_too_few(self, draft, guest):
+        found = super().finds_too_few(draft, guest)
         self.answers += found
         return found
 

@@ -42,11 +42,14 @@ class SjfBsbf(BasePolicy):
     def decide(self, view: View) -> list[Decision]:
         if not len(view.queue):
             return []
+        hopeless = self._shortfalls.begin(view)
+        if len(hopeless) == len(view.queue.buckets):
+            return []
         draft = Draft(view)
         candidates = Candidates(draft, self._options)
-        pending = draft.pending(without=self._shortfalls.begin(draft))
+        pending = draft.pending(without=hopeless)
         for job in pending:  # Alg. 1, l. 2
-            if self._shortfalls.finds_too_few(job):
+            if self._shortfalls.finds_too_few(draft, job):
                 pending.skip_alike()
                 continue
             if draft.start(job, "it is the shortest job in the queue that fits"):  # l. 6–7
@@ -83,14 +86,16 @@ class SjfBsbf(BasePolicy):
                     return JoinOutcome.WAITS
                 candidates.note_too_few(job)
                 return JoinOutcome.HOPELESS
-            finest = max((host.option.size for host in hosts), key=lambda size: size.accumulation)
-            if any(host.option.size.accumulation != finest.accumulation for host in hosts):
-                at_least = finest.accumulation  # one sub-batch for the whole gang: every pair is checked again with it
+            accumulations = {host.option.size.accumulation for host in hosts}
+            if len(accumulations) > 1:
+                at_least = max(accumulations)  # one sub-batch for the whole gang: every pair is checked again with it
                 continue
-            gpus += draft.some_free(job, shape.gpus - len(gpus), finest)
+            size = hosts[0].option.size
             if len(gpus) < shape.gpus:
-                return JoinOutcome.WAITS
-            draft.assign(job, gpus, finest, _why(hosts))
+                gpus += draft.some_free(job, shape.gpus - len(gpus), size)
+                if len(gpus) < shape.gpus:
+                    return JoinOutcome.WAITS
+            draft.assign(job, gpus, size, _why(hosts))
             return JoinOutcome.JOINED
 
     def _gather(

@@ -7,11 +7,12 @@ the draft has done, tell how large it can be later. A gang for which that and th
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from carpool.core.draft import Draft
-from carpool.core.model import Allocation, GpuId, Job
+from carpool.core.model import Allocation, Decision, GpuId, Job
 from carpool.core.shapes import Shape
-from carpool.core.view import HostKind, HostsView, JobView, Offer, OfferChange
+from carpool.core.view import HostKind, HostsView, JobView, Offer, OfferChange, View
 from carpool.policies.sharing.candidates import SLACK, OptionCache, SharingOptions
 
 
@@ -23,6 +24,8 @@ class Shortfall:
     startup: float
     """Seconds that such jobs need to start up."""
     known: dict[HostKind, SharingOptions]
+    least: dict[HostKind, float]
+    """Seconds that a host of a kind must have left alone, of kinds looked at so far; inf: no such guest fits there."""
     gpus: int
     """Number of GPUs whose hosts last long enough, or more."""
     seen: int
@@ -32,7 +35,7 @@ class Shortfall:
 
 
 class Shortfalls:
-    """The shortfalls of waiting jobs, by shape. Call `begin` with the draft of every pass."""
+    """The shortfalls of waiting jobs, by shape. Call `begin` with the view of every pass."""
 
     def __init__(self, cache: OptionCache) -> None:
         self._cache = cache
@@ -40,10 +43,9 @@ class Shortfalls:
         self._hosts: HostsView | None = None
         self._known: dict[Shape, Shortfall] = {}
 
-    def begin(self, draft: Draft) -> set[Shape]:
-        """Begin a pass. Return shapes whose jobs surely find too few free GPUs and hosts, whatever else is placed."""
-        view = draft.view
-        self._draft = draft
+    def begin(self, view: View) -> set[Shape]:
+        """Begin a pass. Return shapes whose jobs surely find too few free GPUs and hosts, whatever is placed."""
+        self._view = view
         self._begun = False
         self._unclear = view.jobs_per_gpu != 2  # cells of several jobs are not counted
         self._decisions = 0  # number of the draft's decisions that `_changes` contains
@@ -54,34 +56,33 @@ class Shortfalls:
         # smallest GPU of a host, more memory may be left on the others
         if self._unclear or not view.topology.equal_memory:
             return set()
-        free, hopeless = draft.free_count, set()
+        free, hopeless = view.free.count, set()
         for shape, bucket in view.queue.buckets.items():
-            if shape.gpus > free:
+            short = shape.gpus - free
+            if short > 0:
                 if not self._begun:
                     self._begin()
                 noted = self._noted(bucket[0][3])
-                if noted is not None and self._bound(bucket[0][3], noted, shape.gpus - free) < shape.gpus - free:
+                if noted is not None and self._bound(bucket[0][3], noted, short) < short:
                     hopeless.add(shape)
         return hopeless
 
-    def finds_too_few(self, guest: JobView) -> bool:
+    def finds_too_few(self, draft: Draft, guest: JobView) -> bool:
         """Return whether a job surely finds too few free GPUs and hosts in the draft as it is."""
-        draft = self._draft
         short = guest.shape.gpus - draft.free_count
         if short <= 0:
             return False
         if not self._begun:
             self._begin()
         if self._decisions < len(draft.decisions):
-            self._follow()
+            self._follow(draft.decisions)
         if self._unclear:
             return draft.shareable().bit_count() < short
         noted = self._noted(guest)
         if noted is not None and self._bound(guest, noted, short) < short:
             return True
-        enough = short + self._taken
-        noted = self._count(guest, enough)
-        if noted.gpus >= enough:
+        noted = self._count(guest, short + self._taken)
+        if noted is None:
             return False
         self._known[guest.shape.general] = noted
         return noted.gpus + self._lasting(guest, noted, self._changes) < short
@@ -89,7 +90,7 @@ class Shortfalls:
     def _noted(self, guest: JobView) -> Shortfall | None:
         """Return what is noted of jobs like this one that have no more time left."""
         noted = self._known.get(guest.shape.general)
-        if noted is None or noted.guest_left > guest.alone_left(self._draft.view.now):
+        if noted is None or noted.guest_left > guest.alone_left(self._view.now):
             return None
         return noted if noted.startup == guest.startup_s and noted.seen >= self._offers.forgotten else None
 
@@ -99,7 +100,7 @@ class Shortfalls:
         if bound < enough:
             return bound
         self._catch_up(guest, noted)
-        return noted.gpus + self._lasting(guest, noted, self._changes)
+        return noted.gpus + self._lasting(guest, noted, self._changes) if self._changes else noted.gpus
 
     def _catch_up(self, guest: JobView, noted: Shortfall) -> None:
         """Add what changed in the log of offers since then."""
@@ -110,7 +111,7 @@ class Shortfalls:
 
     def _begin(self) -> None:
         """Ask for the hosts, and forget what was noted of others or with another belief."""
-        view, hosts = self._draft.view, self._draft.hosts
+        view, hosts = self._view, self._view.hosts
         self._cache.renew(view)
         if hosts is not self._hosts or self._generation != self._cache.generation:
             self._hosts, self._generation = hosts, self._cache.generation
@@ -119,36 +120,45 @@ class Shortfalls:
 
     def _lasting(self, guest: JobView, noted: Shortfall, changes: Sequence[OfferChange]) -> int:
         """Return the sum of those changes whose hosts last long enough."""
-        view, known = self._draft.view, noted.known
-        now, guest_left, startup, gpus = view.now, noted.guest_left, guest.startup_s, 0
-        for number, offer in changes:
-            kind, job, slowdown, end, _ = offer
-            choices = known.get(kind) or self._cache.learn(known, view, guest, kind, job)
-            if choices.options:
-                least = choices.needs * guest_left * SLACK + startup
-                # as `Offer.lasts`, which would cost more here, where most of the answers come from
-                if least <= 0.0 or end >= (now + least * slowdown if slowdown else least):
-                    gpus += number
+        now, known, gpus = self._view.now, noted.least, 0
+        for number, (kind, job, slowdown, end, _) in changes:
+            least = known.get(kind)
+            if least is None:
+                least = known[kind] = self._least(noted.known, guest, noted.guest_left, kind, job)
+            # as `Offer.lasts`, which would cost more here, where most of the answers come from
+            if least <= 0.0 or end >= (now + least * slowdown if slowdown else least):
+                gpus += number
         return gpus
 
-    def _count(self, guest: JobView, enough: int) -> Shortfall:
-        """Count the GPUs in the view whose hosts last long enough, or up to a number that is `enough`."""
-        view, offers, gpus = self._draft.view, self._offers, 0
-        known, now, guest_left = self._cache.beside(view, guest, 1), view.now, guest.alone_left(view.now)
-        for kind, sample, soonest_first in _alike(self._draft.hosts):
-            choices = known.get(kind) or self._cache.learn(known, view, guest, kind, sample)
-            if choices.options:
-                least = choices.needs * guest_left * SLACK + guest.startup_s
-                for _, seq, _ in reversed(soonest_first):
-                    offer = offers.by_seq[seq]
-                    if gpus >= enough or not offer.lasts(now, least):
-                        break
-                    gpus += offer.gpus
-        return Shortfall(guest_left, guest.startup_s, known, gpus, offers.forgotten + len(offers.changes), offers.added)
+    def _least(
+        self, known: dict[HostKind, SharingOptions], guest: JobView, guest_left: float, kind: HostKind, host: Job
+    ) -> float:
+        """Return the seconds that a host of a kind must have left alone; inf: no such guest fits beside it."""
+        choices = known.get(kind) or self._cache.learn(known, self._view, guest, kind, host)
+        return choices.needs * guest_left * SLACK + guest.startup_s if choices.options else inf
 
-    def _follow(self) -> None:
+    def _count(self, guest: JobView, enough: int) -> Shortfall | None:
+        """Count the GPUs in the view whose hosts last long enough; None: there are at least `enough` of them."""
+        view, offers, gpus = self._view, self._offers, 0
+        known, now, guest_left = self._cache.beside(view, guest, 1), view.now, guest.alone_left(view.now)
+        found: dict[HostKind, float] = {}
+        for kind, sample, soonest_first in _alike(view.hosts):
+            least = found[kind] = self._least(known, guest, guest_left, kind, sample)
+            if least == inf:
+                continue
+            for _, seq, _ in reversed(soonest_first):
+                offer = offers.by_seq[seq]
+                if not offer.lasts(now, least):
+                    break
+                gpus += offer.gpus
+                if gpus >= enough:
+                    return None
+        seen = offers.forgotten + len(offers.changes)
+        return Shortfall(guest_left, guest.startup_s, known, found, gpus, seen, offers.added)
+
+    def _follow(self, decisions: Sequence[Decision]) -> None:
         """Note what the draft's decisions changed since the last time."""
-        view, decisions = self._draft.view, self._draft.decisions
+        view = self._view
         for decision in decisions[self._decisions :]:
             if decision.allocation is None:
                 self._unclear = True
@@ -159,7 +169,7 @@ class Shortfalls:
 
     def _place(self, record: JobView, allocation: Allocation) -> None:
         """Note the GPUs that a job takes from hosts, and those that it offers itself."""
-        view, by_seq, placed = self._draft.view, self._offers.by_seq, self._placed
+        view, by_seq, placed = self._view, self._offers.by_seq, self._placed
         alone: list[GpuId] = []
         for gpu in allocation.gpus:
             there = view.jobs_on(gpu)
