@@ -52,9 +52,10 @@ def note_guess(state: State, record: JobRecord) -> None:
         return
     if found.kind == DURATION:
         record.guess_s = found.guess
+        _set_correction(state, record, found.factor)
     else:
         record.guess_iterations = record.job.iterations
-    _correct(state, record)
+        _set_iterations(record, max(1, ceil(record.guess_iterations * found.factor)))
 
 
 def _correct(state: State, record: JobRecord) -> None:
