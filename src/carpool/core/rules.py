@@ -255,14 +255,19 @@ def _check_gpus(state: View, named: dict[str, JobView], decisions: Iterable[Deci
             if allocation.gpus != record.gpus:
                 entered.update(allocation.gpus)
     topology = state.topology
+    last: tuple[object, ...] = ()
     for gpu, residents in arriving.items():
-        there = state.jobs_on(gpu)
-        if not there and len(residents) == 1 and residents[0].memory <= topology.memory_of(gpu):
+        there, memory = state.jobs_on(gpu), topology.memory_of(gpu)
+        if not there and len(residents) == 1 and residents[0].memory <= memory:
             continue  # alone on a free GPU, as most jobs that start
+        alike = (there, tuple(residents), memory, gpu in entered)
+        if alike == last:  # a gang often joins a job on several GPUs
+            continue
+        last = alike
         for record in there:
             if record.job.id not in named:
                 residents.append(resident_of(record))
-        problem = sharing_problem(residents, state, topology.memory_of(gpu))
+        problem = sharing_problem(residents, state, memory)
         if problem is None and gpu in entered:
             problem = exclusive_problem(residents)
         if problem:
