@@ -75,11 +75,15 @@ class Cluster:
         """Make a job a resident of its GPUs, with the memory that it reserves. Return the number of residents of the
         fullest of them."""
         residents, unused, alone, most = self.residents, [], (record,), 1
+        last: tuple[JobRecord, ...] = ()
+        joined: tuple[JobRecord, ...] = alone
         for gpu in record.gpus:
             self.memory[gpu] += record.memory
             before = residents[gpu]
             if before:
-                residents[gpu] = (*before, record)
+                if before is not last:  # GPUs of one cell share one tuple where they can: comparing them costs less
+                    last, joined = before, (*before, record)
+                residents[gpu] = joined
                 self._change_load((gpu,), len(before), len(before) + 1)
                 most = max(most, len(before) + 1)
             else:
@@ -104,6 +108,8 @@ class Cluster:
     def leave(self, record: JobRecord) -> None:
         """Remove a job from its GPUs."""
         residents, unused = self.residents, []
+        last: tuple[JobRecord, ...] = ()
+        left = last
         for gpu in record.gpus:
             self.memory[gpu] -= record.memory
             before = residents[gpu]
@@ -111,7 +117,9 @@ class Cluster:
                 residents[gpu] = ()
                 unused.append(gpu)
             else:
-                residents[gpu] = tuple([other for other in before if other is not record])
+                if before is not last:
+                    last, left = before, tuple([other for other in before if other is not record])
+                residents[gpu] = left
                 self._change_load((gpu,), len(before), len(before) - 1)
         if unused:
             self._change_load(unused, 1, 0)
@@ -147,7 +155,15 @@ class Cluster:
         if len(record.gpus) == 1:
             there = residents[record.gpus[0]]
             return [mate for mate in there if mate is not record] if len(there) > 1 else []
-        found = {mate.seq: mate for gpu in record.gpus for mate in residents[gpu] if mate is not record}
+        found: dict[int, JobRecord] = {}
+        last: tuple[JobRecord, ...] = ()
+        for gpu in record.gpus:
+            there = residents[gpu]
+            if there is not last and len(there) > 1:
+                last = there
+                for mate in there:
+                    if mate is not record:
+                        found[mate.seq] = mate
         return list(found.values())
 
     def shared_cells(self, record: JobView) -> Collection[tuple[JobRecord, ...]]:

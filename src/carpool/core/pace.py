@@ -56,14 +56,13 @@ def predicted_slowdown(state: State, record: JobRecord) -> float:
     last: tuple[JobRecord, ...] = ()
     for gpu in record.gpus:
         cell = residents[gpu]
-        if len(cell) == 1 or cell == last:  # a gang often shares several GPUs with the same jobs
+        if len(cell) == 1 or cell is last:  # a gang often shares several GPUs with the same jobs
             continue
         last = cell
-        mates = [
-            (mate.job, mate.accumulation)
-            for mate in cell
-            if mate is not record and mate.status is Status.RUNNING and not mate.warming_up
-        ]
+        mates = []
+        for mate in cell:
+            if mate is not record and mate.status is Status.RUNNING and not mate.warming_up:
+                mates.append((mate.job, mate.accumulation))
         if mates:
             slowdown = state.perf.slowdown(record.job, record.accumulation, mates)
             if slowdown > worst:
