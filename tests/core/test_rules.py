@@ -67,6 +67,20 @@ class TestRules:
         with pytest.raises(IllegalPlan, match=problem):
             check(state, plan)
 
+    @pytest.mark.parametrize("picky", [0, 1, 2, 3])
+    def test_a_gang_is_checked_beside_each_of_its_mates(self, picky):
+        hosts = [running(f"h{n}", on=[n], max_slowdown=1.2 if n == picky else None) for n in range(4)]
+        state = situation(FOUR, *hosts, pending("b", gpus=4)).state(lambda record, now: (0.0,))
+        with pytest.raises(IllegalPlan, match=f"job h{picky} would take"):
+            check(state, [put("b", 0, 1, 2, 3)])
+
+    @pytest.mark.parametrize("last", [0, 1, 2, 3])
+    def test_a_gang_beside_one_job_is_checked_with_the_others_that_arrive(self, last):
+        parts = (running("a", on=[0, 1, 2, 3]), pending("b", gpus=4), pending("c"))
+        state = situation(FOUR, *parts).state(lambda record, now: (0.0,))
+        with pytest.raises(IllegalPlan, match=f"GPU {last}: 3 jobs on one GPU"):
+            check(state, [put("b", 0, 1, 2, 3), put("c", last)])
+
     @pytest.mark.parametrize(("limits", "problem"), [(Limits(jobs=1), "1 jobs"), (Limits(gpus=3), "3 GPUs")])
     def test_users_are_kept_within_their_limits(self, limits, problem):
         limited = cluster("1x4", limits={"eve": limits})
