@@ -205,6 +205,13 @@ class TestSuspend:
         jobs = (running("one", on=[0], left=9000), running("three", on=[1, 2, 3], left=9000), pending("b", left=10))
         given(FOUR, *jobs, xi=9.0).expect(Carpool(pause=False, suspend=True), one="stops", three="runs", b="starts")
 
+    def test_a_large_job_is_suspended_where_what_it_leaves_free_helps_the_jobs_that_wait(self):
+        ones = [running(f"h{n}", on=[n], left=300) for n in range(5)]
+        guests = [pending(f"b{n}", left=100) for n in range(3)]
+        situation = given(cluster("1x8"), *ones, running("large", on=[5, 6, 7], left=9000), *guests, xi=9.0)
+        expected = dict.fromkeys(("h0", "h1", "h2", "h3", "h4"), "runs") | dict.fromkeys(("b0", "b1", "b2"), "starts")
+        situation.expect(Carpool(pause=False, suspend=True), large="stops", **expected)
+
     def test_several_jobs_are_suspended_where_one_is_not_enough(self):
         jobs = [running(f"h{n}", on=[n], left=9000) for n in range(4)]
         plan = given(FOUR, *jobs, pending("b", gpus=2, left=10), xi=9.0).plan(Carpool(pause=False, suspend=True))

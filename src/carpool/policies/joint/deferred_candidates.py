@@ -6,7 +6,7 @@
 
 from collections.abc import Iterator
 from heapq import nsmallest
-from itertools import islice, takewhile
+from itertools import groupby, islice, takewhile
 
 from carpool.core.draft import Draft
 from carpool.core.model import GpuId
@@ -92,7 +92,8 @@ class DeferredCandidates:
     def offer_suspensions(self, guest: JobView, choice: Choice) -> None:
         """Offer to suspend sets of running jobs so that the guest can start alone.
 
-        Jobs with few GPUs come first; all have much more time left than the guest.
+        Of each gang size, those that end last are tried alone: a large one may have much more left than the small ones,
+        and what it leaves free is worth something to the jobs that wait. Several are taken from the smallest on.
         """
         objective = self.objective
         size = self._size_alone(guest)
@@ -101,7 +102,8 @@ class DeferredCandidates:
             return
         left = guest.whole_left(objective.now) * size.relative_time
         victims = sorted(self._victims(guest, size, left + objective.restart_s), key=self._victim_rank)
-        sets = [[job] for job in victims if len(job.gpus) >= short][:PRICED]
+        large = [job for job in victims if len(job.gpus) >= short]
+        sets = [[job] for _, alike in groupby(large, key=lambda job: len(job.gpus)) for job in islice(alike, PRICED)]
         several: list[JobView] = []
         for job in victims:
             if short > 0:
