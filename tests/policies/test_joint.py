@@ -13,9 +13,10 @@ from carpool.core.rules import check, resident_of
 from carpool.policies.joint.choice import Choice
 from carpool.policies.joint.deferred_candidates import DeferredCandidates
 from carpool.policies.joint.displacements import Displacements
-from carpool.policies.joint.moves import ClaimGpus, Join
+from carpool.policies.joint.moves import ClaimGpus, Join, Suspend
 from carpool.policies.joint.objective import Objective
-from carpool.policies.joint.patience import starved, starved_first
+from carpool.policies.joint.order import goes_before
+from carpool.policies.joint.patience import paused_in_order, starved, starved_first
 from carpool.policies.joint.policy import ENOUGH, Carpool, JointPass
 from carpool.policies.joint.resume_candidates import ResumeCandidates
 from carpool.policies.joint.slowed_elsewhere import SlowedElsewhere
@@ -48,6 +49,34 @@ class TestStartAlone:
         gang = pending("gang", gpus=4, left=100, exclusive=True)
         jobs = (running("h", gpus=3, left=20_000), gang, pending("long", left=10_000))
         given(FOUR, *jobs, xi=3.0).expect(Carpool(pause=False), gang="waits", long="starts")
+
+
+class TestOrder:
+    def test_the_job_with_least_service_left_goes_first(self):
+        # If the gang went first, it would end 150 s sooner, and each of the two 100 s later.
+        jobs = (pending("gang", gpus=4, left=100), pending("a", left=150), pending("b", left=150))
+        given(FOUR, *jobs, xi=9.0).expect(Carpool(pause=False), gang="waits", a="starts", b="starts")
+
+    def test_so_does_a_paused_job_before_other_paused_ones_and_a_pending_one(self):
+        jobs = (running("gang", gpus=2, left=100), running("one", left=150), pending("next", left=175))
+        state = given(FOUR, *jobs).state(Carpool().key)
+        gang, one, waits = (state.jobs[name] for name in ("gang", "one", "next"))
+        for job_id in ("gang", "one"):
+            record = state.jobs[job_id]
+            pause = Decision(job_id, Allocation(record.gpus, record.accumulation, active=False), "given")
+            state.apply(ev.Planned(0.0, (pause,)))
+            state.apply(ev.Paused(0.0, job_id, record.attempt))
+        assert paused_in_order([gang, one], 0.0) == [one, gang]
+        assert goes_before(one, waits, state)
+        assert not goes_before(gang, waits, state)
+
+    def test_so_does_a_suspended_job_in_what_a_move_is_worth(self):
+        jobs = (running("host", gpus=2, left=1000), pending("guest", gpus=2, left=10), pending("one", left=1900))
+        state = given(cluster("1x2"), *jobs, xi=9.0).state(Carpool().key)
+        host, guest = state.jobs["host"], state.jobs["guest"]
+        move = Suspend(guest, (0, 1), {guest.seq: 10.0}, 10.0, guest.shape.sizes[0], (host,))
+        # Now they end after 1000, 1010 and 2910 s; with the move after 2940, 10 and 1910 s, because "one" goes first.
+        assert Objective(Draft(state), 48, 30.0).price(move) == pytest.approx(60.0)
 
 
 class TestShareNow:
@@ -155,7 +184,7 @@ class TestWaitForCertainGpus:
         """p3 could share with h2 at once; it waits for h2's end instead, so that the gangs can start sooner."""
         hosts = (running("h1", on=[0, 1], left=10), running("h2", on=[2, 3], left=20))
         gangs = (pending("p0", gpus=3, left=20), pending("p2", gpus=3, left=20))
-        jobs = (*hosts, *gangs, pending("p1", gpus=2, left=5), pending("p3", gpus=1, left=50))
+        jobs = (*hosts, *gangs, pending("p1", gpus=2, left=5), pending("p3", gpus=1, left=70))
         given(FOUR, *jobs, xi=1.3).expect(Carpool(pause=False), p1="shares h1", p3="waits")
         monkeypatch.setattr(DeferredCandidates, "offer_later", lambda candidates, guest, choice: None)
         given(FOUR, *jobs, xi=1.3).expect(Carpool(pause=False), p1="shares h1", p3="shares h2")

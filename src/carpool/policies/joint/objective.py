@@ -403,4 +403,4 @@ def _work(job: WaitingJob) -> float:
 
 
 def _sorted(line: Sequence[WaitingJob]) -> list[WaitingJob]:
-    return sorted(line, key=lambda job: (-job[PRIORITY], job[LEFT], job[SEQ]))
+    return sorted(line, key=lambda job: (-job[PRIORITY], _work(job), job[SEQ]))

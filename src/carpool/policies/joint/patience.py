@@ -11,6 +11,7 @@ from itertools import islice
 from carpool.core.draft import Draft
 from carpool.core.model import Status
 from carpool.core.view import JobView, View
+from carpool.policies.joint.order import service_left
 
 AT_ONCE = 4
 """Number of starved jobs for which GPUs are reserved at the same time. The others follow in turn, the oldest first."""
@@ -89,4 +90,4 @@ def resumable(view: View, patience: float) -> list[JobView]:
 def paused_in_order(jobs: Iterable[JobView], now: float) -> list[JobView]:
     """Return those of some jobs that are paused and may go on, each once, in queue order."""
     paused = {job.seq: job for job in jobs if job.status is Status.PAUSED and not job.paused_by_owner}
-    return sorted(paused.values(), key=lambda job: (-job.shape.priority, job.alone_left(now), job.seq))
+    return sorted(paused.values(), key=lambda job: (-job.shape.priority, service_left(job, now), job.seq))

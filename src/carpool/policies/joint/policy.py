@@ -15,7 +15,7 @@ from carpool.core.draft import Draft
 from carpool.core.model import Decision, JobId, Status
 from carpool.core.rules import may_start_ahead
 from carpool.core.view import JobView, ScanView, View
-from carpool.policies.base import BasePolicy, Explanation, option, shortest_first
+from carpool.policies.base import BasePolicy, Explanation, option
 from carpool.policies.joint.cell_speeds import CellSpeedsCache
 from carpool.policies.joint.choice import Choice
 from carpool.policies.joint.displacements import starts_up
@@ -23,6 +23,7 @@ from carpool.policies.joint.finders import Finders
 from carpool.policies.joint.kept_gpus import KeptGpus
 from carpool.policies.joint.moves import ClaimGpus, Displace, Join, Move, Relocate, StartAlone, Suspend, names
 from carpool.policies.joint.objective import CLOSE, Objective
+from carpool.policies.joint.order import goes_before, service_left
 from carpool.policies.joint.patience import is_overdue, paused_in_order, resumable, starved_first
 from carpool.policies.joint.start_up_candidates import next_start_up
 from carpool.policies.joint.trial_candidates import TrialCache, TrialCandidates, is_new, sharing_anew, unseen_so_far
@@ -61,7 +62,7 @@ class Carpool(BasePolicy):
         self.trial_cache = TrialCache()
 
     def key(self, job: JobView, now: float) -> tuple[float, ...]:
-        return shortest_first(job, now)
+        return (service_left(job, now),)
 
     def decide(self, view: View) -> list[Decision]:
         draft = Draft(view, pauses=self.pause)
@@ -72,7 +73,7 @@ class Carpool(BasePolicy):
         learns = self.pause and view.learner is not None
         sharing = sharing_anew(view) if learns else []
         unseen = unseen_so_far(view) if learns and self.trials else []
-        if not can_place and not paused and not sharing and not unseen and not view.trials.running:
+        if not (can_place or paused or sharing or unseen or view.trials.running):
             return []
         return JointPass(self, draft, paused, sharing, unseen).run()
 
@@ -116,7 +117,7 @@ class Carpool(BasePolicy):
 
 
 class JointPass:
-    """One scheduling pass: waiting jobs are tried in order, starved ones first, then the shortest."""
+    """One scheduling pass: waiting jobs are tried in order, starved ones first, then those with least service left."""
 
     def __init__(
         self,
@@ -188,7 +189,7 @@ class JointPass:
     def _in_order(self, pending: ScanView) -> Iterator[tuple[JobView, bool]]:
         """Yield the pending jobs and whether the scan yielded them; a starved job comes first in its priority.
 
-        Before each of them, paused jobs with less left get the chance to go on.
+        Before each of them, paused jobs with less service left get the chance to go on.
 
         Where too few GPUs are free for any job and none was given back just now, only starved and new jobs are tried.
         The others have found no place since, and as time passes the hosts have less left, so that joining them pays
@@ -207,7 +208,7 @@ class JointPass:
         for job in pending:
             while first and first[0].shape.priority >= job.shape.priority:
                 yield first.pop(0), False
-            while self.resumable and self._sooner(self.resumable[0], job):
+            while self.resumable and goes_before(self.resumable[0], job, self.view):
                 self._resume(self.resumable.popleft())
             if job not in self.starved:
                 yield job, True
@@ -233,12 +234,6 @@ class JointPass:
         every = AGAIN * job.alone_left(view.now)
         before = view.previous_capacity_change if view.last_capacity_change == view.now else view.last_capacity_change
         return not every or job.pending_since == view.now or view.now // every > before // every
-
-    def _sooner(self, paused: JobView, pending: JobView) -> bool:
-        now = self.view.now
-        ours, theirs = paused.shape.priority, pending.shape.priority
-        lighter = self.view.weight_of(pending) / self.view.weight_of(paused) if self.view.shares_count else 1.0
-        return ours > theirs or (ours == theirs and paused.alone_left(now) * lighter < pending.alone_left(now))
 
     def _new(self) -> list[JobView]:
         """Return the jobs that were submitted just now, in the queue's order."""
