@@ -253,6 +253,13 @@ class TestSuspend:
         given(FOUR, *hosts, pending("c", gpus=4, left=45), xi=9.0).expect(policy, a="runs", b="runs", c="waits")
         given(FOUR, *hosts, pending("c", gpus=4, left=35), xi=9.0).expect(policy, a="stops", b="stops", c="starts")
 
+    @pytest.mark.parametrize("waiting", [[], [pending("gang", gpus=4, left=100_000)]])
+    def test_a_job_that_shares_moves_to_a_free_gpu(self, waiting):
+        shared = (running("a", on=[0], left=1000), running("b", on=[0], left=1000))
+        situation = given(FOUR, *shared, running("h", on=[1, 2], left=90_000), *waiting, xi=1.5)
+        assert situation.plan(Carpool(suspend=True))["a"] == "starts"
+        assert situation.plan(Carpool())["a"] == "runs"
+
     def test_no_job_is_suspended_on_a_gpu_that_is_too_small_for_the_guest(self):
         policy = Carpool(pause=False, suspend=True)
         state = given(cluster("1x2", memory_gib=8), running("a", gpus=2, left=9000), xi=9.0).state(policy.key)

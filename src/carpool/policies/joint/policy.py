@@ -70,10 +70,11 @@ class Carpool(BasePolicy):
         shareable = draft.shareable()  # counted before the first move, and kept up to date from then on
         paused = resumable(view, self.patience) if self.pause and view.paused else []
         can_place = len(view.queue) and (draft.free_count or shareable or self.suspend)
+        can_spread = self.suspend and draft.free_count  # jobs that share, if there are any
         learns = self.pause and view.learner is not None
         sharing = sharing_anew(view) if learns else []
         unseen = unseen_so_far(view) if learns and self.trials else []
-        if not (can_place or paused or sharing or unseen or view.trials.running):
+        if not (can_place or can_spread or paused or sharing or unseen or view.trials.running):
             return []
         return JointPass(self, draft, paused, sharing, unseen).run()
 
@@ -182,7 +183,7 @@ class JointPass:
             self._resume(self.resumable.popleft())
         if self.policy.pause:
             self._start_up_next(blocked)
-        if self.policy.pause and self.policy.suspend and not one_waits:
+        if self.policy.pause and self.policy.suspend:
             self._spread()
         return draft.decisions
 
