@@ -6,7 +6,7 @@ that much to waits and pauses together. `policy` asks which jobs that are when a
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 
 from carpool.core.draft import Draft
 from carpool.core.model import Status
@@ -39,11 +39,13 @@ def starved_first(draft: Draft, patience: float) -> list[JobView]:
     """
     view = draft.view
     total, largest = len(view.topology.node_of), view.topology.largest_memory
-    if not patience or _held_by_starved(view, patience) >= PART * total:
+    longest = starved(view, patience) if patience else iter(())
+    first = next(longest, None)  # mostly there is none, and what others hold need not be counted
+    if first is None or _held_by_starved(view, patience) >= PART * total:
         return []
     possible = (
         job
-        for job in starved(view, patience)
+        for job in chain((first,), longest)
         if job.shape.gpus <= total and job.shape.sizes[-1].memory <= largest and draft.may_start(job)
     )
     return list(islice(possible, AT_ONCE))
