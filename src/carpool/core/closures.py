@@ -3,9 +3,8 @@
 From the moment that a closure is known, policies see its GPUs as closed. A job may still start there, alone, if by the
 upper end of its estimate it ends before the closure begins, or if the GPUs are reserved for its group: `fill` adds such
 starts to a policy's plan, gives a group what is reserved for it before other GPUs, and `rules.check` refuses all
-others. When the closure begins, `cleared` says which jobs save
-and move, and which can only be paused. `choose` finds GPUs where an operator says only how many. `State` keeps the
-closures.
+others. When the closure begins, `cleared` says which jobs save and move, and which can only be paused. `choose` finds
+GPUs where an operator says only how many. `State` keeps the closures.
 """
 
 from collections.abc import Iterator, Sequence

@@ -52,17 +52,20 @@ def note_guess(state: State, record: JobRecord) -> None:
         return
     if found.kind == DURATION:
         record.guess_s = found.guess
-        _set_correction(state, record, found.factor)
     else:
         record.guess_iterations = record.job.iterations
-        _set_iterations(record, max(1, ceil(record.guess_iterations * found.factor)))
+    _multiply_guess(state, record, found.factor)
 
 
 def _correct(state: State, record: JobRecord) -> None:
     """Correct the guess of a job by its user's record."""
-    factor = record_of(state, record).factor
+    unused = record.guess_s and not state.relies_on_guess(record.job)
+    _multiply_guess(state, record, 1.0 if unused else record_of(state, record).factor)
+
+
+def _multiply_guess(state: State, record: JobRecord, factor: float) -> None:
     if record.guess_s:
-        _set_correction(state, record, factor if state.relies_on_guess(record.job) else 1.0)
+        _set_correction(state, record, factor)
     elif record.guess_iterations:
         _set_iterations(record, max(1, ceil(record.guess_iterations * factor)))
 
