@@ -1,10 +1,12 @@
 """Slow-downs from demands: unequal sides, what follows when a demand is measured, and what a snapshot keeps."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from carpool.belief.demand import DEMAND_SD, slowdown
+from carpool.belief.demand import DEMAND_SD, Demands, slowdown
+from carpool.belief.pairs import JobClass
 from carpool.belief.prior import believe
 from carpool.core import events as ev
 from carpool.core.model import Allocation, Decision, GpuDemand, Job, Node
@@ -73,3 +75,10 @@ def test_a_family_that_changes_its_demand_is_followed():
     for _ in range(6):
         model.learn_demand(job, 1, HEAVY)
     assert model.demand_of(job, 1).sm == pytest.approx(HEAVY.sm, abs=0.02)
+
+
+def test_a_time_that_was_not_known_is_replaced_and_not_mixed():
+    demands, kind = Demands("mps"), JobClass("script:00:x", 0)
+    for seconds, kept in ((0.0, 0.0), (0.2, 0.2), (0.0, 0.2), (0.1, 0.15)):
+        demands.add(kind, replace(HEAVY, iteration_s=seconds))
+        assert demands.known[kind].iteration_s == pytest.approx(kept)

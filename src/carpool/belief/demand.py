@@ -61,7 +61,7 @@ class Demands:
             dram=_mix(before.dram, demand.dram),
             tensor=_mix(before.tensor, demand.tensor),
             memory=max(before.memory, demand.memory),
-            iteration_s=_mix(before.iteration_s, demand.iteration_s) if demand.iteration_s else before.iteration_s,
+            iteration_s=_mixed_time(before.iteration_s, demand.iteration_s),
             gpm=demand.gpm,
         )
         self.known[kind] = mixed
@@ -93,3 +93,8 @@ def _plain(demand: GpuDemand) -> tuple[Any, ...]:
 
 def _mix(before: float, newest: float) -> float:
     return before + NEWEST * (newest - before)
+
+
+def _mixed_time(before: float, newest: float) -> float:
+    """Mix two iteration times, of which 0 stands for one that is not known."""
+    return _mix(before, newest) if before and newest else before or newest

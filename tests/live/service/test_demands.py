@@ -1,6 +1,7 @@
 """Demands, start-ups and speeds of jobs of which nobody gave the number of iterations, as the service notices them."""
 
 import time
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
@@ -50,34 +51,102 @@ async def join(service, executor):
     return job
 
 
-async def test_a_demand_is_measured_while_a_job_alone_computes(quick_home):
+FULL = GpuUse(sm=0.8, busy=0.8, dram=0.5, tensor=0.2, occupancy=None, gpm=True)
+LIGHT = GpuUse(sm=0.1, busy=0.1, dram=0.0, tensor=0.0, occupancy=None, gpm=True)
+
+
+class Steps:
+    """A training on a GPU with counters: each look of the service comes after some more of its steps."""
+
+    def __init__(self, service, executor, clock, job):
+        self.service, self.executor, self.clock, self.job = service, executor, clock, job
+        self.iteration, self.wall = 0, time.time() - 1000.0
+
+    async def look(self, use, steps, seconds=0.1, number=1):
+        """Let a quarter of a second pass, in which the job makes so many steps and the GPU is used like that."""
+        for _ in range(number):
+            self.clock.time += 0.25
+            self.iteration += steps
+            more = {"peak_memory": 2**30, "watched": True}
+            report(self.executor, (self.job, 1), self.iteration, self.wall + self.clock.time, seconds, **more)
+            self.executor.use[0] = use
+            self.service.progress.look()
+            await settle(self.service)
+            await looks(self.service)
+
+    @property
+    def demands(self):
+        return [event["demand"] for event in journalled(self.service, "DemandMeasured")]
+
+
+@asynccontextmanager
+async def stepping(home):
     executor, clock = MeasuringExecutor(gpus=1), FakeClock(1.0)
-    async with serving(quick_home, "sjf-ffs", executor=executor, clock=clock) as service:
-        host = await one(service, shell("echo host", duration_s=100.0))
-        await start(service, executor, host)
-        report(executor, (host, 1), 50, 1.0, 0.2, peak_memory=2**30, watched=True)
-        service.progress.look()
-        executor.use[0] = GpuUse(sm=0.9, busy=0.9, dram=0.5, tensor=None, occupancy=None, gpm=True)
-        await looks(service)
-        assert service.queries.show(host)["demand"] is None, "it may have been alone for a part of the time only"
-        executor.use[0] = GpuUse(sm=0.8, busy=0.8, dram=0.5, tensor=0.2, occupancy=None, gpm=True)
-        await looks(service)
-        shown = service.queries.show(host)["demand"]
+    async with serving(home, "sjf-ffs", executor=executor, clock=clock) as service:
+        job = await one(service, shell("echo host", duration_s=100.0))
+        await start(service, executor, job)
+        yield Steps(service, executor, clock, job)
+
+
+async def test_a_demand_is_measured_while_a_job_alone_computes(quick_home):
+    async with stepping(quick_home) as training:
+        service, executor = training.service, training.executor
+        await training.look(LIGHT, 50)
+        assert service.queries.show(training.job)["demand"] is None, (
+            "it may have been alone for a part of the time only"
+        )
+        await training.look(FULL, 5)
+        shown = service.queries.show(training.job)["demand"]
         assert (shown["sm"], shown["tensor"]) == (pytest.approx(0.8), pytest.approx(0.2))
-        assert (shown["dram"], shown["memory"], shown["iteration_s"], shown["gpm"]) == (0.5, 2**30, 0.2, True)
-        assert any("80% of a GPU's multiprocessors" in line for line in service.queries.explain(host)["sentences"])
-        await looks(service, 5)
-        assert len(journalled(service, "DemandMeasured")) == 1, "it has not changed"
-        executor.use[0] = GpuUse(sm=0.1, busy=0.1, dram=0.0, tensor=0.0, occupancy=None, gpm=True)
+        assert (shown["dram"], shown["memory"], shown["gpm"]) == (0.5, 2**30, True)
+        assert any(
+            "80% of a GPU's multiprocessors" in line for line in service.queries.explain(training.job)["sentences"]
+        )
+        await training.look(FULL, 5, number=5)
+        assert service.queries.show(training.job)["demand"]["iteration_s"] == pytest.approx(0.05)
+        told = len(training.demands)
+        await training.look(FULL, 5, number=20)
+        assert len(training.demands) == told, "it has not changed"
         guest = await join(service, executor)
-        await looks(service, 20)
-        assert len(journalled(service, "DemandMeasured")) == 1, "the counters are those of both"
+        await training.look(LIGHT, 5, number=20)
+        assert len(training.demands) == told, "the counters are those of both"
         executor.end((guest, 1))
         await settle(service)
-        await looks(service)
-        assert len(journalled(service, "DemandMeasured")) == 1
-        await looks(service, 8)
-        assert journalled(service, "DemandMeasured")[-1]["demand"]["sm"] < 0.3, "it uses the GPU less now"
+        await training.look(LIGHT, 5)
+        assert len(training.demands) == told
+        await training.look(LIGHT, 5, number=8)
+        assert training.demands[-1]["sm"] < 0.3, "it uses the GPU less now"
+
+
+async def test_a_demand_is_that_of_steps_and_not_of_what_comes_before_and_after_them(quick_home):
+    async with stepping(quick_home) as training:
+        await training.look(LIGHT, 0)
+        await training.look(LIGHT, 1, number=2)
+        await training.look(LIGHT, 8)
+        assert training.demands == [], "its first steps load kernels"
+        await training.look(FULL, 10, number=3)
+        await training.look(LIGHT, 2)
+        await training.look(LIGHT, 0, number=20)
+        assert training.demands, "it was measured"
+        assert all(demand["sm"] == pytest.approx(0.8) for demand in training.demands), "its process ends, without steps"
+
+
+async def test_long_steps_count_once_they_are_done(quick_home):
+    async with stepping(quick_home) as training:
+        await training.look(LIGHT, 9)
+        await training.look(FULL, 0, number=9)
+        assert training.demands == []
+        await training.look(FULL, 1)
+        assert training.demands[0]["sm"] == pytest.approx(0.8)
+
+
+async def test_a_pause_is_no_part_of_the_time_of_a_step(quick_home):
+    """After a pause, the worker's moving average is too long by far: the pause was in one of its steps."""
+    async with stepping(quick_home) as training:
+        await training.look(FULL, 5, seconds=2.0, number=8)
+        assert training.demands, "it was measured"
+        assert training.demands[-1]["iteration_s"] == pytest.approx(0.05)
+        assert all(demand["iteration_s"] < 0.1 for demand in training.demands)
 
 
 async def test_an_executor_without_counters_measures_nothing(quick_home):

@@ -140,6 +140,13 @@ class ProgressWatch:
         gang = self.gangs.get((record.job.id, record.attempt))
         return gang.latest if gang else None
 
+    def seconds(self, record: JobRecord) -> float | None:
+        """Return the seconds of one of a job's own iterations beside its present mates; None: not known yet."""
+        gang, report = self.gangs.get((record.job.id, record.attempt)), self.latest(record)
+        if gang is None or report is None or report.accumulation != record.accumulation:
+            return None
+        return _measured(gang, report, SETTLING_S)
+
     def done(self, record: JobRecord) -> float | None:
         """Return the iterations done as the workers report them, in those of the state; None: no report."""
         report = self.latest(record)
