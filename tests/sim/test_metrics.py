@@ -15,7 +15,7 @@ from carpool.errors import InputError
 from carpool.sim import Costs, Setup, simulate
 from carpool.sim.estimation_error import MisestimatedTimes
 from carpool.sim.fairness import own_jcts
-from carpool.sim.metrics import percentile, summarise, summarise_subset
+from carpool.sim.metrics import JobTimes, percentile, summarise, summarise_subset
 from carpool.sim.run import cluster_nodes
 from carpool.sim.sweep import SweepCase, mean, run_all
 from carpool.sim.workload import Workload
@@ -198,10 +198,12 @@ def test_the_percentile_of_nothing_is_zero():
 times = st.tuples(st.floats(0, 1e5), st.floats(0, 1e4), st.floats(0, 1e4))
 
 
-@given(st.lists(times, min_size=1, max_size=30))
+@given(st.lists(st.lists(times, min_size=1, max_size=12), min_size=1, max_size=4))
 def test_the_summary_of_a_subset_agrees_with_numpy(drawn):
-    rows = [(wait + run, wait, start, start + wait + run) for start, wait, run in drawn]
-    made = summarise_subset(rows)
+    parts = [[(wait + run, wait, start, start + wait + run) for start, wait, run in part] for part in drawn]
+    columns = [list(zip(*part, strict=True)) for part in parts]
+    made = summarise_subset([JobTimes(sorted(jct), [*wait], min(start), max(end)) for jct, wait, start, end in columns])
+    rows = [row for part in parts for row in part]
     jcts, waits, starts, stops = np.array(rows).T
     assert made.jobs == len(rows)
     assert made.mean_jct_s == pytest.approx(jcts.mean())

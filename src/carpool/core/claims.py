@@ -56,7 +56,8 @@ def claim(state: State, record: JobRecord, allocation: Allocation) -> None:
 def leave(state: State, record: JobRecord) -> None:
     """Take all GPUs away from a job; its mates speed up."""
     settle(state, record)
-    end_startup(state, record)
+    if record.warming_up:
+        end_startup(state, record)
     if state.trials.running:
         trials.withdraw(state, record)
     if record.paused_since >= 0.0:
@@ -66,7 +67,8 @@ def leave(state: State, record: JobRecord) -> None:
     record.slowdown = 1.0
     record.pace_version += 1
     mates = state.cluster.mates(record)
-    part(record, mates)
+    if record.shared_with:
+        part(record, mates)
     state.cluster.leave(record)
     if state.tenants.on:
         state.tenants.hold(record, -1, 0.0, state.now)

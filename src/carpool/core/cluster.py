@@ -22,14 +22,25 @@ class Cluster:
         """The jobs on each GPU, in the order in which they came. Equal tuples mean the same cell."""
         self.memory: dict[GpuId, int] = {}
         """Bytes reserved on each GPU."""
-        self.by_load = [0] * (resident_per_gpu + 1)
-        """The GPUs that hold n jobs, one bit each, by n. Paused jobs count."""
+        self._by_load: list[int] | None = None
         self.in_use = 0
         """Number of GPUs that hold jobs."""
+        self.places = 0
+        """Number of places that jobs hold on GPUs: more than there are GPUs in use where jobs are beside each other."""
         self.idle: set[GpuId] = set()
         """The GPUs that hold jobs, all of them paused."""
         self.with_paused: set[GpuId] = set()
         """The GPUs that hold a paused job, whether others compute there or not."""
+
+    @property
+    def by_load(self) -> list[int]:
+        """The GPUs that hold n jobs, one bit each, by n. Paused jobs count. Kept from the first use on, so that policies
+        that never share do not pay for it."""
+        if self._by_load is None:
+            self._by_load = [0] * (self.resident_per_gpu + 1)
+            for gpu, there in self.residents.items():
+                self._by_load[len(there)] |= 1 << gpu
+        return self._by_load
 
     def join(self, node: Node) -> None:
         """Add a node."""
@@ -40,7 +51,8 @@ class Cluster:
         for gpu in node.gpus:
             self.residents[gpu] = ()
             self.memory[gpu] = 0
-            self.by_load[0] |= 1 << gpu
+            if self._by_load is not None:
+                self._by_load[0] |= 1 << gpu
         if self.topology.kept:
             self._hide(number, self.topology.closed_of(number))
 
@@ -69,64 +81,74 @@ class Cluster:
         self.free.remove_node(self.topology.remove(name))
         for gpu in gpus:
             del self.residents[gpu], self.memory[gpu]
-            self.by_load[0] ^= 1 << gpu
+            if self._by_load is not None:
+                self._by_load[0] ^= 1 << gpu
 
     def enter(self, record: JobRecord) -> int:
         """Make a job a resident of its GPUs, with the memory that it reserves. Return the number of residents of the
         fullest of them."""
-        residents, unused, alone, most = self.residents, [], (record,), 1
+        residents, reserved, needed, gpus = self.residents, self.memory, record.memory, record.gpus
+        self.places += len(gpus)
+        if self._by_load is not None:
+            self._change_load(gpus, 1)
+        unused, alone, most = [], (record,), 1
         last: tuple[JobRecord, ...] = ()
         joined: tuple[JobRecord, ...] = alone
-        for gpu in record.gpus:
-            self.memory[gpu] += record.memory
+        for gpu in gpus:
+            reserved[gpu] += needed
             before = residents[gpu]
             if before:
                 if before is not last:  # GPUs of one cell share one tuple where they can: comparing them costs less
                     last, joined = before, (*before, record)
+                    most = max(most, len(joined))
                 residents[gpu] = joined
-                self._change_load((gpu,), len(before), len(before) + 1)
-                most = max(most, len(before) + 1)
             else:
                 residents[gpu] = alone
                 unused.append(gpu)
         if unused:
-            self._change_load(unused, 0, 1)
             self.in_use += len(unused)
             self.free.take(unused)
         if self.idle:
-            self.idle.difference_update(record.gpus)
+            self.idle.difference_update(gpus)
         return most
 
-    def _change_load(self, gpus: Iterable[GpuId], before: int, after: int) -> None:
-        """Note that GPUs hold another number of jobs than before."""
-        bits = 0
+    def _change_load(self, gpus: Iterable[GpuId], change: int) -> None:
+        """Note that these GPUs are about to hold so many jobs more."""
+        by_load, residents = self.by_load, self.residents
+        last, bits = 0, 0
         for gpu in gpus:
+            load = len(residents[gpu])
+            if load != last and bits:
+                by_load[last] ^= bits
+                by_load[last + change] ^= bits
+                bits = 0
+            last = load
             bits |= 1 << gpu
-        self.by_load[before] ^= bits
-        self.by_load[after] ^= bits
+        by_load[last] ^= bits
+        by_load[last + change] ^= bits
 
     def leave(self, record: JobRecord) -> None:
         """Remove a job from its GPUs."""
-        residents, unused = self.residents, []
+        residents, reserved, held, gpus = self.residents, self.memory, record.memory, record.gpus
+        self.places -= len(gpus)
+        if self._by_load is not None:
+            self._change_load(gpus, -1)
+        unused = []
         last: tuple[JobRecord, ...] = ()
         left = last
-        for gpu in record.gpus:
-            self.memory[gpu] -= record.memory
+        for gpu in gpus:
+            reserved[gpu] -= held
             before = residents[gpu]
-            if len(before) == 1:
-                residents[gpu] = ()
+            if before is not last:  # as in `enter`
+                last, left = before, tuple([other for other in before if other is not record])
+            residents[gpu] = left
+            if not left:
                 unused.append(gpu)
-            else:
-                if before is not last:
-                    last, left = before, tuple([other for other in before if other is not record])
-                residents[gpu] = left
-                self._change_load((gpu,), len(before), len(before) - 1)
         if unused:
-            self._change_load(unused, 1, 0)
             self.in_use -= len(unused)
             self.free.give(unused)
         if self.with_paused:
-            self.note_activity(record.gpus)
+            self.note_activity(gpus)
 
     def note_activity(self, gpus: tuple[GpuId, ...]) -> None:
         """Find out which of these GPUs hold paused jobs, and which hold no others: a job of theirs left, was paused or
@@ -151,6 +173,8 @@ class Cluster:
 
     def mates(self, record: JobRecord) -> list[JobRecord]:
         """Return the other jobs on a job's GPUs, each once."""
+        if self.places == self.in_use:  # no job has a mate
+            return []
         residents = self.residents
         if len(record.gpus) == 1:
             there = residents[record.gpus[0]]

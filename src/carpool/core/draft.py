@@ -307,16 +307,20 @@ class Draft:
         resident = Resident(record, allocation.accumulation, memory, None, allocation.active)
         if self._residents:
             self._forget(allocation.gpus)
+        arrived, touched = self._arrived, self._touched
         for gpu in allocation.gpus:
-            self._touched[gpu] = None
-            self._arrived.setdefault(gpu, []).append(resident)
+            touched[gpu] = None
+            if gpu in arrived:
+                arrived[gpu].append(resident)
+            else:
+                arrived[gpu] = [resident]
         self._note_room(allocation.gpus)
         if record.shape.user is not None:
             self._count_for_tenants(record, 1)
         if not allocation.active:
             self._inactive.add(record.seq)
         self._placed[record.job.id] = allocation.gpus
-        if record.shape in self._kept:
+        if self._kept and record.shape in self._kept:
             job, number = self._kept.pop(record.shape)
             if number > 1:
                 self._kept[record.shape] = job, number - 1
@@ -349,7 +353,7 @@ class Draft:
         """Return the free GPUs in the draft. Most plans pick once, so nothing is copied before the second time."""
         if self._just_taken:
             return self._own_free_gpus()
-        return self.view.free if self._free is None else self._free
+        return self._free or self.view.free
 
     def _own_free_gpus(self) -> FreeGpus:
         if self._free is None:

@@ -146,6 +146,23 @@ class Topology:
         """Return the number of GPUs of these nodes on which jobs may start."""
         return self.total(mask) - sum(bits.bit_count() for n, bits in self.hidden.items() if mask >> n & 1)
 
+    def by_node(self, gpus: Iterable[GpuId]) -> list[tuple[int, int]]:
+        """Return the nodes of some GPUs and these GPUs in the form of `FreeGpus.of_node`. A node comes again where its
+        GPUs are not beside each other, which those of a gang mostly are."""
+        node_of, bit_of = self.node_of, self.bit_of
+        found: list[tuple[int, int]] = []
+        last, bits = -1, 0
+        for gpu in gpus:
+            number = node_of[gpu]
+            if number != last:
+                if bits:
+                    found.append((last, bits))
+                last, bits = number, 0
+            bits |= bit_of[gpu]
+        if bits:
+            found.append((last, bits))
+        return found
+
     def nodes_spanned(self, gpus: Sequence[GpuId]) -> int:
         """Return the number of nodes on which these GPUs are."""
         if len(gpus) == 1:
@@ -211,22 +228,13 @@ class FreeGpus:
 
     def take(self, gpus: Iterable[GpuId]) -> None:
         """Mark GPUs as used."""
-        for number, bits in self._by_node(gpus):
+        for number, bits in self.topology.by_node(gpus):
             self._set(number, self.of_node[number] & ~bits)
 
     def give(self, gpus: Iterable[GpuId]) -> None:
         """Mark GPUs as free."""
-        for number, bits in self._by_node(gpus):
+        for number, bits in self.topology.by_node(gpus):
             self._set(number, self.of_node[number] | bits)
-
-    def _by_node(self, gpus: Iterable[GpuId]) -> Iterable[tuple[int, int]]:
-        """Return the nodes of some GPUs and these GPUs in the form of `of_node`."""
-        node_of, bit_of = self.topology.node_of, self.topology.bit_of
-        found: dict[int, int] = {}
-        for gpu in gpus:
-            number = node_of[gpu]
-            found[number] = found.get(number, 0) | bit_of[gpu]
-        return found.items()
 
     def hide(self, number: int, bits: int) -> None:
         """Note which GPUs of a node are closed, and count its free ones again."""
@@ -252,40 +260,41 @@ class FreeGpus:
         if count > self.count:
             return None
         picked: list[GpuId] = []
-        while (short := count - len(picked)) > 0:
+        while True:
+            short = count - len(picked)
             number = self._best_fit(short, eligible)
-            if number < 0:
-                number = self._emptiest(eligible)  # taking the emptiest nodes first uses the fewest nodes
+            if number >= 0:
+                return (*picked, *self._gpus(number, short))
+            number = self._emptiest(eligible)  # taking the emptiest nodes first uses the fewest nodes
             if number < 0:
                 return None
             picked += self._gpus(number, short)
             eligible &= ~(1 << number)
-        return tuple(picked)
 
     def _best_fit(self, count: int, eligible: int) -> int:
         """Return the node with the fewest free GPUs among those that have at least `count`; −1: there is none."""
-        by_count = self.by_count
-        for free in range(count, len(by_count)):
-            nodes = by_count[free] & eligible
+        for nodes in self.by_count[count:]:
+            nodes &= eligible
             if nodes:
-                return lowest(nodes)
+                return (nodes & -nodes).bit_length() - 1  # `lowest`, without the call
         return -1
 
     def _emptiest(self, eligible: int) -> int:
         """Return the node with the most free GPUs; −1: no GPU is free."""
-        by_count = self.by_count
-        for free in range(len(by_count) - 1, 0, -1):
-            nodes = by_count[free] & eligible
+        for nodes in self.by_count[:0:-1]:
+            nodes &= eligible
             if nodes:
-                return lowest(nodes)
+                return (nodes & -nodes).bit_length() - 1
         return -1
 
     def _gpus(self, number: int, at_most: int) -> list[GpuId]:
         gpus, bits = self.topology.nodes[number].gpus, self.of_node[number]
         if self.topology.hidden:
             bits &= ~self.topology.hidden.get(number, 0)
+        if bits.bit_count() == len(gpus):
+            return list(gpus[:at_most])
         picked: list[GpuId] = []
         while bits and len(picked) < at_most:
-            picked.append(gpus[lowest(bits)])
+            picked.append(gpus[(bits & -bits).bit_length() - 1])  # `lowest`, without the call
             bits &= bits - 1
         return picked

@@ -11,6 +11,8 @@ from typing import Any
 
 MEMORY = 32.0
 """Number of jobs after which an older one counts for a third (1/e)."""
+KEEP = 1.0 - 1.0 / MEMORY
+"""What a job counts for once another one has been added."""
 DOUBT = 0.25
 """Number of jobs with right guesses that a new user is believed to have had: it takes a few to be sure."""
 OUTLIER = 16.0
@@ -60,14 +62,16 @@ class UserRecord:
 
     def add(self, true: float, guess: float) -> bool:
         """Add a finished job, and return whether the correction in use changed."""
-        true = min(true, OUTLIER * max(1.0, self.factor) * guess)
-        keep, ratio = 1.0 - 1.0 / MEMORY, log(max(true, 1e-9 * guess) / guess)
+        most, least = OUTLIER * max(1.0, self.factor) * guess, 1e-9 * guess
+        if true > most:
+            true = most
+        ratio = log((true if true > least else least) / guess)
         self.jobs += 1
-        self.weight = keep * self.weight + 1.0
-        self.true = keep * self.true + true
-        self.guessed = keep * self.guessed + guess
-        self.log_sum = keep * self.log_sum + ratio
-        self.log_squares = keep * self.log_squares + ratio * ratio
+        self.weight = KEEP * self.weight + 1.0
+        self.true = KEEP * self.true + true
+        self.guessed = KEEP * self.guessed + guess
+        self.log_sum = KEEP * self.log_sum + ratio
+        self.log_squares = KEEP * self.log_squares + ratio * ratio
         return self._take_up()
 
     def add_unfinished(self, least: float, guess: float) -> bool:

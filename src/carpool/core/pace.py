@@ -52,7 +52,10 @@ def update_pace(state: State, records: Iterable[JobRecord]) -> None:
 
 def predicted_slowdown(state: State, record: JobRecord) -> float:
     """Return the worst ξ over a job's GPUs: a gang waits for its slowest worker. Only mates that compute count."""
-    worst, residents = 1.0, state.cluster.residents
+    cluster = state.cluster
+    if cluster.places == cluster.in_use:  # no job has a mate
+        return 1.0
+    worst, residents = 1.0, cluster.residents
     last: tuple[JobRecord, ...] = ()
     for gpu in record.gpus:
         cell = residents[gpu]

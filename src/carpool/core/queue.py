@@ -120,7 +120,9 @@ class Queue:
     def scan(self, largest: int | None = None, without: Container[Shape] = ()) -> "Scan":
         """Iterate over the pending jobs in order, except gangs of more than `largest` GPUs and some shapes."""
         buckets = self.buckets.items()
-        return Scan([b for s, b in buckets if (largest is None or s.gpus <= largest) and s not in without])
+        if largest is None:
+            return Scan([bucket for shape, bucket in buckets if shape not in without])
+        return Scan([bucket for shape, bucket in buckets if shape.gpus <= largest and shape not in without])
 
 
 def waiting_job(record: JobRecord) -> WaitingJob:

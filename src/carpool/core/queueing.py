@@ -63,22 +63,7 @@ def end(state: State, record: JobRecord, status: Status, reason: str) -> None:
     ending = [(record, status, reason)]  # a list, not recursion: chains of dependent jobs may be long
     while ending:
         record, status, reason = ending.pop()
-        if record.queue_entry is not None:
-            dequeue(state, record)
-        record.status = status
-        record.reason = reason
-        record.ended = state.now
-        record.leaving = ()
-        if status is Status.FINISHED:
-            state.completed += 1
-            state.completed_jct_s += state.now - record.job.submitted
-        state.ended[record.job.id] = state.jobs.pop(record.job.id)
-        if state.tenants.on:
-            state.tenants.count(record, -1)
-        if state.accounts.on:
-            state.accounts.end(record, state.now)
-        if state.awakened:
-            state.awakened.pop(record.seq, None)
+        _end_one(state, record, status, reason)
         for name in state.dependents.pop(record.job.id, ()) if state.dependents else ():
             later = state.jobs.get(name)
             if later is None or later.status is not Status.BLOCKED:
@@ -90,6 +75,27 @@ def end(state: State, record: JobRecord, status: Status, reason: str) -> None:
             if not later.waits_for:
                 requeue(state, later)
     state.capacity_changed(routine=True)
+
+
+def _end_one(state: State, record: JobRecord, status: Status, reason: str) -> None:
+    if record.queue_entry is not None:
+        dequeue(state, record)
+    now, name = state.now, record.job.id
+    record.status = status
+    record.reason = reason
+    record.ended = now
+    record.leaving = ()
+    if status is Status.FINISHED:
+        state.completed += 1
+        state.completed_jct_s += now - record.job.submitted
+    del state.jobs[name]
+    state.ended[name] = record
+    if state.tenants.on:
+        state.tenants.count(record, -1)
+    if state.accounts.on:
+        state.accounts.end(record, now)
+    if state.awakened:
+        state.awakened.pop(record.seq, None)
 
 
 def never_starts(earlier: JobRecord) -> str:

@@ -238,7 +238,7 @@ def _check_scale(state: View, record: JobView, allocation: Allocation) -> None:
 
 def _check_gpus(state: View, named: dict[str, JobView], decisions: Iterable[Decision]) -> None:
     """Check every GPU that gets a job as it will be once the whole plan is applied."""
-    arriving: dict[GpuId, list[Resident]] = {}
+    arriving: dict[GpuId, list[Resident]] = {}  # the GPUs of a decision share one list where no other needs them
     entered: set[GpuId] = set()
     for decision in decisions:
         allocation = decision.allocation
@@ -250,24 +250,25 @@ def _check_gpus(state: View, named: dict[str, JobView], decisions: Iterable[Deci
             needed = state.perf.memory(job, allocation.accumulation)
             memory = 0 if allocation.swapped else max(held, needed)
             resident = Resident(record, allocation.accumulation, memory, allocation.batch, allocation.active)
+            alone = [resident]
             for gpu in allocation.gpus:
-                arriving.setdefault(gpu, []).append(resident)
+                arriving[gpu] = [*arriving[gpu], resident] if gpu in arriving else alone
             if allocation.gpus != record.gpus:
                 entered.update(allocation.gpus)
-    topology = state.topology
+    topology, jobs_on = state.topology, state.jobs_on
+    memory = topology.largest_memory if topology.equal_memory else None
     last: tuple[object, ...] = ()
     for gpu, residents in arriving.items():
-        there, memory = state.jobs_on(gpu), topology.memory_of(gpu)
-        if not there and len(residents) == 1 and residents[0].memory <= memory:
+        there = jobs_on(gpu)
+        here = topology.memory_of(gpu) if memory is None else memory
+        if not there and len(residents) == 1 and residents[0].memory <= here:
             continue  # alone on a free GPU, as most jobs that start
-        alike = (there, tuple(residents), memory, gpu in entered)
+        alike = (there, tuple(residents), here, gpu in entered)
         if alike == last:  # a gang often joins a job on several GPUs
             continue
         last = alike
-        for record in there:
-            if record.job.id not in named:
-                residents.append(resident_of(record))
-        problem = sharing_problem(residents, state, memory)
+        residents = [*residents, *[resident_of(record) for record in there if record.job.id not in named]]
+        problem = sharing_problem(residents, state, here)
         if problem is None and gpu in entered:
             problem = exclusive_problem(residents)
         if problem:

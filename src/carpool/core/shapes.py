@@ -63,9 +63,11 @@ class Shapes:
     def of(self, job: Job, priority: int, user: str | None, group: str | None = None) -> Shape:
         """Return the shape of a job. `user` is given only where limits apply to that user or shares count, `group`
         only where shares, guarantees or caps count."""
-        split = (job.can_shrink, job.min_accumulation)
+        split = job.min_accumulation if job.can_shrink else 0
         key = (job.gpus, job.batch, split, job.exclusive, job.max_slowdown, priority, user, group)
-        known = self._known.setdefault(job.model, {})
+        known = self._known.get(job.model)
+        if known is None:
+            known = self._known[job.model] = {}
         shape = known.get(key)
         if shape is None:
             general = self.of(job, 0, None) if priority or user is not None or group is not None else None

@@ -7,6 +7,7 @@ hours of the Philly trace (docs/explanation/workload-generators.md). `pollux-lik
 a 16 GB GPU. A seed gives the same jobs on every machine, and all three generators draw from the same sequence.
 """
 
+from bisect import bisect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -36,7 +37,7 @@ FITTING_BATCHES = {"ncf": 32768, "cifar10": 512, "bert": 24, "deepspeech2": 40, 
 """Samples per GPU of a job that fits alone on a 16 GB GPU."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class JobTemplate:
     """Jobs of one model and gang size. `batch` is that of the whole gang, `run_s` the run time alone."""
 
@@ -234,18 +235,20 @@ def _draw(jobs: int, seed: int, hours: float | None) -> list[DrawnJob]:
 
 def _jobs(random: Random, span: float, jobs: int) -> Iterator[DrawnJob]:
     shares = list(accumulate(length.share for length in LENGTHS))
+    peaks = [max(length.hours) for length in LENGTHS]
     for _ in range(jobs):
-        (length,) = random.choices(LENGTHS, cum_weights=shares)
+        drawn = bisect(shares, random.random() * shares[-1], 0, len(LENGTHS) - 1)
+        length = LENGTHS[drawn]
         kind = random.choice(random.choice(length.models))
-        submitted = float(round(_moment(random, span, length.hours)))
+        submitted = float(round(_moment(random, span, length.hours, peaks[drawn])))
         factor = exp(random.gauss(0.0, SPREAD) - SPREAD**2 / 2)
         user = f"user{1 + int(USERS * random.random() ** 2)}"  # a few users submit most of the jobs
         yield DrawnJob(submitted, kind, factor, user)
 
 
-def _moment(random: Random, span: float, hours: tuple[float, ...]) -> float:
-    """Draw a time within the span, by rejection, with the density that `hours` gives."""
+def _moment(random: Random, span: float, hours: tuple[float, ...], peak: float) -> float:
+    """Draw a time within the span, by rejection, with the density that `hours` gives, of which `peak` is the largest."""
     while True:
         moment = span * random.random()
-        if random.random() * max(hours) < hours[int(moment % DAY_S / DAY_S * len(hours))]:
+        if random.random() * peak < hours[int(moment % DAY_S / DAY_S * len(hours))]:
             return moment

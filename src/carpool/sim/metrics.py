@@ -6,7 +6,9 @@ measured alike. Percentiles interpolate linearly between the two nearest ranks.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import log
+from operator import sub
 from statistics import fmean
 
 from carpool.core.guesses import Guesses
@@ -129,29 +131,41 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (rank - low)
 
 
-Times = tuple[float, float, float, float]
-"""Completion time, wait, submission and end of one job."""
+@dataclass(frozen=True, slots=True)
+class JobTimes:
+    """The times of some jobs."""
+
+    jcts: list[float]
+    """Completion times, in ascending order."""
+    waited: list[float]
+    began: float
+    """The first submission."""
+    ended: float
+    """The last end."""
+
+    @classmethod
+    def of(cls, records: Sequence[JobRecord]) -> "JobTimes":
+        """Return the times of these jobs, of which there is at least one."""
+        submitted = [record.job.submitted for record in records]
+        ended = [record.ended for record in records]
+        jcts = sorted(map(sub, ended, submitted))
+        return cls(jcts, [record.waited_s for record in records], min(submitted), max(ended))
 
 
-def times_of(record: JobRecord) -> Times:
-    submitted, ended = record.job.submitted, record.ended
-    return ended - submitted, record.waited_s, submitted, ended
-
-
-def summarise_subset(jobs: Sequence[Times]) -> SubsetSummary:
-    """Return the metrics of these jobs."""
-    if not jobs:
+def summarise_subset(parts: Sequence[JobTimes]) -> SubsetSummary:
+    """Return the metrics of the jobs of all these parts."""
+    if not parts:
         return SubsetSummary(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-    jcts, waited, submitted, ended = zip(*jobs, strict=True)
-    ordered = sorted(jcts)
+    ordered = [*chain.from_iterable([part.jcts for part in parts])]
+    ordered.sort()  # which costs little, because each part is sorted
     return SubsetSummary(
-        jobs=len(jobs),
+        jobs=len(ordered),
         mean_jct_s=fmean(ordered),
         p50_jct_s=percentile(ordered, 0.50),
         p95_jct_s=percentile(ordered, 0.95),
         p99_jct_s=percentile(ordered, 0.99),
-        mean_queue_s=fmean(waited),
-        makespan_s=max(ended) - min(submitted),
+        mean_queue_s=fmean([*chain.from_iterable([part.waited for part in parts])]),
+        makespan_s=max([part.ended for part in parts]) - min([part.began for part in parts]),
     )
 
 
@@ -170,13 +184,13 @@ def summarise(
     another one. `decisions` is their number where not all of them were timed."""
     trials = trials or state.trials
     records = finished(state)
-    times = [times_of(record) for record in records]
-    everything = summarise_subset(times)
-    sizes: dict[bool, list[Times]] = {True: [], False: []}
-    models: dict[str, list[Times]] = {}
-    for record, own in zip(records, times, strict=True):
-        sizes[record.job.gpus > large_above].append(own)
-        models.setdefault(record.job.model, []).append(own)
+    parts = _by_model_and_size(records)
+    everything = summarise_subset([*parts.values()])
+    sizes: dict[bool, list[JobTimes]] = {True: [], False: []}
+    models: dict[str, list[JobTimes]] = {}
+    for (model, gpus), part in parts.items():
+        sizes[gpus > large_above].append(part)
+        models.setdefault(model, []).append(part)
     paused_s = sum([record.paused_s for record in records])
     hosts = [record.ran_s / record.alone_s for record in records if record.hosted and record.alone_s > 0.0]
     timed = sorted(decision_cpu_s)
@@ -211,17 +225,24 @@ def summarise(
         cpu_s=cpu_s,
         large=summarise_subset(sizes[True]),
         small=summarise_subset(sizes[False]),
-        models={model: summarise_subset(part) for model, part in sorted(_by_real_model(models).items())},
+        models={model: summarise_subset(own) for model, own in sorted(models.items())},
         at_limit=len([r for r in state.ended.values() if r.at_limit and r.status is Status.FAILED]),
     )
 
 
-def _by_real_model(models: dict[str, list[Times]]) -> dict[str, list[Times]]:
-    """Return the times by the models behind the names of families."""
-    real: dict[str, list[Times]] = {}
-    for model, times in models.items():
-        real.setdefault(real_model(model), []).extend(times)
-    return real
+def _by_model_and_size(records: Iterable[JobRecord]) -> dict[tuple[str, int], JobTimes]:
+    """Return the times of jobs by the model behind the name of their family, and by their number of GPUs."""
+    parts: dict[tuple[str, int], list[JobRecord]] = {}
+    for record in records:
+        job = record.job
+        part = parts.get((job.model, job.gpus))
+        if part is None:
+            part = parts[job.model, job.gpus] = []
+        part.append(record)
+    real: dict[tuple[str, int], list[JobRecord]] = {}
+    for (model, gpus), part in parts.items():
+        real.setdefault((real_model(model), gpus), []).extend(part)
+    return {of: JobTimes.of(part) for of, part in real.items()}
 
 
 def _mean_residents(state: State) -> float:
