@@ -256,19 +256,19 @@ def _check_gpus(state: View, named: dict[str, JobView], decisions: Iterable[Deci
             if allocation.gpus != record.gpus:
                 entered.update(allocation.gpus)
     topology, jobs_on = state.topology, state.jobs_on
-    memory = topology.largest_memory if topology.equal_memory else None
+    equal = topology.largest_memory if topology.equal_memory else None
     last: tuple[object, ...] = ()
     for gpu, residents in arriving.items():
         there = jobs_on(gpu)
-        here = topology.memory_of(gpu) if memory is None else memory
-        if not there and len(residents) == 1 and residents[0].memory <= here:
+        memory = topology.memory_of(gpu) if equal is None else equal
+        if not there and len(residents) == 1 and residents[0].memory <= memory:
             continue  # alone on a free GPU, as most jobs that start
-        alike = (there, tuple(residents), here, gpu in entered)
+        alike = (there, tuple(residents), memory, gpu in entered)
         if alike == last:  # a gang often joins a job on several GPUs
             continue
         last = alike
         residents = [*residents, *[resident_of(record) for record in there if record.job.id not in named]]
-        problem = sharing_problem(residents, state, here)
+        problem = sharing_problem(residents, state, memory)
         if problem is None and gpu in entered:
             problem = exclusive_problem(residents)
         if problem:

@@ -3,17 +3,34 @@
 A guest gains beside hosts that have some time left at least (`SharingOptions.needs`). A search that fails leaves the
 number of GPUs that such hosts have to themselves. Time only makes it smaller, so the log of what hosts offer, and what
 the draft has done, tell how large it can be later. A gang for which that and the free GPUs are too few has no place.
+
+A gang has one sub-batch on all its GPUs. A search joins hosts with the batch as whole as possible, where there are
+enough of these. Otherwise it asks again with a sub-batch that suits all hosts, at least as small as the largest that
+one of them needs. So two numbers count: the GPUs beside whose hosts the gang gains with the whole batch, and those
+beside whose hosts it gains with a sub-batch that one of them needs. Both must be too few.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 from carpool.core.draft import Draft
 from carpool.core.model import Allocation, Decision, GpuId, Job
 from carpool.core.shapes import Shape
 from carpool.core.view import HostKind, HostsView, JobView, Offer, OfferChange, View
 from carpool.policies.sharing.candidates import SLACK, OptionCache, SharingOptions
+
+
+class Needed(NamedTuple):
+    """Seconds that a host of one kind must have left alone; inf: a guest gains beside no such host."""
+
+    whole: float
+    """For a guest with the smallest accumulation that it allows."""
+    between: float
+    """With a larger one, but smaller than `Shortfall.split_into`, where the host needs that."""
+    split: float
+    """With an accumulation of at least `Shortfall.split_into`."""
 
 
 @dataclass(slots=True)
@@ -23,14 +40,19 @@ class Shortfall:
     guest_left: float
     startup: float
     """Seconds that such jobs need to start up."""
-    known: dict[HostKind, SharingOptions]
-    least: dict[HostKind, float]
-    """Seconds that a host of a kind must have left alone, of kinds looked at so far; inf: no such guest fits there."""
-    gpus: int
-    """Number of GPUs whose hosts last long enough, or more."""
-    seen: int
-    """Number of changes in the log of offers that `gpus` contains."""
-    added: int
+    split_into: float
+    """The smallest accumulation but the first that a host needed; inf: none did."""
+    needed: dict[HostKind, Needed]
+    """What hosts must have left, of kinds looked at so far."""
+    whole: int = 0
+    """Number of GPUs whose hosts last long enough for the whole batch, or more."""
+    between: int = 0
+    """The same for sub-batches between the whole one and `split_into`. If there are some, all must be counted again."""
+    split: int = 0
+    """The same for accumulations of at least `split_into`."""
+    seen: int = 0
+    """Number of changes in the log of offers that these numbers contain."""
+    added: int = 0
     """Number of GPUs that these changes added."""
 
 
@@ -63,7 +85,7 @@ class Shortfalls:
                 if not self._begun:
                     self._begin()
                 noted = self._noted(bucket[0][3])
-                if noted is not None and self._bound(bucket[0][3], noted, short) < short:
+                if noted is not None and self._finds_at_most(bucket[0][3], noted) < short:
                     hopeless.add(shape)
         return hopeless
 
@@ -79,13 +101,13 @@ class Shortfalls:
         if self._unclear:
             return draft.shareable().bit_count() < short
         noted = self._noted(guest)
-        if noted is not None and self._bound(guest, noted, short) < short:
+        if noted is not None and self._finds_at_most(guest, noted) < short:
             return True
         noted = self._count(guest, short + self._taken)
         if noted is None:
             return False
         self._known[guest.shape.general] = noted
-        return noted.gpus + self._lasting(guest, noted, self._changes) < short
+        return self._finds_at_most(guest, noted) < short
 
     def _noted(self, guest: JobView) -> Shortfall | None:
         """Return what is noted of jobs like this one that have no more time left."""
@@ -94,20 +116,17 @@ class Shortfalls:
             return None
         return noted if noted.startup == guest.startup_s and noted.seen >= self._offers.forgotten else None
 
-    def _bound(self, guest: JobView, noted: Shortfall, enough: int) -> int:
-        """Return the number of GPUs that a job finds at most beside hosts; it is exact enough to compare it."""
-        bound = noted.gpus + self._offers.added - noted.added + self._added
-        if bound < enough:
-            return bound
-        self._catch_up(guest, noted)
-        return noted.gpus + self._lasting(guest, noted, self._changes) if self._changes else noted.gpus
-
-    def _catch_up(self, guest: JobView, noted: Shortfall) -> None:
-        """Add what changed in the log of offers since then."""
+    def _finds_at_most(self, guest: JobView, noted: Shortfall) -> float:
+        """Return the number of GPUs that a job finds at most beside hosts; inf: they must be counted again."""
         offers = self._offers
-        if noted.added < offers.added:
-            noted.gpus += self._lasting(guest, noted, offers.changes[noted.seen - offers.forgotten :])
+        if noted.added < offers.added:  # where GPUs were only taken away, there are still no more
+            changes = offers.changes[noted.seen - offers.forgotten :]
+            noted.whole, noted.between, noted.split = self._lasting(guest, noted, changes)
             noted.seen, noted.added = offers.forgotten + len(offers.changes), offers.added
+        whole, between, split = noted.whole, noted.between, noted.split
+        if self._changes:
+            whole, between, split = self._lasting(guest, noted, self._changes)
+        return inf if between > 0 else max(whole, split)
 
     def _begin(self) -> None:
         """Ask for the hosts, and forget what was noted of others or with another belief."""
@@ -118,43 +137,81 @@ class Shortfalls:
             self._known.clear()
         self._offers, self._begun = hosts.offers, True
 
-    def _lasting(self, guest: JobView, noted: Shortfall, changes: Sequence[OfferChange]) -> int:
-        """Return the sum of those changes whose hosts last long enough."""
-        now, known, gpus = self._view.now, noted.least, 0
+    def _lasting(self, guest: JobView, noted: Shortfall, changes: Sequence[OfferChange]) -> tuple[int, int, int]:
+        """Return what is noted with those changes whose hosts last long enough: whole, between, split."""
+        now, known = self._view.now, noted.needed
+        whole, between, split = noted.whole, noted.between, noted.split
         for number, (kind, job, slowdown, end, _) in changes:
-            least = known.get(kind)
-            if least is None:
-                least = known[kind] = self._least(noted.known, guest, noted.guest_left, kind, job)
+            needed = known.get(kind)
+            if needed is None:
+                needed = known[kind] = self._needed(guest, noted, kind, job)
             # as `Offer.lasts`, which would cost more here, where most of the answers come from
-            if least <= 0.0 or end >= (now + least * slowdown if slowdown else least):
-                gpus += number
-        return gpus
+            for_whole, for_between, for_split = needed
+            if for_whole <= 0.0 or end >= (now + for_whole * slowdown if slowdown else for_whole):
+                whole += number
+            if for_split <= 0.0 or end >= (now + for_split * slowdown if slowdown else for_split):
+                split += number
+            if for_between <= 0.0 or end >= (now + for_between * slowdown if slowdown else for_between):
+                between += number
+        return whole, between, split
 
-    def _least(
-        self, known: dict[HostKind, SharingOptions], guest: JobView, guest_left: float, kind: HostKind, host: Job
-    ) -> float:
-        """Return the seconds that a host of a kind must have left alone; inf: no such guest fits beside it."""
-        choices = known.get(kind) or self._cache.learn(known, self._view, guest, kind, host)
-        return choices.needs * guest_left * SLACK + guest.startup_s if choices.options else inf
+    def _needed(self, guest: JobView, noted: Shortfall, kind: HostKind, host: Job) -> Needed:
+        """Return what hosts of a kind must have left alone."""
+        first = guest.shape.sizes[0].accumulation
+        whole = between = split = inf
+        for option in self._options(guest, kind, host, first).options:
+            least = option.needs * noted.guest_left * SLACK + noted.startup
+            if option.size.accumulation == first:
+                whole = least
+            elif option.size.accumulation < noted.split_into:
+                between = min(between, least)
+        if noted.split_into < inf:
+            choices = self._options(guest, kind, host, int(noted.split_into))
+            split = choices.needs * noted.guest_left * SLACK + noted.startup if choices.options else inf
+        return Needed(whole, between, split)
+
+    def _options(self, guest: JobView, kind: HostKind, host: Job, at_least: int) -> SharingOptions:
+        known = self._cache.beside(self._view, guest, at_least)
+        return known.get(kind) or self._cache.learn(known, self._view, guest, kind, host, at_least)
 
     def _count(self, guest: JobView, enough: int) -> Shortfall | None:
         """Count the GPUs in the view whose hosts last long enough; None: there are at least `enough` of them."""
-        view, offers, gpus = self._view, self._offers, 0
-        known, now, guest_left = self._cache.beside(view, guest, 1), view.now, guest.alone_left(view.now)
-        found: dict[HostKind, float] = {}
-        for kind, sample, soonest_first in _alike(view.hosts):
-            least = found[kind] = self._least(known, guest, guest_left, kind, sample)
-            if least == inf:
-                continue
-            for _, seq, _ in reversed(soonest_first):
-                offer = offers.by_seq[seq]
-                if not offer.lasts(now, least):
-                    break
-                gpus += offer.gpus
+        offers, guest_left, first = self._offers, guest.alone_left(self._view.now), guest.shape.sizes[0].accumulation
+        lasting: dict[int, int] = {}  # numbers of GPUs by the accumulation that their hosts need
+        for kind, sample, soonest_first in _alike(self._view.hosts):
+            for option in self._options(guest, kind, sample, first).options:
+                least = option.needs * guest_left * SLACK + guest.startup_s
+                accumulation = option.size.accumulation
+                gpus = lasting.get(accumulation, 0)
+                gpus = lasting[accumulation] = self._count_entries(soonest_first, least, gpus, enough)
                 if gpus >= enough:
                     return None
-        seen = offers.forgotten + len(offers.changes)
-        return Shortfall(guest_left, guest.startup_s, known, found, gpus, seen, offers.added)
+        split_into = min((a for a, gpus in lasting.items() if a > first and gpus), default=inf)
+        noted = Shortfall(guest_left, guest.startup_s, split_into, {}, lasting.get(first, 0))
+        noted.seen, noted.added = offers.forgotten + len(offers.changes), offers.added
+        if split_into == inf:
+            return noted
+        for kind, sample, soonest_first in _alike(self._view.hosts):
+            needed = noted.needed.get(kind)
+            if needed is None:
+                needed = noted.needed[kind] = self._needed(guest, noted, kind, sample)
+            if needed.split < inf:
+                noted.split = self._count_entries(soonest_first, needed.split, noted.split, enough)
+                if noted.split >= enough:
+                    return None
+        return noted
+
+    def _count_entries(
+        self, soonest_first: Sequence[tuple[float, int, object]], least: float, gpus: int, enough: int
+    ) -> int:
+        """Return `gpus` and the GPUs of those hosts that have so much left alone; counting stops at `enough`."""
+        now, by_seq = self._view.now, self._offers.by_seq
+        for _, seq, _ in reversed(soonest_first):
+            offer = by_seq[seq]
+            if gpus >= enough or not offer.lasts(now, least):
+                break
+            gpus += offer.gpus
+        return gpus
 
     def _follow(self, decisions: Sequence[Decision]) -> None:
         """Note what the draft's decisions changed since the last time."""
