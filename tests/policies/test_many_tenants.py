@@ -8,7 +8,7 @@ import pytest
 from carpool.core.events import Event
 from carpool.core.model import Job
 from carpool.policies.sharing.candidates import Candidates
-from carpool.policies.sharing.shortfalls import Shortfalls
+from carpool.policies.sharing.shortfalls import Outlook, Shortfalls
 from carpool.sim.run import Setup, simulate
 
 
@@ -33,12 +33,18 @@ def jobs_of_many_users(seed: int) -> list[Job]:
 @pytest.mark.parametrize("jobs_per_gpu", [2, 3])
 def test_a_guest_that_is_not_tried_would_have_found_too_few_hosts(policy, jobs_per_gpu, monkeypatch):
     left_out = 0
-    told, told_from_before, began = Candidates.too_few_for, Shortfalls.finds_too_few, Shortfalls.begin
+    told, told_from_before, began = Candidates.too_few_for, Shortfalls.outlook, Shortfalls.begin
 
-    def counted(asked, *guest):
+    def counted(candidates, guest):
         nonlocal left_out
-        answer = (told if isinstance(asked, Candidates) else told_from_before)(asked, *guest)
+        answer = told(candidates, guest)
         left_out += answer
+        return answer
+
+    def outlook_counted(shortfalls, draft, guest):
+        nonlocal left_out
+        answer = told_from_before(shortfalls, draft, guest)
+        left_out += answer is not Outlook.OPEN
         return answer
 
     def begin_counted(shortfalls, view):
@@ -59,11 +65,11 @@ def test_a_guest_that_is_not_tried_would_have_found_too_few_hosts(policy, jobs_p
 
     for seed in range(3):
         monkeypatch.setattr(Candidates, "too_few_for", counted)
-        monkeypatch.setattr(Shortfalls, "finds_too_few", counted)
+        monkeypatch.setattr(Shortfalls, "outlook", outlook_counted)
         monkeypatch.setattr(Shortfalls, "begin", begin_counted)
         quick = log_of(seed)
         monkeypatch.setattr(Candidates, "too_few_for", lambda candidates, guest: False)
-        monkeypatch.setattr(Shortfalls, "finds_too_few", lambda shortfalls, draft, guest: False)
+        monkeypatch.setattr(Shortfalls, "outlook", lambda shortfalls, draft, guest: Outlook.OPEN)
         monkeypatch.setattr(Shortfalls, "begin", begin_with_none)
         assert quick == log_of(seed)
     assert left_out > 100

@@ -6,7 +6,7 @@ from carpool.core import offers
 from carpool.core.model import Node
 from carpool.core.perf import ConstantInterference, MeasuredPair, TableInterference
 from carpool.policies.sharing.bsbf import SjfBsbf
-from carpool.policies.sharing.shortfalls import Shortfalls
+from carpool.policies.sharing.shortfalls import Outlook, Shortfalls
 from carpool.profile.schema import load
 from carpool.sim.engine import Engine
 from carpool.sim.generate import philly_like
@@ -51,23 +51,24 @@ class SearchesAlways(Shortfalls):
         super().begin(view)
         return set()
 
-    def finds_too_few(self, draft, guest):
-        return False
+    def outlook(self, draft, guest):
+        return Outlook.OPEN
 
 
 class Counts(Shortfalls):
     """Count the answers."""
 
-    answers = 0
+    answers = witnessed = 0
 
     def begin(self, view):
         found = super().begin(view)
         self.answers += len(found)
         return found
 
-    def finds_too_few(self, draft, guest):
-        found = super().finds_too_few(draft, guest)
-        self.answers += found
+    def outlook(self, draft, guest):
+        found = super().outlook(draft, guest)
+        self.answers += found is not Outlook.OPEN
+        self.witnessed += found is Outlook.NONE_NOW
         return found
 
 
@@ -77,7 +78,7 @@ def log(shortfalls, world, **options):
     sizes = [memory[n % len(memory)] for n in range(5)]
     cluster = [Node(f"n{n}", (2 * n, 2 * n + 1), gib * GIB) for n, gib in enumerate(sizes)]
     policy, events = SjfBsbf(**options), []
-    policy._shortfalls = made = shortfalls(policy._options)
+    policy._shortfalls = made = shortfalls(policy._options, policy.floor)
     Engine(jobs(), cluster, policy, belief=model(table, 2), jobs_per_gpu=jobs_per_gpu, log=events.append).run()
     return events, made
 
@@ -114,3 +115,20 @@ def test_what_is_learned_and_what_the_log_has_forgotten_count_no_more(monkeypatc
         simulate(workload, policy, setup, log=events.append)
         logs.append(events)
     assert logs[0] == logs[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"floor": 1.2}, {"single_host": True}], ids=["plain", "floor", "single host"])
+@pytest.mark.parametrize("interference", ["1.2", "1.5", "gavel"])
+def test_gangs_whose_hosts_need_different_sub_batches(interference, options):
+    """Hosts of eight GPUs that leave room for the whole batch are few, and so are those that suit a smaller one."""
+    workload = philly_like(load("t4").core_tasks(), jobs=2000, load=3.0, seed=1)
+    logs, counting = [], []
+    for shortfalls in (Counts, SearchesAlways):
+        policy, events = SjfBsbf(**options), []
+        policy._shortfalls = shortfalls(policy._options, policy.floor)
+        counting.append(policy._shortfalls)
+        simulate(workload, policy, Setup(cluster="16x8", truth=interference), log=events.append)
+        logs.append(events)
+    assert logs[0] == logs[1]
+    assert counting[0].witnessed > 5

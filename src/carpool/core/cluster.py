@@ -34,8 +34,8 @@ class Cluster:
 
     @property
     def by_load(self) -> list[int]:
-        """The GPUs that hold n jobs, one bit each, by n. Paused jobs count. Kept from the first use on, so that policies
-        that never share do not pay for it."""
+        """The GPUs that hold n jobs, one bit each, by n; paused jobs count. Kept from the first use on, so that
+        policies that never share do not pay for it."""
         if self._by_load is None:
             self._by_load = [0] * (self.resident_per_gpu + 1)
             for gpu, there in self.residents.items():

@@ -247,7 +247,7 @@ def _jobs(random: Random, span: float, jobs: int) -> Iterator[DrawnJob]:
 
 
 def _moment(random: Random, span: float, hours: tuple[float, ...], peak: float) -> float:
-    """Draw a time within the span, by rejection, with the density that `hours` gives, of which `peak` is the largest."""
+    """Draw a time within the span, by rejection, with the density that `hours` gives; `peak` is its largest value."""
     while True:
         moment = span * random.random()
         if random.random() * peak < hours[int(moment % DAY_S / DAY_S * len(hours))]:

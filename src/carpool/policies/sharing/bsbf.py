@@ -11,7 +11,7 @@ from carpool.policies.base import BasePolicy, Explanation, option, shortest_firs
 from carpool.policies.sharing.candidates import Candidate, Candidates, OptionCache
 from carpool.policies.sharing.explain import ASKED_NOT_TO_SHARE, FITS_BESIDE_NO_JOB, compare_hosts
 from carpool.policies.sharing.pair import WAITING_WINS, total_speed
-from carpool.policies.sharing.shortfalls import Shortfalls
+from carpool.policies.sharing.shortfalls import Outlook, Shortfalls
 
 
 class JoinOutcome(Enum):
@@ -34,7 +34,7 @@ class SjfBsbf(BasePolicy):
 
     def __post_init__(self) -> None:
         self._options = OptionCache()
-        self._shortfalls = Shortfalls(self._options)
+        self._shortfalls = Shortfalls(self._options, self.floor)
 
     def key(self, job: JobView, now: float) -> tuple[float, ...]:
         return shortest_first(job, now)
@@ -49,8 +49,10 @@ class SjfBsbf(BasePolicy):
         candidates = Candidates(draft, self._options)
         pending = draft.pending(without=hopeless)
         for job in pending:  # Alg. 1, l. 2
-            if self._shortfalls.finds_too_few(draft, job):
-                pending.skip_alike()
+            outlook = self._shortfalls.outlook(draft, job)
+            if outlook is not Outlook.OPEN:
+                if outlook is Outlook.NONE:
+                    pending.skip_alike()
                 continue
             if draft.start(job, "it is the shortest job in the queue that fits"):  # l. 6–7
                 continue

@@ -7,11 +7,13 @@ the draft has done, tell how large it can be later. A gang for which that and th
 A gang has one sub-batch on all its GPUs. A search joins hosts with the batch as whole as possible, where there are
 enough of these. Otherwise it asks again with a sub-batch that suits all hosts, at least as small as the largest that
 one of them needs. So two numbers count: the GPUs beside whose hosts the gang gains with the whole batch, and those
-beside whose hosts it gains with a sub-batch that one of them needs. Both must be too few.
+beside whose hosts it gains with a sub-batch that one of them needs. Both must be too few. Free GPUs may complete a gang
+with the whole batch only where no host needs another sub-batch; so while one surely does, they do not count for it.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum, auto
 from math import inf
 from typing import NamedTuple
 
@@ -20,6 +22,21 @@ from carpool.core.model import Allocation, Decision, GpuId, Job
 from carpool.core.shapes import Shape
 from carpool.core.view import HostKind, HostsView, JobView, Offer, OfferChange, View
 from carpool.policies.sharing.candidates import SLACK, OptionCache, SharingOptions
+from carpool.policies.sharing.pair import SharingOption
+
+CLEARLY, CLEARLY_S = 1.0 + 1e-6, 1e-3
+"""Factor and seconds by which a host must have more left than it needs, so that rounding plays no part."""
+
+
+class Outlook(Enum):
+    """Whether a job may find a place in the draft as it is."""
+
+    OPEN = auto()
+    """A search must tell."""
+    NONE_NOW = auto()
+    """It surely finds none. A longer job of its shape may, once the draft has placed other jobs."""
+    NONE = auto()
+    """It surely finds none, and no longer job of its shape does, whatever else is placed."""
 
 
 class Needed(NamedTuple):
@@ -33,6 +50,15 @@ class Needed(NamedTuple):
     """With an accumulation of at least `Shortfall.split_into`."""
 
 
+class Witness(NamedTuple):
+    """A host beside which jobs surely gain, and only with a sub-batch."""
+
+    seq: int
+    offer: Offer
+    needs: float
+    """Ratio of the host's to the guest's time left above which sharing pays."""
+
+
 @dataclass(slots=True)
 class Shortfall:
     """What jobs that are alike, and have at least so much time left, find at most."""
@@ -40,9 +66,13 @@ class Shortfall:
     guest_left: float
     startup: float
     """Seconds that such jobs need to start up."""
-    split_into: float
+    options: dict[HostKind, SharingOptions]
+    """The options of such jobs, as the cache has them."""
+    split_into: float = inf
     """The smallest accumulation but the first that a host needed; inf: none did."""
-    needed: dict[HostKind, Needed]
+    split_options: dict[HostKind, SharingOptions] = field(default_factory=dict)
+    """The options with at least this accumulation."""
+    needed: dict[HostKind, Needed] = field(default_factory=dict)
     """What hosts must have left, of kinds looked at so far."""
     whole: int = 0
     """Number of GPUs whose hosts last long enough for the whole batch, or more."""
@@ -54,13 +84,17 @@ class Shortfall:
     """Number of changes in the log of offers that these numbers contain."""
     added: int = 0
     """Number of GPUs that these changes added."""
+    witness: Witness | None = None
+    """The host that will be one for the longest time."""
 
 
 class Shortfalls:
     """The shortfalls of waiting jobs, by shape. Call `begin` with the view of every pass."""
 
-    def __init__(self, cache: OptionCache) -> None:
+    def __init__(self, cache: OptionCache, floor: float = 0.0) -> None:
+        """`floor`: the minimum total speed of a pair that may share."""
         self._cache = cache
+        self._floor = floor
         self._generation = -1
         self._hosts: HostsView | None = None
         self._known: dict[Shape, Shortfall] = {}
@@ -84,30 +118,33 @@ class Shortfalls:
             if short > 0:
                 if not self._begun:
                     self._begin()
-                noted = self._noted(bucket[0][3])
-                if noted is not None and self._finds_at_most(bucket[0][3], noted) < short:
+                guest = bucket[0][3]
+                noted = self._noted(guest)
+                if noted is not None and self._outlook(guest, noted, short) is Outlook.NONE:
                     hopeless.add(shape)
         return hopeless
 
-    def finds_too_few(self, draft: Draft, guest: JobView) -> bool:
-        """Return whether a job surely finds too few free GPUs and hosts in the draft as it is."""
+    def outlook(self, draft: Draft, guest: JobView) -> Outlook:
+        """Return whether a job may find enough free GPUs and hosts in the draft as it is."""
         short = guest.shape.gpus - draft.free_count
         if short <= 0:
-            return False
+            return Outlook.OPEN
         if not self._begun:
             self._begin()
         if self._decisions < len(draft.decisions):
             self._follow(draft.decisions)
         if self._unclear:
-            return draft.shareable().bit_count() < short
+            return Outlook.NONE if draft.shareable().bit_count() < short else Outlook.OPEN
         noted = self._noted(guest)
-        if noted is not None and self._finds_at_most(guest, noted) < short:
-            return True
-        noted = self._count(guest, short + self._taken)
+        if noted is not None:
+            found = self._outlook(guest, noted, short)
+            if found is not Outlook.OPEN:
+                return found
+        noted = self._count(guest, short)
         if noted is None:
-            return False
+            return Outlook.OPEN
         self._known[guest.shape.general] = noted
-        return self._finds_at_most(guest, noted) < short
+        return self._outlook(guest, noted, short)
 
     def _noted(self, guest: JobView) -> Shortfall | None:
         """Return what is noted of jobs like this one that have no more time left."""
@@ -116,8 +153,8 @@ class Shortfalls:
             return None
         return noted if noted.startup == guest.startup_s and noted.seen >= self._offers.forgotten else None
 
-    def _finds_at_most(self, guest: JobView, noted: Shortfall) -> float:
-        """Return the number of GPUs that a job finds at most beside hosts; inf: they must be counted again."""
+    def _outlook(self, guest: JobView, noted: Shortfall, short: int) -> Outlook:
+        """Return whether a job that needs so many GPUs beside hosts may find them, by what is noted."""
         offers = self._offers
         if noted.added < offers.added:  # where GPUs were only taken away, there are still no more
             changes = offers.changes[noted.seen - offers.forgotten :]
@@ -126,7 +163,22 @@ class Shortfalls:
         whole, between, split = noted.whole, noted.between, noted.split
         if self._changes:
             whole, between, split = self._lasting(guest, noted, self._changes)
-        return inf if between > 0 else max(whole, split)
+        if between > 0 or split >= short:  # with some in between, another sub-batch may suit all
+            return Outlook.OPEN
+        if whole < short:
+            return Outlook.NONE
+        return Outlook.NONE_NOW if whole < guest.shape.gpus and self._has_witness(guest, noted) else Outlook.OPEN
+
+    def _has_witness(self, guest: JobView, noted: Shortfall) -> bool:
+        """Return whether a host surely needs a sub-batch: it still offers what it did, and has clearly enough left."""
+        if noted.witness is None:
+            return False
+        seq, offer, needs = noted.witness
+        if self._offers.by_seq.get(seq) is not offer or any(changed is offer for _, changed in self._changes):
+            return False
+        now = self._view.now
+        least = needs * guest.alone_left(now) + guest.startup_s
+        return (offer.end - now) / offer.slowdown > CLEARLY * least + CLEARLY_S
 
     def _begin(self) -> None:
         """Ask for the hosts, and forget what was noted of others or with another belief."""
@@ -159,47 +211,66 @@ class Shortfalls:
         """Return what hosts of a kind must have left alone."""
         first = guest.shape.sizes[0].accumulation
         whole = between = split = inf
-        for option in self._options(guest, kind, host, first).options:
+        choices = noted.options.get(kind) or self._learn(noted.options, guest, kind, host, first)
+        for option in choices.options:
             least = option.needs * noted.guest_left * SLACK + noted.startup
             if option.size.accumulation == first:
                 whole = least
             elif option.size.accumulation < noted.split_into:
                 between = min(between, least)
         if noted.split_into < inf:
-            choices = self._options(guest, kind, host, int(noted.split_into))
+            choices = noted.split_options.get(kind) or self._learn(
+                noted.split_options, guest, kind, host, int(noted.split_into)
+            )
             split = choices.needs * noted.guest_left * SLACK + noted.startup if choices.options else inf
         return Needed(whole, between, split)
 
-    def _options(self, guest: JobView, kind: HostKind, host: Job, at_least: int) -> SharingOptions:
-        known = self._cache.beside(self._view, guest, at_least)
-        return known.get(kind) or self._cache.learn(known, self._view, guest, kind, host, at_least)
+    def _learn(
+        self, known: dict[HostKind, SharingOptions], guest: JobView, kind: HostKind, host: Job, at_least: int
+    ) -> SharingOptions:
+        return self._cache.learn(known, self._view, guest, kind, host, at_least)
 
-    def _count(self, guest: JobView, enough: int) -> Shortfall | None:
-        """Count the GPUs in the view whose hosts last long enough; None: there are at least `enough` of them."""
-        offers, guest_left, first = self._offers, guest.alone_left(self._view.now), guest.shape.sizes[0].accumulation
+    def _count(self, guest: JobView, short: int) -> Shortfall | None:
+        """Count the GPUs in the view whose hosts last long enough; None: a search may find `short` or more of them."""
+        view, offers, first = self._view, self._offers, guest.shape.sizes[0].accumulation
+        guest_left, startup = guest.alone_left(view.now), guest.startup_s
+        noted = Shortfall(guest_left, startup, self._cache.beside(view, guest, first))
+        noted.seen, noted.added = offers.forgotten + len(offers.changes), offers.added
+        known, enough = noted.options, guest.shape.gpus + self._taken
         lasting: dict[int, int] = {}  # numbers of GPUs by the accumulation that their hosts need
-        for kind, sample, soonest_first in _alike(self._view.hosts):
-            for option in self._options(guest, kind, sample, first).options:
-                least = option.needs * guest_left * SLACK + guest.startup_s
-                accumulation = option.size.accumulation
-                gpus = lasting.get(accumulation, 0)
-                gpus = lasting[accumulation] = self._count_entries(soonest_first, least, gpus, enough)
+        for kind, sample, soonest_first in _alike(view.hosts):
+            choices = (known.get(kind) or self._learn(known, guest, kind, sample, first)).options
+            for option in choices:
+                least, accumulation = option.needs * guest_left * SLACK + startup, option.size.accumulation
+                before = lasting.get(accumulation, 0)
+                gpus = lasting[accumulation] = self._count_entries(soonest_first, least, before, enough)
                 if gpus >= enough:
                     return None
-        split_into = min((a for a, gpus in lasting.items() if a > first and gpus), default=inf)
-        noted = Shortfall(guest_left, guest.startup_s, split_into, {}, lasting.get(first, 0))
-        noted.seen, noted.added = offers.forgotten + len(offers.changes), offers.added
-        if split_into == inf:
-            return noted
-        for kind, sample, soonest_first in _alike(self._view.hosts):
-            needed = noted.needed.get(kind)
-            if needed is None:
-                needed = noted.needed[kind] = self._needed(guest, noted, kind, sample)
-            if needed.split < inf:
-                noted.split = self._count_entries(soonest_first, needed.split, noted.split, enough)
-                if noted.split >= enough:
-                    return None
+            if choices and choices[0].size.accumulation > first and gpus > before:
+                self._consider_witness(noted, choices, soonest_first[-1][1])
+        noted.whole = lasting.get(first, 0)
+        noted.split_into = min([split for split, gpus in lasting.items() if split > first and gpus], default=inf)
+        if noted.whole >= short + self._taken and noted.witness is None:
+            return None
+        enough = short + self._taken
+        if noted.split_into < inf:
+            noted.split_options = known = self._cache.beside(view, guest, int(noted.split_into))
+            for kind, sample, soonest_first in _alike(view.hosts):
+                fitting = known.get(kind) or self._learn(known, guest, kind, sample, int(noted.split_into))
+                if fitting.options:
+                    least = fitting.needs * guest_left * SLACK + startup
+                    noted.split = self._count_entries(soonest_first, least, noted.split, enough)
+                    if noted.split >= enough:
+                        return None
         return noted
+
+    def _consider_witness(self, noted: Shortfall, choices: Sequence[SharingOption], seq: int) -> None:
+        """Note a host beside which the whole batch does not fit, if it lasts longer than the one that is noted."""
+        offer = self._offers.by_seq[seq]
+        if not offer.slowdown or any(option.total_speed < self._floor for option in choices):
+            return
+        if noted.witness is None or offer.end > noted.witness.offer.end:
+            noted.witness = Witness(seq, offer, min([option.needs for option in choices]))
 
     def _count_entries(
         self, soonest_first: Sequence[tuple[float, int, object]], least: float, gpus: int, enough: int
