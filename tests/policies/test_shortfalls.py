@@ -131,4 +131,4 @@ def test_gangs_whose_hosts_need_different_sub_batches(interference, options):
         simulate(workload, policy, Setup(cluster="16x8", truth=interference), log=events.append)
         logs.append(events)
     assert logs[0] == logs[1]
-    assert counting[0].witnessed > 5
+    assert counting[0].witnessed
