@@ -35,11 +35,11 @@ def guessed_length(state: State, job: Job) -> GuessedLength | None:
     """Return what is known about the guess of a job as it is submitted; None: there is none that may be corrected."""
     if not job.user or state.guesses.trusted:
         return None
-    kind = job.guess or (Guess.DURATION if job.duration_s is not None else Guess.ITERATIONS)
-    if kind is Guess.DURATION and job.duration_s is not None:
+    kind, duration_s = job.guess, job.duration_s
+    if duration_s is not None and (kind is None or kind is Guess.DURATION):
         record = state.guesses.of(job.user, DURATION)
-        return GuessedLength(DURATION, job.duration_s, record.factor if state.relies_on_guess(job) else 1.0, record)
-    if kind is Guess.ITERATIONS and not job.elastic:  # the phases of an elastic job follow from their number
+        return GuessedLength(DURATION, duration_s, record.factor if state.relies_on_guess(job) else 1.0, record)
+    if kind in (None, Guess.ITERATIONS) and not job.elastic:  # the phases of an elastic job follow from their number
         record = state.guesses.of(job.user, ITERATIONS)
         return GuessedLength(ITERATIONS, job.iterations, record.factor, record)
     return None
@@ -50,11 +50,13 @@ def note_guess(state: State, record: JobRecord) -> None:
     found = guessed_length(state, record.job)
     if found is None:
         return
-    if found.kind == DURATION:
-        record.guess_s = found.guess
+    kind, guess, factor, _ = found
+    if kind == DURATION:
+        record.guess_s = guess
     else:
         record.guess_iterations = record.job.iterations
-    _multiply_guess(state, record, found.factor)
+    if factor != 1.0:
+        _multiply_guess(state, record, factor)
 
 
 def _correct(state: State, record: JobRecord) -> None:

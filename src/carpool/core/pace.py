@@ -38,25 +38,16 @@ def update_pace(state: State, records: Iterable[JobRecord]) -> None:
     """Compute the slow-down and the iteration time of jobs again: their mates or their placement changed."""
     for record in records:
         if record.status is Status.RUNNING and not record.warming_up:
-            slowdown = predicted_slowdown(state, record)
-            iteration_s = record.alone_iteration_s * slowdown
-            if iteration_s != record.iteration_s or slowdown != record.slowdown or not _may_go_on(state, record):
-                settle(state, record)
-                record.slowdown = slowdown
-                record.iteration_s = iteration_s
-                record.pace_seen = False
-                record.pace_version += 1
+            settle(state, record)
+            record.slowdown = predicted_slowdown(state, record)
+            record.iteration_s = record.alone_iteration_s * record.slowdown
+            record.pace_seen = False
+            record.pace_version += 1
             state.pace_changes.append(record)
         elif not record.active:  # it may go on now that its mates changed, and its end is predicted from here on
             settle(state, record)
             state.awakened[record.seq] = record
         state.reindex(record)
-
-
-def _may_go_on(state: State, record: JobRecord) -> bool:
-    """Return whether a job whose mates changed and whose pace did not needs no settlement: nothing is measured beside
-    its present mates, and its pace holds up to its end. That is most of the changes of mates in a simulation."""
-    return state.learner is None and not record.pace_seen and record.batch is None
 
 
 def predicted_slowdown(state: State, record: JobRecord) -> float:
@@ -71,10 +62,11 @@ def predicted_slowdown(state: State, record: JobRecord) -> float:
         if len(cell) == 1 or cell is last:  # a gang often shares several GPUs with the same jobs
             continue
         last = cell
-        mates = []
-        for mate in cell:
-            if mate is not record and mate.status is Status.RUNNING and not mate.warming_up:
-                mates.append((mate.job, mate.accumulation))
+        if len(cell) == 2:  # mostly, and asked often
+            mate = cell[0] if cell[1] is record else cell[1]
+            mates = [(mate.job, mate.accumulation)] if mate.computing else []
+        else:
+            mates = [(mate.job, mate.accumulation) for mate in cell if mate is not record and mate.computing]
         if mates:
             slowdown = state.perf.slowdown(record.job, record.accumulation, mates)
             if slowdown > worst:

@@ -114,8 +114,6 @@ class Engine:
         self._report_error, seed = report_error
         self._report_s = report_s
         self._guess = guess
-        self._ends: dict[int, int] = {}  # the pace for which the end of each job is on the heap, by `seq`
-        self._reports_due: dict[int, int] = {}  # the number of the latest report that each job waits for, by `seq`
         self._looks: dict[JobId, int] = {}  # the number of the latest look that each job waits for
         self._late: list[JobRecord] = []  # the jobs that outlive what is believed of them now
         self._reports: list[JobRecord] = []  # the jobs that report now
@@ -198,7 +196,6 @@ class Engine:
             if isinstance(what, JobRecord):
                 if what.pace_version != pace_version:
                     continue
-                del self._ends[what.seq]
                 if what.pace_valid_until < what.job.iterations:  # its pace changes before it ends
                     batch.append(ev.Progressed(now, what.job.id, what.attempt, what.pace_valid_until))
                 else:
@@ -206,8 +203,7 @@ class Engine:
             elif what is None:
                 wake = wake or now == self._wake_at  # a wake-up that a later one replaced is dropped
             elif isinstance(what, DueReport):
-                if self._reports_due.get(what.record.seq) == pace_version:
-                    del self._reports_due[what.record.seq]
+                if what.record.pace_version == pace_version:
                     self._reports.append(what.record)
             elif isinstance(what, DueLimit):
                 if what.record.pace_version == pace_version:
@@ -256,13 +252,6 @@ class Engine:
         batch.append(ev.LimitReached(now, record.job.id, record.attempt))
         self._stop_at(now, record, batch)
 
-    def _end_later(self, now: float, record: JobRecord) -> None:
-        """Note when a job that computes ends at its present pace, and when it reaches its time limit."""
-        self._ends[record.seq] = record.pace_version
-        self._push(max(now, record.end()), record, record.pace_version)
-        if record.limit_s is not None:
-            self._limit_later(now, record)
-
     def _limit_later(self, now: float, record: JobRecord) -> None:
         """Note when a job that computes at a new pace comes near its time limit and reaches it."""
         assert record.limit_s is not None
@@ -293,9 +282,10 @@ class Engine:
             batch = self._act(now, planned.decisions) if planned is not None else []
             wake = scheduler.asks_again
             for record in pace_changes:
-                # the same plan may have paused it since; and its mates may have changed without changing its pace
-                if record.iteration_s and self._ends.get(record.seq) != record.pace_version:
-                    self._end_later(now, record)
+                if record.iteration_s:  # the same plan may have paused it since
+                    self._push(record.end(), record, record.pace_version)
+                    if record.limit_s is not None:
+                        self._limit_later(now, record)
             if self.world is not self.belief:
                 wake = self._report_later(now, pace_changes) or wake
             pace_changes.clear()
@@ -343,8 +333,7 @@ class Engine:
             self._report(now, moved)
             return self.belief.needs_decision
         for record in moved if self._report_s < inf else ():
-            self._reports_due[record.seq] = number = self._pushes + 1
-            self._push(now + self._report_s, DueReport(record), number)
+            self._push(now + self._report_s, DueReport(record), record.pace_version)
         return False
 
     def _report(self, now: float, pace_changes: list[JobRecord]) -> None:

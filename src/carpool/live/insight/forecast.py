@@ -273,7 +273,9 @@ class FutureEngine(Engine):
             self._places.follow(state, list(state.jobs), now)
         for record in list(state.jobs.values()):
             if record.status is Status.RUNNING and record.iteration_s:
-                self._end_later(now, record)
+                self._push(max(now, record.end()), record, record.pace_version)
+                if record.limit_s is not None:
+                    self._limit_later(now, record)
             elif record.status is Status.PAUSING:
                 self._push(now, ev.Paused(now, record.job.id, record.attempt), 0)
             elif record.status is Status.RESUMING:

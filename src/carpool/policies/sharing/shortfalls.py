@@ -120,7 +120,8 @@ class Shortfalls:
                     self._begin()
                 guest = bucket[0][3]
                 noted = self._noted(guest)
-                if noted is not None and self._outlook(guest, noted, short) is Outlook.NONE:
+                # as in `_outlook`, without the draft, which is empty so far
+                if noted is not None and noted.whole < short and noted.split < short and noted.between <= 0:
                     hopeless.add(shape)
         return hopeless
 
@@ -147,19 +148,20 @@ class Shortfalls:
         return self._outlook(guest, noted, short)
 
     def _noted(self, guest: JobView) -> Shortfall | None:
-        """Return what is noted of jobs like this one that have no more time left."""
-        noted = self._known.get(guest.shape.general)
-        if noted is None or noted.guest_left > guest.alone_left(self._view.now):
+        """Return what is noted of jobs like this one that have no more time left, brought up to date."""
+        noted, offers = self._known.get(guest.shape.general), self._offers
+        if noted is None or noted.startup != guest.startup_s or noted.seen < offers.forgotten:
             return None
-        return noted if noted.startup == guest.startup_s and noted.seen >= self._offers.forgotten else None
-
-    def _outlook(self, guest: JobView, noted: Shortfall, short: int) -> Outlook:
-        """Return whether a job that needs so many GPUs beside hosts may find them, by what is noted."""
-        offers = self._offers
+        if noted.guest_left > guest.alone_left(self._view.now):
+            return None
         if noted.added < offers.added:  # where GPUs were only taken away, there are still no more
             changes = offers.changes[noted.seen - offers.forgotten :]
             noted.whole, noted.between, noted.split = self._lasting(guest, noted, changes)
             noted.seen, noted.added = offers.forgotten + len(offers.changes), offers.added
+        return noted
+
+    def _outlook(self, guest: JobView, noted: Shortfall, short: int) -> Outlook:
+        """Return whether a job that needs so many GPUs beside hosts may find them, by what is noted."""
         whole, between, split = noted.whole, noted.between, noted.split
         if self._changes:
             whole, between, split = self._lasting(guest, noted, self._changes)
@@ -203,7 +205,9 @@ class Shortfalls:
                 whole += number
             if for_split <= 0.0 or end >= (now + for_split * slowdown if slowdown else for_split):
                 split += number
-            if for_between <= 0.0 or end >= (now + for_between * slowdown if slowdown else for_between):
+            if for_between < inf and (
+                for_between <= 0.0 or end >= (now + for_between * slowdown if slowdown else for_between)
+            ):
                 between += number
         return whole, between, split
 
