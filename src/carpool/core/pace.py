@@ -62,11 +62,10 @@ def predicted_slowdown(state: State, record: JobRecord) -> float:
         if len(cell) == 1 or cell is last:  # a gang often shares several GPUs with the same jobs
             continue
         last = cell
-        if len(cell) == 2:  # mostly, and asked often
-            mate = cell[0] if cell[1] is record else cell[1]
-            mates = [(mate.job, mate.accumulation)] if mate.computing else []
-        else:
-            mates = [(mate.job, mate.accumulation) for mate in cell if mate is not record and mate.computing]
+        mates = []
+        for mate in cell:
+            if mate is not record and mate.status is Status.RUNNING and not mate.warming_up:
+                mates.append((mate.job, mate.accumulation))
         if mates:
             slowdown = state.perf.slowdown(record.job, record.accumulation, mates)
             if slowdown > worst:
