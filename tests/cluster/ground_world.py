@@ -25,6 +25,10 @@ class GroundWorld(ClusterWorld):
         self.relay = PilotRelay()
         self.options: list[str] = []
 
+    @property
+    def all_gpus(self) -> int:
+        return self.gpus * int(self.count.rpartition("-")[2])
+
     def __enter__(self):
         try:
             self.serve()

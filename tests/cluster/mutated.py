@@ -15,13 +15,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+AGENT = "carpool.live.agent.main"
+"""Stands for an agent, by the word with which tests find agents among all processes."""
+
 
 def switch_off(rule: str) -> None:
     from carpool.live.agent import lease, supervisor
     from carpool.live.executors import members
     from carpool.live.service import ground_keeper
 
-    supervisor.AGENT = [sys.executable, str(Path(__file__).resolve()), rule, "--agent"]
+    supervisor.AGENT = [sys.executable, str(Path(__file__).resolve()), rule, AGENT]
     if rule == "lease":
         honest = lease.NodeLease.extend
         lease.NodeLease.extend = lambda self, sent_at, lease_s: honest(self, sent_at, 1e6)
@@ -88,7 +91,7 @@ def obey_any_term() -> None:
 def main() -> None:
     rule, *words = sys.argv[1:]
     switch_off(rule)
-    if words == ["--agent"]:
+    if words == [AGENT]:
         from carpool.live.agent.main import main as run
 
         sys.exit(run())

@@ -12,9 +12,13 @@ class Relay:
     def __init__(self, port: int) -> None:
         self._target = port
         self.to_service = self.to_agent = True
+        self.severed = False
+        """No bytes pass, whatever else is said."""
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._listening.settimeout(0.2)
         self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+        self.options = ["--join", self.url]
+        """Options of an agent that takes this road."""
         self._closed = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -56,7 +60,7 @@ class Relay:
         while not self._closed:
             for key, _ in selector.select(0.05):
                 other, way = key.data
-                if not getattr(self, way):
+                if self.severed or not getattr(self, way):
                     threading.Event().wait(0.05)
                     continue
                 data = key.fileobj.recv(65536)

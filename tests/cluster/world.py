@@ -46,6 +46,10 @@ class ClusterWorld:
         self.names = nodes
         self.jobs_per_gpu = 1
 
+    @property
+    def all_gpus(self) -> int:
+        return self.gpus * len(self.names)
+
     def executor_options(self) -> list[str]:
         return ["--executor", f"agents:lease={self.lease_s}s,margin={self.margin_s}s"]
 
@@ -60,12 +64,7 @@ class ClusterWorld:
     def __enter__(self):
         self.serve()
         for name in self.names:
-            self.relays[name] = Relay(self.port)
-            answer = self.client().post("/v1/nodes", {"name": name})
-            token = self.folder / f"{name}.token"
-            token.touch(0o600)
-            token.write_text(answer["token"])
-            self.start_agent(name)
+            self.join(name)
         self.until_open(*self.names)
         return self
 
@@ -81,6 +80,18 @@ class ClusterWorld:
                 os.kill(pid, signal.SIGKILL)
         for relay in self.relays.values():
             relay.close()
+
+    def join(self, name: str) -> None:
+        """Start the agent of a new node."""
+        self.relays[name] = self.new_roads()
+        token = self.folder / f"{name}.token"
+        token.touch(0o600)
+        token.write_text(self.client().post("/v1/nodes", {"name": name})["token"])
+        self.start_agent(name)
+
+    def new_roads(self) -> Relay:
+        """Return the roads from a new node."""
+        return Relay(self.port)
 
     # ---- processes -------------------------------------------------------------------------------------------------
 
@@ -105,7 +116,7 @@ class ClusterWorld:
         self.service.wait(10)
 
     def start_agent(self, name: str, *options: str) -> None:
-        words = ["agent", "--join", self.relays[name].url, "--token-file", str(self.folder / f"{name}.token")]
+        words = ["agent", *self.relays[name].options, "--token-file", str(self.folder / f"{name}.token")]
         words += ["--name", name, "--gpus", str(self.gpus), "--home", str(self.folder / f"agent-{name}"), *options]
         with (self.folder / f"{name}.log").open("ab") as log:
             self.agents[name] = subprocess.Popen([*COMMAND, *words], stdout=log, stderr=log, env=environment())
@@ -170,8 +181,9 @@ class ClusterWorld:
     def log(self, job: str, rank: int = 0) -> str:
         return self.client().raw(f"/v1/jobs/{job}/logs", rank=rank)[0].decode()
 
-    def lines(self) -> list[dict]:
-        return [json.loads(line) for line in self.ledger.read_text().splitlines()]
+    def lines(self, last: int = 0) -> list[dict]:
+        """The ledger, or its last lines."""
+        return [json.loads(line) for line in self.ledger.read_text().splitlines()[-last:]]
 
     def said(self, *names: str) -> str:
         files = [self.folder / f"{name}.log" for name in names or ("serve", *self.names)]
