@@ -83,6 +83,7 @@ chaos: $(VENV)/.installed-cluster
 	$(BIN)/python tests/live/chaos_outside.py --kills 100 --seed 1
 	$(BIN)/python -m tests.cluster.chaos_postgres --faults 200 --seed 1
 	$(BIN)/python -m tests.cluster.chaos_agents --faults 200 --seed 1
+	$(BIN)/python -m tests.cluster.chaos_pair --faults 200 --seed 1
 	$(BIN)/python -m tests.cluster.chaos_grounds slurm --faults 200 --seed 1
 	$(BIN)/python -m tests.cluster.chaos_grounds ray --faults 200 --seed 1
 

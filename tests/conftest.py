@@ -35,6 +35,7 @@ LONGEST_FIRST = (
     "cluster/test_slurm.py",
     "cluster/test_ray.py",
     "cluster/test_agents.py",
+    "cluster/test_chaos_rules.py",
     "bench/test_physical.py",
     "packaging/test_wheel.py",
     "train/test_gang.py",
