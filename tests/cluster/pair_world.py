@@ -90,6 +90,11 @@ class PairWorld(ClusterWorld):
                 return side
         return None
 
+    def until_it_stands_by(self, side: int) -> int:
+        """Wait until a service stands by, and return its side."""
+        until(lambda: "stands by" in (self.folder / f"serve-{side}.log").read_text(), 30, self.said)
+        return side
+
     def kill_service(self) -> None:
         """Kill the service that leads."""
         process = self.sides[self.leader() or 0]
