@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.services import Pair, Relay, descendants, events, everything_readable
+from tests.cluster.world import until
 from tests.support.command_line import call
 from tests.support.postgres import PASSWORD, PostgresServer
 
@@ -63,6 +64,7 @@ def test_a_standby_takes_over_with_all_jobs_when_the_leader_is_killed(postgres, 
     first.leads()
     assert "~/.pgpass" not in first.said(), "the password came from PGPASSFILE"
     assert PASSWORD not in Path(f"/proc/{first.process.pid}/cmdline").read_text()
+    until((pair.home / "reserve").exists)  # the leader makes it a moment after it leads
     before = home_without_life(pair)
     second = pair.serve()
     second.until_it_says("stands by: process ")
