@@ -140,7 +140,8 @@ class Cluster:
             reserved[gpu] -= held
             before = residents[gpu]
             if before is not last:  # as in `enter`
-                last, left = before, tuple([other for other in before if other is not record])
+                last = before
+                left = () if len(before) == 1 else tuple([other for other in before if other is not record])
             residents[gpu] = left
             if not left:
                 unused.append(gpu)

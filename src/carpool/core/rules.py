@@ -236,9 +236,11 @@ def _check_scale(state: View, record: JobView, allocation: Allocation) -> None:
         raise IllegalPlan(f"job {job.id} got {samples} samples per GPU, its task takes {scaling.max_sub_batch}")
 
 
-def _check_gpus(state: View, named: dict[str, JobView], decisions: Iterable[Decision]) -> None:
+def _check_gpus(state: View, named: dict[str, JobView], decisions: Sequence[Decision]) -> None:
     """Check every GPU that gets a job as it will be once the whole plan is applied."""
-    arriving: dict[GpuId, list[Resident]] = {}  # the GPUs of a decision share one list where no other needs them
+    topology, jobs_on = state.topology, state.jobs_on
+    equal = topology.largest_memory if topology.equal_memory else None
+    arriving: dict[GpuId, list[Resident]] = {}
     entered: set[GpuId] = set()
     for decision in decisions:
         allocation = decision.allocation
@@ -249,25 +251,24 @@ def _check_gpus(state: View, named: dict[str, JobView], decisions: Iterable[Deci
             job = record.job if allocation.batch is None else as_scaled(record.job, allocation)
             needed = state.perf.memory(job, allocation.accumulation)
             memory = 0 if allocation.swapped else max(held, needed)
+            if len(decisions) == 1 and equal is not None and memory <= equal and not any(map(jobs_on, allocation.gpus)):
+                return  # alone on free GPUs, as most jobs that start
             resident = Resident(record, allocation.accumulation, memory, allocation.batch, allocation.active)
-            alone = [resident]
             for gpu in allocation.gpus:
-                arriving[gpu] = [*arriving[gpu], resident] if gpu in arriving else alone
+                arriving.setdefault(gpu, []).append(resident)
             if allocation.gpus != record.gpus:
                 entered.update(allocation.gpus)
-    topology, jobs_on = state.topology, state.jobs_on
-    equal = topology.largest_memory if topology.equal_memory else None
     last: tuple[object, ...] = ()
     for gpu, residents in arriving.items():
         there = jobs_on(gpu)
         memory = topology.memory_of(gpu) if equal is None else equal
         if not there and len(residents) == 1 and residents[0].memory <= memory:
-            continue  # alone on a free GPU, as most jobs that start
+            continue
         alike = (there, tuple(residents), memory, gpu in entered)
         if alike == last:  # a gang often joins a job on several GPUs
             continue
         last = alike
-        residents = [*residents, *[resident_of(record) for record in there if record.job.id not in named]]
+        residents += [resident_of(record) for record in there if record.job.id not in named]
         problem = sharing_problem(residents, state, memory)
         if problem is None and gpu in entered:
             problem = exclusive_problem(residents)

@@ -72,6 +72,8 @@ def _validate_gpus(state: State) -> None:
     holding = _holding(state)
     in_use = sum(bool(records) for records in holding.values())
     _require(state.cluster.in_use == in_use, f"{state.cluster.in_use} GPUs count as used, {in_use} hold jobs")
+    places = sum(len(records) for records in holding.values())
+    _require(state.cluster.places == places, f"{state.cluster.places} places count as held, {places} are")
     for gpu, records in holding.items():
         there = state.jobs_on(gpu)
         _require(set(there) == set(records), f"GPU {gpu}: residents are {there}, the records tell {records}")

@@ -153,18 +153,17 @@ class Engine:
 
     def run(self) -> State:
         """Simulate until all jobs have ended, and return the world's state with each job's record."""
-        arrivals, heap = self._arrivals, self._heap
+        arrivals, heap, jobs = self._arrivals, self._heap, self.world.jobs
         following, number = 0, len(arrivals)
-        while following < number or (heap and self.world.jobs):
-            if following < number and (not heap or arrivals[following].submitted <= heap[0][0]):
-                now = arrivals[following].submitted
-            else:
-                now = heap[0][0]
+        comes_at = arrivals[0].submitted if arrivals else inf
+        while following < number or (heap and jobs):
+            now = heap[0][0] if heap and heap[0][0] < comes_at else comes_at
             batch: list[ev.Event] = []
             wake = self._pop(now, batch)
-            while following < number and arrivals[following].submitted == now:
+            while following < number and comes_at == now:
                 batch.append(ev.Submitted(now, arrivals[following]))
                 following += 1
+                comes_at = arrivals[following].submitted if following < number else inf
             if batch or wake or self._reports or self._late:
                 self._step(now, batch, wake)
             if self._idle_calls > MOST_IDLE_CALLS and following == number:
@@ -265,8 +264,9 @@ class Engine:
         self._push(now + left, DueLimit(record, False), record.pace_version)
 
     def _step(self, now: float, batch: list[ev.Event], wake: bool) -> None:
-        scheduler, pace_changes = self.scheduler, self.world.pace_changes
-        idle = not batch and self.world.free.count == len(self.world.topology.node_of)
+        scheduler, world = self.scheduler, self.world
+        pace_changes = world.pace_changes
+        idle = not batch and world.free.count == len(world.topology.node_of)
         self._idle_calls = self._idle_calls + 1 if idle else 0
         if self._reports or self._late:
             wake = self._hear(now) or wake
@@ -277,7 +277,7 @@ class Engine:
             if plans > MOST_PLANS_AT_ONCE:
                 raise CannotFinish(None, f"the policy undoes and repeats its own decisions at {now:g} s, without end")
             planned = self._deliver(now, batch, wake)
-            if scheduler.pauses and self.world.switching:
+            if scheduler.pauses and world.switching:
                 self._pause_those_without_a_turn(now, batch)
             batch = self._act(now, planned.decisions) if planned is not None else []
             wake = scheduler.asks_again
@@ -286,7 +286,7 @@ class Engine:
                     self._push(record.end(), record, record.pace_version)
                     if record.limit_s is not None:
                         self._limit_later(now, record)
-            if self.world is not self.belief:
+            if world is not self.belief:
                 wake = self._report_later(now, pace_changes) or wake
             pace_changes.clear()
         again = scheduler.policy.wake(scheduler.state)
