@@ -8,7 +8,7 @@ import pytest
 from carpool.core.events import Event
 from carpool.core.model import Job
 from carpool.policies.sharing.candidates import Candidates
-from carpool.policies.sharing.shortfalls import Outlook, Shortfalls
+from carpool.policies.sharing.shortfalls import SearchChance, Shortfalls
 from carpool.sim.run import Setup, simulate
 
 
@@ -33,7 +33,7 @@ def jobs_of_many_users(seed: int) -> list[Job]:
 @pytest.mark.parametrize("jobs_per_gpu", [2, 3])
 def test_a_guest_that_is_not_tried_would_have_found_too_few_hosts(policy, jobs_per_gpu, monkeypatch):
     left_out = 0
-    told, told_from_before, began = Candidates.too_few_for, Shortfalls.outlook, Shortfalls.begin
+    told, told_from_before, began = Candidates.too_few_for, Shortfalls.chance, Shortfalls.begin
 
     def counted(candidates, guest):
         nonlocal left_out
@@ -41,10 +41,10 @@ def test_a_guest_that_is_not_tried_would_have_found_too_few_hosts(policy, jobs_p
         left_out += answer
         return answer
 
-    def outlook_counted(shortfalls, draft, guest):
+    def prospect_counted(shortfalls, draft, guest):
         nonlocal left_out
         answer = told_from_before(shortfalls, draft, guest)
-        left_out += answer is not Outlook.OPEN
+        left_out += answer is not SearchChance.OPEN
         return answer
 
     def begin_counted(shortfalls, view):
@@ -65,11 +65,11 @@ def test_a_guest_that_is_not_tried_would_have_found_too_few_hosts(policy, jobs_p
 
     for seed in range(3):
         monkeypatch.setattr(Candidates, "too_few_for", counted)
-        monkeypatch.setattr(Shortfalls, "outlook", outlook_counted)
+        monkeypatch.setattr(Shortfalls, "chance", prospect_counted)
         monkeypatch.setattr(Shortfalls, "begin", begin_counted)
         quick = log_of(seed)
         monkeypatch.setattr(Candidates, "too_few_for", lambda candidates, guest: False)
-        monkeypatch.setattr(Shortfalls, "outlook", lambda shortfalls, draft, guest: Outlook.OPEN)
+        monkeypatch.setattr(Shortfalls, "chance", lambda shortfalls, draft, guest: SearchChance.OPEN)
         monkeypatch.setattr(Shortfalls, "begin", begin_with_none)
         assert quick == log_of(seed)
     assert left_out > 100

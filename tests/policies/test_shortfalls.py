@@ -6,7 +6,7 @@ from carpool.core import offers
 from carpool.core.model import Node
 from carpool.core.perf import ConstantInterference, MeasuredPair, TableInterference
 from carpool.policies.sharing.bsbf import SjfBsbf
-from carpool.policies.sharing.shortfalls import Outlook, Shortfalls
+from carpool.policies.sharing.shortfalls import SearchChance, Shortfalls
 from carpool.profile.schema import load
 from carpool.sim.engine import Engine
 from carpool.sim.generate import philly_like
@@ -51,8 +51,8 @@ class SearchesAlways(Shortfalls):
         super().begin(view)
         return set()
 
-    def outlook(self, draft, guest):
-        return Outlook.OPEN
+    def chance(self, draft, guest):
+        return SearchChance.OPEN
 
 
 class Counts(Shortfalls):
@@ -65,10 +65,10 @@ class Counts(Shortfalls):
         self.answers += len(found)
         return found
 
-    def outlook(self, draft, guest):
-        found = super().outlook(draft, guest)
-        self.answers += found is not Outlook.OPEN
-        self.witnessed += found is Outlook.NONE_NOW
+    def chance(self, draft, guest):
+        found = super().chance(draft, guest)
+        self.answers += found is not SearchChance.OPEN
+        self.witnessed += found is SearchChance.NONE_NOW
         return found
 
 

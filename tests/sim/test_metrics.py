@@ -15,7 +15,7 @@ from carpool.errors import InputError
 from carpool.sim import Costs, Setup, simulate
 from carpool.sim.estimation_error import MisestimatedTimes
 from carpool.sim.fairness import own_jcts
-from carpool.sim.metrics import JobTimes, percentile, summarise, summarise_subset
+from carpool.sim.metrics import SubsetTimes, percentile, summarise, summarise_subset
 from carpool.sim.run import cluster_nodes
 from carpool.sim.sweep import SweepCase, mean, run_all
 from carpool.sim.workload import Workload
@@ -202,7 +202,9 @@ times = st.tuples(st.floats(0, 1e5), st.floats(0, 1e4), st.floats(0, 1e4))
 def test_the_summary_of_a_subset_agrees_with_numpy(drawn):
     parts = [[(wait + run, wait, start, start + wait + run) for start, wait, run in part] for part in drawn]
     columns = [list(zip(*part, strict=True)) for part in parts]
-    made = summarise_subset([JobTimes(sorted(jct), [*wait], min(start), max(end)) for jct, wait, start, end in columns])
+    made = summarise_subset(
+        [SubsetTimes(sorted(jct), [*wait], min(start), max(end)) for jct, wait, start, end in columns]
+    )
     rows = [row for part in parts for row in part]
     jcts, waits, starts, stops = np.array(rows).T
     assert made.jobs == len(rows)

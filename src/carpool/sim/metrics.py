@@ -132,7 +132,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class JobTimes:
+class SubsetTimes:
     """The times of some jobs."""
 
     jcts: list[float]
@@ -144,7 +144,7 @@ class JobTimes:
     """The last end."""
 
     @classmethod
-    def of(cls, records: Sequence[JobRecord]) -> "JobTimes":
+    def of(cls, records: Sequence[JobRecord]) -> "SubsetTimes":
         """Return the times of these jobs, of which there is at least one."""
         submitted = [record.job.submitted for record in records]
         ended = [record.ended for record in records]
@@ -152,7 +152,7 @@ class JobTimes:
         return cls(jcts, [record.waited_s for record in records], min(submitted), max(ended))
 
 
-def summarise_subset(parts: Sequence[JobTimes]) -> SubsetSummary:
+def summarise_subset(parts: Sequence[SubsetTimes]) -> SubsetSummary:
     """Return the metrics of the jobs of all these parts."""
     if not parts:
         return SubsetSummary(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -186,8 +186,8 @@ def summarise(
     records = finished(state)
     parts = _by_model_and_size(records)
     everything = summarise_subset([*parts.values()])
-    sizes: dict[bool, list[JobTimes]] = {True: [], False: []}
-    models: dict[str, list[JobTimes]] = {}
+    sizes: dict[bool, list[SubsetTimes]] = {True: [], False: []}
+    models: dict[str, list[SubsetTimes]] = {}
     for (model, gpus), part in parts.items():
         sizes[gpus > large_above].append(part)
         models.setdefault(model, []).append(part)
@@ -230,7 +230,7 @@ def summarise(
     )
 
 
-def _by_model_and_size(records: Iterable[JobRecord]) -> dict[tuple[str, int], JobTimes]:
+def _by_model_and_size(records: Iterable[JobRecord]) -> dict[tuple[str, int], SubsetTimes]:
     """Return the times of jobs by the model behind the name of their family, and by their number of GPUs."""
     parts: dict[tuple[str, int], list[JobRecord]] = {}
     for record in records:
@@ -242,7 +242,7 @@ def _by_model_and_size(records: Iterable[JobRecord]) -> dict[tuple[str, int], Jo
     real: dict[tuple[str, int], list[JobRecord]] = {}
     for (model, gpus), part in parts.items():
         real.setdefault((real_model(model), gpus), []).extend(part)
-    return {of: JobTimes.of(part) for of, part in real.items()}
+    return {of: SubsetTimes.of(part) for of, part in real.items()}
 
 
 def _mean_residents(state: State) -> float:

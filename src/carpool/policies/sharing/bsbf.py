@@ -11,7 +11,7 @@ from carpool.policies.base import BasePolicy, Explanation, option, shortest_firs
 from carpool.policies.sharing.candidates import Candidate, Candidates, OptionCache
 from carpool.policies.sharing.explain import ASKED_NOT_TO_SHARE, FITS_BESIDE_NO_JOB, compare_hosts
 from carpool.policies.sharing.pair import WAITING_WINS, total_speed
-from carpool.policies.sharing.shortfalls import Outlook, Shortfalls
+from carpool.policies.sharing.shortfalls import SearchChance, Shortfalls
 
 
 class JoinOutcome(Enum):
@@ -49,9 +49,9 @@ class SjfBsbf(BasePolicy):
         candidates = Candidates(draft, self._options)
         pending = draft.pending(without=hopeless)
         for job in pending:  # Alg. 1, l. 2
-            outlook = self._shortfalls.outlook(draft, job)
-            if outlook is not Outlook.OPEN:
-                if outlook is Outlook.NONE:
+            chance = self._shortfalls.chance(draft, job)
+            if chance is not SearchChance.OPEN:
+                if chance is SearchChance.NONE:
                     pending.skip_alike()
                 continue
             if draft.start(job, "it is the shortest job in the queue that fits"):  # l. 6–7

@@ -28,7 +28,7 @@ CLEARLY, CLEARLY_S = 1.0 + 1e-6, 1e-3
 """Factor and seconds by which a host must have more left than it needs, so that rounding plays no part."""
 
 
-class Outlook(Enum):
+class SearchChance(Enum):
     """Whether a job may find a place in the draft as it is."""
 
     OPEN = auto()
@@ -50,7 +50,7 @@ class Needed(NamedTuple):
     """With an accumulation of at least `Shortfall.split_into`."""
 
 
-class Witness(NamedTuple):
+class SplitHost(NamedTuple):
     """A host beside which jobs surely gain, and only with a sub-batch."""
 
     seq: int
@@ -84,7 +84,7 @@ class Shortfall:
     """Number of changes in the log of offers that these numbers contain."""
     added: int = 0
     """Number of GPUs that these changes added."""
-    witness: Witness | None = None
+    split_host: SplitHost | None = None
     """The host that will be one for the longest time."""
 
 
@@ -120,32 +120,32 @@ class Shortfalls:
                     self._begin()
                 guest = bucket[0][3]
                 noted = self._noted(guest)
-                # as in `_outlook`, without the draft, which is empty so far
+                # as in `_chance`, without the draft, which is empty so far
                 if noted is not None and noted.whole < short and noted.split < short and noted.between <= 0:
                     hopeless.add(shape)
         return hopeless
 
-    def outlook(self, draft: Draft, guest: JobView) -> Outlook:
+    def chance(self, draft: Draft, guest: JobView) -> SearchChance:
         """Return whether a job may find enough free GPUs and hosts in the draft as it is."""
         short = guest.shape.gpus - draft.free_count
         if short <= 0:
-            return Outlook.OPEN
+            return SearchChance.OPEN
         if not self._begun:
             self._begin()
         if self._decisions < len(draft.decisions):
             self._follow(draft.decisions)
         if self._unclear:
-            return Outlook.NONE if draft.shareable().bit_count() < short else Outlook.OPEN
+            return SearchChance.NONE if draft.shareable().bit_count() < short else SearchChance.OPEN
         noted = self._noted(guest)
         if noted is not None:
-            found = self._outlook(guest, noted, short)
-            if found is not Outlook.OPEN:
+            found = self._chance(guest, noted, short)
+            if found is not SearchChance.OPEN:
                 return found
         noted = self._count(guest, short)
         if noted is None:
-            return Outlook.OPEN
+            return SearchChance.OPEN
         self._known[guest.shape.general] = noted
-        return self._outlook(guest, noted, short)
+        return self._chance(guest, noted, short)
 
     def _noted(self, guest: JobView) -> Shortfall | None:
         """Return what is noted of jobs like this one that have no more time left, brought up to date."""
@@ -160,22 +160,24 @@ class Shortfalls:
             noted.seen, noted.added = offers.forgotten + len(offers.changes), offers.added
         return noted
 
-    def _outlook(self, guest: JobView, noted: Shortfall, short: int) -> Outlook:
+    def _chance(self, guest: JobView, noted: Shortfall, short: int) -> SearchChance:
         """Return whether a job that needs so many GPUs beside hosts may find them, by what is noted."""
         whole, between, split = noted.whole, noted.between, noted.split
         if self._changes:
             whole, between, split = self._lasting(guest, noted, self._changes)
         if between > 0 or split >= short:  # with some in between, another sub-batch may suit all
-            return Outlook.OPEN
+            return SearchChance.OPEN
         if whole < short:
-            return Outlook.NONE
-        return Outlook.NONE_NOW if whole < guest.shape.gpus and self._has_witness(guest, noted) else Outlook.OPEN
+            return SearchChance.NONE
+        if whole < guest.shape.gpus and self._has_split_host(guest, noted):
+            return SearchChance.NONE_NOW
+        return SearchChance.OPEN
 
-    def _has_witness(self, guest: JobView, noted: Shortfall) -> bool:
+    def _has_split_host(self, guest: JobView, noted: Shortfall) -> bool:
         """Return whether a host surely needs a sub-batch: it still offers what it did, and has clearly enough left."""
-        if noted.witness is None:
+        if noted.split_host is None:
             return False
-        seq, offer, needs = noted.witness
+        seq, offer, needs = noted.split_host
         if self._offers.by_seq.get(seq) is not offer or any(changed is offer for _, changed in self._changes):
             return False
         now = self._view.now
@@ -251,10 +253,10 @@ class Shortfalls:
                 if gpus >= enough:
                     return None
             if choices and choices[0].size.accumulation > first and gpus > before:
-                self._consider_witness(noted, choices, soonest_first[-1][1])
+                self._consider_split_host(noted, choices, soonest_first[-1][1])
         noted.whole = lasting.get(first, 0)
         noted.split_into = min([split for split, gpus in lasting.items() if split > first and gpus], default=inf)
-        if noted.whole >= short + self._taken and noted.witness is None:
+        if noted.whole >= short + self._taken and noted.split_host is None:
             return None
         enough = short + self._taken
         if noted.split_into < inf:
@@ -268,13 +270,13 @@ class Shortfalls:
                         return None
         return noted
 
-    def _consider_witness(self, noted: Shortfall, choices: Sequence[SharingOption], seq: int) -> None:
+    def _consider_split_host(self, noted: Shortfall, choices: Sequence[SharingOption], seq: int) -> None:
         """Note a host beside which the whole batch does not fit, if it lasts longer than the one that is noted."""
         offer = self._offers.by_seq[seq]
         if not offer.slowdown or any(option.total_speed < self._floor for option in choices):
             return
-        if noted.witness is None or offer.end > noted.witness.offer.end:
-            noted.witness = Witness(seq, offer, min([option.needs for option in choices]))
+        if noted.split_host is None or offer.end > noted.split_host.offer.end:
+            noted.split_host = SplitHost(seq, offer, min([option.needs for option in choices]))
 
     def _count_entries(
         self, soonest_first: Sequence[tuple[float, int, object]], least: float, gpus: int, enough: int
