@@ -125,7 +125,7 @@ def test_a_killed_supervisor_costs_a_restart_at_most(world):
     job, node = running_on(world, "long", 6, retries=3)
     os.kill(world.supervisors()[node], signal.SIGKILL)
     world.until_status(job, "finished", seconds=90)
-    assert world.job(job)["attempt"] <= 2
+    assert world.job(job)["attempt"] <= 2, f"{world.job(job)}\n{world.lines()}\n{world.said()}"
     assert not violations(world.lines())
     world.until_nodes(2)
 
