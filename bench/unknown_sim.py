@@ -26,149 +26,27 @@ import gzip
 import json
 import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 from unknown import MPS, RULES, TIME_SLICING, Case
-from unknown_work import KINDS, WORKLOADS, UnknownJob, draw
+from unknown_engine import MeasuredPairs, StartUps, TrueModel, WatchedEngine, submitted
+from unknown_work import WORKLOADS, UnknownJob, draw
 
 from carpool.belief.demand import slowdown
-from carpool.core import events as ev
-from carpool.core.guesses import expected_left
-from carpool.core.healing import record_of
-from carpool.core.model import GpuDemand, Job, Node
-from carpool.core.pace import update_pace
-from carpool.core.perf import AllReduce, FittedModel, Mate, Task
-from carpool.core.record import JobRecord
-from carpool.core.state import State
+from carpool.core.model import GpuDemand, Node
+from carpool.live.service.estimator import JobEstimator
 from carpool.policies import make
-from carpool.profile.schema import load
-from carpool.sim.engine import Costs, Due, Engine
-from carpool.sim.unknown import UnknownBelief
 
-REPORT_S = 0.75
-"""Seconds after which a job's speed is known: the median, over all journals, for scripts that tell how far they are."""
 DRAWS, MOVED_S = 20, 0.25
 """Each case is simulated so often, with start-ups moved at random by up to so many seconds: a decision that hangs on
 which of two processes is up first changes all that follows."""
 PAUSE_S = 0.007
 """Seconds that a pause or resume takes: the median over all journals."""
 SWITCHES = ("Paused", "Resumed")
-EXPECTED_STARTUP_S = 5.0
-"""What the service expects of a script before any has started."""
-USER = "user"
-"""All jobs are of one user, whose guesses are corrected by what became of the earlier ones."""
-PLAIN = {"gpt", "diffusion", "diffusion-small", "gan", "tabular"}
-"""Kinds whose scripts do not tell how many steps they make."""
-TASK = Task(0.0, 1.0, AllReduce(0.0, 0.0), AllReduce(0.0, 0.0), 1.0)
-"""Its constants do not matter, because every job has a duration."""
-
-
-class MeasuredPairs:
-    """The slow-downs of pairs as measured, else from demands."""
-
-    def __init__(self, speeds: Mapping[str, Any], demands: Mapping[str, GpuDemand], mechanism: str) -> None:
-        alone = speeds["alone"]
-        self.known = {(a, b): a_s / alone[a] for a, b, a_s, _ in speeds["pairs"]}
-        self.known |= {(b, a): b_s / alone[b] for a, b, _, b_s in speeds["pairs"]}
-        self.demands, self.mechanism = demands, mechanism
-
-    def pair(self, model: str, samples: int, mate: str, mate_samples: int) -> float:
-        known = self.known.get((model, mate))
-        return max(1.0, known or slowdown(self.demands[model], self.demands[mate], self.mechanism))
-
-    def demand(self, model: str, samples: int) -> float:
-        return self.demands[model].sm
-
-
-class TrueModel(FittedModel):
-    """How fast the trainings really are. One whose steps are done slows no mate down while its process ends."""
-
-    def __init__(self, pairs: MeasuredPairs, startup_s: Mapping[str, float]) -> None:
-        tasks = dict.fromkeys(KINDS, TASK)
-        super().__init__(tasks, pairs, 1, ignore_memory=True, startup=lambda job: startup_s[job.id])
-        self.ended: set[str] = set()
-
-    def slowdown(self, job: Job, accumulation: int, mates: Sequence[Mate]) -> float:
-        computing = [mate for mate in mates if mate[0].id not in self.ended]
-        return super().slowdown(job, accumulation, computing) if computing else 1.0
-
-
-@dataclass(frozen=True)
-class StartUps(Costs):
-    """The costs of a case in which it is known how long each process took to start up."""
-
-    startup_s: Mapping[str, float] = field(default_factory=dict)
-
-    def launch(self, job: Job) -> float:
-        return self.startup_s[job.id]
-
-
-class WatchedEngine(Engine):
-    """An engine in which plain scripts report as the service sees them, and demands are measured."""
-
-    truth: TrueModel
-    demands: Mapping[str, GpuDemand]
-    exit_s: Mapping[str, float]
-    """Seconds between the last step of each job and the end of its process, in which it keeps its place."""
-
-    def run(self) -> State:
-        self._exits: dict[str, float] = {}
-        self._guessed_s: dict[str, float] = {}
-        return super().run()
-
-    def _push(self, at: float, what: Due, pace_version: int) -> None:
-        """Let processes start at once, and compute once they are up, which the service sees as two events."""
-        if isinstance(what, ev.Started):
-            super()._push(self.world.now, replace(what, at=self.world.now, computes=False), 0)
-            what = ev.Computing(at, what.job, what.attempt)
-        super()._push(at, what, pace_version)
-
-    def _pop(self, now: float, batch: list[ev.Event]) -> bool:
-        wake = super()._pop(now, batch)
-        for event in [one for one in batch if isinstance(one, ev.Finished)]:
-            ends_at = self._exits.get(event.job)
-            if ends_at is None:
-                ends_at = self._exits[event.job] = now + self.exit_s[event.job]
-                self._push(ends_at, ev.Finished(ends_at, event.job, event.attempt), 0)
-                self.truth.ended.add(event.job)
-                update_pace(self.world, self.world.cluster.mates(self.world.jobs[event.job]))
-            if now < ends_at:
-                batch.remove(event)
-        return wake
-
-    def _report(self, now: float, pace_changes: list[JobRecord]) -> None:
-        for record in pace_changes:
-            believed = self.belief.jobs.get(record.job.id)
-            if not record.iteration_s or believed is None or believed.attempt != record.attempt:
-                continue
-            event = self._observed(now, record, believed)
-            if event is None:
-                continue
-            self.belief.apply(event)
-            if believed.alone_seen and self.belief.perf.demand_of(record.job, 1) is None:
-                demand = self.demands[record.job.model]
-                self.belief.apply(ev.DemandMeasured(now, record.job.id, record.attempt, demand))
-        self.belief.pace_changes.clear()
-
-    def _observed(self, now: float, record: JobRecord, believed: JobRecord) -> ev.Observed | None:
-        job = record.job
-        done = record.done if record.since == now else job.iterations - record.iterations_left(now)
-        if job.model not in PLAIN:
-            return ev.Observed(now, job.id, record.attempt, done, record.iteration_s)
-        mates = self.belief.cluster.mates(believed)
-        if not believed.alone_seen and any(mate.active and not mate.starts_up for mate in mates):
-            return None
-        guessed_s = self._guessed_s.setdefault(job.id, believed.alone_iteration_s)
-        worked_s = done * record.alone_iteration_s
-        spread = record_of(self.belief, believed).spread
-        left_s = expected_left(worked_s, job.iterations * guessed_s, spread)
-        seconds = record.iteration_s / record.alone_iteration_s * guessed_s
-        return ev.Observed(
-            now, job.id, record.attempt, max(0.0, job.iterations - left_s / guessed_s), seconds, relative=True
-        )
+H200 = "NVIDIA H200"
 
 
 def simulate(
@@ -180,30 +58,30 @@ def simulate(
     exit_s: Mapping[str, float],
 ) -> tuple[float, float]:
     """Return the mean JCT and the makespan of a case in the simulator."""
-    trainings = [
-        Job(job.name, job.submitted_s, job.kind, 1, 1, job.steps, USER, duration_s=job.steps * alone_s[job.kind])
-        for job in jobs
-    ]
-    truth = TrueModel(pairs, startup_s)
+    trainings = [submitted(job, alone_s) for job in jobs]
+    truth = TrueModel(pairs, trainings, startup_s)
     guesses = {job.name: job.guess_s for job in jobs}
-    belief = UnknownBelief(truth, 1, load("h200"), case.mechanism)
-    belief.startups.overall_s = EXPECTED_STARTUP_S
     policy = make(case.policy)
     engine = WatchedEngine(
         trainings,
         [Node("here", (0,), 1 << 50)],
         policy,
-        belief=belief,
+        belief=JobEstimator(1, case.mechanism, [H200]).initial_belief(),
         truth=truth,
         jobs_per_gpu=case.jobs_per_gpu or policy.jobs_per_gpu,
         costs=StartUps(pause_s=PAUSE_S, startup_s=startup_s),
-        report_s=REPORT_S,
         guess=lambda job: replace(job, duration_s=guesses[job.id]),
     )
     engine.truth, engine.demands, engine.exit_s = truth, pairs.demands, exit_s
     state = engine.run()
     ends = {job.name: state.ended[job.name].ended for job in jobs}
     return fmean(ends[job.name] - job.submitted_s for job in jobs), max(ends.values())
+
+
+def as_submitted(jobs: Sequence[UnknownJob], record: Mapping[str, Any]) -> list[UnknownJob]:
+    """Return the jobs of a case at the times at which the service received them."""
+    received = [replace(job, submitted_s=row["submitted"]) for job, row in zip(jobs, record["jobs"], strict=True)]
+    return sorted(received, key=lambda job: job.submitted_s)
 
 
 def read_overheads(path: Path, record: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
@@ -277,7 +155,7 @@ def rows(folder: Path) -> Iterator[str]:
         case = Case(**record["case"])
         drawn_from, here = read_speeds(folder, case.mechanism)
         pairs = MeasuredPairs(here, demands, case.mechanism)
-        jobs = draw(case.workload, drawn_from["alone"], 1)
+        jobs = as_submitted(draw(case.workload, drawn_from["alone"], 1), record)
         startup_s, exit_s = read_overheads(path, record)
         chance = random.Random(case.name)
         runs = []
@@ -303,16 +181,17 @@ def work_rows(folder: Path) -> Iterator[str]:
     for path, record in complete_cases(folder):
         case = Case(**record["case"])
         drawn_from, here = read_speeds(folder, case.mechanism)
-        truth = TrueModel(MeasuredPairs(here, demands, case.mechanism), {})
-        kinds = {job["job"]: job["kind"] for job in record["jobs"]}
-        jobs = {job: Job(job, 0.0, kind, 1, 1, 1, duration_s=1.0) for job, kind in kinds.items()}
+        drawn = draw(case.workload, drawn_from["alone"], 1)
+        trainings = [submitted(job, here["alone"]) for job in drawn]
+        truth = TrueModel(MeasuredPairs(here, demands, case.mechanism), trainings, {})
+        jobs = {row["job"]: job for row, job in zip(record["jobs"], trainings, strict=True)}
         predicted: dict[int, float] = {}
-        for seconds, active in stretches(path, kinds):
+        for seconds, active in stretches(path, jobs):
             for job in active:
                 mates = [(jobs[mate], 1) for mate in active if mate != job]
                 gained = seconds / truth.slowdown(jobs[job], 1, mates)
                 predicted[len(active)] = predicted.get(len(active), 0.0) + gained
-        done = sum(job.steps * here["alone"][job.kind] for job in draw(case.workload, drawn_from["alone"], 1))
+        done = sum(job.steps * here["alone"][job.kind] for job in drawn)
         yield f"| {case.name} | {sum(predicted.values()) / done - 1.0:+.1%} | {max(predicted)} |"
 
 
@@ -338,7 +217,7 @@ def pair_errors(folder: Path, mechanism: str) -> list[float]:
     demands = read_demands(folder)
     measured = MeasuredPairs(read_speeds(folder, mechanism)[1], demands, mechanism)
     return [
-        abs(slowdown(demands[own], demands[mate], mechanism) / measured.pair(own, 1, mate, 1) - 1.0)
+        abs(slowdown(demands[own], demands[mate], mechanism) / measured.between(own, mate) - 1.0)
         for own, mate in measured.known
         if own in demands and mate in demands
     ]

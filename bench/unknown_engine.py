@@ -1,0 +1,237 @@
+"""The simulated world of `bench/unknown_sim.py`: how fast the trainings really are, and what the service is told.
+
+The scheduler knows the jobs as the service knew them: by script and arguments, as a thousand parts of a guessed
+duration. Reports come as `carpool.live.service.progress` makes them: some time after a job's mates change, and in
+regular intervals from then on.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from unknown_work import KINDS, UnknownJob
+
+from carpool.belief.demand import slowdown
+from carpool.core import events as ev
+from carpool.core.guesses import expected_left
+from carpool.core.healing import record_of
+from carpool.core.model import GpuDemand, Job
+from carpool.core.pace import update_pace
+from carpool.core.perf import AllReduce, FittedModel, Mate, Task
+from carpool.core.record import JobRecord
+from carpool.core.state import State
+from carpool.live.service.progress import GUESS_S, GUESS_SHARE, JOURNAL_S, LATE_S, LATE_SHARE
+from carpool.live.spec import UNCOUNTED
+from carpool.sim.engine import Costs, DueEnd, Engine
+
+REPORT_S = 0.75
+"""Seconds after which a job's speed is known: the median, over all journals, for scripts that tell how far they are."""
+USER = "user"
+"""All jobs are of one user, whose guesses are corrected by what became of the earlier ones."""
+PLAIN = {"gpt", "diffusion", "diffusion-small", "gan", "tabular"}
+"""Kinds whose scripts do not tell how many steps they make."""
+TASK = Task(0.0, 1.0, AllReduce(0.0, 0.0), AllReduce(0.0, 0.0), 1.0)
+"""Its constants do not matter, because every job has a duration."""
+
+
+def submitted(job: UnknownJob, alone_s: Mapping[str, float]) -> Job:
+    """Return a job with its true duration, under the model by which the service knows it: jobs of a kind have the same
+    script and arguments but for the number of steps."""
+    model = f"script:{KINDS[job.kind].script}.py:{job.kind}/{job.steps}"
+    return Job(job.name, job.submitted_s, model, 1, 1, UNCOUNTED, USER, duration_s=job.steps * alone_s[job.kind])
+
+
+def kind_of(model: str) -> str:
+    """Return the kind of the jobs of a model."""
+    return model.rpartition(":")[2].partition("/")[0]
+
+
+class MeasuredPairs:
+    """The slow-downs of pairs as measured, else from demands."""
+
+    def __init__(self, speeds: Mapping[str, Any], demands: Mapping[str, GpuDemand], mechanism: str) -> None:
+        alone = speeds["alone"]
+        self.known = {(a, b): a_s / alone[a] for a, b, a_s, _ in speeds["pairs"]}
+        self.known |= {(b, a): b_s / alone[b] for a, b, _, b_s in speeds["pairs"]}
+        self.demands, self.mechanism = demands, mechanism
+
+    def between(self, kind: str, mate: str) -> float:
+        known = self.known.get((kind, mate))
+        return max(1.0, known or slowdown(self.demands[kind], self.demands[mate], self.mechanism))
+
+    def pair(self, model: str, samples: int, mate: str, mate_samples: int) -> float:
+        return self.between(kind_of(model), kind_of(mate))
+
+    def demand(self, model: str, samples: int) -> float:
+        return self.demands[kind_of(model)].sm
+
+
+class TrueModel(FittedModel):
+    """How fast the trainings really are. One whose steps are done slows no mate down while its process ends."""
+
+    def __init__(self, pairs: MeasuredPairs, jobs: Sequence[Job], startup_s: Mapping[str, float]) -> None:
+        tasks = {job.model: TASK for job in jobs}
+        super().__init__(tasks, pairs, 1, ignore_memory=True, startup=lambda job: startup_s[job.id])
+        self.ended: set[str] = set()
+
+    def slowdown(self, job: Job, accumulation: int, mates: Sequence[Mate]) -> float:
+        computing = [mate for mate in mates if mate[0].id not in self.ended]
+        return super().slowdown(job, accumulation, computing) if computing else 1.0
+
+
+@dataclass(frozen=True)
+class StartUps(Costs):
+    """The costs of a case in which it is known how long each process took to start up."""
+
+    startup_s: Mapping[str, float] = field(default_factory=dict)
+
+    def launch(self, job: Job) -> float:
+        return self.startup_s[job.id]
+
+
+class DueLook(NamedTuple):
+    """A look at the reports of a job, unless its mates have changed since."""
+
+    job: str
+    mates: tuple[object, ...]
+
+
+class WatchedEngine(Engine):
+    """An engine in which jobs report as the service sees them, and demands are measured."""
+
+    truth: TrueModel
+    demands: Mapping[str, GpuDemand]
+    exit_s: Mapping[str, float]
+    """Seconds between the last step of each job and the end of its process, in which it keeps its place."""
+
+    def run(self) -> State:
+        self._exits: dict[str, float] = {}
+        self._guessed_s: dict[str, float] = {}
+        self._mates: dict[str, tuple[object, ...]] = {}  # beside what each job has computed since its last change
+        return super().run()
+
+    # ---- processes ---------------------------------------------------------------------------------------------------
+
+    def _push(self, at: float, what: Any, pace_version: int) -> None:
+        """Let processes start at once, and compute once they are up, which the service sees as two events."""
+        if isinstance(what, ev.Started):
+            super()._push(self.world.now, replace(what, at=self.world.now, computes=False), 0)
+            what = ev.Computing(at, what.job, what.attempt)
+        super()._push(at, what, pace_version)
+
+    def _pop(self, now: float, batch: list[ev.Event]) -> bool:
+        wake = super()._pop(now, batch)
+        found: list[Any] = list(batch)
+        for what in found:
+            if isinstance(what, DueLook):
+                batch.remove(what)  # type: ignore[arg-type]
+                self._reports += self._due(what)
+            elif isinstance(what, ev.Finished) and now < self._ends_at(now, what):
+                batch.remove(what)
+        return wake
+
+    def _due(self, look: DueLook) -> list[JobRecord]:
+        """Return the job that is to be looked at, if it still computes beside the same mates."""
+        current = look.mates == self._mates.get(look.job) and look.job not in self._exits
+        return [self.world.jobs[look.job]] if current and look.job in self.world.jobs else []
+
+    def _ends_at(self, now: float, event: ev.Finished) -> float:
+        """Return when the process of a job ends whose last step is done."""
+        ends_at = self._exits.get(event.job)
+        if ends_at is None:
+            ends_at = self._exits[event.job] = now + self.exit_s[event.job]
+            self._push(ends_at, ev.Finished(ends_at, event.job, event.attempt), 0)
+            self.truth.ended.add(event.job)
+            self._speed_up(now, self.world.cluster.mates(self.world.jobs[event.job]))
+        return ends_at
+
+    def _speed_up(self, now: float, mates: Sequence[JobRecord]) -> None:
+        """Let the mates of a job that has made its last step be faster from now on."""
+        self.world.advance(now)
+        update_pace(self.world, mates)
+        for record in self.world.pace_changes:
+            if record.iteration_s:
+                self._push(record.end(), record, record.pace_version)
+        self.world.pace_changes.clear()
+
+    # ---- reports -----------------------------------------------------------------------------------------------------
+
+    def _report_later(self, now: float, pace_changes: Iterable[JobRecord]) -> bool:
+        """Look at the reports of the jobs whose mates have changed once there is something to see."""
+        for name, believed in self.belief.jobs.items():
+            mates = self._mates_of(believed)
+            if mates != self._mates.get(name, ()):
+                self._mates[name] = mates
+                self._push(now + REPORT_S, DueLook(name, mates), 0)
+        return False
+
+    def _mates_of(self, believed: JobRecord) -> tuple[object, ...]:
+        """Return beside what a job computes: a change of it begins a new measurement."""
+        if not believed.computing:
+            return ()
+        return (believed.attempt, believed.pauses, *sorted(mate.job.id for mate in self._computing_mates(believed)))
+
+    def _computing_mates(self, believed: JobRecord) -> list[JobRecord]:
+        return [mate for mate in self.belief.cluster.mates(believed) if mate.active and not mate.starts_up]
+
+    def _report(self, now: float, pace_changes: list[JobRecord]) -> None:
+        """Apply what jobs report now, and look again later."""
+        for record in pace_changes:
+            name = record.job.id
+            believed = self.belief.jobs[name]
+            event = self._observed(now, record, believed) if record.iteration_s else None
+            if event is not None:
+                self._tell(event)
+                self._measure_demand(now, record, believed)
+            self._push(now + self._until_next(record, event), DueLook(name, self._mates[name]), 0)
+
+    def _tell(self, event: ev.Event) -> None:
+        self.belief.apply(event)
+        self.belief.pace_changes.clear()
+        if self.log is not None:
+            self.log(event)
+
+    def _until_next(self, record: JobRecord, event: ev.Observed | None) -> float:
+        """Return the seconds until the next report of a job that keeps its mates."""
+        if event is None:
+            return REPORT_S
+        if kind_of(record.job.model) not in PLAIN:
+            return JOURNAL_S
+        return max(GUESS_S, GUESS_SHARE * record.alone_done(self.world.now))
+
+    def _measure_demand(self, now: float, record: JobRecord, believed: JobRecord) -> None:
+        """Measure what a job uses of the GPU, if it computes alone and that is not known."""
+        if not self._computing_mates(believed) and self.belief.perf.demand_of(believed.job, 1) is None:
+            demand = self.demands[kind_of(record.job.model)]
+            self._tell(ev.DemandMeasured(now, record.job.id, record.attempt, demand))
+
+    def _observed(self, now: float, record: JobRecord, believed: JobRecord) -> ev.Observed | None:
+        job = record.job
+        done = record.done if record.since == now else job.iterations - record.iterations_left(now)
+        if kind_of(job.model) not in PLAIN:
+            return ev.Observed(now, job.id, record.attempt, done, record.iteration_s)
+        if not self._knows_alone(believed):
+            return None
+        guessed_s = self._guessed_s.setdefault(job.id, believed.alone_iteration_s)
+        worked_s = done * record.alone_iteration_s
+        spread = record_of(self.belief, believed).spread
+        left_s = expected_left(worked_s, believed.job.iterations * guessed_s, spread)
+        seconds = record.iteration_s / record.alone_iteration_s * guessed_s
+        return ev.Observed(
+            now, job.id, record.attempt, max(0.0, believed.job.iterations - left_s / guessed_s), seconds, relative=True
+        )
+
+    def _knows_alone(self, believed: JobRecord) -> bool:
+        """Return whether it is known how fast a job is alone: it was or is alone, or one of its family was."""
+        if believed.job.id in self._guessed_s or not self._computing_mates(believed):
+            return True
+        known = self.belief.perf.demand_of(believed.job, 1)
+        return known is not None and known.iteration_s > 0.0
+
+    # ---- guesses that were too short ---------------------------------------------------------------------------------
+
+    def _expect_end(self, record: JobRecord) -> None:
+        """Look at a job that computes as long after it should have ended as the service does."""
+        late_s = max(LATE_S, LATE_SHARE * record.job.iterations * record.alone_iteration_s)
+        self._looks[record.job.id] = number = self._pushes + 1
+        self._push(record.end() + late_s, DueEnd(record), number)
