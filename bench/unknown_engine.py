@@ -7,6 +7,7 @@ regular intervals from then on.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import ceil, floor
 from typing import Any, NamedTuple
 
 from unknown_work import KINDS, UnknownJob
@@ -20,16 +21,29 @@ from carpool.core.pace import update_pace
 from carpool.core.perf import AllReduce, FittedModel, Mate, Task
 from carpool.core.record import JobRecord
 from carpool.core.state import State
-from carpool.live.service.progress import GUESS_S, GUESS_SHARE, JOURNAL_S, LATE_S, LATE_SHARE
+from carpool.live.service.progress import (
+    EVERY_S,
+    FIRST_ALONE_S,
+    GUESS_S,
+    GUESS_SHARE,
+    JOURNAL_S,
+    LATE_S,
+    LATE_SHARE,
+    QUICK_LOOKS,
+    SETTLING_S,
+)
 from carpool.live.spec import UNCOUNTED
 from carpool.sim.engine import Costs, DueEnd, Engine
 
-REPORT_S = 0.75
-"""Seconds after which a job's speed is known: the median, over all journals, for scripts that tell how far they are."""
+COUNTERS_S = 0.5
+"""Seconds between two looks at the counters, in the version of the service that was measured."""
+ROUNDING = 1e-6
 USER = "user"
 """All jobs are of one user, whose guesses are corrected by what became of the earlier ones."""
 PLAIN = {"gpt", "diffusion", "diffusion-small", "gan", "tabular"}
 """Kinds whose scripts do not tell how many steps they make."""
+WATCHED = PLAIN | {"finetune"}
+"""Kinds without the training library: they have no report before their first step."""
 TASK = Task(0.0, 1.0, AllReduce(0.0, 0.0), AllReduce(0.0, 0.0), 1.0)
 """Its constants do not matter, because every job has a duration."""
 
@@ -90,10 +104,11 @@ class StartUps(Costs):
 
 
 class DueLook(NamedTuple):
-    """A look at the reports of a job, unless its mates have changed since."""
+    """A look at the reports of a job, or at the counters while it is alone, unless its mates change before."""
 
     job: str
     mates: tuple[object, ...]
+    counters: bool = False
 
 
 class WatchedEngine(Engine):
@@ -103,11 +118,14 @@ class WatchedEngine(Engine):
     demands: Mapping[str, GpuDemand]
     exit_s: Mapping[str, float]
     """Seconds between the last step of each job and the end of its process, in which it keeps its place."""
+    looks_s: float = 0.0
+    """When the service looks at all reports for the first time; it does so in regular intervals from then on."""
 
     def run(self) -> State:
         self._exits: dict[str, float] = {}
         self._guessed_s: dict[str, float] = {}
-        self._mates: dict[str, tuple[object, ...]] = {}  # beside what each job has computed since its last change
+        self._mates: dict[str, tuple[object, ...]] = {}  # beside what each job computes
+        self._noticed: dict[str, float] = {}  # when the service notices that, of those not measured since
         return super().run()
 
     # ---- processes ---------------------------------------------------------------------------------------------------
@@ -125,15 +143,10 @@ class WatchedEngine(Engine):
         for what in found:
             if isinstance(what, DueLook):
                 batch.remove(what)  # type: ignore[arg-type]
-                self._reports += self._due(what)
+                self._reports += [what] if self._is_current(what) else []
             elif isinstance(what, ev.Finished) and now < self._ends_at(now, what):
                 batch.remove(what)
         return wake
-
-    def _due(self, look: DueLook) -> list[JobRecord]:
-        """Return the job that is to be looked at, if it still computes beside the same mates."""
-        current = look.mates == self._mates.get(look.job) and look.job not in self._exits
-        return [self.world.jobs[look.job]] if current and look.job in self.world.jobs else []
 
     def _ends_at(self, now: float, event: ev.Finished) -> float:
         """Return when the process of a job ends whose last step is done."""
@@ -160,9 +173,13 @@ class WatchedEngine(Engine):
         """Look at the reports of the jobs whose mates have changed once there is something to see."""
         for name, believed in self.belief.jobs.items():
             mates = self._mates_of(believed)
-            if mates != self._mates.get(name, ()):
-                self._mates[name] = mates
-                self._push(now + REPORT_S, DueLook(name, mates), 0)
+            if mates == self._mates.get(name, ()):
+                continue
+            if mates:
+                self._push(self._measured_at(now, believed), DueLook(name, mates), 0)
+            if mates and not self._computing_mates(believed):
+                self._push(self._next_look(now, COUNTERS_S) + COUNTERS_S, DueLook(name, mates, counters=True), 0)
+            self._mates[name] = mates
         return False
 
     def _mates_of(self, believed: JobRecord) -> tuple[object, ...]:
@@ -174,16 +191,45 @@ class WatchedEngine(Engine):
     def _computing_mates(self, believed: JobRecord) -> list[JobRecord]:
         return [mate for mate in self.belief.cluster.mates(believed) if mate.active and not mate.starts_up]
 
-    def _report(self, now: float, pace_changes: list[JobRecord]) -> None:
-        """Apply what jobs report now, and look again later."""
-        for record in pace_changes:
-            name = record.job.id
-            believed = self.belief.jobs[name]
+    def _measured_at(self, now: float, believed: JobRecord) -> float:
+        """Return when the service has seen enough steps of a job whose mates change now."""
+        often = EVERY_S / QUICK_LOOKS
+        settling_s = SETTLING_S if believed.alone_seen or self._computing_mates(believed) else FIRST_ALONE_S
+        return self._noticed_at(now, believed.job, often) + (1 + ceil(settling_s / often)) * often
+
+    def _noticed_at(self, now: float, job: Job, often: float) -> float:
+        """Return when the service notices that the mates of a job change now. It looks more often at a job that was not
+        measured since the last change, if it has a report."""
+        before = self._noticed.get(job.id)
+        if before is None or before <= now:
+            has_report = job.id in self._mates or kind_of(job.model) not in WATCHED
+            measured = before is None and job.id in self._mates
+            before = self._next_look(now, often if has_report and not measured else EVERY_S)
+        self._noticed[job.id] = before
+        return before
+
+    def _next_look(self, now: float, every_s: float) -> float:
+        """Return when the service looks next, if it looks so often."""
+        number = floor((now - self.looks_s) / every_s + ROUNDING) + 1
+        return self.looks_s + number * every_s
+
+    def _is_current(self, look: DueLook) -> bool:
+        """Return whether a job still computes beside the same mates."""
+        return look.mates == self._mates.get(look.job) and look.job in self.belief.jobs and look.job not in self._exits
+
+    def _report(self, now: float, pace_changes: Any) -> None:
+        """Apply what the looks of this moment find, and look again later."""
+        for look in pace_changes:
+            record, believed = self.world.jobs[look.job], self.belief.jobs[look.job]
+            if look.counters:
+                demand = self.demands[kind_of(record.job.model)]
+                self._tell(ev.DemandMeasured(now, look.job, record.attempt, demand))
+                continue
             event = self._observed(now, record, believed) if record.iteration_s else None
             if event is not None:
                 self._tell(event)
-                self._measure_demand(now, record, believed)
-            self._push(now + self._until_next(record, event), DueLook(name, self._mates[name]), 0)
+                self._noticed.pop(look.job, None)
+            self._push(self._next_look(now + self._pause_s(record, event), EVERY_S), look, 0)
 
     def _tell(self, event: ev.Event) -> None:
         self.belief.apply(event)
@@ -191,19 +237,13 @@ class WatchedEngine(Engine):
         if self.log is not None:
             self.log(event)
 
-    def _until_next(self, record: JobRecord, event: ev.Observed | None) -> float:
-        """Return the seconds until the next report of a job that keeps its mates."""
+    def _pause_s(self, record: JobRecord, event: ev.Observed | None) -> float:
+        """Return the least seconds until the next report of a job that keeps its mates."""
         if event is None:
-            return REPORT_S
+            return 0.0
         if kind_of(record.job.model) not in PLAIN:
             return JOURNAL_S
         return max(GUESS_S, GUESS_SHARE * record.alone_done(self.world.now))
-
-    def _measure_demand(self, now: float, record: JobRecord, believed: JobRecord) -> None:
-        """Measure what a job uses of the GPU, if it computes alone and that is not known."""
-        if not self._computing_mates(believed) and self.belief.perf.demand_of(believed.job, 1) is None:
-            demand = self.demands[kind_of(record.job.model)]
-            self._tell(ev.DemandMeasured(now, record.job.id, record.attempt, demand))
 
     def _observed(self, now: float, record: JobRecord, believed: JobRecord) -> ev.Observed | None:
         job = record.job

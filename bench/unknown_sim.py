@@ -38,6 +38,7 @@ from unknown_work import WORKLOADS, UnknownJob, draw
 from carpool.belief.demand import slowdown
 from carpool.core.model import GpuDemand, Node
 from carpool.live.service.estimator import JobEstimator
+from carpool.live.service.progress import EVERY_S
 from carpool.policies import make
 
 DRAWS, MOVED_S = 20, 0.25
@@ -56,6 +57,7 @@ def simulate(
     pairs: MeasuredPairs,
     startup_s: Mapping[str, float],
     exit_s: Mapping[str, float],
+    looks_s: float = 0.0,
 ) -> tuple[float, float]:
     """Return the mean JCT and the makespan of a case in the simulator."""
     trainings = [submitted(job, alone_s) for job in jobs]
@@ -72,7 +74,7 @@ def simulate(
         costs=StartUps(pause_s=PAUSE_S, startup_s=startup_s),
         guess=lambda job: replace(job, duration_s=guesses[job.id]),
     )
-    engine.truth, engine.demands, engine.exit_s = truth, pairs.demands, exit_s
+    engine.truth, engine.demands, engine.exit_s, engine.looks_s = truth, pairs.demands, exit_s, looks_s
     state = engine.run()
     ends = {job.name: state.ended[job.name].ended for job in jobs}
     return fmean(ends[job.name] - job.submitted_s for job in jobs), max(ends.values())
@@ -161,7 +163,7 @@ def rows(folder: Path) -> Iterator[str]:
         runs = []
         for _ in range(DRAWS):
             moved_s = {name: seconds + chance.uniform(-MOVED_S, MOVED_S) for name, seconds in startup_s.items()}
-            runs.append(simulate(case, jobs, here["alone"], pairs, moved_s, exit_s))
+            runs.append(simulate(case, jobs, here["alone"], pairs, moved_s, exit_s, chance.random() * EVERY_S))
         yield f"| {case.name} | {_compared(record['measured'], runs)} |"
 
 
