@@ -10,16 +10,18 @@ from carpool.core import events as ev
 from carpool.core.codec import decode, encode
 from carpool.core.draft import Draft
 from carpool.core.model import Allocation, Decision, Status
-from carpool.core.perf import MeasuredPair, TableInterference
+from carpool.core.perf import ConstantInterference, FittedModel, MeasuredPair, TableInterference
 from carpool.core.state import State
 from carpool.policies.base import BasePolicy
 from carpool.policies.simple.fifo import start_in_order
 from carpool.policies.simple.sjf import Sjf
+from carpool.profile.schema import load
 from carpool.sim.engine import CannotFinish, Costs, Engine
+from carpool.sim.unknown import UnknownBelief
 from tests.support.effort import THOROUGH
 from tests.support.stepper import step_through
 from tests.support.turns import TakeTurns
-from tests.support.world import job, model, nodes
+from tests.support.world import TASKS, job, model, nodes
 
 NAMES = [*policies.BUILT_IN, "fifo:skip=true", "tiresias:threshold_gpu_s=40,round_s=8,start_s=2,restart_s=3"]
 
@@ -318,3 +320,19 @@ def test_decision_times_are_cpu_seconds_of_the_policy_and_not_wall_seconds():
     assert time.perf_counter() - began > 0.2
     assert len(engine.decision_cpu_s) >= 1
     assert sum(engine.decision_cpu_s) < 0.1
+
+
+def test_a_report_makes_only_the_jobs_of_its_own_moment_be_looked_at_again():
+    seen = {}
+
+    class Watching(type(policies.make("sjf-ffs"))):
+        def decide(self, view):
+            seen.setdefault(view.now, set()).update(one.job.id for one in view.awakened.values())
+            return super().decide(view)
+
+    truth = FittedModel({"plain": TASKS["plain"]}, ConstantInterference(1.5), 2, ignore_memory=True)
+    jobs = [job(name, left=100.0, submitted=at) for name, at in (("a", 0.0), ("b", 10.0), ("c", 20.0), ("d", 22.0))]
+    belief = UnknownBelief(truth, 2, load("t4"), "mps")
+    Engine(jobs, nodes("1x2"), Watching(), belief=belief, truth=truth, report_s=5.0).run()
+    assert seen[25.0] == {"a", "c"}
+    assert seen[27.0] == {"b", "d"}

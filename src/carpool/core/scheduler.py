@@ -72,8 +72,7 @@ class Scheduler:
         rounds only if `wake` is true.
         """
         state = self.state
-        if state.awakened and now > state.now:
-            state.awakened.clear()
+        self.begin_moment(now)
         apply_together(state, events)
         if not (wake or (state.needs_decision and not self.in_rounds)):
             return None
@@ -99,6 +98,11 @@ class Scheduler:
         # the plan itself set it, and needs no further decision, unless its starts leave GPUs that the policy had taken
         state.needs_decision = decisions[: len(decided)] != decided
         return planned
+
+    def begin_moment(self, now: float) -> None:
+        """Forget the jobs that were to be looked at again at an earlier moment."""
+        if self.state.awakened and now > self.state.now:
+            self.state.awakened.clear()
 
     @property
     def asks_again(self) -> bool:

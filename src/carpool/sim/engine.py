@@ -308,6 +308,7 @@ class Engine:
 
     def _hear(self, now: float) -> bool:
         """Apply the reports and the ends that were expected and did not come; return whether a decision is needed."""
+        self.scheduler.begin_moment(now)
         if self._reports:
             self._report(now, self._reports)
             self._reports = []
