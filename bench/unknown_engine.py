@@ -222,7 +222,7 @@ class WatchedEngine(Engine):
         for look in pace_changes:
             record, believed = self.world.jobs[look.job], self.belief.jobs[look.job]
             if look.counters:
-                demand = self.demands[kind_of(record.job.model)]
+                demand = replace(self.demands[kind_of(record.job.model)], iteration_s=record.alone_iteration_s)
                 self._tell(ev.DemandMeasured(now, look.job, record.attempt, demand))
                 continue
             event = self._observed(now, record, believed) if record.iteration_s else None
