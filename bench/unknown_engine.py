@@ -48,11 +48,23 @@ TASK = Task(0.0, 1.0, AllReduce(0.0, 0.0), AllReduce(0.0, 0.0), 1.0)
 """Its constants do not matter, because every job has a duration."""
 
 
-def submitted(job: UnknownJob, alone_s: Mapping[str, float]) -> Job:
+class Process(NamedTuple):
+    """What is known of the process of a job."""
+
+    startup_s: float
+    exit_s: float
+    """Seconds between its last step and its end, in which it keeps its place."""
+    pace: float = 1.0
+    """Seconds of a step alone, over those that were measured of its kind. A process that waits for its host takes up to
+    1.4 times as long in some runs, and uses less of the GPU."""
+
+
+def submitted(job: UnknownJob, alone_s: Mapping[str, float], pace: float) -> Job:
     """Return a job with its true duration, under the model by which the service knows it: jobs of a kind have the same
     script and arguments but for the number of steps."""
     model = f"script:{KINDS[job.kind].script}.py:{job.kind}/{job.steps}"
-    return Job(job.name, job.submitted_s, model, 1, 1, UNCOUNTED, USER, duration_s=job.steps * alone_s[job.kind])
+    duration_s = job.steps * alone_s[job.kind] * pace
+    return Job(job.name, job.submitted_s, model, 1, 1, UNCOUNTED, USER, duration_s=duration_s)
 
 
 def kind_of(model: str) -> str:
@@ -83,24 +95,29 @@ class MeasuredPairs:
 class TrueModel(FittedModel):
     """How fast the trainings really are. One whose steps are done slows no mate down while its process ends."""
 
-    def __init__(self, pairs: MeasuredPairs, jobs: Sequence[Job], startup_s: Mapping[str, float]) -> None:
+    def __init__(self, pairs: MeasuredPairs, jobs: Sequence[Job], processes: Mapping[str, Process]) -> None:
         tasks = {job.model: TASK for job in jobs}
-        super().__init__(tasks, pairs, 1, ignore_memory=True, startup=lambda job: startup_s[job.id])
+        super().__init__(tasks, pairs, 1, ignore_memory=True, startup=lambda job: processes[job.id].startup_s)
+        self.processes = processes
         self.ended: set[str] = set()
 
     def slowdown(self, job: Job, accumulation: int, mates: Sequence[Mate]) -> float:
+        """Return ξ. Slow-downs were measured against a step of the job's kind alone; beside mates, a process waits for
+        the GPU or for its host, whichever takes longer."""
         computing = [mate for mate in mates if mate[0].id not in self.ended]
-        return super().slowdown(job, accumulation, computing) if computing else 1.0
+        if not computing:
+            return 1.0
+        return max(1.0, super().slowdown(job, accumulation, computing) / self.processes[job.id].pace)
 
 
 @dataclass(frozen=True)
 class StartUps(Costs):
     """The costs of a case in which it is known how long each process took to start up."""
 
-    startup_s: Mapping[str, float] = field(default_factory=dict)
+    processes: Mapping[str, Process] = field(default_factory=dict)
 
     def launch(self, job: Job) -> float:
-        return self.startup_s[job.id]
+        return self.processes[job.id].startup_s
 
 
 class DueLook(NamedTuple):
@@ -116,8 +133,7 @@ class WatchedEngine(Engine):
 
     truth: TrueModel
     demands: Mapping[str, GpuDemand]
-    exit_s: Mapping[str, float]
-    """Seconds between the last step of each job and the end of its process, in which it keeps its place."""
+    processes: Mapping[str, Process]
     looks_s: float = 0.0
     """When the service looks at all reports for the first time; it does so in regular intervals from then on."""
 
@@ -152,7 +168,7 @@ class WatchedEngine(Engine):
         """Return when the process of a job ends whose last step is done."""
         ends_at = self._exits.get(event.job)
         if ends_at is None:
-            ends_at = self._exits[event.job] = now + self.exit_s[event.job]
+            ends_at = self._exits[event.job] = now + self.processes[event.job].exit_s
             self._push(ends_at, ev.Finished(ends_at, event.job, event.attempt), 0)
             self.truth.ended.add(event.job)
             self._speed_up(now, self.world.cluster.mates(self.world.jobs[event.job]))
@@ -222,14 +238,19 @@ class WatchedEngine(Engine):
         for look in pace_changes:
             record, believed = self.world.jobs[look.job], self.belief.jobs[look.job]
             if look.counters:
-                demand = replace(self.demands[kind_of(record.job.model)], iteration_s=record.alone_iteration_s)
-                self._tell(ev.DemandMeasured(now, look.job, record.attempt, demand))
+                self._tell(ev.DemandMeasured(now, look.job, record.attempt, self._demand(record)))
                 continue
             event = self._observed(now, record, believed) if record.iteration_s else None
             if event is not None:
                 self._tell(event)
                 self._noticed.pop(look.job, None)
             self._push(self._next_look(now + self._pause_s(record, event), EVERY_S), look, 0)
+
+    def _demand(self, record: JobRecord) -> GpuDemand:
+        """Return what the counters show of a job that is alone. One that is slower uses less of the GPU."""
+        demand, pace = self.demands[kind_of(record.job.model)], self.processes[record.job.id].pace
+        sm, busy = min(1.0, demand.sm / pace), min(1.0, demand.busy / pace)
+        return replace(demand, sm=sm, busy=busy, iteration_s=record.alone_iteration_s)
 
     def _tell(self, event: ev.Event) -> None:
         self.belief.apply(event)
