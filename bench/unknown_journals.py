@@ -17,10 +17,14 @@ from unknown_engine import Process
 from unknown_speeds import WARM
 from unknown_work import UnknownJob
 
+from carpool.core import events as ev
+from carpool.core.codec import decode
 from carpool.core.model import GpuDemand
 
 SWITCHES = ("Paused", "Resumed")
 CHANGES = ("Computing", *SWITCHES)
+TURN_S = 0.02
+"""Seconds between two events of the journal from which on they belong to two turns of the service."""
 ALONE_S = 1.0
 """Seconds that a job must have computed alone for its speed alone to be known."""
 
@@ -123,6 +127,23 @@ def stretches(path: Path, jobs: Collection[str]) -> Iterator[tuple[float, float,
         (paused if what in SWITCHES else computing).symmetric_difference_update([job])
 
 
+def turns(path: Path) -> Iterator[tuple[list[ev.Event], ev.Planned | None]]:
+    """Yield the events of each turn of the service, and the plan that followed. The journal does not say where turns
+    begin: events some milliseconds apart are taken for one, and a plan ends it."""
+    events: list[ev.Event] = []
+    for event in map(decode, read_journal(path)):
+        if events and event.at - events[-1].at > TURN_S:
+            yield events, None
+            events = []
+        if isinstance(event, ev.Planned):
+            yield events, event
+            events = []
+        else:
+            events.append(event)
+    if events:
+        yield events, None
+
+
 # ---- demands ---------------------------------------------------------------------------------------------------------
 
 
@@ -153,13 +174,17 @@ def _readings(path: Path, before: Mapping[str, float] | None = None) -> Iterator
 def _settled(folder: Path, path: Path, record: Mapping[str, Any]) -> Iterator[tuple[str, GpuDemand]]:
     """Yield the last reading before its last step of each job whose speed alone is known, as it is at that of its kind.
 
-    A reading is a mean since the job came to be alone, so that the last one contains least of the start."""
+    A reading is a mean since the job came to be alone, so that the last one contains least of the start.
+    """
     alone_s = read_speeds(folder, Case(**record["case"]).mechanism)[1]["alone"]
     kinds = {row["job"]: row["kind"] for row in record["jobs"]}
     pace = _paces_alone(path, record, alone_s)
     for job, demand in dict(_readings(path, _last_steps(path))).items():
         if job in pace:
-            yield kinds[job], replace(demand, sm=min(1.0, demand.sm * pace[job]), busy=min(1.0, demand.busy * pace[job]))
+            yield (
+                kinds[job],
+                replace(demand, sm=min(1.0, demand.sm * pace[job]), busy=min(1.0, demand.busy * pace[job])),
+            )
 
 
 def _median(demands: Sequence[GpuDemand]) -> GpuDemand:

@@ -23,18 +23,21 @@ simulates workloads of other seeds under every policy, with start-ups drawn from
 
 import argparse
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
 
 from unknown import MPS, RULES, TIME_SLICING, Case
 from unknown_engine import MeasuredPairs, Process, StartUps, TrueModel, WatchedEngine, submitted
-from unknown_journals import as_submitted, complete_cases, read_demands, read_processes, read_speeds, stretches
+from unknown_journals import as_submitted, complete_cases, read_demands, read_processes, read_speeds, stretches, turns
 from unknown_work import WORKLOADS, UnknownJob, draw
 
 from carpool.belief.demand import slowdown
-from carpool.core.model import Node
+from carpool.core import events as ev
+from carpool.core.batches import apply_together
+from carpool.core.model import Decision, Node
+from carpool.core.scheduler import Scheduler
 from carpool.live.service.estimator import JobEstimator
 from carpool.live.service.progress import EVERY_S
 from carpool.policies import make
@@ -128,6 +131,43 @@ def work_rows(folder: Path) -> Iterator[str]:
         yield f"| {case.name} | {sum(predicted.values()) / done - 1.0:+.1%} | {max(predicted)} |"
 
 
+def plan_rows(folder: Path) -> Iterator[str]:
+    """Yield a row per case: how many plans the service made, and how many of them a scheduler makes that is given the
+    events of the journal. What the simulator lacks then are events, not rules."""
+    for path, record in complete_cases(folder):
+        case = Case(**record["case"])
+        policy = make(case.policy)
+        belief = JobEstimator(1, case.mechanism, [H200]).initial_belief()
+        scheduler = Scheduler(policy, belief, case.jobs_per_gpu or policy.jobs_per_gpu)
+        made = same = 0
+        for events, plan in turns(path):
+            wanted = [] if plan is None else _in_short(plan.decisions)
+            found = _decide(scheduler, events, plan)
+            made += bool(wanted or found)
+            same += bool(wanted or found) and wanted == found
+        yield f"| {case.name} | {made} | {same} |"
+
+
+def _decide(scheduler: Scheduler, events: Sequence[ev.Event], plan: ev.Planned | None) -> list[tuple[str, bool]]:
+    """Apply the events of a turn and the plan that the service made, and return what the policy would have done."""
+    state, now = scheduler.state, plan.at if plan is not None else events[-1].at
+    scheduler.begin_moment(now)
+    apply_together(state, events)
+    found = []
+    if plan is not None or state.needs_decision:
+        state.advance(now)
+        found = _in_short(scheduler.policy.decide(state))
+    if plan is not None:
+        state.apply(plan)
+    state.needs_decision = False
+    return found
+
+
+def _in_short(decisions: Iterable[Decision]) -> list[tuple[str, bool]]:
+    """Return which jobs are to compute, or to start up or be paused, in the order of their ids."""
+    return sorted((one.job, one.allocation is not None and one.allocation.active) for one in decisions)
+
+
 def pair_errors(folder: Path, mechanism: str) -> list[float]:
     """Return the relative errors of the slow-downs that follow from demands, for both jobs of every measured pair."""
     demands = read_demands(folder)
@@ -172,12 +212,17 @@ def main() -> None:
     parser.add_argument(
         "--work", action="store_true", help="compare the work done under the measured decisions instead"
     )
+    parser.add_argument("--plans", action="store_true", help="compare plans made from the journals' events instead")
     parser.add_argument("--workloads", type=int, metavar="N", help="simulate N other workloads of each sort instead")
     parser.add_argument("--mechanism", choices=(MPS, TIME_SLICING), default=MPS, help="of these other workloads")
     options = parser.parse_args()
     if options.pairs:
         errors = pair_errors(options.folder, "mps")
         print(f"{len(errors)} slow-downs under MPS, predicted from demands: median error {median(errors):.1%}")
+        return
+    if options.plans:
+        for row in plan_rows(options.folder):
+            print(row)
         return
     if options.work:
         for row in work_rows(options.folder):
