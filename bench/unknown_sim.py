@@ -2,10 +2,11 @@
 
     python bench/unknown_sim.py docs/experiments/unknown/machine-2
 
-The simulator is told how fast each kind is alone and in pairs (`pairs-mps.json`), and how long each process of the case
-took to start up and to end. The policy knows as little as the service did: guessed durations, and what jobs
-report. A plain script that tells no total reports only how much slower it is than alone, once it was seen alone. Where
-pairs were not measured, their slow-downs follow from the demands that the journals contain.
+The simulator is told how fast each kind is alone and in pairs (`pairs-mps.json`), when each job of the case was
+submitted, and how long its process took to start up, to make a step alone and to end. The policy knows as little as the
+service did: guessed durations, and what jobs report. A plain script that tells no total reports only how much slower it
+is than alone, once it was seen alone. Where pairs were not measured, their slow-downs follow from the demands that the
+journals contain.
 
     python bench/unknown_sim.py docs/experiments/unknown/machine-2 --pairs
 
@@ -15,6 +16,10 @@ prints how well these demands predict the slow-downs of the measured pairs. Noth
 
 compares the work that the trainings did with what they would have done at simulated speeds, under the decisions of the
 service. Chance in decisions plays no part there.
+
+    python bench/unknown_sim.py docs/experiments/unknown/machine-2 --plans
+
+compares the plans of the service with those that a scheduler makes of the events in its journal.
 
     python bench/unknown_sim.py docs/experiments/unknown/machine-2 --workloads 12
 
