@@ -1,8 +1,11 @@
 """`bench/unknown_sim.py`: the simulator on the cases that were measured on a real GPU."""
 
+from itertools import islice
 from pathlib import Path
 
 import pytest
+
+from tests.support.effort import THOROUGH
 
 pytestmark = pytest.mark.slow
 
@@ -23,8 +26,8 @@ def unknown_sim(monkeypatch):
 @pytest.mark.parametrize("machine", ["machine-1", "machine-2"])
 def test_the_table_of_the_docs_is_what_the_simulator_says(unknown_sim, machine):
     page = (ROOT / "docs" / "experiments" / "unknown.md").read_text(encoding="utf-8")
-    rows = list(unknown_sim.rows(MEASURED / machine))
-    assert rows
+    rows = list(islice(unknown_sim.rows(MEASURED / machine), None if THOROUGH else 2))
+    assert len(rows) >= 2
     assert [row for row in rows if row not in page] == []
 
 
