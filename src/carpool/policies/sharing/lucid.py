@@ -30,14 +30,17 @@ class Lucid(BasePolicy):
 
     def decide(self, view: View) -> list[Decision]:
         draft = Draft(view)
-        hosts = WholeGangHosts(draft)
+        hosts: WholeGangHosts | None = None  # of the draft as it is
         pending = draft.pending()
         for job in pending:
-            before = len(draft.decisions)
-            if not draft.start(job, "least GPU time in the queue that fits") and not self._join(draft, job, hosts):
+            if draft.start(job, "least GPU time in the queue that fits"):
+                hosts = None
+                continue
+            hosts = hosts or WholeGangHosts(draft)
+            if self._join(draft, job, hosts):
+                hosts = None
+            else:
                 pending.skip_alike()
-            if len(draft.decisions) > before:
-                hosts = WholeGangHosts(draft)
         return draft.decisions
 
     def explain(self, view: View, job: JobView) -> Explanation | None:
@@ -56,7 +59,10 @@ class Lucid(BasePolicy):
 
     def _join(self, draft: Draft, guest: JobView, hosts: WholeGangHosts) -> bool:
         """Share with the host that suits best."""
-        if guest.shape.exclusive or draft.view.jobs_per_gpu == 1 or not draft.may_start(guest):
+        shape = guest.shape
+        if shape.exclusive or draft.view.jobs_per_gpu == 1 or shape.general in hosts.none_for:
+            return False
+        if not draft.may_start(guest):
             return False
         fits = hosts.fits(guest, self.cap)
         for fit, host in sorted(fits, key=lambda found: (found[0].guest_xi + found[0].host_xi, found[1].record.seq)):
@@ -67,4 +73,5 @@ class Lucid(BasePolicy):
                 )
                 draft.assign(guest, gpus, fit.size, f"it shares with job {host.record.job.id}: {slower}")
                 return True
+        hosts.none_for.add(shape.general)
         return False

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from carpool.core.draft import Draft
 from carpool.core.model import GpuId, Job
 from carpool.core.rules import Resident
-from carpool.core.shapes import Size
+from carpool.core.shapes import Shape, Size
 from carpool.core.view import HostKind, JobView
 from carpool.policies.sharing.pair import total_speed
 
@@ -34,6 +34,8 @@ class WholeGangHosts:
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
+        self.none_for: set[Shape] = set()
+        """The general shapes for which a policy found no host: other jobs of them need no search."""
         self._changed = {resident.record.seq for gpu in draft.touched for resident in draft.residents(gpu)}
         self._not_indexed: dict[HostKind, list[Resident]] = {}  # hosts that the index of lone hosts does not have
         for seq, (record, kind, alone_on) in draft.view.hosts.others.items():
