@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from carpool.core import events as ev
-from carpool.core.model import Limits, Status
+from carpool.core.model import FairShare, Limits, Status
 from carpool.core.state import State
 from carpool.core.validate import InvalidState, validate
 from tests.support.world import cluster, given, pending, running
@@ -171,3 +171,13 @@ def test_damage_to_an_index_is_found(state: State, damage: Callable[[State], Non
     damage(state)
     with pytest.raises(InvalidState, match=problem):
         validate(state)
+
+
+def test_a_wrong_rank_of_a_job_that_holds_gpus_is_found() -> None:
+    found = given(cluster("1x2"), running("a")).state(lambda job, now: (job.job.submitted,))
+    found.apply(ev.FairShareChanged(0.0, FairShare(0.5)))
+    ranks = found.ranks_of_holders()
+    validate(found)
+    ranks[found.jobs["a"].seq] = (0, 9, 9)
+    with pytest.raises(InvalidState, match="the ranks of the jobs that hold GPUs"):
+        validate(found)

@@ -1,4 +1,4 @@
-"""What sjf-bsbf leaves out where many users' jobs are alike would have changed nothing."""
+"""What policies leave out where many users' jobs are alike would have changed nothing."""
 
 from dataclasses import replace
 from random import Random
@@ -9,6 +9,7 @@ from carpool.core.events import Event
 from carpool.core.model import Job
 from carpool.policies.sharing.candidates import Candidates
 from carpool.policies.sharing.shortfalls import SearchChance, Shortfalls
+from carpool.policies.sharing.whole_gang_hosts import WholeGangHosts
 from carpool.sim.run import Setup, simulate
 
 
@@ -72,4 +73,37 @@ def test_a_guest_that_is_not_tried_would_have_found_too_few_hosts(policy, jobs_p
         monkeypatch.setattr(Shortfalls, "chance", lambda shortfalls, draft, guest: SearchChance.OPEN)
         monkeypatch.setattr(Shortfalls, "begin", begin_with_none)
         assert quick == log_of(seed)
+    assert left_out > 100
+
+
+def test_a_shape_that_found_no_host_would_find_none_for_another_user(monkeypatch):
+    begin = WholeGangHosts.__init__
+    left_out = 0
+
+    class Counted(set):
+        def __contains__(self, shape):
+            nonlocal left_out
+            known = super().__contains__(shape)
+            left_out += known
+            return known
+
+    class Forgetful(set):
+        def add(self, shape):
+            pass
+
+    def log_of(seed: int, kind: type[set]) -> list[Event]:
+        def begin_with(hosts, draft):
+            begin(hosts, draft)
+            hosts.none_for = kind()
+
+        monkeypatch.setattr(WholeGangHosts, "__init__", begin_with)
+        events: list[Event] = []
+        setup = Setup(cluster="2x4", truth="1.15", fair_share=0.5)
+        simulate(jobs_of_many_users(seed), "lucid", setup, log=events.append)
+        return events
+
+    for seed in range(3):
+        quick = log_of(seed, Counted)
+        assert quick == log_of(seed, Forgetful)
+        assert any("it shares with" in repr(event) for event in quick)
     assert left_out > 100

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -11,8 +12,9 @@ from carpool.core import events as ev
 from carpool.core.model import Job, Node, Status, sub_batch
 from carpool.core.perf import AllReduce, FittedModel, MeasuredPair, TableInterference, Task
 from carpool.core.scheduler import Scheduler
+from carpool.policies.preemptive import preemption
 from tests.support.effort import cases
-from tests.support.naive import naive_bsbf
+from tests.support.naive import naive_bsbf, naive_choice
 from tests.support.situations import Situation, check_state, facts, situations
 from tests.support.world import GIB
 
@@ -39,6 +41,18 @@ def test_every_plan_is_whole_legal_and_repeatable(name, situation):
     if plan:
         state.apply(ev.Planned(state.now, tuple(plan)))
         check_state(state)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tiresias:threshold_gpu_s=20", "srtf", "srsf", "las:quantum_gpu_s=20"])
+@given(situation=situations)
+@settings(max_examples=cases(200))
+def test_a_policy_that_preempts_decides_as_if_it_sorted_all_jobs(name, situation):
+    policy = policies.make(name)
+    state = situation.state(policy.key)
+    plan = policy.decide(state)
+    with patch.object(preemption, "_choose", naive_choice):
+        assert policy.decide(state) == plan
 
 
 def assert_legal(state, plan, moves):

@@ -1,4 +1,5 @@
-"""SJF-BSBF written down plainly, without indexes, shapes or thresholds: slow, and easy to compare with the paper."""
+"""SJF-BSBF written down plainly, without indexes, shapes or thresholds: slow, and easy to compare with the paper. And
+the choice of policies that preempt, by sorting all jobs."""
 
 from itertools import combinations
 
@@ -175,3 +176,20 @@ def pair_times(state, guest, accumulation, host, host_accumulation) -> tuple[flo
     host_end = first if host_left * host_xi <= first else first + host_left - first / host_xi
     guest_end = first if guest_left * guest_xi <= first else first + guest_left - first / guest_xi
     return host_end + guest_end, 2 * host_left + left(state, guest)
+
+
+def naive_choice(view, running, rank, left, most):
+    """Return which jobs stop and which start if `left` GPUs go to the first of all jobs; see `preemption`."""
+    keep, start = [], []
+    jobs = [job for _, job in running] + list(view.queue)
+    for job in sorted(jobs, key=rank):
+        if job.shape.gpus > left:
+            continue
+        if job.gpus:
+            keep.append(job)
+        elif sum(other.shape is job.shape for other in start) < most.get(job.shape, len(jobs)):
+            start.append(job)
+        else:
+            continue
+        left -= job.shape.gpus
+    return sorted([job for _, job in running if job not in keep], key=rank), start

@@ -169,6 +169,7 @@ def check_state(state: State) -> None:
         state.long_waits,
         state.queue.in_order,
         state.queue.by_patience(10.0),
+        state.ranks_of_holders() if state.tenants.on else {},
     )  # kept from here on, and so validated
     validate(state)
     for record in state.jobs.values():

@@ -13,6 +13,7 @@ from carpool.core.accounts import Accounts
 from carpool.core.cluster import Cluster
 from carpool.core.end_times import EndTimes
 from carpool.core.guesses import DURATION, ITERATIONS, Guesses
+from carpool.core.holder_ranks import HolderRanks
 from carpool.core.hosts import Hosts
 from carpool.core.learning import LearningModel, WeighsGuesses
 from carpool.core.model import Closure, GpuId, Job, JobId, Limits, Node, allowed_accumulations
@@ -129,13 +130,14 @@ class State:
         self.submissions = 0
         self.completed = 0
         self.completed_jct_s = 0.0
-        self._indexes: tuple[Hosts | EndTimes | OverdueJobs | LongWaits, ...] = ()
+        self._indexes: tuple[Hosts | EndTimes | OverdueJobs | LongWaits | HolderRanks, ...] = ()
         """The indexes over jobs that a policy has asked for so far; those that none asks for cost nothing."""
         self._hosts: Hosts | None = None
         self._active_hosts: Hosts | None = None
         self._end_times: EndTimes | None = None
         self._overdue: OverdueJobs | None = None
         self._long_waits: LongWaits | None = None
+        self._holder_ranks: HolderRanks | None = None
 
     # ---- reading -------------------------------------------------------------------------------------------------
 
@@ -328,23 +330,15 @@ class State:
         """Return the rank of a waiting job's tenants."""
         return self.tenants.rank(job.shape)
 
-    def ranks_of_holders(self) -> dict[int, Rank]:
-        """Return the ranks that the jobs that hold GPUs would have if they waited, by `seq`.
-
-        What a group is entitled to goes to its jobs in the order of submission, and one that is too large for the rest
-        of it takes nothing. So a job that starts because its group is entitled to it stays entitled, whatever else
-        starts; otherwise a policy that preempts would stop it at once, and start it again for ever.
-        """
-        entitled: dict[str, int] = {}  # GPUs of the jobs that each group is entitled to
-        ranks = {}
-        for seq in sorted(self.holders):
-            record = self.holders[seq]
-            name = record.job.group
-            gpus = entitled.get(name, 0) + len(record.gpus)
-            ranks[seq] = rank = self.tenants.rank(record.shape, gpus)
-            if not rank[0]:
-                entitled[name] = gpus
-        return ranks
+    def ranks_of_holders(self) -> Mapping[int, Rank]:
+        """Return the ranks that the jobs that hold GPUs would have if they waited, by `seq`. The index is kept from the
+        first use on."""
+        if self._holder_ranks is None:
+            self._holder_ranks = HolderRanks(self.tenants)
+            for record in self.holders.values():
+                self._holder_ranks.touch(record)
+            self._indexes = (*self._indexes, self._holder_ranks)
+        return self._holder_ranks.refresh()
 
     def may_use(self, job: JobView, gpu: GpuId) -> bool:
         """Return whether a job may start on a closed GPU: it ends before the closure begins, or is in its group."""

@@ -71,7 +71,20 @@ IN_ORDER = WITH_PREEMPTION
 class Tenant:
     """A group, or a user within a group: what it holds, what it used, and its tier."""
 
-    __slots__ = ("below", "gpus", "jobs", "members", "name", "rate", "share_gpus", "since", "tier", "used", "weight")
+    __slots__ = (
+        "below",
+        "gpus",
+        "jobs",
+        "members",
+        "name",
+        "rate",
+        "share_gpus",
+        "since",
+        "tier",
+        "used",
+        "version",
+        "weight",
+    )
 
     def __init__(self, name: str, weight: float = 1.0) -> None:
         self.name = name
@@ -93,6 +106,8 @@ class Tenant:
         when the tiers were last computed."""
         self.members: dict[str, Tenant] = {}
         """The users of a group."""
+        self.version = 0
+        """Number of times that the ranks of a group's jobs may have changed for another reason than what it holds."""
 
     def used_at(self, now: float, half_life_s: float) -> float:
         """Return its decayed GPU-seconds at a time that is not before the last change."""
@@ -151,6 +166,8 @@ class Tenants:
         guaranteed = any(group.guarantee for group in self.settings.values())
         self.on = self.fair_share.strength > 0.0 or guaranteed or bool(self.caps)
         self._stale = True
+        for group in self.groups.values():
+            group.version += 1
 
     # ---- what happens ----------------------------------------------------------------------------------------------
 
@@ -216,7 +233,7 @@ class Tenants:
         self._rate_all(present, now, total)
         for group in present:
             if (group.tier, group.below, group.share_gpus) != before[group.name]:
-                self.changed.add(group.name)
+                self._note_change(group)
             if len(group.members) > 1:
                 self._rate_members(group, now)
 
@@ -225,7 +242,11 @@ class Tenants:
         before = [user.tier for user in users]
         self._rate_all(users, now, 0)
         if [user.tier for user in users] != before:
-            self.changed.add(group.name)
+            self._note_change(group)
+
+    def _note_change(self, group: Tenant) -> None:
+        self.changed.add(group.name)
+        group.version += 1
 
     def _rate_all(self, tenants: list[Tenant], now: float, total: int) -> None:
         """Give each of some tenants that compete its tier: how far its usage is below or above its share."""
@@ -253,6 +274,10 @@ class Tenants:
         user = group.members.get(shape.user or "")
         entitled = self._entitled(group, group.gpus + shape.gpus if held is None else held)
         return (0 if entitled else 1, group.tier, user.tier if user is not None else 0)
+
+    def may_be_entitled(self, group: Tenant) -> bool:
+        """Return whether a group may hold any GPUs before others get more."""
+        return group.below or group.name in self.settings
 
     def _entitled(self, group: Tenant, held: int) -> bool:
         """Return whether a group may hold this many GPUs before others get any more."""

@@ -18,7 +18,7 @@ from carpool.core.ranked_queue import RankedQueue
 from carpool.core.record import JobRecord
 from carpool.core.sorted_jobs import LongWaits
 from carpool.core.state import State
-from carpool.core.tenants import Tenant
+from carpool.core.tenants import Rank, Tenant
 from carpool.core.usage_report import report_usage
 from carpool.core.view import CellKind, HostKind, OtherHost, SharedCell
 
@@ -51,6 +51,8 @@ def validate(state: State) -> None:
         _validate_end_times(state, state._end_times.refresh())
     if state._long_waits is not None:
         _validate_long_waits(state, state._long_waits)
+    if state._holder_ranks is not None and state.tenants.on:
+        _validate_holder_ranks(state, state._holder_ranks.refresh())
 
 
 def _require(holds: bool, problem: str) -> None:
@@ -329,6 +331,17 @@ def _partly_free(group: PartlyFreeHosts) -> Iterator[tuple[float | None, OtherHo
 def _validate_long_waits(state: State, kept: LongWaits) -> None:
     fresh = sorted((record.waited_s, record.seq, record) for record in state.running)
     _require(kept.longer_than(-1.0) == [record for *_, record in fresh], "the long waits differ from a sort")
+
+
+def _validate_holder_ranks(state: State, kept: Mapping[int, Rank]) -> None:
+    entitled: dict[str, int] = {}  # GPUs of the jobs that each group is entitled to
+    expected: dict[int, Rank] = {}
+    for record in sorted(state.running, key=lambda record: record.seq):
+        gpus = entitled.get(record.job.group, 0) + len(record.gpus)
+        rank = expected[record.seq] = state.tenants.rank(record.shape, gpus)
+        if not rank[0]:
+            entitled[record.job.group] = gpus
+    _require(kept == expected, f"the ranks of the jobs that hold GPUs are {kept}, not {expected}")
 
 
 def _validate_end_times(state: State, kept: EndTimes) -> None:

@@ -1,13 +1,14 @@
 """What the preemptive policies have in common: all jobs, running or not, are sorted by one key, and the first of them
 get the GPUs. `tiresias`, `srtf`, `srsf` and `las` differ only in that key."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from heapq import merge
+from itertools import chain
 
 from carpool.core.draft import Draft
 from carpool.core.model import Decision, Status
 from carpool.core.shapes import Shape
-from carpool.core.view import JobView, View
+from carpool.core.view import JobView, ScanView, View
 
 Rank = tuple[float, tuple[int, ...], tuple[float, ...], float]
 """−priority, the rank of the job's tenants, the policy's key, and `seq`, so that no two jobs have the same rank."""
@@ -43,16 +44,14 @@ def first_in_order(view: View, rank: Callable[[JobView], Rank], stops: str, star
             capacity -= len(job.gpus)  # it keeps its GPUs in any case
         else:
             running.append((rank(job), job))
-    running.sort()
     most: dict[Shape, int] = {}  # there are enough GPUs, but too few have the memory, or a tenant is at a limit
     while True:
-        keep, start = _choose(view, running, rank, capacity, most)
+        stop, start = _choose(view, running, rank, capacity, most)
         if not start:
             return []
         draft = Draft(view)
-        for _, job in running:
-            if job.seq not in keep:
-                draft.stop(job, stops)
+        for job in stop:
+            draft.stop(job, stops)
         failed = next((job for job in start if not draft.start(job, starts)), None)
         if failed is None:
             return draft.decisions
@@ -61,15 +60,23 @@ def first_in_order(view: View, rank: Callable[[JobView], Rank], stops: str, star
 
 def _choose(
     view: View, running: list[RankedJob], rank: Callable[[JobView], Rank], left: int, most: dict[Shape, int]
-) -> tuple[set[int], list[JobView]]:
-    """Return which jobs keep running (by `seq`) and which start on `left` GPUs; a job that does not fit is skipped.
+) -> tuple[list[JobView], list[JobView]]:
+    """Return which jobs stop and which start, if `left` GPUs go to the first jobs; a job that does not fit is skipped.
 
     `most` is the number of jobs of a shape that may start, where not all can.
     """
+    scan = view.queue.scan(left)
+    pending: Iterable[JobView] = scan
+    if _gpus(running) <= left:  # no two of them share a GPU, so those that come before all pending jobs go on
+        first, running, left = _first_to_start(scan, running, rank, left)
+        if first is None:
+            return [], []
+        pending = chain([first], scan)
+    running = sorted(running)
     started: dict[Shape, int] = {}
     keep: set[int] = set()
     start: list[JobView] = []
-    for _, job in merge(running, ((rank(job), job) for job in view.queue.scan(left))):
+    for _, job in merge(running, ((rank(job), job) for job in pending)):
         if left == 0:
             break
         fits = job.shape.gpus <= left
@@ -81,4 +88,30 @@ def _choose(
             started[job.shape] = started.get(job.shape, 0) + 1
             start.append(job)
             left -= job.shape.gpus
-    return keep, start
+    return [job for _, job in running if job.seq not in keep], start
+
+
+def _first_to_start(
+    pending: ScanView, running: list[RankedJob], rank: Callable[[JobView], Rank], left: int
+) -> tuple[JobView | None, list[RankedJob], int]:
+    """Return the first pending job that fits beside the running jobs before it, the running jobs after it, and how many
+    of the `left` GPUs there are for these. None: no pending job fits.
+
+    Most decisions start nothing. Finding that out this way takes no sorting.
+    """
+    for job in pending:
+        if job.shape.gpus <= left:
+            own = rank(job)
+            later = [one for one in running if one[0] > own]
+            left -= _gpus(running) - _gpus(later)
+            running = later
+            if job.shape.gpus <= left:
+                return job, running, left
+            if not left:
+                break
+        pending.skip_alike()  # fewer and fewer GPUs are left
+    return None, running, left
+
+
+def _gpus(running: list[RankedJob]) -> int:
+    return sum([job.shape.gpus for _, job in running])
