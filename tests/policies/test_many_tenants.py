@@ -5,9 +5,13 @@ from random import Random
 
 import pytest
 
+from carpool.core.draft import Draft
 from carpool.core.events import Event
-from carpool.core.model import Job
+from carpool.core.model import Job, UserGroup
+from carpool.core.state import State
+from carpool.core.validate import validate
 from carpool.policies.sharing.candidates import Candidates
+from carpool.policies.sharing.lucid import Lucid
 from carpool.policies.sharing.shortfalls import SearchChance, Shortfalls
 from carpool.policies.sharing.whole_gang_hosts import WholeGangHosts
 from carpool.sim.run import Setup, simulate
@@ -76,34 +80,54 @@ def test_a_guest_that_is_not_tried_would_have_found_too_few_hosts(policy, jobs_p
     assert left_out > 100
 
 
-def test_a_shape_that_found_no_host_would_find_none_for_another_user(monkeypatch):
-    begin = WholeGangHosts.__init__
-    left_out = 0
+def test_lucid_decides_as_if_it_searched_for_each_job_anew(monkeypatch):
+    searches = 0
+    search = WholeGangHosts.fits
 
-    class Counted(set):
-        def __contains__(self, shape):
-            nonlocal left_out
-            known = super().__contains__(shape)
-            left_out += known
-            return known
+    def counted(hosts, guest, cap):
+        nonlocal searches
+        searches += 1
+        return search(hosts, guest, cap)
 
-    class Forgetful(set):
-        def add(self, shape):
-            pass
+    def plain(lucid, view):
+        draft = Draft(view)
+        pending = draft.pending()
+        for job in pending:
+            if not draft.start(job, "least GPU time in the queue that fits"):
+                if not lucid._join(draft, job, WholeGangHosts(draft)):
+                    pending.skip_alike()
+        return draft.decisions
 
-    def log_of(seed: int, kind: type[set]) -> list[Event]:
-        def begin_with(hosts, draft):
-            begin(hosts, draft)
-            hosts.none_for = kind()
-
-        monkeypatch.setattr(WholeGangHosts, "__init__", begin_with)
+    def log_of(seed: int) -> list[Event]:
         events: list[Event] = []
         setup = Setup(cluster="2x4", truth="1.15", fair_share=0.5)
-        simulate(jobs_of_many_users(seed), "lucid", setup, log=events.append)
+        jobs = [replace(job, submitted=job.submitted // 60 * 60) for job in jobs_of_many_users(seed)]  # many at once
+        simulate(jobs, "lucid", setup, log=events.append)
         return events
 
-    for seed in range(3):
-        quick = log_of(seed, Counted)
-        assert quick == log_of(seed, Forgetful)
-        assert any("it shares with" in repr(event) for event in quick)
-    assert left_out > 100
+    monkeypatch.setattr(WholeGangHosts, "fits", counted)
+    quick = [log_of(seed) for seed in range(5)]
+    made = searches
+    assert any("it shares with" in repr(event) for event in quick[0])
+    monkeypatch.setattr(Lucid, "decide", plain)
+    assert quick == [log_of(seed) for seed in range(5)]
+    assert searches - made > 2 * made, "most searches are left out"
+
+
+@pytest.mark.parametrize("policy", ["tiresias:threshold_gpu_s=100", "srtf"])
+@pytest.mark.parametrize("groups", [(), (UserGroup("g0", guarantee=3),)])
+def test_the_ranks_of_jobs_that_hold_gpus_are_those_of_a_walk_over_all_of_them(policy, groups, monkeypatch):
+    kept = State.ranks_of_holders
+    seen: set[int] = set()
+
+    def compared(state):
+        ranks = kept(state)
+        seen.update(rank[0] for rank in ranks.values())
+        validate(state)
+        return ranks
+
+    monkeypatch.setattr(State, "ranks_of_holders", compared)
+    for strength, half_life_s in ((0.5, 200.0), (0.9, 2000.0)):
+        setup = Setup(cluster="2x4", fair_share=strength, half_life_s=half_life_s, groups=groups)
+        simulate(jobs_of_many_users(1), policy, setup)
+    assert seen == {0, 1}
