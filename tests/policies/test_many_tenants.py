@@ -93,14 +93,14 @@ def test_lucid_decides_as_if_it_searched_for_each_job_anew(monkeypatch):
         draft = Draft(view)
         pending = draft.pending()
         for job in pending:
-            if not draft.start(job, "least GPU time in the queue that fits"):
-                if not lucid._join(draft, job, WholeGangHosts(draft)):
-                    pending.skip_alike()
+            started = draft.start(job, "least GPU time in the queue that fits")
+            if not started and not lucid._join(draft, job, WholeGangHosts(draft)):
+                pending.skip_alike()
         return draft.decisions
 
     def log_of(seed: int) -> list[Event]:
         events: list[Event] = []
-        setup = Setup(cluster="2x4", truth="1.15", fair_share=0.5)
+        setup = Setup(cluster="2x4", truth="1.15", jobs_per_gpu=2 + seed % 2, fair_share=0.5)
         jobs = [replace(job, submitted=job.submitted // 60 * 60) for job in jobs_of_many_users(seed)]  # many at once
         simulate(jobs, "lucid", setup, log=events.append)
         return events
