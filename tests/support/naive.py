@@ -178,18 +178,28 @@ def pair_times(state, guest, accumulation, host, host_accumulation) -> tuple[flo
     return host_end + guest_end, 2 * host_left + left(state, guest)
 
 
-def naive_choice(view, running, rank, left, most):
+def naive_choice(view, running, key, left, most):
     """Return which jobs stop and which start if `left` GPUs go to the first of all jobs; see `preemption`."""
-    keep, start = [], []
-    jobs = [job for _, job in running] + list(view.queue)
-    for job in sorted(jobs, key=rank):
-        if job.shape.gpus > left:
+    keep, start, held = [], [], {}
+
+    def rank(job):
+        tenants = view.rank_of(job, held.get(job.job.group)) if view.shares_count else ()
+        return -job.shape.priority, tenants, key(job, view.now), job.seq
+
+    order = sorted(running)
+    others = list(view.queue)
+    while others or order:
+        if not others or (order and order[0][0] < min(map(rank, others))):
+            _, job = order.pop(0)
+            if job.shape.gpus <= left:
+                keep.append(job)
+                left -= job.shape.gpus
             continue
-        if job.gpus:
-            keep.append(job)
-        elif sum(other.shape is job.shape for other in start) < most.get(job.shape, len(jobs)):
+        job = min(others, key=rank)
+        others.remove(job)
+        if job.shape.gpus <= left and sum(one.shape is job.shape for one in start) < most.get(job.shape, 99):
             start.append(job)
-        else:
-            continue
-        left -= job.shape.gpus
-    return sorted([job for _, job in running if job not in keep], key=rank), start
+            left -= job.shape.gpus
+            group = job.job.group
+            held[group] = held.get(group, view.held_by_group(group)) + job.shape.gpus
+    return [job for _, job in sorted(running) if job not in keep], start

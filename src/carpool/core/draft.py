@@ -42,7 +42,7 @@ class Draft:
         self._shareable: int | None = None
         self._changed: list[GpuId] = []  # GPUs that changed before `shareable` was first asked
         self._held: dict[str, list[int]] = {}
-        self._held_by_groups: dict[str, int] = {}
+        self._held_by_groups: dict[str, int] = {}  # of groups that hold another number of GPUs in the draft
         self._residents: dict[GpuId, list[Resident]] = {}  # as last asked; forgotten where the draft changes a GPU
         self._active: dict[GpuId, list[Resident]] = {}
 
@@ -50,7 +50,7 @@ class Draft:
 
     def pending(self, largest: int | None = None, without: Container[Shape] = ()) -> ScanView:
         """Return the pending jobs in the policy's order, except gangs of more than `largest` GPUs and some shapes."""
-        return self.view.queue.scan(largest, without)
+        return self.view.queue.scan(largest, without, self._held_by_groups)
 
     def shareable(self) -> int:
         """Return the GPUs that hold jobs and have room for one more, one bit each."""
@@ -373,12 +373,12 @@ class Draft:
         return self.view.held_by_group(group) if held is None else held
 
     def _count_for_tenants(self, record: JobView, sign: int) -> None:
-        """Count a job for its user and its group, where their limits and caps depend on it."""
+        """Count a job for its user and its group, where their limits, caps and shares depend on it."""
         user, group, gpus = record.shape.user, record.shape.group, sign * record.shape.gpus
         self._kept_gpus = None
         if user is not None and self.view.limits:
             held = self._held_by(user)
             held[0] += sign
             held[1] += gpus
-        if group is not None and self.view.caps:
+        if group is not None:
             self._held_by_groups[group] = self._held_by_group(group) + gpus

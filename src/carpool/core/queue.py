@@ -5,7 +5,7 @@ shape, so that the cost of a scan depends on the number of shapes, not on the nu
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
 from itertools import chain
 
@@ -117,8 +117,11 @@ class Queue:
         if self._by_patience is not None:
             del self._by_patience[bisect_left(self._by_patience, self._impatience.pop(record.seq))]
 
-    def scan(self, largest: int | None = None, without: Container[Shape] = ()) -> "Scan":
-        """Iterate over the pending jobs in order, except gangs of more than `largest` GPUs and some shapes."""
+    def scan(
+        self, largest: int | None = None, without: Container[Shape] = (), held: Mapping[str, int] | None = None
+    ) -> "Scan":
+        """Iterate over the pending jobs in order, except gangs of more than `largest` GPUs and some shapes. What groups
+        hold does not count here."""
         buckets = self.buckets.items()
         if largest is None:
             return Scan([bucket for shape, bucket in buckets if shape not in without])

@@ -104,41 +104,63 @@ class RankedQueue(Queue):
             self.entitled.pop(shape, None)
         self._first = []
 
-    def scan(self, largest: int | None = None, without: Container[Shape] = ()) -> Scan:
+    def scan(
+        self, largest: int | None = None, without: Container[Shape] = (), held: Mapping[str, int] | None = None
+    ) -> Scan:
         heads = [head for head in self._heads if largest is None or head[3].gpus <= largest]
         if without:
             heads = [head for head in heads if head[3] not in without]
-        return RankedScan(heads, self.buckets)
+        return RankedScan(heads, self.buckets, self._tenants, {} if held is None else held)
 
 
 class RankedScan(Scan):
     """An iteration over a ranked queue. The heads of its buckets are sorted, so that a bucket whose rest is skipped
-    costs little, however many there are. A heap holds the buckets that have been reached and not been skipped."""
+    costs little, however many there are. A heap holds the buckets that have been reached and not been skipped.
 
-    __slots__ = ("_ahead", "_buckets", "_last", "_next_head", "_reached")
+    A bucket whose group is not entitled to another of its jobs, because of what it holds in the plan by then, is put
+    back where it belongs without that.
+    """
 
-    def __init__(self, heads: list[Head], buckets: Mapping[Shape, list[Entry]]) -> None:
+    __slots__ = ("_ahead", "_buckets", "_held", "_last", "_next_head", "_reached", "_tenants")
+
+    def __init__(
+        self, heads: list[Head], buckets: Mapping[Shape, list[Entry]], tenants: Tenants, held: Mapping[str, int]
+    ) -> None:
         self._ahead = iter(heads)
         self._next_head = next(self._ahead, None)
         self._buckets = buckets
+        self._tenants = tenants
+        self._held = held
         self._reached: list[Place] = []
         self._last: Place | None = None
         self._skip = False
 
     def __next__(self) -> JobRecord:
-        reached, head = self._reached, self._next_head
-        if self._last is not None and not self._skip:
-            number, rank, _, shape, index = self._last
+        last = self._last
+        if last is not None and not self._skip:
+            number, rank, _, shape, index = last
             bucket = self._buckets[shape]
             if index + 1 < len(bucket):
-                heappush(reached, (number, rank, bucket[index + 1], shape, index + 1))
+                heappush(self._reached, (number, rank, bucket[index + 1], shape, index + 1))
         self._skip = False
+        last = self._next_place()
+        while not last[1][0] and self._held and (rank := self._rank(last[3])) != last[1]:
+            number, _, entry, shape, index = last
+            heappush(self._reached, (number, rank, entry, shape, index))
+            last = self._next_place()
+        self._last = last
+        return last[2][3]
+
+    def _next_place(self) -> Place:
+        reached, head = self._reached, self._next_head
         if reached and (head is None or reached[0] < head):  # the first three of each decide: no two are equal
-            self._last = heappop(reached)
-        elif head is not None:
-            self._last = (*head, 0)
-            self._next_head = next(self._ahead, None)
-        else:
+            return heappop(reached)
+        if head is None:
             self._last = None
             raise StopIteration
-        return self._last[2][3]
+        self._next_head = next(self._ahead, None)
+        return (*head, 0)
+
+    def _rank(self, shape: Shape) -> Rank:
+        held = self._held.get(shape.group or "")
+        return self._tenants.rank(shape, None if held is None else held + shape.gpus)

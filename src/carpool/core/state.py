@@ -326,9 +326,9 @@ class State:
         """Whether no job may start while one waits whose group is below its share."""
         return self.tenants.fair_share.strength >= 1.0
 
-    def rank_of(self, job: JobView) -> Rank:
-        """Return the rank of a waiting job's tenants."""
-        return self.tenants.rank(job.shape)
+    def rank_of(self, job: JobView, held: int | None = None) -> Rank:
+        """Return the rank of a waiting job's tenants. `held`: the GPUs that its group holds in a plan."""
+        return self.tenants.rank(job.shape, None if held is None else held + job.shape.gpus)
 
     def ranks_of_holders(self) -> Mapping[int, Rank]:
         """Return the ranks that the jobs that hold GPUs would have if they waited, by `seq`. The index is kept from the

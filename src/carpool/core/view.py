@@ -226,8 +226,14 @@ class QueueView(Protocol):
     def first_waiting(self, number: int) -> Sequence[WaitingJob]:
         """Return what the first jobs wait for."""
 
-    def scan(self, largest: int | None = None, without: Container[Shape] = ()) -> ScanView:
-        """Iterate over the pending jobs in order, except gangs of more than `largest` GPUs and some shapes."""
+    def scan(
+        self, largest: int | None = None, without: Container[Shape] = (), held: Mapping[str, int] | None = None
+    ) -> ScanView:
+        """Iterate over the pending jobs in order, except gangs of more than `largest` GPUs and some shapes.
+
+        `held`: the GPUs that groups hold in the plan that the scan is for, of groups that hold another number now. A
+        group that starts jobs in the plan is entitled to fewer further ones.
+        """
 
 
 class TopologyView(Protocol):
@@ -632,8 +638,11 @@ class View(Protocol):
     def shares_above_all(self) -> bool:
         """Whether no job may start while one waits whose group is below its share."""
 
-    def rank_of(self, job: JobView) -> tuple[int, ...]:
-        """Return the rank of a waiting job's tenants, the smallest first; the queue sorts by it within a priority."""
+    def rank_of(self, job: JobView, held: int | None = None) -> tuple[int, ...]:
+        """Return the rank of a waiting job's tenants, the smallest first; the queue sorts by it within a priority.
+
+        `held`: the GPUs that its group holds in a plan; None: as many as it holds now.
+        """
 
     def ranks_of_holders(self) -> Mapping[int, tuple[int, ...]]:
         """Return the ranks that the jobs that hold GPUs would have if they waited, by `seq`."""

@@ -12,7 +12,7 @@ from carpool.core.model import Decision
 from carpool.core.tenants import WITH_PREEMPTION
 from carpool.core.view import JobView, View
 from carpool.policies.base import BasePolicy, option
-from carpool.policies.preemptive.preemption import RESTART_S, by_key, first_in_order
+from carpool.policies.preemptive.preemption import RESTART_S, first_in_order
 
 TICK_S = 1e-3
 """Distance in seconds from the end of a quantum that counts as its end: see `tiresias`."""
@@ -31,8 +31,7 @@ class Las(BasePolicy):
         return (float(self._level(job, now)), job.job.submitted)
 
     def decide(self, view: View) -> list[Decision]:
-        rank = by_key(self.key, view)
-        return first_in_order(view, rank, "others have used less GPU time", "has used the least GPU time")
+        return first_in_order(view, self.key, "others have used less GPU time", "has used the least GPU time")
 
     def wake(self, view: View) -> float | None:
         """Return the next moment at which a running job has used up a quantum."""

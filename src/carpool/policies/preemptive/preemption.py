@@ -1,7 +1,7 @@
 """What the preemptive policies have in common: all jobs, running or not, are sorted by one key, and the first of them
 get the GPUs. `tiresias`, `srtf`, `srsf` and `las` differ only in that key."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from heapq import merge
 from itertools import chain
 
@@ -10,6 +10,8 @@ from carpool.core.model import Decision, Status
 from carpool.core.shapes import Shape
 from carpool.core.view import JobView, ScanView, View
 
+Key = Callable[[JobView, float], tuple[float, ...]]
+"""A policy's `key`."""
 Rank = tuple[float, tuple[int, ...], tuple[float, ...], float]
 """−priority, the rank of the job's tenants, the policy's key, and `seq`, so that no two jobs have the same rank."""
 RankedJob = tuple[Rank, JobView]
@@ -17,28 +19,16 @@ RESTART_S = 30.0
 """Default cost of a restart in seconds, the one that Pollux's authors charge."""
 
 
-def by_key(key: Callable[[JobView, float], tuple[float, ...]], view: View) -> Callable[[JobView], Rank]:
-    """Return the order of the queue, extended to running jobs; equal keys are sorted by submission."""
-    now = view.now
-    if not view.shares_count:
-        return lambda job: (-job.shape.priority, (), key(job, now), job.seq)
-    ranks = view.ranks_of_holders()
-
-    def rank(job: JobView) -> Rank:
-        tenants = ranks.get(job.seq)
-        return (-job.shape.priority, view.rank_of(job) if tenants is None else tenants, key(job, now), job.seq)
-
-    return rank
-
-
-def first_in_order(view: View, rank: Callable[[JobView], Rank], stops: str, starts: str) -> list[Decision]:
-    """Give the GPUs to the first jobs in order, running or not, each alone, and suspend the other running jobs.
+def first_in_order(view: View, key: Key, stops: str, starts: str) -> list[Decision]:
+    """Give the GPUs to the first jobs in the order of the key, running or not, each alone, and suspend the other
+    running jobs. Equal keys are sorted by submission.
 
     `stops` and `starts` are the reasons that users read.
     """
     if not len(view.queue):
         return []
     running, capacity = [], view.topology.total()
+    rank = _rank_of_running(view, key)
     for job in view.running:
         if job.status is Status.CANCELLING or not job.job.can_suspend:
             capacity -= len(job.gpus)  # it keeps its GPUs in any case
@@ -46,7 +36,7 @@ def first_in_order(view: View, rank: Callable[[JobView], Rank], stops: str, star
             running.append((rank(job), job))
     most: dict[Shape, int] = {}  # there are enough GPUs, but too few have the memory, or a tenant is at a limit
     while True:
-        stop, start = _choose(view, running, rank, capacity, most)
+        stop, start = _choose(view, running, key, capacity, most)
         if not start:
             return []
         draft = Draft(view)
@@ -58,14 +48,33 @@ def first_in_order(view: View, rank: Callable[[JobView], Rank], stops: str, star
         most[failed.shape] = sum(job.shape is failed.shape for job in start[: start.index(failed)])
 
 
+def _rank_of_running(view: View, key: Key) -> Callable[[JobView], Rank]:
+    """Return the order of the queue, extended to running jobs."""
+    now = view.now
+    if not view.shares_count:
+        return lambda job: (-job.shape.priority, (), key(job, now), job.seq)
+    ranks = view.ranks_of_holders()
+    return lambda job: (-job.shape.priority, ranks[job.seq], key(job, now), job.seq)
+
+
+def _rank_of_pending(view: View, key: Key, held: Mapping[str, int]) -> Callable[[JobView], Rank]:
+    """Return the order of the queue, where groups hold as many GPUs as `held` says."""
+    now = view.now
+    if not view.shares_count:
+        return lambda job: (-job.shape.priority, (), key(job, now), job.seq)
+    return lambda job: (-job.shape.priority, view.rank_of(job, held.get(job.job.group)), key(job, now), job.seq)
+
+
 def _choose(
-    view: View, running: list[RankedJob], rank: Callable[[JobView], Rank], left: int, most: dict[Shape, int]
+    view: View, running: list[RankedJob], key: Key, left: int, most: dict[Shape, int]
 ) -> tuple[list[JobView], list[JobView]]:
     """Return which jobs stop and which start, if `left` GPUs go to the first jobs; a job that does not fit is skipped.
 
     `most` is the number of jobs of a shape that may start, where not all can.
     """
-    scan = view.queue.scan(left)
+    held: dict[str, int] = {}  # GPUs of the groups of which a job starts
+    rank = _rank_of_pending(view, key, held)
+    scan = view.queue.scan(left, held=held)
     pending: Iterable[JobView] = scan
     if _gpus(running) <= left:  # no two of them share a GPU, so those that come before all pending jobs go on
         first, running, left = _first_to_start(scan, running, rank, left)
@@ -88,6 +97,8 @@ def _choose(
             started[job.shape] = started.get(job.shape, 0) + 1
             start.append(job)
             left -= job.shape.gpus
+            if view.shares_count:
+                held[job.job.group] = held.get(job.job.group, view.held_by_group(job.job.group)) + job.shape.gpus
     return [job for _, job in running if job.seq not in keep], start
 
 

@@ -11,7 +11,7 @@ from carpool.core.model import Decision
 from carpool.core.tenants import WITH_PREEMPTION
 from carpool.core.view import JobView, View
 from carpool.policies.base import BasePolicy, option
-from carpool.policies.preemptive.preemption import RESTART_S, by_key, first_in_order
+from carpool.policies.preemptive.preemption import RESTART_S, first_in_order
 
 
 @dataclass
@@ -26,5 +26,4 @@ class Srsf(BasePolicy):
         return (job.whole_left(now) * job.shape.gpus,)  # not alone_left, see srtf
 
     def decide(self, view: View) -> list[Decision]:
-        rank = by_key(self.key, view)
-        return first_in_order(view, rank, "others have less GPU time left", "has the least GPU time left")
+        return first_in_order(view, self.key, "others have less GPU time left", "has the least GPU time left")

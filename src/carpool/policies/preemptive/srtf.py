@@ -11,7 +11,7 @@ from carpool.core.model import Decision
 from carpool.core.tenants import WITH_PREEMPTION
 from carpool.core.view import JobView, View
 from carpool.policies.base import BasePolicy, option
-from carpool.policies.preemptive.preemption import RESTART_S, by_key, first_in_order
+from carpool.policies.preemptive.preemption import RESTART_S, first_in_order
 
 
 @dataclass
@@ -28,5 +28,4 @@ class Srtf(BasePolicy):
         return (job.whole_left(now),)
 
     def decide(self, view: View) -> list[Decision]:
-        rank = by_key(self.key, view)
-        return first_in_order(view, rank, "others have less time left", "has the least time left")
+        return first_in_order(view, self.key, "others have less time left", "has the least time left")

@@ -6,7 +6,7 @@ from carpool.core.model import Decision
 from carpool.core.tenants import WITH_PREEMPTION
 from carpool.core.view import JobView, View
 from carpool.policies.base import BasePolicy, next_round, option
-from carpool.policies.preemptive.preemption import RESTART_S, by_key, first_in_order
+from carpool.policies.preemptive.preemption import RESTART_S, first_in_order
 
 TICK_S = 1e-3
 """Distance in seconds from the threshold that counts as over it: clocks with seconds since 1970 resolve 1e-6 s."""
@@ -29,8 +29,7 @@ class Tiresias(BasePolicy):
         return (float(demoted), job.job.submitted)
 
     def decide(self, view: View) -> list[Decision]:
-        rank = by_key(self.key, view)
-        return first_in_order(view, rank, "others have used less GPU time", "has used the least GPU time")
+        return first_in_order(view, self.key, "others have used less GPU time", "has used the least GPU time")
 
     def wake(self, view: View) -> float | None:
         """Return the next round, or the next moment at which a running job moves to the second queue."""

@@ -32,11 +32,12 @@ def start_in_order(view: View, skip: bool, why: str) -> list[Decision]:
     """Start pending jobs alone, in the queue's order. A job that does not fit is skipped, or blocks all others."""
     if not view.free.count or not len(view.queue):
         return []
-    pending = view.queue.scan(view.free.count if skip else None)
-    draft: Draft | None = None
+    largest = view.free.count if skip else None
+    if next(view.queue.scan(largest), None) is None:  # every job needs more GPUs than are free
+        return []
+    draft = Draft(view)
+    pending = draft.pending(largest)
     for job in pending:
-        if draft is None:  # where every job needs more GPUs than are free, none is made
-            draft = Draft(view)
         if draft.start(job, why):
             if not draft.free_count:
                 break
@@ -44,4 +45,4 @@ def start_in_order(view: View, skip: bool, why: str) -> list[Decision]:
         if not skip and draft.may_start(job):  # a job at a user's limit does not block the others
             break
         pending.skip_alike()
-    return draft.decisions if draft is not None else []
+    return draft.decisions
