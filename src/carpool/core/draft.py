@@ -17,9 +17,9 @@ from carpool.core.view import FreeGpusView, HostsView, JobView, ScanView, View
 class Draft:
     """The cluster as a policy sees it while it decides: the view and the decisions so far."""
 
-    def __init__(self, view: View, *, pauses: bool = False) -> None:
+    def __init__(self, view: View, *, pauses: bool = False, held: dict[str, int] | None = None) -> None:
         """`pauses`: the policy pauses and resumes jobs. For others a paused job counts as if it computed, because it
-        will."""
+        will. `held`: where to note what groups hold, for a scan of the queue that is older than the draft."""
         self.view = view
         self.pauses = pauses
         self._most_jobs = view.resident_per_gpu if pauses else view.jobs_per_gpu
@@ -42,7 +42,7 @@ class Draft:
         self._shareable: int | None = None
         self._changed: list[GpuId] = []  # GPUs that changed before `shareable` was first asked
         self._held: dict[str, list[int]] = {}
-        self._held_by_groups: dict[str, int] = {}  # of groups that hold another number of GPUs in the draft
+        self._held_by_groups: dict[str, int] = {} if held is None else held  # of groups that hold another number of GPUs in the draft
         self._residents: dict[GpuId, list[Resident]] = {}  # as last asked; forgotten where the draft changes a GPU
         self._active: dict[GpuId, list[Resident]] = {}
 

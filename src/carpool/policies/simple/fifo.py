@@ -32,12 +32,12 @@ def start_in_order(view: View, skip: bool, why: str) -> list[Decision]:
     """Start pending jobs alone, in the queue's order. A job that does not fit is skipped, or blocks all others."""
     if not view.free.count or not len(view.queue):
         return []
-    largest = view.free.count if skip else None
-    if next(view.queue.scan(largest), None) is None:  # every job needs more GPUs than are free
-        return []
-    draft = Draft(view)
-    pending = draft.pending(largest)
+    held: dict[str, int] = {}
+    pending = view.queue.scan(view.free.count if skip else None, held=held)
+    draft: Draft | None = None
     for job in pending:
+        if draft is None:  # where every job needs more GPUs than are free, none is made
+            draft = Draft(view, held=held)
         if draft.start(job, why):
             if not draft.free_count:
                 break
@@ -45,4 +45,4 @@ def start_in_order(view: View, skip: bool, why: str) -> list[Decision]:
         if not skip and draft.may_start(job):  # a job at a user's limit does not block the others
             break
         pending.skip_alike()
-    return draft.decisions
+    return draft.decisions if draft is not None else []
