@@ -14,6 +14,7 @@ from typing import NamedTuple
 from carpool.core.availability import Availability, Change
 from carpool.core.draft import Draft
 from carpool.core.model import GpuId
+from carpool.core.shapes import Shape
 from carpool.core.view import JobView, WaitingJob
 from carpool.policies.joint.moves import ClaimGpus, Displace, FillIn, Join, Move, Relocate, StartAlone, Suspend
 from carpool.policies.joint.queue_estimate import GPUS, LEFT, PRIORITY, SEQ, QueueEstimate, queue_sum
@@ -65,6 +66,8 @@ class Objective:
         self._front: QueueEstimate | None = None  # of the first jobs in the line
         self._present: dict[int, QueueEstimate] = {}  # by priority
         self._prospects: dict[int, Prospect] = {}  # by seq
+        self._waits: dict[int, float] = {}  # see `_end_if_it_waits`; by seq
+        self._weights: dict[Shape, float] = {}
         self._gpu_seconds: dict[int, float] = {}  # see `_gpu_second`; by priority
 
     # ---- when jobs end, and which jobs wait ------------------------------------------------------------------------
@@ -205,8 +208,8 @@ class Objective:
         """
         _, present, without, _, _ = self._prospect(guest)
         present += self.work_behind(guest)
-        if self._weighs:
-            return present - without + max(0.0, self._view.weight_of(guest) - 1.0) * self._end_if_it_waits(guest)
+        if self._weighs and (weight := self.weight_of(guest)) > 1.0:
+            return present - without + (weight - 1.0) * self._end_if_it_waits(guest)
         return present - without
 
     def work_behind(self, guest: JobView) -> float:
@@ -244,19 +247,30 @@ class Objective:
     def _more_for_weights(self, move: Move) -> float:
         """Return what a move gains beyond its price, because a second of some jobs counts for more or less than one:
         their tenants are below or above their shares."""
-        guest, weight_of = move.guest, self._view.weight_of
-        more = (weight_of(guest) - 1.0) * (self._end_if_it_waits(guest) - (move.ends[guest.seq] - self.now))
+        guest, weight_of, more = move.guest, self.weight_of, 0.0
+        if weight_of(guest) != 1.0:
+            more = (weight_of(guest) - 1.0) * (self._end_if_it_waits(guest) - (move.ends[guest.seq] - self.now))
         for host in move.hosts if isinstance(move, (Join, ClaimGpus, Displace)) else ():
             if host.seq in move.ends:
                 more += (weight_of(host) - 1.0) * (self.end(host) - move.ends[host.seq])
         return more
 
+    def weight_of(self, job: JobView) -> float:
+        """Return what a second of a job's completion time counts for."""
+        weight = self._weights.get(job.shape)
+        if weight is None:
+            weight = self._weights[job.shape] = self._view.weight_of(job)
+        return weight
+
     def _end_if_it_waits(self, guest: JobView) -> float:
         """Return the seconds until the end of a job that waits, if nothing is done for it now."""
         if guest.gpus:
             return self.left(guest)
-        front = self._estimate_of_first(self._place_in_line(guest, len(self._waiting)))
-        return front.copy().add([self._entry(guest)]).sum - front.sum
+        seconds = self._waits.get(guest.seq)
+        if seconds is None:
+            front = self._estimate_of_first(self._place_in_line(guest, len(self._waiting)))
+            seconds = self._waits[guest.seq] = front.copy().add([self._entry(guest)]).sum - front.sum
+        return seconds
 
     def _prospect(self, guest: JobView) -> Prospect:
         known = self._prospects.get(guest.seq)
@@ -390,6 +404,7 @@ class Objective:
         self._front = None
         self._present.clear()
         self._prospects.clear()
+        self._waits.clear()
 
 
 def _prospect(others: list[WaitingJob], present: float, without: QueueEstimate) -> Prospect:
