@@ -14,6 +14,7 @@ from itertools import takewhile
 from carpool.core.draft import Draft
 from carpool.core.model import Decision, JobId, Status
 from carpool.core.rules import may_start_ahead
+from carpool.core.shapes import Shape
 from carpool.core.view import JobView, ScanView, View
 from carpool.policies.base import BasePolicy, Explanation, option
 from carpool.policies.joint.cell_speeds import CellSpeedsCache
@@ -135,6 +136,8 @@ class JointPass:
         self.objective = Objective(draft, policy.look_ahead, policy.restart_s, self.starved)
         self._finders: Finders | None = None
         self.kept = KeptGpus(draft)
+        self._hopeless: dict[Shape, tuple[float, float, int]] = {}
+        """What the first job of a general shape that found no place had: see `_prospects_of`."""
         self.resumable = deque(resumable)
         self.trial_over = False
         """Whether a trial, which kept other jobs waiting, has lasted or cost enough."""
@@ -167,7 +170,7 @@ class JointPass:
         one_waits = False
         blocked = 0
         for job, from_scan in self._in_order(pending):
-            if not draft.may_start(job):
+            if not draft.may_start(job) or (from_scan and self._is_hopeless(job)):
                 alike_too = True
             elif (not one_waits and self._start_alone(job)) or self._fill_in(job):
                 continue
@@ -175,6 +178,8 @@ class JointPass:
                 alike_too = not self._place(job)
                 one_waits = one_waits or alike_too or bool(self.objective.claimed)
                 blocked += alike_too
+                if alike_too and from_scan and self.view.shares_count:
+                    self._note_hopeless(job)
             if alike_too and from_scan:
                 pending.skip_alike()
             if blocked >= self.policy.tries:
@@ -213,6 +218,22 @@ class JointPass:
                 self._resume(self.resumable.popleft())
             if job not in self.starved:
                 yield job, True
+
+    def _is_hopeless(self, job: JobView) -> bool:
+        """Return whether a job of another tenant that differs in nothing else found no place in this pass, although it
+        had no more service left, counted no less and might use as many free GPUs."""
+        failed = self._hopeless.get(job.shape.general)
+        return failed is not None and all(
+            one <= other for one, other in zip(failed, self._prospects_of(job), strict=True)
+        )
+
+    def _note_hopeless(self, job: JobView) -> None:
+        self._hopeless.setdefault(job.shape.general, self._prospects_of(job))
+
+    def _prospects_of(self, job: JobView) -> tuple[float, float, int]:
+        """Return what decides between jobs of a general shape, the best first."""
+        left = service_left(job, self.view.now)
+        return left, -self.objective.weight_of(job), -self.draft.free_for(job)
 
     def _is_due(self, job: JobView) -> bool:
         """Return whether a job is to be tried in this pass, although it cannot simply start.
