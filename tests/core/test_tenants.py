@@ -105,6 +105,31 @@ def test_a_policy_that_preempts_or_keeps_the_order_lets_a_group_have_more_before
     assert (group(made, "red").below, group(made, "red").share_gpus) == (below, may_hold)
 
 
+def test_a_plan_starts_no_more_jobs_of_a_group_first_than_the_group_is_entitled_to():
+    made = scheduler("sjf", strength=0.5, shape="1x8")
+    submit(made, job("gang", 7, left=500, group="blue"), job("red", left=200, group="red"))
+    finish(made, "red", 200.0)
+    submit(made, job("more", left=300, group="blue"), at=200.0)
+    submit(made, *(job(f"r{n}", left=900, group="red") for n in range(4)), at=201.0)
+    submit(made, *(job(f"b{n}", left=9, group="blue") for n in range(7)), at=202.0)
+    made.step(500.0, [ev.Finished(500.0, "gang", 1), ev.Finished(500.0, "more", 1)])
+    red = group(made, "red")
+    assert (red.below, red.tier, red.share_gpus) == (True, 0, 1)
+    assert running(made) == {"r0", *(f"b{n}" for n in range(7))}, "the other jobs of red are longer"
+
+
+def test_a_policy_that_preempts_does_not_start_what_it_would_stop_at_once():
+    made = scheduler("srtf", strength=0.5, shape="1x8")
+    submit(made, *(job(f"b{n}", left=900, group="blue") for n in range(7)), job("red", left=100, group="red"))
+    finish(made, "red", 100.0)
+    submit(made, job("b7", left=900, group="blue"), at=100.0)
+    submit(made, *(job(f"r{n}", left=2000, group="red") for n in range(8)), at=200.0)
+    red = group(made, "red")
+    assert (red.below, red.tier, red.share_gpus) == (True, 0, 2)
+    assert {name for name in running(made) if name[0] == "r"} == {"r0", "r1"}
+    assert made.state.preemptions == 2
+
+
 def test_pollux_leaves_no_gpu_free_while_it_refuses_to_displace_many_jobs_for_a_gang_that_comes_first():
     made = scheduler("pollux", strength=0.5, shape="1x8")
     submit(made, *(job(f"b{n}", left=1000, group="blue") for n in range(6)))

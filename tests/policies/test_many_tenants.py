@@ -6,15 +6,17 @@ from random import Random
 import pytest
 
 from carpool.core.draft import Draft
-from carpool.core.events import Event
-from carpool.core.model import Job, UserGroup
+from carpool.core.events import Event, FairShareChanged
+from carpool.core.model import FairShare, Job, UserGroup
 from carpool.core.state import State
 from carpool.core.validate import validate
+from carpool.policies.joint.policy import Carpool, JointPass
 from carpool.policies.sharing.candidates import Candidates
 from carpool.policies.sharing.lucid import Lucid
 from carpool.policies.sharing.shortfalls import SearchChance, Shortfalls
 from carpool.policies.sharing.whole_gang_hosts import WholeGangHosts
 from carpool.sim.run import Setup, simulate
+from tests.support.world import cluster, given, pending, running
 
 
 def jobs_of_many_users(seed: int) -> list[Job]:
@@ -131,3 +133,28 @@ def test_the_ranks_of_jobs_that_hold_gpus_are_those_of_a_walk_over_all_of_them(p
         setup = Setup(cluster="2x4", fair_share=strength, half_life_s=half_life_s, groups=groups)
         simulate(jobs_of_many_users(1), policy, setup)
     assert seen == {0, 1}
+
+
+def test_carpool_tries_one_of_the_jobs_that_differ_in_their_user_only(monkeypatch):
+    """Else a few users with jobs alike would use up the tries of a pass."""
+    tried: list[str] = []
+    place = JointPass._place
+
+    def counted(one, job):
+        tried.append(job.job.id)
+        return place(one, job)
+
+    monkeypatch.setattr(JointPass, "_place", counted)
+    fair = FairShare(0.5)
+    situation = given(
+        cluster("1x1", jobs_per_gpu=2),
+        running("host", left=100, exclusive=True),
+        *(pending(f"p{n}", left=50 + 10 * n, user=f"u{n}") for n in range(6)),
+    )
+    policy = Carpool()
+    state = situation.state(policy.key)
+    state.apply(FairShareChanged(state.now, fair))
+    state.rank_queue()
+    assert len({record.shape for record in state.queue}) == 6
+    assert list(policy.decide(state)) == []
+    assert tried == ["p0"]
