@@ -11,11 +11,13 @@ from carpool.core.model import FairShare, Job, UserGroup
 from carpool.core.state import State
 from carpool.core.validate import validate
 from carpool.policies.joint.policy import Carpool, JointPass
+from carpool.policies.preemptive import preemption
 from carpool.policies.sharing.candidates import Candidates
 from carpool.policies.sharing.lucid import Lucid
 from carpool.policies.sharing.shortfalls import SearchChance, Shortfalls
 from carpool.policies.sharing.whole_gang_hosts import WholeGangHosts
 from carpool.sim.run import Setup, simulate
+from tests.support.naive import naive_choice
 from tests.support.world import cluster, given, pending, running
 
 
@@ -114,6 +116,26 @@ def test_lucid_decides_as_if_it_searched_for_each_job_anew(monkeypatch):
     monkeypatch.setattr(Lucid, "decide", plain)
     assert quick == [log_of(seed) for seed in range(5)]
     assert searches - made > 2 * made, "most searches are left out"
+
+
+@pytest.mark.parametrize("policy", ["tiresias:threshold_gpu_s=100", "srtf"])
+def test_policies_that_preempt_choose_as_if_they_sorted_all_jobs_again_and_again(policy, monkeypatch):
+    choose = preemption._choose
+    chosen = 0
+
+    def compared(*given):
+        nonlocal chosen
+        choice = choose(*given)
+        assert not choice[1] or choice == naive_choice(*given)
+        assert choice[1] or not naive_choice(*given)[1]
+        chosen += len(choice[1]) > 1
+        return choice
+
+    monkeypatch.setattr(preemption, "_choose", compared)
+    for seed in range(3):
+        setup = Setup(cluster="2x8", fair_share=0.7, half_life_s=200.0)
+        simulate(jobs_of_many_users(seed), policy, setup)
+    assert chosen > 10
 
 
 @pytest.mark.parametrize("policy", ["tiresias:threshold_gpu_s=100", "srtf"])
