@@ -62,10 +62,11 @@ class Entitlement:
 
 
 WITHOUT_PREEMPTION = Entitlement(far_below=True, held_exponent=2.0)
-WITH_PREEMPTION = Entitlement(far_below=False, held_exponent=1.0)
-"""The strength is the part of its share that a group may use over time, and that it may hold at a moment."""
-IN_ORDER = WITH_PREEMPTION
-"""The same for policies that start jobs in the order of submission."""
+WITH_PREEMPTION = Entitlement(far_below=False, held_exponent=0.0)
+"""The strength is the part of its share that a group may use over time. At a moment it may hold the whole share: GPUs
+are taken back as soon as it has used its part."""
+IN_ORDER = Entitlement(far_below=False, held_exponent=1.0)
+"""For policies that start jobs in the order of submission, the strength is also the part that it may hold."""
 
 
 class Tenant:
