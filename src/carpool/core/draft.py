@@ -42,7 +42,7 @@ class Draft:
         self._shareable: int | None = None
         self._changed: list[GpuId] = []  # GPUs that changed before `shareable` was first asked
         self._held: dict[str, list[int]] = {}
-        self._held_by_groups: dict[str, int] = {} if held is None else held  # of groups that hold another number of GPUs in the draft
+        self._held_by_groups: dict[str, int] = {} if held is None else held  # where it is another number in the draft
         self._residents: dict[GpuId, list[Resident]] = {}  # as last asked; forgotten where the draft changes a GPU
         self._active: dict[GpuId, list[Resident]] = {}
 

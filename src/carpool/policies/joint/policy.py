@@ -170,7 +170,7 @@ class JointPass:
         one_waits = False
         blocked = 0
         for job, from_scan in self._in_order(pending):
-            if not draft.may_start(job) or (from_scan and self._is_hopeless(job)):
+            if not self._is_tried(job, from_scan):
                 alike_too = True
             elif (not one_waits and self._start_alone(job)) or self._fill_in(job):
                 continue
@@ -218,6 +218,10 @@ class JointPass:
                 self._resume(self.resumable.popleft())
             if job not in self.starved:
                 yield job, True
+
+    def _is_tried(self, job: JobView, from_scan: bool) -> bool:
+        """Return whether a job may start, and no job like it has failed before it in the scan."""
+        return self.draft.may_start(job) and not (from_scan and self._is_hopeless(job))
 
     def _is_hopeless(self, job: JobView) -> bool:
         """Return whether a job of another tenant that differs in nothing else found no place in this pass, although it
