@@ -175,11 +175,9 @@ class JointPass:
             elif (not one_waits and self._start_alone(job)) or self._fill_in(job):
                 continue
             else:
-                alike_too = not self._place(job)
+                alike_too = self._fails(job, from_scan)
                 one_waits = one_waits or alike_too or bool(self.objective.claimed)
                 blocked += alike_too
-                if alike_too and from_scan and self.view.shares_count:
-                    self._note_hopeless(job)
             if alike_too and from_scan:
                 pending.skip_alike()
             if blocked >= self.policy.tries:
@@ -231,8 +229,13 @@ class JointPass:
             one <= other for one, other in zip(failed, self._prospects_of(job), strict=True)
         )
 
-    def _note_hopeless(self, job: JobView) -> None:
-        self._hopeless.setdefault(job.shape.general, self._prospects_of(job))
+    def _fails(self, job: JobView, from_scan: bool) -> bool:
+        """Make the best move for a job, or note that there is none; return whether there is none."""
+        if self._place(job):
+            return False
+        if from_scan and self.view.shares_count:
+            self._hopeless.setdefault(job.shape.general, self._prospects_of(job))
+        return True
 
     def _prospects_of(self, job: JobView) -> tuple[float, float, int]:
         """Return what decides between jobs of a general shape, the best first."""
