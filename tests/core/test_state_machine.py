@@ -348,6 +348,7 @@ class Life(RuleBasedStateMachine):
         for event in self.journal:
             replayed.apply(decode(json.loads(json.dumps(encode(event)))))
         replayed.advance(self.state.now)
+        replayed.tenants.entitlement = self.state.tenants.entitlement  # the policy's, set before each decision
         for state in (replayed, self.state):  # tiers follow from what was used, whenever they were last computed
             state.rank_queue(at_once=True)
         assert living(facts(replayed)) == living(facts(self.state))
