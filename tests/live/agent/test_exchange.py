@@ -15,7 +15,14 @@ from carpool.live.agent.road import Turned
 from carpool.live.clock import since_boot
 from carpool.live.errors import Unavailable, WrongStatus
 from carpool.live.executors import wire
-from carpool.live.executors.base import ExecutorOptions, GangOutcome, Launch, StopMode, TellsDelays
+from carpool.live.executors.base import (
+    ExecutorOptions,
+    GangOutcome,
+    Launch,
+    OnlyService,
+    StopMode,
+    TellsDelays,
+)
 from carpool.live.executors.cluster import ClusterExecutor
 from carpool.live.executors.contract import RecordingListener, eventually, opened
 from carpool.live.executors.local import ONE_USER
@@ -262,6 +269,35 @@ def test_exchanges_of_many_nodes_are_held_longer_but_not_for_much_of_the_lease(h
     node.answered -= 2.0
     members.look()
     assert node.silent
+
+
+async def test_a_lease_of_an_earlier_service_counts_until_it_is_over_and_the_agent_has_heard_another(home):
+    async def service(lease, term):
+        options = ExecutorOptions(home, settings={"lease": lease, "margin": "0.5s"}, leadership=OnlyService(term))
+        found = ClusterExecutor(options)
+        await found.open()
+        await found.recover([], RecordingListener())
+        return found
+
+    home.create()
+    first = await service("3s", 1)
+    assert (await first.sync(state(seen="x"))).lease_s == 3.0
+    await first.close()
+    second = await service("0.5s", 2)
+    began = since_boot()
+    assert (await second.sync(state(number=2, term=1, seen="x"))).lease_s == 0.5
+    await eventually(lambda: not second.nodes())
+    assert since_boot() - began > 3.5, "its workers may go by the longer lease"
+    again = state(instance="2", seen="x")
+    assert (await second.sync(again)).joined
+    node = second.book.nodes["a"]
+    assert second.members.lease_of(node) == 3.0
+    node.met -= 3.0
+    await second.sync(replace(again, number=2, term=1))
+    assert second.members.lease_of(node) == 3.0, "it has not heard this service"
+    await second.sync(replace(again, number=3, term=2))
+    assert second.members.lease_of(node) == 0.5
+    await second.close()
 
 
 async def test_a_second_agent_of_a_name_is_refused_until_the_first_must_be_gone(executor):

@@ -82,7 +82,7 @@ class Played:
             node, f"home-{node}", "boot", f"i-{pilot}", 1, "127.0.0.1", 1 << 30, "logical", "1",
             (wire.DeviceRow(0), wire.DeviceRow(1)), ground="played", pilot=pilot, parts={},
         )  # fmt: skip
-        found = self.cluster.members.admit(state)
+        found = self.cluster.members.admit(state, 1)
         found.answered, found.heard, found.silent = self.now, True, False
 
     async def pass_time(self, seconds: float, *speaking: tuple[str, str]) -> None:
@@ -181,6 +181,21 @@ async def test_a_node_is_lost_only_a_lease_and_a_margin_after_the_ground_gave_it
         await played.pass_time(0.5)
         await played.keeper.look()
     assert 5.0 < played.now - began < 7.0
+
+
+async def test_a_node_whose_agent_may_go_by_a_longer_lease_is_lost_later(played):
+    await played.keeper.look()
+    pilot = await played.join("n1")
+    node = played.cluster.book.nodes["n1"]
+    played.cluster.book.change(node, lease_s=30.0)  # of an earlier service
+    played.ground.listed.pop(pilot)
+    await played.keeper.look()
+    began = played.now
+    while node.present:
+        assert played.now < began + 60.0
+        await played.pass_time(0.5)
+        await played.keeper.look()
+    assert 31.0 < played.now - began < 33.0
 
 
 async def test_a_ground_that_cannot_be_asked_loses_no_node(played):

@@ -21,6 +21,7 @@ class NodeLease:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.until = 0.0
+        self._length = 0.0
 
     def load(self) -> float | None:
         """Go on with the lease that an earlier agent of this boot wrote; return how long it was. None: there is none.
@@ -29,16 +30,17 @@ class NodeLease:
             until, save = map(float, self._path.read_text()[:200].split())
             length = (until - save) / SAVE_SHARE
             if 0.0 < until <= since_boot() + length:  # one of an earlier boot may end later
-                self.until = until
+                self.until, self._length = until, length
                 return length
         return None
 
     def extend(self, sent_at: float, lease_s: float) -> None:
-        """Let workers run until `lease_s` seconds after a request left. A lease never becomes shorter. Blocks."""
-        until = sent_at + lease_s
-        if lease_s > 0.0 and until > self.until:
+        """Let workers run until `lease_s` seconds after a request left. A lease never becomes shorter, but the next one
+        may: an agent that is started again goes by the length that was granted last. Blocks."""
+        until = max(sent_at + lease_s, self.until)
+        if lease_s > 0.0 and (until, lease_s) != (self.until, self._length):
             write_private(self._path, f"{until:.3f} {until - SAVE_SHARE * lease_s:.3f}\n", sync=False)
-            self.until = until
+            self.until, self._length = until, lease_s
 
     @property
     def over(self) -> bool:

@@ -113,7 +113,7 @@ class ClusterExecutor(ClusterGangs):
                 "so this one must not lead it; stop this service"
             )
         try:
-            node = self.members.admit(state)
+            node = self.members.admit(state, self.term)
         except OSError as error:
             raise Unavailable(f"the list of nodes cannot be written ({error.strerror}); make room") from None
         if node is None:  # it has something to get rid of first

@@ -55,11 +55,25 @@ class ClusterMembers:
 
     # ---- coming ----------------------------------------------------------------------------------------------------
 
-    def admit(self, state: NodeState) -> ClusterNode | None:
-        """Return the node that an agent speaks for, as part of the cluster; None: it is not yet."""
+    def lease_of(self, node: ClusterNode) -> float:
+        """Return how long workers of a node may run after its last answer."""
+        return max(self.lease_s, node.record.lease_s)
+
+    def _settle_lease(self, node: ClusterNode, *, obeyed: bool) -> None:
+        """Write down how long workers of a node may run, before it is granted. Where an earlier service granted more,
+        that counts until it is over and the agent has `obeyed` this service."""
+        held = node.record.lease_s
+        over = obeyed and since_boot() >= node.met + held
+        if held < self.lease_s or (held > self.lease_s and over):
+            self.book.change(node, lease_s=self.lease_s)
+
+    def admit(self, state: NodeState, term: int) -> ClusterNode | None:
+        """Return the node that an agent speaks for, as part of the cluster; None: it is not yet. `term`: of this
+        service."""
         node = self.book.nodes.get(state.node)
         if node is not None and node.present:
             if same_node(node, state):
+                self._settle_lease(node, obeyed=state.term == term)
                 return node
             if node.record.identity != state.identity and node.record.boot == state.boot:
                 raise WrongStatus(
@@ -68,13 +82,13 @@ class ClusterMembers:
                 )
             if node.record.boot == state.boot:
                 self.lose(node, f"the GPUs of node {node.name} changed")
-            elif node.record.identity == state.identity or node.silent_s > self.lease_s + self.margin_s:
+            elif node.record.identity == state.identity or node.silent_s > self.lease_of(node) + self.margin_s:
                 self.lose(node, f"node {node.name} restarted")
             else:
                 raise WrongStatus(f"node {state.node}: an agent on another machine has this name; stop one of the two")
         if state.leaving or state.parts is None or any(part.phase is not Phase.GONE for part in state.parts.values()):
             return None
-        node = self.book.admit(state)
+        node = self.book.admit(state, self.lease_s)
         node.ends_at = self.end_of(state.pilot)
         self._note(f"node {node.name} joined with {len(node.gpus)} GPUs ({node.record.ground})", logging.INFO)
         node.heard = True
@@ -96,7 +110,7 @@ class ClusterMembers:
         passed, self._looked = min(LONGEST_LOOK_S, now - self._looked), now
         for node in self.book.present:
             node.unheard_s = node.unheard_s + passed if node.silent_s > passed else 0.0
-            if node.silent_s > self.lease_s + self.margin_s and not self.may_run(node):
+            if node.silent_s > self.lease_of(node) + self.margin_s and not self.may_run(node):
                 self.lose(node, f"node {node.name} was silent for {node.silent_s:.0f} s")
             elif node.silent_s > self.hold_s + SILENT_S and not node.silent and node.heard:
                 node.silent = True
@@ -158,7 +172,7 @@ class ClusterMembers:
         state = "lost" if record.lost else "drained" if record.drained else "silent" if node.closed else "open"
         if not record.lost and (node.leaving or node.dismissed):
             state = "leaving"
-        lease = None if record.lost else max(0.0, self.lease_s - node.silent_s)
+        lease = None if record.lost else max(0.0, self.lease_of(node) - node.silent_s)
         return {
             "node": node.name,
             "state": state,

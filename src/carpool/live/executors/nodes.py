@@ -50,6 +50,8 @@ class NodeRecord:
     drained: bool = False
     lost: str = ""
     """Why it is no part of the cluster; empty: it is one."""
+    lease_s: float = 0.0
+    """Longest lease by which its workers may run: of this service, or of an earlier one that had longer leases."""
 
 
 @dataclass
@@ -59,6 +61,8 @@ class ClusterNode:
     record: NodeRecord
     answered: float = field(default_factory=since_boot)
     """When the last lease was granted: at the latest, when this service started."""
+    met: float = field(default_factory=since_boot)
+    """When this service took it over from an earlier one, or admitted it."""
     heard: bool = False
     """Its agent has spoken to this service."""
     silent: bool = False
@@ -183,7 +187,7 @@ class NodeBook:
 
     # ---- changes ---------------------------------------------------------------------------------------------------
 
-    def admit(self, state: NodeState) -> ClusterNode:
+    def admit(self, state: NodeState, lease_s: float) -> ClusterNode:
         """Make a node part of the cluster, or part of it again, with the same numbers for its GPUs if it has as many
         as before."""
         if not 0 < len(state.devices) <= MAX_DEVICES:
@@ -192,7 +196,8 @@ class NodeBook:
         same = known is not None and len(known.record.devices) == len(state.devices)
         first = known.record.first_gpu if known is not None and same else self._next_gpu()
         drained = known is not None and known.record.drained
-        record = _record(state, first, drained)
+        earlier_s = known.record.lease_s if known is not None else 0.0
+        record = replace(_record(state, first, drained), lease_s=max(lease_s, earlier_s))
         before = dict(self.nodes)
         node = self.nodes[state.node] = ClusterNode(record)
         if known is not None:
@@ -203,7 +208,9 @@ class NodeBook:
 
     def refresh(self, node: ClusterNode, state: NodeState) -> bool:
         """Take what an agent says about its node; return whether the scheduler must be told."""
-        new = replace(_record(state, node.record.first_gpu, node.record.drained), since=node.record.since)
+        known = node.record
+        new = _record(state, known.first_gpu, known.drained)
+        new = replace(new, since=known.since, lease_s=known.lease_s)
         if new == node.record:
             return False
         before = node.record

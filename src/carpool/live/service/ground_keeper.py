@@ -158,7 +158,8 @@ class GroundKeeper:
         if node.record.ground != self.ground.name:
             return True
         since = self._ended.get(node.record.pilot)
-        return since is None or self._asked < since + self.cluster.lease_s + self.cluster.margin_s
+        lease_s = self.cluster.members.lease_of(node)
+        return since is None or self._asked < since + lease_s + self.cluster.margin_s
 
     def row(self) -> dict[str, Any]:
         """Return the ground as operators see it."""
