@@ -1,5 +1,6 @@
 """The keeper of a ground that the test plays: how many pilots there are, and when a node may be lost."""
 
+import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -78,12 +79,14 @@ class Played:
 
     def speak(self, node: str, pilot: str) -> None:
         """Let an agent join, or speak again."""
-        state = wire.NodeState(
+        found = self.cluster.members.admit(self.state(node, pilot), 1)
+        found.answered, found.heard, found.silent = self.now, True, False
+
+    def state(self, node: str, pilot: str) -> wire.NodeState:
+        return wire.NodeState(
             node, f"home-{node}", "boot", f"i-{pilot}", 1, "127.0.0.1", 1 << 30, "logical", "1",
             (wire.DeviceRow(0), wire.DeviceRow(1)), ground="played", pilot=pilot, parts={},
         )  # fmt: skip
-        found = self.cluster.members.admit(state, 1)
-        found.answered, found.heard, found.silent = self.now, True, False
 
     async def pass_time(self, seconds: float, *speaking: tuple[str, str]) -> None:
         for _ in range(round(seconds * 2)):
@@ -196,6 +199,33 @@ async def test_a_node_whose_agent_may_go_by_a_longer_lease_is_lost_later(played)
         await played.pass_time(0.5)
         await played.keeper.look()
     assert 31.0 < played.now - began < 33.0
+
+
+async def test_a_new_pilot_is_not_charged_with_the_silence_of_the_one_before(played):
+    await played.keeper.look()
+    played.ground.listed.pop(await played.join("n1"))
+    await played.pass_time(5.0)
+    await played.keeper.look()
+    pilot = played.ground.run("n1")
+    await played.keeper.look()
+    speaking = asyncio.create_task(played.cluster.sync(played.state("n1", pilot)))
+    await asyncio.sleep(0)
+    await played.keeper.look()
+    assert pilot in played.ground.listed
+    speaking.cancel()
+
+
+async def test_a_new_pilot_does_not_leave_because_the_one_before_ended(played):
+    await played.keeper.look()
+    played.ground.listed.pop(await played.join("n1"))
+    await played.keeper.look()
+    assert played.states() == {"n1": "leaving"}
+    pilot = played.ground.run("n1")
+    await played.keeper.look()
+    answer = await played.cluster.sync(replace(played.state("n1", pilot), seen="other"))
+    assert not answer.leave
+    await played.keeper.look()
+    assert played.states() == {"n1": "open"}
 
 
 async def test_a_ground_that_cannot_be_asked_loses_no_node(played):

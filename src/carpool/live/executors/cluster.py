@@ -157,9 +157,12 @@ class ClusterExecutor(ClusterGangs):
     def _take(self, node: ClusterNode, state: NodeState) -> None:
         """Take everything that an agent says."""
         before = node.closed
+        if state.pilot != node.record.pilot:  # the one before, which may have been told to leave, has ended
+            node.dismissed = ""
         if state.leaving and not node.leaving and not node.dismissed:
             self._move_gangs(node, "the node leaves the cluster")
         node.heard, node.silent, node.leaving = True, False, state.leaving
+        node.unheard_s = 0.0
         node.as_root, node.release, node.witness = state.as_root, state.release, state.witness
         node.shared = bool(state.shared) and state.shared == self._proof
         if self.book.refresh(node, state) or before != node.closed:
