@@ -271,6 +271,17 @@ def test_exchanges_of_many_nodes_are_held_longer_but_not_for_much_of_the_lease(h
     assert node.silent
 
 
+async def test_a_node_whose_gpus_changed_is_lost_only_when_nothing_runs_there(executor):
+    assert (await executor.sync(state(seen="x"))).joined
+    fewer = state(instance="2", devices=(wire.DeviceRow(0),), seen="x")
+    for parts in (None, {"9-1": wire.PartState(wire.Phase.UP)}):
+        answer = await executor.sync(replace(fewer, parts=parts))
+        assert (answer.joined, dict(answer.orders)) == (False, {})
+        assert [len(node.slots) for node in executor.nodes()] == [2]
+    assert (await executor.sync(fewer)).joined
+    assert [len(node.slots) for node in executor.nodes()] == [1]
+
+
 async def test_a_lease_of_an_earlier_service_counts_until_it_is_over_and_the_agent_has_heard_another(home):
     async def service(lease, term):
         options = ExecutorOptions(home, settings={"lease": lease, "margin": "0.5s"}, leadership=OnlyService(term))

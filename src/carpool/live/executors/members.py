@@ -81,12 +81,14 @@ class ClusterMembers:
                     f"and wait until its lease is over, or run `carpool nodes lost {state.node}`"
                 )
             if node.record.boot == state.boot:
+                if not _is_empty(state):  # its workers would run beside those of another node
+                    return None
                 self.lose(node, f"the GPUs of node {node.name} changed")
             elif node.record.identity == state.identity or node.silent_s > self.lease_of(node) + self.margin_s:
                 self.lose(node, f"node {node.name} restarted")
             else:
                 raise WrongStatus(f"node {state.node}: an agent on another machine has this name; stop one of the two")
-        if state.leaving or state.parts is None or any(part.phase is not Phase.GONE for part in state.parts.values()):
+        if state.leaving or not _is_empty(state):
             return None
         node = self.book.admit(state, self.lease_s)
         node.ends_at = self.end_of(state.pilot)
@@ -192,6 +194,11 @@ class ClusterMembers:
             "as_root": node.as_root,
             "release": node.release,
         }
+
+
+def _is_empty(state: NodeState) -> bool:
+    """Return whether an agent knows that nothing runs on its node."""
+    return state.parts is not None and all(part.phase is Phase.GONE for part in state.parts.values())
 
 
 def _has_ground(node: ClusterNode) -> bool:
