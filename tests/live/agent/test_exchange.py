@@ -3,6 +3,7 @@
 import asyncio
 import random
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import carpool
 from carpool.errors import InputError
 from carpool.live.agent.agent import Agent, AgentOptions
+from carpool.live.agent.parts import NodePart
 from carpool.live.agent.road import Turned
 from carpool.live.clock import since_boot
 from carpool.live.errors import Unavailable, WrongStatus
@@ -388,6 +390,29 @@ async def test_whatever_is_new_in_an_order_goes_out_at_once(executor):
 def test_wrong_settings_are_refused(home, settings):
     with pytest.raises(InputError, match="--executor agents"):
         ClusterExecutor(ExecutorOptions(home, settings=settings))
+
+
+async def test_a_request_never_knows_less_than_one_with_a_lower_number(tmp_path):
+    agent = Agent(AgentOptions(Home(tmp_path / "a"), "a", "127.0.0.1", gpus=1), road=None)
+    await agent.executor.open()
+    agent._recovered = True
+    looking, go_on = threading.Event(), threading.Event()
+
+    def look_slowly():  # the first of the two
+        if not looking.is_set():
+            looking.set()
+            go_on.wait(10.0)
+
+    agent._read_use = look_slowly
+    first = asyncio.create_task(agent._state())
+    await eventually(looking.is_set)
+    second = asyncio.create_task(agent._state())
+    await asyncio.sleep(0.2)
+    agent.parts.parts[KEY] = NodePart(KEY)
+    go_on.set()
+    one, two = await first, await second
+    assert one.number < two.number
+    assert set(one.parts) <= set(two.parts)
 
 
 async def test_an_agent_that_no_service_ever_accepted_ends_when_it_is_refused_again(tmp_path, capsys):

@@ -124,6 +124,7 @@ class Agent:
         self._witness = ""
         """Whether the witness could be asked the last time."""
         self._news = asyncio.Event()
+        self._describing = asyncio.Lock()
         self._obeying = asyncio.Lock()
         self._ended = asyncio.Event()
         self._failure: InputError | None = None
@@ -257,6 +258,12 @@ class Agent:
             await asyncio.sleep(CHECK_S)
 
     async def _state(self) -> NodeState:
+        """Return what is here. Of two requests the one with the higher number is believed, so one begins to look only
+        when the other has looked."""
+        async with self._describing:
+            return await self._describe()
+
+    async def _describe(self) -> NodeState:
         inventory = self.executor.node.inventory
         self._numbers += 1
         number = self._numbers
@@ -351,9 +358,10 @@ class Agent:
             self.lease.extend(sent_at, answer.lease_s)
             self.checkpoints.most_bytes = answer.most_checkpoint
         self.executor.set_patience(answer.pause_patience_s, answer.gang_pause_s)
-        self._shared = ""
+        shared = ""
         with contextlib.suppress(OSError, ValueError):
-            self._shared = Path(answer.home, answer.proof).read_text()[:100] if answer.proof else ""
+            shared = Path(answer.home, answer.proof).read_text()[:100] if answer.proof else ""
+        self._shared = shared  # a request may be on its way out meanwhile
         self._home_seen = answer.home if self._shared else ""
 
     async def _carry_out(self, answer: NodeOrders) -> None:
