@@ -11,7 +11,9 @@ import pytest
 
 import carpool
 from carpool.errors import InputError
+from carpool.live.agent import agent as agents
 from carpool.live.agent.agent import Agent, AgentOptions
+from carpool.live.agent.memory import AgentMemory
 from carpool.live.agent.parts import NodePart
 from carpool.live.agent.road import Turned
 from carpool.live.clock import since_boot
@@ -413,6 +415,32 @@ async def test_a_request_never_knows_less_than_one_with_a_lower_number(tmp_path)
     one, two = await first, await second
     assert one.number < two.number
     assert set(one.parts) <= set(two.parts)
+
+
+async def test_a_node_whose_agent_cannot_write_its_lease_gets_nothing_new(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(agents, "STEADY_S", 0.5)
+    async with agent_world(tmp_path) as world, opened(world.make_executor) as (executor, listener):
+        executor.launch(launch((0,)))
+        await listener.wait_for_start(KEY)
+        agent = world.agents["a"]
+        place, agent.lease._path = agent.lease._path, tmp_path / "missing" / "lease"
+        await eventually(lambda: executor.nodes()[0].closed)
+        row = executor.node_rows()[0]
+        assert row["state"] == "in trouble"
+        assert "cannot write its files (No such file" in row["why"]
+        executor.stop(KEY, StopMode.TERMINATE)
+        await listener.wait_for_end(KEY)
+        assert "jobs here end when the lease is over" in capsys.readouterr().err
+        agent.lease._path = place
+        await eventually(lambda: not executor.nodes()[0].closed)
+
+
+async def test_a_term_that_could_not_be_written_is_not_obeyed(tmp_path):
+    memory = AgentMemory(tmp_path / "missing" / "agent.json")
+    for _ in range(2):
+        with pytest.raises(OSError, match="No such file"):
+            memory.remember(3)
+    assert memory.term == 0
 
 
 async def test_an_agent_that_no_service_ever_accepted_ends_when_it_is_refused_again(tmp_path, capsys):

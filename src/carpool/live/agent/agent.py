@@ -59,6 +59,8 @@ USE_S = 1.0
 """Seconds between two looks at the counters of GPUs."""
 WITNESS_S, WITNESS_SHARE = 5.0, 0.2
 """Seconds between two questions to the witness, and their share of the lease at most."""
+STEADY_S = 10.0
+"""Seconds for which the agent must have been able to write its files again before anything new starts here."""
 CHECK_S = 60.0
 """Seconds between two questions to the witness while the service answers, which only tell whether it can be asked."""
 
@@ -123,6 +125,10 @@ class Agent:
         self._asked_witness = -CHECK_S
         self._witness = ""
         """Whether the witness could be asked the last time."""
+        self._trouble = ""
+        """Why it cannot keep its term or its lease; empty: it can."""
+        self._failed_at = 0.0
+        """When it could not keep one of them the last time."""
         self._news = asyncio.Event()
         self._describing = asyncio.Lock()
         self._obeying = asyncio.Lock()
@@ -298,6 +304,7 @@ class Agent:
             use=use,
             remarks=tuple(self.parts.remarks),
             witness=self._witness,
+            trouble=self._trouble,
         )
 
     def _read_use(self) -> None:
@@ -323,7 +330,12 @@ class Agent:
                     "the service does not run as root and this agent does, so its jobs would run as root here; "
                     "start the agent as the user of the service"
                 )
-            await asyncio.to_thread(self.memory.remember, answer.term)
+            try:
+                await asyncio.to_thread(self.memory.remember, answer.term)
+            except OSError as error:
+                self._cannot_write(error)
+                await asyncio.sleep(AGAIN_S)
+                return
             if (answer.term, answer.number) <= self._latest:
                 return
             self._latest = answer.term, answer.number
@@ -349,13 +361,25 @@ class Agent:
     def _settled(self) -> bool:
         return all(part.ended is not None and part.logged for part in self.parts.parts.values())
 
+    def _cannot_write(self, error: OSError) -> None:
+        """Note that the home of this agent cannot be written, so that the service starts nothing here."""
+        if not self._trouble:
+            say(f"{self.home.path} cannot be written ({error.strerror}); jobs here end when the lease is over")
+        self._failed_at = since_boot()
+        self._trouble = f"its agent cannot write its files ({error.strerror}), so jobs there end with their lease"
+
     def _take_terms(self, answer: NodeOrders, sent_at: float) -> None:
         """Take the lease and the service's settings, and find out whether this node sees the service's home. Blocks."""
         if answer.joined:
             self.joined = self._leased = True
             self._lease_s = answer.lease_s
             self.road.timeout_s = max(0.5, min(10.0, 0.25 * answer.lease_s))
-            self.lease.extend(sent_at, answer.lease_s)
+            try:
+                self.lease.extend(sent_at, answer.lease_s)
+                if since_boot() - self._failed_at > STEADY_S:
+                    self._trouble = ""
+            except OSError as error:
+                self._cannot_write(error)
             self.checkpoints.most_bytes = answer.most_checkpoint
         self.executor.set_patience(answer.pause_patience_s, answer.gang_pause_s)
         shared = ""

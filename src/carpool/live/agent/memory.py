@@ -22,7 +22,7 @@ class AgentMemory:
         data = read_own_json(self._path)
         if data is None and not self._path.exists():
             self.identity = secrets.token_hex(16)
-            self._write()
+            self._write(self.term)
             return
         try:
             self.identity, self.term = str(data["identity"]), int(data["term"])
@@ -32,8 +32,8 @@ class AgentMemory:
     def remember(self, term: int) -> None:
         """Never obey a service of an earlier term again; durable on return. Blocks."""
         if term > self.term:
+            self._write(term)
             self.term = term
-            self._write()
 
-    def _write(self) -> None:
-        write_private(self._path, json.dumps({"identity": self.identity, "term": self.term}))
+    def _write(self, term: int) -> None:
+        write_private(self._path, json.dumps({"identity": self.identity, "term": term}))

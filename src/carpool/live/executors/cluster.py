@@ -162,7 +162,7 @@ class ClusterExecutor(ClusterGangs):
         if state.leaving and not node.leaving and not node.dismissed:
             self._move_gangs(node, "the node leaves the cluster")
         node.heard, node.silent, node.leaving = True, False, state.leaving
-        node.unheard_s = 0.0
+        node.unheard_s, node.trouble = 0.0, state.trouble[:300]
         node.as_root, node.release, node.witness = state.as_root, state.release, state.witness
         node.shared = bool(state.shared) and state.shared == self._proof
         if self.book.refresh(node, state) or before != node.closed:

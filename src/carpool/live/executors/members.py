@@ -172,6 +172,8 @@ class ClusterMembers:
     def _row(self, node: ClusterNode, jobs: int) -> dict[str, Any]:
         record = node.record
         state = "lost" if record.lost else "drained" if record.drained else "silent" if node.closed else "open"
+        if state == "silent" and node.trouble == node.closed:
+            state = "in trouble"
         if not record.lost and (node.leaving or node.dismissed):
             state = "leaving"
         lease = None if record.lost else max(0.0, self.lease_of(node) - node.silent_s)

@@ -69,6 +69,8 @@ class ClusterNode:
     unheard_s: float = 0.0
     """Seconds for which this service listened and heard nothing from it."""
     leaving: bool = False
+    trouble: str = ""
+    """Why its agent can start nothing; empty: it can."""
     dismissed: str = ""
     """Why it shall leave the cluster; empty: it shall not."""
     ends_at: float | None = None
@@ -112,7 +114,7 @@ class ClusterNode:
             return f"it leaves the cluster: {self.dismissed}" if self.dismissed else "it leaves the cluster"
         if self.silent or not self.heard:
             return "its agent is silent"
-        return ""
+        return self.trouble
 
     @property
     def gpus(self) -> tuple[GpuId, ...]:

@@ -164,6 +164,8 @@ class NodeState:
     remarks: tuple[Remark, ...] = ()
     witness: str = ""
     """Whether its ground can be asked from the node: `answers` or `silent`; empty: there is no ground to ask."""
+    trouble: str = ""
+    """Why nothing can start there now; empty: it can."""
 
 
 @dataclass(frozen=True, slots=True)
