@@ -294,6 +294,24 @@ async def test_pilots_that_end_before_they_join_are_not_submitted_again_at_once(
         assert len(played.ground.listed) == 1
 
 
+async def test_that_the_last_pilot_never_joined_is_said_until_one_joins(played):
+    await played.keeper.look()
+    pilot = played.ground.run("n1")
+    await played.keeper.look()
+    played.ground.listed.clear()
+    await played.keeper.look()
+    row = played.keeper.row()
+    assert f"pilot {pilot} ended on n1 before its agent joined; see " in ground_line(row)
+    assert [one.level for one in doctors._ground(row)] == ["error"]
+    played.now += 6.0
+    await played.keeper.look()
+    await played.join("n1")
+    await played.keeper.look()
+    row = played.keeper.row()
+    assert "before its agent joined" not in ground_line(row)
+    assert [one.level for one in doctors._ground(row)] == ["ok"]
+
+
 async def test_why_the_ground_takes_no_pilot_is_said_until_it_takes_one(played):
     keeper, ground, notes = played.keeper, played.ground, []
     keeper.inbox.note = notes.append

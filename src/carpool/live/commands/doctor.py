@@ -241,6 +241,8 @@ def _ground(ground: dict[str, Any] | None) -> Iterator[Diagnosis]:
     elif ground.get("refusal"):
         remedy = "correct the options of `carpool serve`; it is asked again every two minutes"
         yield Diagnosis(name, "error", f"gives no node: {ground['refusal']}", remedy)
+    elif ground.get("failure"):
+        yield Diagnosis(name, "error", str(ground["failure"]), "read what it says; the next pilot comes by itself")
     elif ground["waiting"] and not ground["running"]:
         found = f"all {ground['waiting']} pilots wait ({ground['why_waiting'] or 'no reason given'})"
         yield Diagnosis(name, "warning", found, "see its own queue, and the options of `carpool serve`")

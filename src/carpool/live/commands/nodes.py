@@ -61,6 +61,8 @@ def ground_line(ground: dict[str, Any]) -> str:
     trouble = f"; it cannot be asked: {printable(ground['problem'])}" if ground["problem"] else ""
     if not trouble and ground.get("refusal"):
         trouble = f"; it gives no node: {printable(ground['refusal'])}"
+    if not trouble and ground.get("failure"):
+        trouble = f"; {printable(ground['failure'])}"
     return f"from {ground['name']}: {wanted}; pilots: {ground['running']} running{waiting}{why}{trouble}"
 
 

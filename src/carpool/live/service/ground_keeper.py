@@ -76,6 +76,8 @@ class GroundKeeper:
     """Why the ground could not be asked the last time; empty: it could."""
     refusal: str = ""
     """Why the ground did not take the last pilot; empty: it did."""
+    failure: str = ""
+    """How the last pilot ended, if that was before its agent joined; empty: it joined."""
     _asked: float = -math.inf
     """When the last question that was answered was asked."""
     _ended: dict[str, float] = field(default_factory=dict)
@@ -177,6 +179,7 @@ class GroundKeeper:
             "asked_s": None if self._asked < 0 else since_boot() - self._asked,
             "problem": self.problem,
             "refusal": self.refusal,
+            "failure": self.failure,
         }
 
     # ---- looking ---------------------------------------------------------------------------------------------------
@@ -196,7 +199,10 @@ class GroundKeeper:
 
     async def _take(self, found: dict[str, Pilot], asked: float) -> None:
         now = since_boot()
-        self._joined.update(node.record.pilot for node in self._nodes())
+        joined = {node.record.pilot for node in self._nodes()}
+        if joined - self._joined:
+            self.failure = ""
+        self._joined.update(joined)
         for pilot in self.pilots.values():
             if pilot.alive and not (pilot.id in found and found[pilot.id].alive):
                 await self._pilot_ended(pilot)
@@ -233,10 +239,11 @@ class GroundKeeper:
         self._failures += 1
         pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (self._failures - 1))
         self._pause_until = since_boot() + pause
-        self.inbox.note(
+        self.failure = (
             f"pilot {pilot.id} ended on {pilot.node or 'its node'} before its agent joined; "
-            f"see {self.home.pilots / pilot.id}.log; the next one is submitted in {pause:.0f} s"
+            f"see {self.home.pilots / pilot.id}.log"
         )
+        self.inbox.note(f"{self.failure}; the next one is submitted in {pause:.0f} s")
 
     async def _give_up_silent(self) -> None:
         """Make the ground end pilots whose agents have been silent for a lease: their jobs must run elsewhere. An agent
