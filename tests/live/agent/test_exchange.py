@@ -29,7 +29,7 @@ from carpool.live.executors.base import (
 )
 from carpool.live.executors.cluster import ClusterExecutor
 from carpool.live.executors.contract import RecordingListener, eventually, opened
-from carpool.live.executors.local import ONE_USER
+from carpool.live.executors.local import ONE_USER, LocalExecutor
 from carpool.live.executors.nodes import ClusterNode, NodeRecord
 from carpool.live.home import Home, read_json
 from tests.support.agents import agent_world
@@ -441,6 +441,48 @@ async def test_a_term_that_could_not_be_written_is_not_obeyed(tmp_path):
         with pytest.raises(OSError, match="No such file"):
             memory.remember(3)
     assert memory.term == 0
+
+
+async def test_a_service_without_agents_refuses_gangs_that_run_on_nodes(tmp_path):
+    async with agent_world(tmp_path) as world:
+        async with opened(world.make_executor, leave_gangs=True) as (executor, listener):
+            executor.launch(launch((0,)))
+            await listener.wait_for_start(KEY)
+        local = LocalExecutor(ExecutorOptions(world.home, gpus=2))
+        await local.open()
+        with pytest.raises(InputError, match="job 1 runs on the nodes of a cluster"):
+            await local.recover([KEY], RecordingListener())
+        await local.close()
+        async with opened(world.make_executor, [KEY]) as (executor, listener):
+            executor.stop(KEY, StopMode.KILL)
+            await listener.wait_for_end(KEY)
+        local = LocalExecutor(ExecutorOptions(world.home, gpus=2))
+        await local.open()
+        assert await local.recover([KEY], RecordingListener()) == set(), "it has ended"
+        await local.close()
+
+
+async def test_a_service_with_agents_refuses_gangs_that_run_without(home):
+    home.create()
+
+    def without():
+        return LocalExecutor(ExecutorOptions(home, gpus=1))
+
+    async with opened(without, leave_gangs=True) as (executor, listener):
+        executor.launch(launch((0,)))
+        await listener.wait_for_start(KEY)
+    cluster = ClusterExecutor(ExecutorOptions(home))
+    await cluster.open()
+    with pytest.raises(InputError, match="job 1 runs on this machine without an agent"):
+        await cluster.recover([KEY], RecordingListener())
+    await cluster.close()
+    async with opened(without, [KEY]) as (executor, listener):
+        executor.stop(KEY, StopMode.KILL)
+        await listener.wait_for_end(KEY)
+    cluster = ClusterExecutor(ExecutorOptions(home))
+    await cluster.open()
+    assert await cluster.recover([KEY], RecordingListener()) == set()
+    await cluster.close()
 
 
 async def test_an_agent_that_no_service_ever_accepted_ends_when_it_is_refused_again(tmp_path, capsys):

@@ -321,6 +321,11 @@ def read_parts(directory: Path, key: GangKey) -> ClusterGang | None:
     return ClusterGang(key, {share.node: ClusterPart(share) for share in shares}, recorded=True)
 
 
+def runs_on_nodes(directory: Path) -> bool:
+    """Return whether agents were told to start a gang whose end is not known. Blocks."""
+    return (directory / PARTS_FILE).exists() and not (directory / END_FILE).exists()
+
+
 def write_end(directory: Path, gang: ClusterGang, ended: GangEnded) -> None:
     """Record how a gang ended, before that is reported. Blocks."""
     data = {"ended": wire.plain(ended), "ranks": gang.rank_rows()}

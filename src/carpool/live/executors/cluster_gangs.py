@@ -8,10 +8,12 @@ it ended before that is reported, so that the next service finds both.
 import asyncio
 from collections.abc import Collection, Coroutine, Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from carpool.channel import Report
 from carpool.core.model import GpuId
+from carpool.errors import InputError
 from carpool.live.accounts import login_name
 from carpool.live.clock import since_boot
 from carpool.live.errors import Unavailable
@@ -34,6 +36,7 @@ from carpool.live.executors.cluster_gang import (
     write_end,
     write_parts,
 )
+from carpool.live.executors.gang import open_gang
 from carpool.live.executors.nodes import ClusterNode, NodeBook
 from carpool.live.home import Home
 
@@ -96,7 +99,7 @@ class ClusterGangs:
 
     async def recover(self, known: Iterable[GangKey], listener: ExecutorListener) -> Collection[GangKey]:
         """Find the gangs that earlier services told agents to start. They count as present until their agents have
-        reported. Agents kill gangs that are not known here."""
+        reported. Agents kill gangs that are not known here. Raise `InputError` where one runs on this machine."""
         self._listener = listener
         found: set[GangKey] = set()
         ends: list[GangEnded] = []
@@ -104,6 +107,7 @@ class ClusterGangs:
             directory = self.home.attempt(*key)
             gang = await asyncio.to_thread(read_parts, directory, key)
             if gang is None:
+                await asyncio.to_thread(_check_not_here, directory, key)
                 continue
             found.add(key)
             end = await asyncio.to_thread(read_end, directory)
@@ -329,3 +333,13 @@ class ClusterGangs:
     def exit_code(self, key: GangKey) -> int | None:
         found = read_end(self.home.attempt(*key))
         return found[0].exit_code if found is not None else None
+
+
+def _check_not_here(directory: Path, key: GangKey) -> None:
+    """Refuse a gang that an earlier service without agents started, and that still runs: its job would run twice.
+    Blocks."""
+    gang = open_gang(directory, key)
+    if gang is not None and any(rank.alive for rank in gang.ranks):
+        raise InputError(
+            f"job {key[0]} runs on this machine without an agent; serve without agents as before until no job runs"
+        )

@@ -36,6 +36,7 @@ from carpool.live.executors.base import (
     NodeInventory,
     StopMode,
 )
+from carpool.live.executors.cluster_gang import runs_on_nodes
 from carpool.live.executors.doors import LocalDoor, open_door
 from carpool.live.executors.gang import LocalGang, LocalRank, open_gang, read_object
 from carpool.live.executors.gate import PartGate
@@ -133,6 +134,7 @@ class LocalExecutor:
     async def recover(self, known: Iterable[GangKey], listener: ExecutorListener) -> Collection[GangKey]:
         self._faults = MpsFaultWatch(self.node, self._gangs, listener)
         wanted = set(known)
+        await asyncio.to_thread(_check_not_on_nodes, self.home, wanted)
         await asyncio.to_thread(sweep_cgroups, wrapper.CGROUP, LEFT_S)
         processes = await asyncio.to_thread(_running, self.home)
         found: list[LocalGang] = []
@@ -504,6 +506,16 @@ class LocalExecutor:
         if not own:
             raise WrongStatus(f"job {key[0]}: worker {rank} does not run; `carpool show {key[0]}` lists its workers")
         return await open_door(own[0], key[0], request)
+
+
+def _check_not_on_nodes(home: Home, keys: Iterable[GangKey]) -> None:
+    """Refuse gangs that an earlier service started through agents: their jobs would run twice. Blocks."""
+    for key in sorted(keys):
+        if runs_on_nodes(home.attempt(*key)):
+            raise InputError(
+                f"job {key[0]} runs on the nodes of a cluster; serve with --executor agents, --on or --emulate as "
+                "before until no job runs"
+            )
 
 
 def _process_ended(loop: asyncio.AbstractEventLoop, descriptor: int, changed: asyncio.Event) -> None:
