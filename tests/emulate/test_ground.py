@@ -46,6 +46,10 @@ def test_several_nodes_come_from_a_ground_and_one_node_is_this_machine(tmp_path,
 def test_options_that_emulation_decides_are_refused(tmp_path):
     with pytest.raises(InputError, match="--gpus: --emulate says it already"):
         chosen(Home(tmp_path), "t4:1x4", gpus=2)
+    with pytest.raises(InputError, match="--nodes: --emulate says it already"):
+        chosen(Home(tmp_path), "t4:2x2", nodes="9")
+    with pytest.raises(InputError, match="memory= is there twice"):
+        chosen(Home(tmp_path), "t4:2x2,memory=1GB,memory=2GB")
 
 
 def test_an_agent_of_any_ground_has_the_emulated_gpus_of_its_ticket(tmp_path):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from carpool.live.commands.tables import cluster_of, jobs_table, order
-from carpool.live.text import harmless, printable, span
+from carpool.live.text import harmless, how_it_ended, printable, span
 
 
 @given(st.text())
@@ -69,3 +69,8 @@ def test_of_many_jobs_that_ended_the_latest_are_shown():
 def test_the_nodes_of_a_service_are_those_of_the_simulator():
     nodes = [{"gpus": [{}] * count} for count in (2, 2, 4, 0, 2)]
     assert cluster_of({"nodes": nodes}) == "2x2+1x4+1x2"
+
+
+def test_a_job_was_cancelled_and_has_failed_or_finished():
+    said = [how_it_ended("4", status) for status in ("cancelled", "failed", "finished")]
+    assert said == ["job 4 was cancelled", "job 4 has failed", "job 4 has finished"]

@@ -130,6 +130,8 @@ def _settings(parts: Iterable[str]) -> dict[str, str]:
         key, equals, value = part.partition("=")
         if key not in ("interference", "memory") or not equals or not value:
             raise InputError(f"--emulate: setting {ascii(part)[:80]}: write interference=TABLE or memory=SIZE")
+        if key in found:
+            raise InputError(f"--emulate: {key}= is there twice; give one")
         found[key] = value
     return found
 

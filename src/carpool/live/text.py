@@ -47,6 +47,11 @@ def _pieces(data: bytes) -> list[bytes]:
     return [*pieces, data[end:]]
 
 
+def how_it_ended(job: str, status: str) -> str:
+    """Say how a job ended: `job 4 was cancelled`, `job 5 has failed`."""
+    return f"job {printable(job)} {'was' if status == 'cancelled' else 'has'} {status}"
+
+
 def span(seconds: float | None) -> str:
     """Return a duration in its two largest units."""
     if seconds is None:

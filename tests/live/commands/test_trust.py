@@ -3,6 +3,7 @@
 import os
 import shutil
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,7 @@ from carpool.live.accounts import check_directory, installation_problem
 from carpool.live.agent.lease import NodeLease
 from carpool.live.clock import since_boot
 from carpool.live.commands import doctor as doctors
+from carpool.live.commands import serve
 from carpool.live.commands.doctor_agent import examine_agent
 from carpool.live.commands.overview import slowdown_text
 from carpool.live.executors.base import GpuSlot, Launch
@@ -89,6 +91,8 @@ def test_doctor_says_on_a_node_how_its_agent_is(home):
     assert levels() == []
     home.create()
     write_private(home.path / "agent.json", "{}")
+    assert [(one.level, "cannot be read" in one.found) for one in examine_agent(home)] == [("error", True)]
+    write_private(home.path / "agent.json", '{"identity": "n1", "term": 1}')
     assert levels() == [("warning", "none")]
     home.acquire()
     assert levels() == [("error", "runs,")]
@@ -99,6 +103,15 @@ def test_doctor_says_on_a_node_how_its_agent_is(home):
     assert [one.what for one in doctors.examine(home.path)][-1] != "service"
     home.release()
     assert levels() == [("error", "none")]
+
+
+@pytest.mark.parametrize(
+    ("executor", "database", "others"),
+    [("local", None, False), ("agents", None, True), ("agents:lease=1m", None, True), ("local", "postgresql://", True)],
+)
+def test_other_machines_call_a_service_with_agents_or_a_database(executor, database, others):
+    config = SimpleNamespace(executor=executor, database=database)
+    assert serve._is_called_by_other_machines(config) is others
 
 
 def test_a_join_token_is_renewed_as_join_tokens_are(tmp_path):

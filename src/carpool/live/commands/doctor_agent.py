@@ -2,10 +2,13 @@
 
 import contextlib
 import fcntl
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from carpool.errors import InputError
 from carpool.live.agent.lease import SAVE_SHARE, NodeLease
+from carpool.live.agent.memory import AgentMemory
 from carpool.live.clock import since_boot
 from carpool.live.commands.diagnosis import Diagnosis
 from carpool.live.home import Home
@@ -26,6 +29,12 @@ def examine_agent(place: Home) -> Iterator[Diagnosis]:
 
 
 def _agent(home: Home) -> Diagnosis:
+    memory = home.path / "agent.json"
+    if os.access(memory, os.R_OK):
+        try:
+            AgentMemory(memory).load()
+        except InputError as error:
+            return Diagnosis("agent", "error", str(error), "it does not start before that")
     lease = NodeLease(home.path / "lease")
     length = lease.load()
     left = 0.0 if length is None else lease.until - since_boot()

@@ -272,6 +272,11 @@ def _url(listening: socket.socket, shared: str = "", *, scheme: str = "http") ->
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
+def _is_called_by_other_machines(config: Any) -> bool:
+    """Return whether agents or clients on other machines read the service's address in its home."""
+    return config.database is not None or str(config.executor).partition(":")[0] == "agents"
+
+
 def _publish_certificate(place: Home, certificate: Path | None) -> None:
     """Copy the certificate into the home, for the clients that look there; without one, remove an earlier copy."""
     if certificate is None:
@@ -300,7 +305,7 @@ async def _serve(
         known = {name: row["token_hash"] for name, row in service.queries.users().items() if row.get("token_hash")}
         rows = service.queries.users().items()
         speaking = {name: str(row["node"]) for name, row in rows if row.get("role") == AGENT}
-        if (config.database is not None or choice.name) and listening.getsockname()[0] in WIDE:
+        if _is_called_by_other_machines(config) and listening.getsockname()[0] in WIDE:
             names = names or (socket.gethostname(),)
             url = _url(listening, names[0], scheme=scheme)
         keyring, keeper = Keyring(digest(token), known, speaking), None

@@ -81,6 +81,8 @@ def take_ground(options: dict[str, Any], emulated: Any = None) -> GroundChoice:
     `emulated`: the emulated GPUs. Several nodes of them without another ground are a ground of their own."""
     given = {name: options.pop(name) for name in FIELDS}
     name = options.pop("ground") or ""
+    if emulated is not None and given["nodes"] and not name:
+        raise InputError("--nodes: --emulate says it already; leave it out")
     if emulated is not None and (name or emulated.nodes > 1):
         name, given["nodes"] = name or "emulated", given["nodes"] or str(emulated.nodes)
     if not name:

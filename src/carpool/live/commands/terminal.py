@@ -22,7 +22,7 @@ from carpool.live.http.client import Client, Refusal, Unreachable, job_path
 from carpool.live.http.event_stream import StreamMessage
 from carpool.live.shell import run_as_here
 from carpool.live.spec import FOR_TERMINALS
-from carpool.live.text import printable
+from carpool.live.text import how_it_ended, printable
 
 NOT_HERE = ("terminal", "array", "sweep")
 """Fields of a job that `carpool run` has no option for: it is one job with a terminal."""
@@ -96,7 +96,7 @@ def attach(job: str, home: Path | None) -> None:
     job = select_one(client, job)
     row = client.get(job_path(job))
     if row["status"] in ENDED:
-        raise InputError(f"job {job} has {row['status']}; `carpool logs {job}` shows what its terminal printed")
+        raise InputError(f"{how_it_ended(job, row['status'])}; `carpool logs {job}` shows what its terminal printed")
     if not row.get("spec", {}).get("terminal", True):
         raise InputError(f"job {job} has no terminal; `carpool logs {job}` shows its output, `carpool exec` works")
     _wait_for_start(client, job)

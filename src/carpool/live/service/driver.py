@@ -210,8 +210,8 @@ class Driver:
             self.inbox.note(text, logging.ERROR)
         self.write_error = str(error)
         if not self.stopped:
-            remedy = "running jobs continue; make room and try again"
-            self.inbox.refusal = f"the journal cannot be written ({error}); {remedy}"
+            remedy = "try again when the database answers" if self.store.place.shared else "make room and try again"
+            self.inbox.refusal = f"the journal cannot be written ({error}); running jobs continue; {remedy}"
 
     async def _settle(self) -> bool:
         """Wait until it is known whether the commit in doubt is written, and return it. A service that is stopped

@@ -22,6 +22,7 @@ from carpool.live.home import Home, read_own_json, write_private
 from carpool.live.insight import views
 from carpool.live.journal.store import Store
 from carpool.live.spec import Spec
+from carpool.live.text import how_it_ended
 
 Row = dict[str, Any]
 KEPT_ROWS = 1000
@@ -86,7 +87,7 @@ class JobBook:
         record = self._state.jobs.get(job)
         if record is not None:
             return record
-        raise WrongStatus(f"job {job} has {self.ended_row(job)['state']}; submit it again to run it again")
+        raise WrongStatus(f"{how_it_ended(job, self.ended_row(job)['state'])}; submit it again to run it again")
 
     def name(self, job: str) -> str:
         return self.specs[job].name if job in self.specs else ""

@@ -36,7 +36,7 @@ from carpool.live.service.users import Users
 from carpool.live.spec import Spec, stored
 from carpool.live.statuses import shown_status
 from carpool.live.text import clock as clock_text
-from carpool.live.text import demand_text, span
+from carpool.live.text import demand_text, how_it_ended, span
 
 MAX_LOG_BYTES = 1 << 20
 """Largest part of a log that one query returns."""
@@ -211,7 +211,8 @@ class Queries:
             return {**answer, "sentences": [*answer["sentences"], *more]}
         row = {key: value for key, value in self.show(job).items() if key not in ("spec", "attempts", "undelivered")}
         why = f": {row['reason']}" if row["reason"] else ""
-        return {**row, "sentences": [f"Job {job} has {row['status']}{why}.", *row["receipt"]["sentences"]]}
+        how = how_it_ended(job, row["status"])
+        return {**row, "sentences": [f"{how[0].upper()}{how[1:]}{why}.", *row["receipt"]["sentences"]]}
 
     def _absent_nodes(self, job: str) -> list[str]:
         """Say which nodes a waiting job cannot use now, and whether those that are here suffice for it."""
