@@ -22,7 +22,7 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from carpool.live.home import Home
+from tests.cluster.pair_world import leading_side
 from tests.cluster.services import Relay
 from tests.live import chaos_outside
 from tests.support.postgres import PASSWORD, PostgresServer
@@ -66,11 +66,7 @@ class SharedWorld(chaos_outside.World):
 
     def leader(self) -> int | None:
         """Return the side whose address clients find, if it runs."""
-        found = Home(self.home).read_address()
-        for side, process in enumerate(self.sides):
-            if process is not None and process.poll() is None and found and found["pid"] == process.pid:
-                return side
-        return None
+        return leading_side(self.home, self.sides)
 
     def wait_until_led(self, other_than: int | None = None) -> bool:
         """Wait until a service leads and answers; return False if none does in time."""

@@ -4,6 +4,7 @@ Each node has a road of its own to each service, and each service one to the dat
 """
 
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -15,6 +16,15 @@ from tests.cluster.world import START_S, ClusterWorld, environment, until
 from tests.support.slurm import free_ports
 
 SIDES = (0, 1)
+
+
+def leading_side(home: Path, sides: Sequence[subprocess.Popen[bytes] | None]) -> int | None:
+    """Return which of these services wrote the address that clients find, if it runs."""
+    found = Home(home).read_address()
+    for side, process in enumerate(sides):
+        if process is not None and process.poll() is None and found and found["pid"] == process.pid:
+            return side
+    return None
 
 
 class Roads:
@@ -84,11 +94,7 @@ class PairWorld(ClusterWorld):
 
     def leader(self) -> int | None:
         """Return the side whose address clients find, if it runs."""
-        found = Home(self.home).read_address()
-        for side, process in enumerate(self.sides):
-            if process is not None and process.poll() is None and found and found["pid"] == process.pid:
-                return side
-        return None
+        return leading_side(self.home, self.sides)
 
     def until_it_stands_by(self, side: int) -> int:
         """Wait until a service stands by, and return its side."""

@@ -21,6 +21,7 @@ from carpool.core.perf import ConstantInterference, FittedModel, MeasuredPair, T
 from carpool.core.record import JobRecord
 from carpool.core.rules import IllegalPlan, check
 from carpool.core.state import State
+from carpool.core.tenants import Tenant
 from carpool.core.validate import validate
 from tests.support.world import GIB, TASKS
 
@@ -139,11 +140,17 @@ def facts(state: State) -> dict:
         "free": (list(state.free.of_node), list(state.free.by_count), state.free.count),
         "limits": dict(state.limits),
         "counters": (state.busy_gpu_s, state.shares, state.preemptions, state.pauses, state.most_residents),
-        "tenants": {name: (group.jobs, group.gpus, group.tier, group.below) for name, group in _tenants(state).items()},
+        "tenants": {name: _rated(group) for name, group in _tenants(state).items()},
         "guesses": state.guesses.dump(),
         "paused": (sorted(state.paused), sorted(state.switching)),
         "hosts": hosts_of(state),
     }
+
+
+def _rated(group: Tenant) -> tuple:
+    """Return what a group holds and how it is rated. One without jobs keeps the last rating, which counts for nothing:
+    it is rated anew when a job of it comes."""
+    return (group.jobs, group.gpus, group.tier, group.below) if group.jobs else (0, group.gpus)
 
 
 def _tenants(state: State) -> dict:
