@@ -426,7 +426,7 @@ async def test_a_node_whose_agent_cannot_write_its_lease_gets_nothing_new(tmp_pa
         place, agent.lease._path = agent.lease._path, tmp_path / "missing" / "lease"
         await eventually(lambda: executor.nodes()[0].closed)
         row = executor.node_rows()[0]
-        assert row["state"] == "in trouble"
+        assert row["state"] == "failing"
         assert "cannot write its files (No such file" in row["why"]
         executor.stop(KEY, StopMode.TERMINATE)
         await listener.wait_for_end(KEY)

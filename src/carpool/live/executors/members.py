@@ -173,7 +173,7 @@ class ClusterMembers:
         record = node.record
         state = "lost" if record.lost else "drained" if record.drained else "silent" if node.closed else "open"
         if state == "silent" and node.trouble == node.closed:
-            state = "in trouble"
+            state = "failing"
         if not record.lost and (node.leaving or node.dismissed):
             state = "leaving"
         lease = None if record.lost else max(0.0, self.lease_of(node) - node.silent_s)
