@@ -1,5 +1,6 @@
 """Theorem 1 and Algorithm 2 against brute force."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -92,7 +93,7 @@ def test_a_host_at_the_threshold_costs_what_its_kind_costs_at_least(guest, host_
     option = SharingOption(Size(1, 0, relative_time), host_xi, guest_xi, relative_time, needs)
     cost = together(needs * guest, relative_time * guest, host_xi, guest_xi) - needs * guest
     assert cost == pytest.approx(least_cost([option], needs) * guest, rel=1e-6)
-    quick = option._replace(host_xi=0.9)
+    quick = replace(option, host_xi=0.9)
     assert least_cost([option, quick], needs) == 0.0, "no bound is known where a job gains speed"
 
 

@@ -84,7 +84,7 @@ def leave(state: State, record: JobRecord) -> None:
         record.forget_scale()
     state.reindex(record)
     if mates:
-        update_pace(state, mates)
+        update_pace(state, mates, left=record)
     state.capacity_changed(routine=True)
 
 

@@ -29,7 +29,7 @@ class Offers:
         before = self.by_seq.pop(record.seq, None)
         if described is not None:
             offer = self.by_seq[record.seq] = offer_of(record, described)
-            if before is not None and before[:4] == offer[:4]:  # it lasts as long as it did
+            if before is not None and offer.lasts_like(before):
                 self._note(offer.gpus - before.gpus, offer)
                 return
             self._note(offer.gpus, offer)

@@ -34,12 +34,17 @@ def end_startup(state: State, record: JobRecord, *, told: bool = False) -> None:
         record.told, record.silent_s = True, 0.0
 
 
-def update_pace(state: State, records: Iterable[JobRecord]) -> None:
-    """Compute the slow-down and the iteration time of jobs again: their mates or their placement changed."""
+def update_pace(
+    state: State, records: Iterable[JobRecord], *, came: JobRecord | None = None, left: JobRecord | None = None
+) -> None:
+    """Compute the slow-down and the iteration time of jobs again: their mates or their placement changed.
+
+    `came` or `left`: the only mate of theirs that changed, where one began to compute or gave up its GPUs.
+    """
     for record in records:
         if record.status is Status.RUNNING and not record.warming_up:
             settle(state, record)
-            record.slowdown = predicted_slowdown(state, record)
+            record.slowdown = _changed_slowdown(state, record, came, left)
             record.iteration_s = record.alone_iteration_s * record.slowdown
             record.pace_seen = False
             record.pace_version += 1
@@ -50,12 +55,25 @@ def update_pace(state: State, records: Iterable[JobRecord]) -> None:
         state.reindex(record)
 
 
+def _changed_slowdown(state: State, record: JobRecord, came: JobRecord | None, left: JobRecord | None) -> float:
+    """Return the predicted slow-down of a job of which one mate came or left. Gangs have many."""
+    changed = came or left
+    if changed is None or changed is record or record.pace_seen:
+        return predicted_slowdown(state, record)
+    if state.most_residents > 2 or state.learner is not None:
+        return predicted_slowdown(state, record)
+    # the worst over GPUs with one mate each, by a model that never changes: the others slow it down as before
+    beside = state.perf.slowdown(record.job, record.accumulation, [(changed.job, changed.accumulation)])
+    if came is not None:
+        return max(record.slowdown, beside)
+    return record.slowdown if beside < record.slowdown else predicted_slowdown(state, record)
+
+
 def predicted_slowdown(state: State, record: JobRecord) -> float:
     """Return the worst ξ over a job's GPUs: a gang waits for its slowest worker. Only mates that compute count."""
-    cluster = state.cluster
-    if cluster.places == cluster.in_use:  # no job has a mate
+    if not record.shared_with:  # none has computed beside it so far
         return 1.0
-    worst, residents = 1.0, cluster.residents
+    worst, residents = 1.0, state.cluster.residents
     last: tuple[JobRecord, ...] = ()
     for gpu in record.gpus:
         cell = residents[gpu]

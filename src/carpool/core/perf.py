@@ -330,7 +330,8 @@ class FittedModel:
 
     def slowdown(self, job: Job, accumulation: int, mates: Sequence[Mate]) -> float:
         if len(mates) == 1:
-            return self._pair(job, accumulation, *mates[0])
+            mate, split = mates[0]
+            return self._pair(job, accumulation, mate, split)
         key = (job.model, job.batch, accumulation, *[(mate.model, mate.batch, split) for mate, split in mates])
         xi = self._groups.get(key)
         if xi is None:

@@ -240,20 +240,16 @@ def _check_gpus(state: View, named: dict[str, JobView], decisions: Sequence[Deci
     """Check every GPU that gets a job as it will be once the whole plan is applied."""
     topology, jobs_on = state.topology, state.jobs_on
     equal = topology.largest_memory if topology.equal_memory else None
+    if len(decisions) == 1 and equal is not None:
+        _check_only(state, named[decisions[0].job], decisions[0], equal)
+        return
     arriving: dict[GpuId, list[Resident]] = {}
     entered: set[GpuId] = set()
     for decision in decisions:
         allocation = decision.allocation
         if allocation is not None:
             record = named[decision.job]
-            # a re-tuned job keeps the larger of both sub-batches until its workers confirm
-            held = record.memory if record.gpus == allocation.gpus else 0
-            job = record.job if allocation.batch is None else as_scaled(record.job, allocation)
-            needed = state.perf.memory(job, allocation.accumulation)
-            memory = 0 if allocation.swapped else max(held, needed)
-            if len(decisions) == 1 and equal is not None and memory <= equal and not any(map(jobs_on, allocation.gpus)):
-                return  # alone on free GPUs, as most jobs that start
-            resident = Resident(record, allocation.accumulation, memory, allocation.batch, allocation.active)
+            resident = _as_planned(state, record, allocation)
             for gpu in allocation.gpus:
                 arriving.setdefault(gpu, []).append(resident)
             if allocation.gpus != record.gpus:
@@ -269,11 +265,43 @@ def _check_gpus(state: View, named: dict[str, JobView], decisions: Sequence[Deci
             continue
         last = alike
         residents += [resident_of(record) for record in there if record.job.id not in named]
-        problem = sharing_problem(residents, state, memory)
-        if problem is None and gpu in entered:
-            problem = exclusive_problem(residents)
-        if problem:
-            raise IllegalPlan(f"GPU {gpu}: {problem}")
+        _check_gpu(state, gpu, residents, memory, entered=gpu in entered)
+
+
+def _check_only(state: View, record: JobView, decision: Decision, memory: int) -> None:
+    """Check the GPUs of a plan of one decision, as most plans are, where all GPUs have the same memory."""
+    allocation = decision.allocation
+    if allocation is None:
+        return
+    resident, jobs_on, last = _as_planned(state, record, allocation), state.jobs_on, None
+    entered = allocation.gpus != record.gpus
+    for gpu in allocation.gpus:
+        there = jobs_on(gpu)
+        if there == last:
+            continue
+        last = there
+        if there or resident.memory > memory:
+            residents = [resident, *[resident_of(other) for other in there if other is not record]]
+            _check_gpu(state, gpu, residents, memory, entered=entered)
+
+
+def _as_planned(state: View, record: JobView, allocation: Allocation) -> Resident:
+    """Return a job as the resident that it becomes by a plan."""
+    # a re-tuned job keeps the larger of both sub-batches until its workers confirm
+    held = record.memory if record.gpus == allocation.gpus else 0
+    job = record.job if allocation.batch is None else as_scaled(record.job, allocation)
+    needed = state.perf.memory(job, allocation.accumulation)
+    memory = 0 if allocation.swapped else max(held, needed)
+    return Resident(record, allocation.accumulation, memory, allocation.batch, allocation.active)
+
+
+def _check_gpu(state: View, gpu: GpuId, residents: Sequence[Resident], memory: int, *, entered: bool) -> None:
+    """Check one GPU that a plan `entered`, or whose residents it changes."""
+    problem = sharing_problem(residents, state, memory)
+    if problem is None and entered:
+        problem = exclusive_problem(residents)
+    if problem:
+        raise IllegalPlan(f"GPU {gpu}: {problem}")
 
 
 def _check_users(state: View, named: dict[str, JobView], decisions: Iterable[Decision]) -> None:

@@ -36,6 +36,8 @@ RESIDENT_PER_GPU = 8
 E = TypeVar("E", bound=ev.Event)
 HANDLERS: dict[type[ev.Event], Callable[["State", Any], None]] = {}
 """The function that applies each kind of event; filled by `handles`."""
+OPENS_NO_PLACE = frozenset({ev.Submitted, ev.Planned, ev.Started})
+"""Events after which no place is open that was not open before."""
 
 
 class UnhandledEvent(TypeError):
@@ -118,6 +120,8 @@ class State:
         """Time of the last event other than a submission that may open a place for a pending job."""
         self.previous_capacity_change = -1.0
         """Time of the one before it; −1: the last one was neither the end nor the pause of a job."""
+        self.openings = 0
+        """Number of events that may have opened a place for a pending job, whatever they changed."""
         self.pace_changes: list[JobRecord] = []
         """Jobs whose pace changed; the driver empties the list."""
         self.trials = Trials()
@@ -299,6 +303,8 @@ class State:
             ) from None
         if event.at != self.now:
             self.advance(event.at)
+        if type(event) not in OPENS_NO_PLACE:
+            self.openings += 1
         handler(self, event)
 
     def advance(self, now: float) -> None:

@@ -5,6 +5,7 @@ service may call it to diagnose a problem.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from carpool.core.charging import rate
 from carpool.core.division import held_and_shared
@@ -313,8 +314,8 @@ def _validate_offers(
     records = {seq: record for group in kept.lone.values() for _, seq, record in group.entries}
     expected = {seq: offer_of(records[seq], kind) for kind, group in lone.items() for _, seq in group}
     expected |= {seq: offer_of(host.record, host) for seq, host in others.items()}
-    exact = {seq: offer._replace(end=0.0) for seq, offer in expected.items()}
-    _require({seq: offer._replace(end=0.0) for seq, offer in offers.by_seq.items()} == exact, "the offers are wrong")
+    exact = {seq: replace(offer, end=0.0) for seq, offer in expected.items()}
+    _require({seq: replace(offer, end=0.0) for seq, offer in offers.by_seq.items()} == exact, "the offers are wrong")
     near = all(abs(offers.by_seq[seq].end - one.end) <= CLOSE * max(1.0, one.end) for seq, one in expected.items())
     _require(near, "the offers end at another time")
 

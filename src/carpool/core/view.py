@@ -6,6 +6,7 @@ writes to what it sees. A policy changes the cluster only by the decisions that 
 """
 
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from carpool.core.availability import Availability, Until
@@ -14,6 +15,7 @@ from carpool.core.model import GpuId, Job, JobId, Limits, Node, NodeId, Status
 from carpool.core.perf import PerformanceModel, UncertainModel
 from carpool.core.shapes import Shape
 from carpool.core.trial import Trial
+from carpool.core.values import quick
 
 
 class JobView(Protocol):
@@ -333,7 +335,9 @@ class OtherHost(NamedTuple):
     """Its GPUs that hold no other job and have room for one."""
 
 
-class Offer(NamedTuple):
+@quick
+@dataclass(frozen=True, slots=True)
+class Offer:
     """The GPUs that a host has to itself, and how long."""
 
     kind: HostKind
@@ -348,6 +352,10 @@ class Offer(NamedTuple):
     def lasts(self, now: float, least: float) -> bool:
         """Return whether the host may have so much left alone. Where it has not, it will not have it later."""
         return least <= 0.0 or self.end >= (now + least * self.slowdown if self.slowdown else least)
+
+    def lasts_like(self, other: "Offer") -> bool:
+        """Return whether two offers of one host differ at most in their number of GPUs."""
+        return self.end == other.end and self.slowdown == other.slowdown and self.kind == other.kind
 
 
 OfferChange = tuple[int, Offer]
@@ -593,6 +601,11 @@ class View(Protocol):
     @property
     def previous_capacity_change(self) -> float:
         """Time of the one before it; −1: the last one was neither the end nor the pause of a job."""
+
+    @property
+    def openings(self) -> int:
+        """Number of events that may have opened a place for a pending job, whatever they changed: all but submissions,
+        plans, and starts that follow from them."""
 
     @property
     def jobs(self) -> Mapping[JobId, JobView]:

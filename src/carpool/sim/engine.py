@@ -72,8 +72,8 @@ class DueEnd(NamedTuple):
 
 
 Due = ev.Event | JobRecord | DueReport | DueLimit | DueEnd | None
-"""What happens at a later time: an event, the end of a job at its pace, a report, a limit, a look at a job
-that may be late; None: a wake-up."""
+"""What happens at a later time: an event, a look whether a job has ended, a report, a limit, a look at a job that may
+be late; None: a wake-up."""
 
 
 class CannotFinish(ValueError):
@@ -131,6 +131,7 @@ class Engine:
         self._empty_at: dict[GpuId, float] = {}  # when the workers of a preempted or paused job stop computing
         self._swapped: set[JobId] = set()
         self._closures: dict[str, Closure] = {}
+        self._ends_due: dict[int, float] = {}  # when it is looked whether a job has ended, by `seq`
         self._limits_due: dict[int, int] = {}  # the pace for which a job's time limit is on the heap, by `seq`
         if self.world is not self.belief:
             self.world.guesses.trusted = True  # its jobs have their true lengths
@@ -193,12 +194,7 @@ class Engine:
         while heap and heap[0][0] == now:
             _, _, what, pace_version = heappop(heap)
             if isinstance(what, JobRecord):
-                if what.pace_version != pace_version:
-                    continue
-                if what.pace_valid_until < what.job.iterations:  # its pace changes before it ends
-                    batch.append(ev.Progressed(now, what.job.id, what.attempt, what.pace_valid_until))
-                else:
-                    batch.append(ev.Finished(now, what.job.id, what.attempt))
+                self._look_at_end(now, what, batch)
             elif what is None:
                 wake = wake or now == self._wake_at  # a wake-up that a later one replaced is dropped
             elif isinstance(what, DueReport):
@@ -214,6 +210,20 @@ class Engine:
                 if isinstance(what, ev.ClosureSet | ev.ClosureBegan):
                     self._close(now, what, batch)
         return wake
+
+    def _look_at_end(self, now: float, record: JobRecord, batch: list[ev.Event]) -> None:
+        """Add the end of a job to `batch`, or that its pace changes, if it is there; otherwise look again later."""
+        if self._ends_due.get(record.seq) != now:  # an earlier look replaced this one
+            return
+        del self._ends_due[record.seq]
+        if not record.iteration_s:
+            return
+        if record.end() > now:  # it was slowed down meanwhile
+            self._end_later(record)
+        elif record.pace_valid_until < record.job.iterations:  # its pace changes before it ends
+            batch.append(ev.Progressed(now, record.job.id, record.attempt, record.pace_valid_until))
+        else:
+            batch.append(ev.Finished(now, record.job.id, record.attempt))
 
     def _close(self, now: float, event: ev.ClosureSet | ev.ClosureBegan, batch: list[ev.Event]) -> None:
         if isinstance(event, ev.ClosureSet):
@@ -283,7 +293,7 @@ class Engine:
             wake = scheduler.asks_again
             for record in pace_changes:
                 if record.iteration_s:  # the same plan may have paused it since
-                    self._push(record.end(), record, record.pace_version)
+                    self._end_later(record)
                     if record.limit_s is not None:
                         self._limit_later(now, record)
             if world is not self.belief:
@@ -298,6 +308,17 @@ class Engine:
             self._wake_at = again
             if again is not None:
                 self._push(again, None, 0)
+
+    def _end_later(self, record: JobRecord, not_before: float = 0.0) -> None:
+        """See to it that a job that computes is looked at when it ends at its pace, or before.
+
+        A job that shares is slowed down and speeds up again many times. A new look at each of them would fill the heap;
+        only an end that comes sooner than the next look needs one.
+        """
+        end, due = max(record.end(), not_before), self._ends_due.get(record.seq)
+        if due is None or end < due:
+            self._ends_due[record.seq] = end
+            self._push(end, record, 0)
 
     def _start_clock(self) -> None:
         """Begin to time the decisions of a step, if they are to be timed."""

@@ -29,6 +29,7 @@ def _started(state: State, event: ev.Started) -> None:
     record.leaving = ()
     if event.done is not None:
         record.done = min(event.done, float(record.job.iterations))
+        state.openings += 1  # it may have more left than the plan counted on
     if record.first_start < 0.0:
         record.first_start = state.now
     if len(record.gpus) > record.most_gpus:
@@ -51,7 +52,7 @@ def _computes(state: State, record: JobRecord, *, told: bool) -> None:
     record.standby, record.active = False, True
     if starts_late and state.tenants.on:
         charge(state, record)
-    update_pace(state, [record, *mates])
+    update_pace(state, [record, *mates], came=record)
     if state.learner is not None:
         _awaken_unseen(state, record)
     if state.trials.running:

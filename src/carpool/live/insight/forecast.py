@@ -273,7 +273,7 @@ class FutureEngine(Engine):
             self._places.follow(state, list(state.jobs), now)
         for record in list(state.jobs.values()):
             if record.status is Status.RUNNING and record.iteration_s:
-                self._push(max(now, record.end()), record, record.pace_version)
+                self._end_later(record, now)
                 if record.limit_s is not None:
                     self._limit_later(now, record)
             elif record.status is Status.PAUSING:

@@ -102,9 +102,8 @@ class SharedCandidates:
         own = guest.alone_left(now)
         relative_time = guest_left / own if own else 1.0  # a job that was stopped at its very end has none left
         option = SharingOption(size, speeds.host_xi, speeds.guest_xi, relative_time, 0.0)
-        names = tuple([resident.record.job.id for resident in residents])
         seq = min([resident.record.seq for resident in residents])
-        return Candidate(together, len(residents), seq, gpus, names, option, tuple(residents), apart)
+        return Candidate(together, len(residents), seq, gpus, option, tuple(residents), apart)
 
     def _without_guest(self, speeds: CellSpeeds, residents: Sequence[Resident]) -> tuple[list[float], list[float]]:
         """Return the residents' times left alone, and the ends of a cell without a guest. Many guests ask for them."""

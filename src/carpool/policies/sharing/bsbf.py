@@ -123,7 +123,7 @@ class SjfBsbf(BasePolicy):
 
 
 def _why(hosts: list[Candidate]) -> str:
-    names = [name for host in hosts for name in host.hosts]
+    names = [name for host in hosts for name in host.names]
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     guest_xi = max(host.option.guest_xi for host in hosts)
     host_xi = max(host.option.host_xi for host in hosts)

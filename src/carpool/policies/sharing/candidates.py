@@ -12,7 +12,7 @@ from math import inf
 from typing import NamedTuple
 
 from carpool.core.draft import Draft
-from carpool.core.model import GpuId, Job
+from carpool.core.model import GpuId, Job, JobId
 from carpool.core.perf import PerformanceModel
 from carpool.core.rules import Resident
 from carpool.core.shapes import Shape, Size
@@ -42,13 +42,18 @@ class Candidate(NamedTuple):
     """How many hosts there are on these GPUs."""
     seq: int
     gpus: tuple[GpuId, ...]
-    hosts: tuple[str, ...]
     option: SharingOption
     residents: tuple[Resident, ...]
+    """The hosts."""
     host_left: float
     """Time left alone of the host; of the first, where there are several."""
     startup: float = 0.0
     """Seconds until the guest computes."""
+
+    @property
+    def names(self) -> list[JobId]:
+        """The names of the hosts."""
+        return [resident.record.job.id for resident in self.residents]
 
     @property
     def cost(self) -> float:
@@ -138,7 +143,7 @@ class Candidates:
 
     def for_guest(self, guest: JobView, at_least: int) -> Iterator[Candidate]:
         """Yield all places at which sharing beats waiting, best first, with an accumulation of at least `at_least`."""
-        streams = self.by_kind(guest, at_least)
+        streams = [stream for kind in self._streams(guest, at_least) for stream in kind]
         if self.draft.view.jobs_per_gpu > 2:
             streams.append(self._shared_candidates(guest, guest.alone_left(self.draft.view.now), at_least))
         return merge(*streams) if len(streams) > 1 else iter(streams[0] if streams else ())
@@ -158,13 +163,17 @@ class Candidates:
 
         Kinds of which every host costs `below` or more are left out, as far as the kind alone tells that.
         """
+        kinds = self._streams(guest, at_least, below)
+        return [merge(*streams) if len(streams) > 1 else streams[0] for streams in kinds]
+
+    def _streams(self, guest: JobView, at_least: int, below: float = inf) -> Iterator[list[Iterator[Candidate]]]:
+        """Yield the streams of each kind of host, each sorted; there is at least one."""
         self._look_again()
         view = self.draft.view
         now = view.now
         guest_left, startup = guest.alone_left(now), guest.startup_s
         most = below / (guest_left * SLACK) if guest_left and not startup else inf
         known = self._cache.beside(view, guest, at_least)
-        streams = []
         index = self.draft.hosts
         for kind, partly in index.partly_free.items():
             fitting, needs, cost = known.get(kind) or self._learn(known, guest, kind, partly.sample, at_least)
@@ -174,23 +183,20 @@ class Candidates:
                 if kind in self._added:
                     found.append(_judge(self._added[kind], least, fitting, guest_left, startup))
                 if found:
-                    streams.append(merge(*found) if len(found) > 1 else found[0])
+                    yield found
         for kind, entries in self._added.items():
             if kind not in index.partly_free:
                 sample = entries[0][3].record.job
                 fitting, needs, cost = known.get(kind) or self._learn(known, guest, kind, sample, at_least)
                 if fitting and cost < most:
-                    streams.append(_judge(entries, needs * guest_left * SLACK + startup, fitting, guest_left, startup))
+                    yield [_judge(entries, needs * guest_left * SLACK + startup, fitting, guest_left, startup)]
         for kind, group in index.lone.items():
             fitting, needs, cost = known.get(kind) or self._learn(known, guest, kind, group.sample, at_least)
             if cost >= most:
                 continue
             least = needs * guest_left * SLACK
             if group.entries[-1][0] - now >= least + startup:
-                streams.append(
-                    self._judge_lone(group.ending_after(now + (least + startup)), fitting, guest_left, startup)
-                )
-        return streams
+                yield [self._judge_lone(group.ending_after(now + (least + startup)), fitting, guest_left, startup)]
 
     def fast(self, guest: JobView, least: float) -> Iterator[Candidate]:
         """Yield the lone host of each kind that ends first, where total speed is at least this; Theorem 1 aside."""
@@ -209,8 +215,7 @@ class Candidates:
             option = max(fitting, key=lambda option: option.total_speed, default=None)
             if option is not None and option.total_speed >= least:
                 ends = option.ends(left, guest_left * option.relative_time, guest.startup_s)
-                name = (resident.record.job.id,)
-                yield Candidate(sum(ends), 1, seq, gpus, name, option, (resident,), left, guest.startup_s)
+                yield Candidate(sum(ends), 1, seq, gpus, option, (resident,), left, guest.startup_s)
 
     def _partly_free(
         self,
@@ -286,8 +291,8 @@ class Candidates:
                 left = record.alone_left(now)
                 verdict = best(choices, left, guest_left, startup)
                 if verdict is not None:
-                    resident = Resident(record, record.accumulation, record.memory)
-                    yield _candidate(verdict, left, alone_on, resident, startup)
+                    host = Resident(record, record.accumulation, record.memory)
+                    yield Candidate(verdict.together, 1, seq, alone_on, verdict.option, (host,), left, startup)
 
     def _judge_lone(
         self, records: Iterable[JobView], choices: list[SharingOption], guest_left: float, startup: float
@@ -298,8 +303,8 @@ class Candidates:
                 left = record.alone_left(now)
                 verdict = best(choices, left, guest_left, startup)
                 if verdict is not None:
-                    resident = Resident(record, record.accumulation, record.memory)
-                    yield _candidate(verdict, left, record.gpus, resident, startup)
+                    host, seq = Resident(record, record.accumulation, record.memory), record.seq
+                    yield Candidate(verdict.together, 1, seq, record.gpus, verdict.option, (host,), left, startup)
 
     # ---- hosts that are not alone, and hosts that this draft changed -----------------------------------------------
 
@@ -366,13 +371,10 @@ class Candidates:
                 if fitting:
                     worst = self._worst_pair(guest, guest_left, size, residents)
                     if worst is not None:
-                        names = tuple(resident.record.job.id for resident in residents)
-                        seq, host_left = residents[0].record.seq, self.left(residents[0])
+                        number, seq, host_left = len(residents), residents[0].record.seq, self.left(residents[0])
                         at = tuple(sorted(fitting))
                         found.append(
-                            Candidate(
-                                worst.together, len(names), seq, at, names, worst.option, tuple(residents), host_left
-                            )
+                            Candidate(worst.together, number, seq, at, worst.option, tuple(residents), host_left)
                         )
                     break
         return iter(sorted(found))
@@ -387,22 +389,19 @@ class Candidates:
             option = option_at(perf, guest, size, resident.record.job, resident.accumulation)
             verdicts.append(best([option], self.left(resident), guest_left, guest.startup_s))
         paying = [verdict for verdict in verdicts if verdict is not None]
-        return max(paying) if len(paying) == len(verdicts) else None
+        return max(paying, key=_cost_and_slowdowns) if len(paying) == len(verdicts) else None
+
+
+def _cost_and_slowdowns(verdict: SharingVerdict) -> tuple[float, float, float]:
+    return verdict.together, verdict.option.host_xi, verdict.option.guest_xi
 
 
 def _judge(
     hosts: Sequence[HostEntry], least: float, choices: list[SharingOption], guest_left: float, startup: float
 ) -> Iterator[Candidate]:
     """Yield the hosts that have at least so much left, of a list sorted by it."""
-    for left, _, gpus, resident in hosts:
+    for left, seq, gpus, host in hosts:
         if left >= least:
             verdict = best(choices, left, guest_left, startup)
             if verdict is not None:
-                yield _candidate(verdict, left, gpus, resident, startup)
-
-
-def _candidate(
-    verdict: SharingVerdict, left: float, gpus: tuple[GpuId, ...], host: Resident, startup: float
-) -> Candidate:
-    record = host.record
-    return Candidate(verdict.together, 1, record.seq, gpus, (record.job.id,), verdict.option, (host,), left, startup)
+                yield Candidate(verdict.together, 1, seq, gpus, verdict.option, (host,), left, startup)

@@ -11,6 +11,7 @@ other, and tests/policies/test_explain.py compares decisions and explanations wi
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
@@ -89,7 +90,8 @@ def total_speed(guest_xi: float, host_xi: float) -> float:
 # ---- Algorithm 2 -----------------------------------------------------------------------------------------------------
 
 
-class SharingOption(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SharingOption:
     """One sub-batch at which a guest of some shape fits beside a host of some kind."""
 
     size: Size
@@ -184,7 +186,7 @@ def least_cost(choices: Sequence[SharingOption], needs: float) -> float:
 
 
 def best(
-    choices: Iterable[SharingOption], host_left: float, guest_left: float, startup: float = 0.0
+    choices: Sequence[SharingOption], host_left: float, guest_left: float, startup: float = 0.0
 ) -> SharingVerdict | None:
     """Algorithm 2: return the option with the smallest `together`, provided that it beats waiting.
 
@@ -193,6 +195,10 @@ def best(
     not slowed down at all. In `together`, both completion times are counted from now.
     """
     if not startup:
+        if len(choices) == 1:  # the usual case, and asked often
+            option = choices[0]
+            least = together(host_left, guest_left * option.relative_time, option.host_xi, option.guest_xi)
+            return SharingVerdict(least, option) if pays(least, host_left, guest_left) else None
         verdict = least_together(choices, host_left, guest_left)
         return verdict if verdict is not None and pays(verdict.together, host_left, guest_left) else None
     both = host_left - startup

@@ -11,7 +11,7 @@ beside whose hosts it gains with a sub-batch that one of them needs. Both must b
 with the whole batch only where no host needs another sub-batch; so while one surely does, they do not count for it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from math import inf
@@ -39,7 +39,8 @@ class SearchChance(Enum):
     """It surely finds none, and no longer job of its shape does, whatever else is placed."""
 
 
-class Needed(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Needed:
     """Seconds that a host of one kind must have left alone; inf: a guest gains beside no such host."""
 
     whole: float
@@ -98,9 +99,17 @@ class Shortfalls:
         self._generation = -1
         self._hosts: HostsView | None = None
         self._known: dict[Shape, Shortfall] = {}
+        self._passed: tuple[View, int] | None = None
+        """The view of the last pass, and the number of its openings."""
+        self._stuck: dict[Shape, JobView] = {}
+        """The first jobs of their shapes that found no place in that pass, whatever else was placed."""
 
-    def begin(self, view: View) -> set[Shape]:
+    def begin(self, view: View) -> Set[Shape]:
         """Begin a pass. Return shapes whose jobs surely find too few free GPUs and hosts, whatever is placed."""
+        stuck, self._stuck = self._stuck, {}
+        passed, self._passed = self._passed, (view, view.openings)
+        if self._passed != passed:
+            stuck = {}
         self._view = view
         self._begun = False
         self._unclear = view.jobs_per_gpu != 2  # cells of several jobs are not counted
@@ -111,19 +120,28 @@ class Shortfalls:
         # a job that is placed uses up free GPUs and hosts, and offers no more than it used up; but if it leaves out the
         # smallest GPU of a host, more memory may be left on the others
         if self._unclear or not view.topology.equal_memory:
-            return set()
-        free, hopeless = view.free.count, set()
+            return self._stuck.keys()
+        free = view.free.count
         for shape, bucket in view.queue.buckets.items():
             short = shape.gpus - free
             if short > 0:
+                guest = bucket[0][3]
+                if stuck.get(shape) is guest:  # nothing has happened since but submissions
+                    self._stuck[shape] = guest
+                    continue
                 if not self._begun:
                     self._begin()
-                guest = bucket[0][3]
-                noted = self._noted(guest)
-                # as in `_chance`, without the draft, which is empty so far
-                if noted is not None and noted.whole < short and noted.split < short and noted.between <= 0:
-                    hopeless.add(shape)
-        return hopeless
+                noted = self._valid(guest)
+                if noted is None:
+                    continue
+                # first, whatever jobs the GPUs are beside that were added since it was noted
+                if noted.between > 0 or noted.whole + noted.split + self._offers.added - noted.added >= short:
+                    self._update(guest, noted)
+                    # as in `_chance`, without the draft, which is empty so far
+                    if noted.between > 0 or noted.whole >= short or noted.split >= short:
+                        continue
+                self._stuck[shape] = guest
+        return self._stuck.keys()
 
     def chance(self, draft: Draft, guest: JobView) -> SearchChance:
         """Return whether a job may find enough free GPUs and hosts in the draft as it is."""
@@ -136,29 +154,34 @@ class Shortfalls:
             self._follow(draft.decisions)
         if self._unclear:
             return SearchChance.NONE if draft.shareable().bit_count() < short else SearchChance.OPEN
-        noted = self._noted(guest)
+        found, noted = SearchChance.OPEN, self._valid(guest)
         if noted is not None:
+            self._update(guest, noted)
             found = self._chance(guest, noted, short)
-            if found is not SearchChance.OPEN:
-                return found
-        noted = self._count(guest, short)
-        if noted is None:
-            return SearchChance.OPEN
-        self._known[guest.shape.general] = noted
-        return self._chance(guest, noted, short)
+        if found is SearchChance.OPEN:
+            noted = self._count(guest, short)
+            if noted is None:
+                return SearchChance.OPEN
+            self._known[guest.shape.general] = noted
+            found = self._chance(guest, noted, short)
+        if found is SearchChance.NONE and not draft.decisions:
+            self._stuck[guest.shape] = guest
+        return found
 
-    def _noted(self, guest: JobView) -> Shortfall | None:
-        """Return what is noted of jobs like this one that have no more time left, brought up to date."""
-        noted, offers = self._known.get(guest.shape.general), self._offers
-        if noted is None or noted.startup != guest.startup_s or noted.seen < offers.forgotten:
+    def _valid(self, guest: JobView) -> Shortfall | None:
+        """Return what is noted of jobs like this one that have no more time left, as of when it was noted."""
+        noted = self._known.get(guest.shape.general)
+        if noted is None or noted.startup != guest.startup_s or noted.seen < self._offers.forgotten:
             return None
-        if noted.guest_left > guest.alone_left(self._view.now):
-            return None
+        return None if noted.guest_left > guest.alone_left(self._view.now) else noted
+
+    def _update(self, guest: JobView, noted: Shortfall) -> None:
+        """Bring what is noted up to date."""
+        offers = self._offers
         if noted.added < offers.added:  # where GPUs were only taken away, there are still no more
             changes = offers.changes[noted.seen - offers.forgotten :]
             noted.whole, noted.between, noted.split = self._lasting(guest, noted, changes)
             noted.seen, noted.added = offers.forgotten + len(offers.changes), offers.added
-        return noted
 
     def _chance(self, guest: JobView, noted: Shortfall, short: int) -> SearchChance:
         """Return whether a job that needs so many GPUs beside hosts may find them, by what is noted."""
@@ -197,19 +220,21 @@ class Shortfalls:
         """Return what is noted with those changes whose hosts last long enough: whole, between, split."""
         now, known = self._view.now, noted.needed
         whole, between, split = noted.whole, noted.between, noted.split
-        for number, (kind, job, slowdown, end, _) in changes:
-            needed = known.get(kind)
-            if needed is None:
-                needed = known[kind] = self._needed(guest, noted, kind, job)
+        for number, offer in changes:
+            try:
+                needed = known[offer.kind]
+            except KeyError:
+                needed = known[offer.kind] = self._needed(guest, noted, offer.kind, offer.job)
             # as `Offer.lasts`, which would cost more here, where most of the answers come from
-            for_whole, for_between, for_split = needed
-            if for_whole <= 0.0 or end >= (now + for_whole * slowdown if slowdown else for_whole):
+            slowdown, end = offer.slowdown, offer.end
+            least = needed.whole
+            if least < inf and (least <= 0.0 or end >= (now + least * slowdown if slowdown else least)):
                 whole += number
-            if for_split <= 0.0 or end >= (now + for_split * slowdown if slowdown else for_split):
+            least = needed.split
+            if least < inf and (least <= 0.0 or end >= (now + least * slowdown if slowdown else least)):
                 split += number
-            if for_between < inf and (
-                for_between <= 0.0 or end >= (now + for_between * slowdown if slowdown else for_between)
-            ):
+            least = needed.between
+            if least < inf and (least <= 0.0 or end >= (now + least * slowdown if slowdown else least)):
                 between += number
         return whole, between, split
 
