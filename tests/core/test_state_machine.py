@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import product
 from random import Random
 
 import pytest
@@ -14,7 +15,7 @@ from carpool.core import events as ev
 from carpool.core import snapshot
 from carpool.core.codec import decode, encode
 from carpool.core.model import Allocation, Closure, Decision, FairShare, Limits, Node, Status, UserGroup, accumulations
-from carpool.core.perf import ConstantInterference, FittedModel
+from carpool.core.perf import FittedModel, MeasuredPair, TableInterference
 from carpool.core.rules import IllegalPlan, check
 from carpool.core.scheduler import Scheduler
 from carpool.core.state import State
@@ -25,7 +26,9 @@ from tests.support.world import GIB, TASKS
 
 pytestmark = pytest.mark.slow
 
-MODEL = FittedModel(TASKS, ConstantInterference(1.4), 2)
+PAIRS = {pair: [MeasuredPair(1.1 + 0.1 * n)] for n, pair in enumerate(product(TASKS, repeat=2))}
+"""Every kind of job slows each other kind down by another factor."""
+MODEL = FittedModel(TASKS, TableInterference(PAIRS), 2)
 HOLDING = (Status.STARTING, Status.RUNNING, Status.PAUSING, Status.PAUSED, Status.RESUMING)
 ALIVE = (*HOLDING, Status.STOPPING, Status.CANCELLING)
 
@@ -47,14 +50,16 @@ class Life(RuleBasedStateMachine):
     """All events that a driver may report, in any order, stale and repeated ones included."""
 
     def model(self):
-        return FittedModel(TASKS, ConstantInterference(1.4), 2, startup=lambda job: self.startup_s)
+        return FittedModel(TASKS, TableInterference(PAIRS), 2, startup=lambda job: self.startup_s)
 
     @initialize(
         name=st.sampled_from(sorted(policies.BUILT_IN)),
         jobs_per_gpu=st.sampled_from([1, 2, 3]),
         startup_s=st.sampled_from([0.0, 20.0]),
+        jobs=st.integers(0, 8),
+        random=st.randoms(use_true_random=False),
     )
-    def begin(self, name, jobs_per_gpu, startup_s):
+    def begin(self, name, jobs_per_gpu, startup_s, jobs, random):
         self.startup_s = startup_s
         self.scheduler = Scheduler(policies.make(name), self.model(), jobs_per_gpu)
         self.state = self.scheduler.state
@@ -65,6 +70,15 @@ class Life(RuleBasedStateMachine):
         self.report(ev.AccountsOpened(0.0))
         for number in range(2):
             self.report(ev.NodeJoined(0.0, Node(f"n{number}", (2 * number, 2 * number + 1), 16 * GIB, number == 0)))
+        for _ in range(jobs):  # few rules let jobs compute: without these, mates that do would be rare
+            self.submit(random_job(random, f"j{self.count}", 0.0, 4))
+        for record in [r for r in self.state.jobs.values() if r.status is Status.STARTING]:
+            self.report(ev.Started(0.0, record.job.id, record.attempt))
+
+    def submit(self, job):
+        if self.state.refusal(job) is None:
+            self.count += 1
+            self.report(ev.Submitted(self.state.now, job))
 
     def report(self, *events):
         self.journal += events
@@ -87,10 +101,7 @@ class Life(RuleBasedStateMachine):
             after = tuple(data.draw(st.lists(st.sampled_from(sorted(self.state.jobs)), max_size=2)))
             job = type(job)(**{**{f: getattr(job, f) for f in job.__slots__}, "after": after})
         limit_s, requeue = data.draw(st.sampled_from([None, 30.0])), data.draw(st.booleans())
-        job = replace(job, limit_s=limit_s, requeue=requeue)
-        if self.state.refusal(job) is None:
-            self.count += 1
-            self.report(ev.Submitted(self.state.now, job))
+        self.submit(replace(job, limit_s=limit_s, requeue=requeue))
 
     @rule(data=st.data())
     def a_gang_comes_up(self, data):

@@ -172,6 +172,24 @@ class TestByHand:
         ended, _ = run(jobs, xi=TableInterference(cells))
         assert ended["c"].ended == pytest.approx(1.0 + 20.0)
 
+    def test_a_host_runs_at_the_worst_of_its_guests_while_they_come_and_go(self):
+        cells = {(a, b): [MeasuredPair(1.25)] for a in ("plain", "thin") for b in ("plain", "thin")}
+        cells["plain", "thin"] = [MeasuredPair(2.0)]  # the host beside thin
+        jobs = [
+            job("host", gpus=2, left=100.0),
+            job("thin", left=24.0, submitted=10.0, model="thin"),
+            job("plain", left=40.0, submitted=20.0),
+        ]
+        ended, _ = run(jobs, "sjf-ffs", "1x2", xi=TableInterference(cells))
+        # thin from 10 to 40, plain from 20 to 70: the host has 90 left at 10, 75 at 40 and 51 at 70
+        assert (ended["thin"].ended, ended["plain"].ended) == (pytest.approx(40.0), pytest.approx(70.0))
+        assert ended["host"].ended == pytest.approx(121.0)
+
+    def test_the_ends_of_jobs_that_share_and_end_together_are_told_once(self):
+        log = []
+        run([job("a", left=10.0), job("b", left=10.0)], "sjf-ffs", "1x1", xi=2.0, log=log.append)
+        assert [event.job for event in log if isinstance(event, ev.Finished)] == ["a", "b"]
+
     def test_tiresias_pays_for_every_restart_and_keeps_the_work_done(self):
         jobs = [job("a", gpus=4, left=100.0), job("b", gpus=4, left=10.0, submitted=30.0)]
         ended, state = run(jobs, "tiresias:threshold_gpu_s=80,restart_s=5")

@@ -159,6 +159,8 @@ class Tenants:
         """Take over how strongly shares count."""
         for tenant in self._all():  # what was used so far decays with the old half-life
             tenant.charge(0.0, now, self.fair_share.half_life_s)
+            if not fair_share.strength:  # guarantees and caps may count on, without shares
+                tenant.tier, tenant.below, tenant.share_gpus = 0, False, 0
         self.fair_share = fair_share
         self._switch()
 

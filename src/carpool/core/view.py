@@ -6,7 +6,7 @@ writes to what it sees. A policy changes the cluster only by the decisions that 
 """
 
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from carpool.core.availability import Availability, Until
@@ -341,7 +341,8 @@ class Offer:
     """The GPUs that a host has to itself, and how long."""
 
     kind: HostKind
-    job: Job
+    job: Job = field(compare=False)
+    """A job of this kind: the host, which may have been given other constraints since."""
     slowdown: float
     """Its slow-down; 0: it does not run yet."""
     end: float
