@@ -94,12 +94,13 @@ def test_shares_that_are_turned_off_leave_nothing_behind_where_caps_count_on():
     made = scheduler("sjf", ev.GroupChanged(0.0, UserGroup("red", cap=4)), strength=0.9, shape="1x1")
     submit(made, job("a", left=50, group="red"))
     finish(made, "a", 50.0)
-    submit(made, job("b", left=50, group="red"), job("c", left=90, group="blue"), job("d", left=70, group="red"), at=50.0)
+    more = [job("b", left=50, group="red"), job("c", left=90, group="blue"), job("d", left=70, group="red")]
+    submit(made, *more, at=50.0)
     assert running(made) == {"c"}, "red used the cluster"
     made.step(60.0, [ev.FairShareChanged(60.0, FairShare(0.0, HALF_LIFE_S))])
     finish(made, "c", 140.0)
     submit(made, job("e", left=80, group="blue"), at=140.0)
-    assert {rank for rank in map(made.state.rank_of, made.state.queue)} == {(1, 0, 0)}, "all wait with one rank"
+    assert set(map(made.state.rank_of, made.state.queue)) == {(1, 0, 0)}, "all wait with one rank"
     assert running(made) == {"b"}
 
 
