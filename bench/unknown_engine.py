@@ -180,7 +180,7 @@ class WatchedEngine(Engine):
         update_pace(self.world, mates)
         for record in self.world.pace_changes:
             if record.iteration_s:
-                self._push(record.end(), record, record.pace_version)
+                self._end_later(record)
         self.world.pace_changes.clear()
 
     # ---- reports -----------------------------------------------------------------------------------------------------

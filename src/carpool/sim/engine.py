@@ -506,5 +506,6 @@ class Engine:
         return at
 
     def _push(self, at: float, what: Due, pace_version: int) -> None:
+        """Let something happen later. The ends of jobs come by `_end_later`."""
         self._pushes += 1
         heappush(self._heap, (at, self._pushes, what, pace_version))
