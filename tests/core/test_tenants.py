@@ -90,6 +90,18 @@ def test_the_group_that_used_less_goes_first():
     assert running(made) == {"c"}
 
 
+@pytest.mark.parametrize("used", [5e-324, 1e-320, -1e-14, 0.0])
+def test_next_to_nothing_counts_as_nothing(used):
+    made = scheduler(strength=0.5, shape="1x2")
+    submit(made, job("a", group="red"), job("b", group="blue"), job("c", group="red"))
+    for name, gpu_s in (("red", used), ("blue", 100.0)):
+        tenant = group(made, name)
+        tenant.used, tenant.rate, tenant.since = gpu_s, 0.0, 100.0
+    made.state.advance(100.0)
+    made.state.rank_queue(at_once=True)
+    assert (group(made, "red").tier, group(made, "red").below) == (-7, True)
+
+
 def test_shares_that_are_turned_off_leave_nothing_behind_where_caps_count_on():
     made = scheduler("sjf", ev.GroupChanged(0.0, UserGroup("red", cap=4)), strength=0.9, shape="1x1")
     submit(made, job("a", left=50, group="red"))

@@ -33,6 +33,8 @@ STEP = 1.0
 """Factor, as an exponent of 2, that one tier spans."""
 FURTHEST = 12.0
 """Factor, as an exponent of 2, beyond which it does not count by how much a tenant is below or above its share."""
+NOTHING = 1e-100
+"""GPU-seconds that count as none: what decays for long enough leaves less, and rounding may leave less than 0."""
 MOST_WEIGHT, ENTITLED_WEIGHT = 4.0, 2.0
 """Exponents of 2: the largest weight that tiers give a job, and what it is multiplied by for an entitled one."""
 REFRESHES = 256
@@ -256,6 +258,7 @@ class Tenants:
         half_life_s, strength = self.fair_share.half_life_s, self.fair_share.strength
         band, below, held = tolerance(strength), self.entitlement.below(strength), self.entitlement.held(strength)
         used = [tenant.used_at(now, half_life_s) for tenant in tenants]
+        used = [own if own > NOTHING else 0.0 for own in used]
         all_used, weights = sum(used), sum([tenant.weight for tenant in tenants])
         for tenant, own in zip(tenants, used, strict=True):
             share = tenant.weight / weights if weights else 0.0

@@ -17,7 +17,7 @@ from typing import IO
 
 from carpool.errors import InputError
 from carpool.live.foreign_files import give_tree, with_rights_of
-from carpool.live.unpack import unpack
+from carpool.live.unpack import UnsafeArchive, unpack
 
 MOST_FILES = 100_000
 READ = 1 << 20
@@ -36,15 +36,17 @@ def pack_folder(folder: Path, target: IO[bytes], most_bytes: int) -> None:
     """Write a checkpoint folder as a compressed archive. Raise `InputError` where it cannot be sent. Blocks."""
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        owner, inside = os.fstat(opened).st_uid, Path(f"/proc/self/fd/{opened}")  # its user may not enter those above
-        with_rights_of(owner if os.getuid() == 0 else None, lambda: _pack(inside, target, most_bytes), limit_s=None)
+        inside = Path(f"/proc/self/fd/{opened}")  # its user may not enter those above
+        owner = os.fstat(opened).st_uid if os.getuid() == 0 else None
+        with_rights_of(owner, lambda: _pack(inside, folder, target, most_bytes), limit_s=None)
     except OSError as error:  # also a file that vanishes or shrinks while it is read
         raise InputError(f"a file cannot be read ({error.strerror or 'it changed meanwhile'})") from None
     finally:
         os.close(opened)
 
 
-def _pack(folder: Path, target: IO[bytes], most_bytes: int) -> None:
+def _pack(folder: Path, known_as: Path, target: IO[bytes], most_bytes: int) -> None:
+    """Write the archive of a folder, in which links name it as `known_as`."""
     size = files = 0
     with (
         gzip.GzipFile(fileobj=target, mode="wb", compresslevel=1, mtime=0) as plain,  # the same bytes every time
@@ -57,6 +59,8 @@ def _pack(folder: Path, target: IO[bytes], most_bytes: int) -> None:
             size, files = size + info.size, files + 1
             if size > most_bytes or files > MOST_FILES:
                 raise InputError(f"it holds more than {most_bytes >> 20} MiB or {MOST_FILES} files")
+            if info.issym() and Path(info.linkname).is_relative_to(known_as):  # it will have another place
+                info.linkname = os.path.relpath(info.linkname, (known_as / name).parent)
             if not info.isreg():
                 archive.addfile(info)
                 continue
@@ -96,8 +100,12 @@ def unpack_folder(packed: Path, place: Path, uid: int | None, most_bytes: int) -
     place.parent.mkdir(mode=0o711 if os.getuid() == 0 else 0o700, parents=True, exist_ok=True)
     target = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=place.parent))
     try:
-        with packed.open("rb") as file:
-            unpack(file, target / "files", most_bytes=most_bytes, most_files=MOST_FILES)
+        try:
+            with packed.open("rb") as file:
+                unpack(file, target / "files", most_bytes=most_bytes, most_files=MOST_FILES)
+        except InputError as refused:
+            unsafe = refused.__cause__
+            raise (InputError(f"file {unsafe}") if isinstance(unsafe, UnsafeArchive) else refused) from None
         if uid is not None:
             give_tree(target / "files", uid)
         if place.exists():

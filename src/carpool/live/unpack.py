@@ -57,10 +57,10 @@ def unpack(packed: IO[bytes], target: Path, *, most_bytes: int, most_files: int)
         unpacked.finish()
     except InputError:
         raise
-    except Exception:  # whatever error the reader raises, the archive is refused
+    except Exception as error:  # whatever error the reader raises, the archive is refused
         raise InputError(
             "snapshot: is not an archive that can be unpacked safely; make it with `carpool submit`"
-        ) from None
+        ) from error
 
 
 class _Bounded:

@@ -206,8 +206,28 @@ def test_a_hostile_archive_is_refused_and_what_was_there_stays(tmp_path, store, 
     with pytest.raises(InputError):
         store.receive(KEY, None, 0, data, len(data), hashlib.sha256(data).hexdigest())
     assert [path.name for path in before.iterdir()] == ["kept"]
+    assert [path.name for path in before.parent.iterdir()] == ["checkpoints"], "nothing is left over"
     assert not (tmp_path / "service" / "jobs" / "outside").exists()
     assert store.record("7").attempt == 0
+
+
+def test_a_link_that_leads_outside_is_named(store):
+    data = archive(("last", tarfile.SYMTYPE, "/elsewhere/weights"))
+    with pytest.raises(InputError, match=r"^file 'last': is a link that leaves the directory"):
+        store.receive(KEY, None, 0, data, len(data), hashlib.sha256(data).hexdigest())
+
+
+def test_links_that_name_the_folder_by_its_path_lead_to_the_new_one(tmp_path, store):
+    copies, other = node(tmp_path, DirectRoad(store)), node(tmp_path, DirectRoad(store, "b"), "b")
+    folder = save(copies, b"weights")
+    (folder / "deep" / "latest").symlink_to(folder / "weights")
+    (folder / "newest").symlink_to(folder / "deep")
+    copies.send(KEY, lambda: True)
+    assert store.left("7") == ""
+    other.fetch(launch(2), lambda: True)
+    fetched = other._home.checkpoints("7")
+    assert (os.readlink(fetched / "deep" / "latest"), os.readlink(fetched / "newest")) == ("../weights", "deep")
+    assert (fetched / "newest" / "latest").read_bytes() == b"weights"
 
 
 def test_an_archive_with_another_hash_begins_anew(store):

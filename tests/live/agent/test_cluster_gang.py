@@ -1,5 +1,7 @@
 """Gangs over nodes without processes: when parts may go, and what the ends of parts mean for the whole."""
 
+import os
+import stat
 from dataclasses import replace
 
 import pytest
@@ -152,7 +154,10 @@ def test_files_tell_the_parts_and_the_end_again(tmp_path):
     directory = tmp_path / "7" / "attempt-1"
     found = gang()
     assert read_parts(directory, KEY) is None
+    directory.parent.mkdir(mode=0o700)
     write_parts(directory, found)
+    mode = stat.S_IMODE(directory.parent.stat().st_mode)
+    assert mode == (0o711 if os.getuid() == 0 else 0o700), "users reach their checkpoints through it"
     again = read_parts(directory, KEY)
     assert [part.share for part in again.parts.values()] == [part.share for part in found.parts.values()]
     assert again.launch is None

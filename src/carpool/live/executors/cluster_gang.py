@@ -303,7 +303,9 @@ def share_out(gpus: Sequence[GpuId], place_of: Mapping[GpuId, tuple[str, int]]) 
 
 def write_parts(directory: Path, gang: ClusterGang) -> None:
     """Record which parts a gang has, before any agent is told. Blocks."""
-    directory.parent.mkdir(mode=0o711 if os.getuid() == 0 else 0o700, exist_ok=True)
+    mode = 0o711 if os.getuid() == 0 else 0o700  # the job's user reaches its checkpoints through it
+    directory.parent.mkdir(mode=mode, exist_ok=True)
+    directory.parent.chmod(mode)
     directory.mkdir(mode=0o700, exist_ok=True)
     shares = [wire.plain(part.share) for part in gang.parts.values()]
     write_private(directory / PARTS_FILE, json.dumps({"parts": shares}))

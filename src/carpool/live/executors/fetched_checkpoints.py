@@ -113,8 +113,12 @@ class FetchedCheckpoints:
             if digest_of(path) != sha256:
                 path.unlink()
                 return 0, False
-            with self._working:
-                unpack_folder(path, self._home.checkpoints(job), uid, self.most_bytes)
+            try:
+                with self._working:
+                    unpack_folder(path, self._home.checkpoints(job), uid, self.most_bytes)
+            except InputError:
+                path.unlink()
+                raise
             self._write(job, CheckpointRecord(attempt))
             path.unlink()
             self._forget(job)

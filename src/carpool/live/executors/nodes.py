@@ -109,7 +109,7 @@ class ClusterNode:
     def closed(self) -> str:
         """Why nothing new may start there; empty: it may."""
         if self.record.drained:
-            return "it is drained"
+            return "it is drained, and its agent is silent" if self.silent and self.present else "it is drained"
         if self.leaving or self.dismissed:
             return f"it leaves the cluster: {self.dismissed}" if self.dismissed else "it leaves the cluster"
         if self.silent or not self.heard:

@@ -7,6 +7,7 @@ not before, because a job may end in between. The HTTP API decides which user ma
 import asyncio
 import contextlib
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -155,7 +156,7 @@ class Requests:
         for name in names:
             spec = self.book.specs.get(name)
             with contextlib.suppress(OSError):
-                self.home.job(name).mkdir(mode=0o700, exist_ok=True)
+                self.home.job(name).mkdir(mode=0o711 if os.getuid() == 0 else 0o700, exist_ok=True)
                 if spec is not None:
                     uid = recorded_uid(user, self.users)
                     record = {"user": user, "uid": uid, "group": group, "spec": spec.plain()}
