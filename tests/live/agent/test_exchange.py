@@ -435,6 +435,25 @@ async def test_a_node_whose_agent_cannot_write_its_lease_gets_nothing_new(tmp_pa
         await eventually(lambda: not executor.nodes()[0].closed)
 
 
+async def test_a_gang_that_cannot_be_launched_for_a_while_is_lost_and_its_node_gets_nothing_new(tmp_path, monkeypatch):
+    monkeypatch.setattr(agents, "LAUNCH_PATIENCE_S", 0.5)
+    monkeypatch.setattr(agents, "STEADY_S", 2.0)
+    async with agent_world(tmp_path) as world, opened(world.make_executor) as (executor, listener):
+        in_the_way = world.agents["a"].home.jobs
+        if in_the_way.exists():
+            in_the_way.rmdir()
+        in_the_way.write_text("")
+        executor.launch(launch((0,)))
+        ended = await listener.wait_for_end(KEY)
+        assert ended.outcome is GangOutcome.LOST
+        assert ended.reason.startswith("it could not start on a (")
+        assert executor.node_rows()[0]["state"] == "failing"
+        in_the_way.unlink()
+        await eventually(lambda: not executor.nodes()[0].closed)
+        executor.launch(launch((0,), key=("2", 1)))
+        await listener.wait_for_start(("2", 1))
+
+
 async def test_a_term_that_could_not_be_written_is_not_obeyed(tmp_path):
     memory = AgentMemory(tmp_path / "missing" / "agent.json")
     for _ in range(2):

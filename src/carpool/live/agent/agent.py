@@ -61,6 +61,8 @@ WITNESS_S, WITNESS_SHARE = 5.0, 0.2
 """Seconds between two questions to the witness, and their share of the lease at most."""
 STEADY_S = 10.0
 """Seconds for which the agent must have been able to write its files again before anything new starts here."""
+LAUNCH_PATIENCE_S = 10.0
+"""Seconds after which a gang that cannot be launched here starts elsewhere."""
 CHECK_S = 60.0
 """Seconds between two questions to the witness while the service answers, which only tell whether it can be asked."""
 
@@ -152,6 +154,8 @@ class Agent:
             node=options.node,
             lease=self.home.path / "lease",
             has_service=lambda: since_boot() - self._heard_at < 0.5 * self._lease_s,
+            launch_patience_s=LAUNCH_PATIENCE_S,
+            launch_failed=self._cannot_launch,
         )
 
     def _something_new(self) -> None:
@@ -367,6 +371,12 @@ class Agent:
             say(f"{self.home.path} cannot be written ({error.strerror}); jobs here end when the lease is over")
         self._failed_at = since_boot()
         self._trouble = f"its agent cannot write its files ({error.strerror}), so jobs there end with their lease"
+
+    def _cannot_launch(self, error: OSError) -> None:
+        """Note that jobs cannot be launched, so that the service starts nothing here until that is over."""
+        self._failed_at = since_boot()
+        self._trouble = self._trouble or f"its agent cannot start jobs ({error.strerror or error})"
+        self._something_new()
 
     def _take_terms(self, answer: NodeOrders, sent_at: float) -> None:
         """Take the lease and the service's settings, and find out whether this node sees the service's home. Blocks."""

@@ -23,6 +23,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -295,6 +296,11 @@ class ExecutorOptions:
     """File that says until when workers may run (see `carpool.live.may_run.Lease`); None: for ever."""
     has_service: Callable[[], bool] = lambda: True
     """Whether a service is there. Wrappers let paused workers go on where none is."""
+    launch_patience_s: float = inf
+    """Seconds after which a gang is lost that cannot be launched, so that it starts elsewhere; inf: there is no other
+    place, and it is tried for ever."""
+    launch_failed: Callable[[OSError], None] = lambda error: None
+    """Called whenever a gang cannot be launched for a reason that is not its own."""
 
 
 @dataclass(frozen=True, slots=True)

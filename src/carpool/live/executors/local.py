@@ -235,7 +235,7 @@ class LocalExecutor:
                 await self._attend(gang, partial(self._watch, gang))
 
     async def _start(self, gang: LocalGang, launch: Launch) -> None:
-        pause = FIRST_PAUSE_S
+        pause, failing_since = FIRST_PAUSE_S, None
         while not gang.stop:
             if not self.node.ready or not self._options.leadership.leads():
                 await asyncio.sleep(MPS_PAUSE_S)
@@ -258,6 +258,13 @@ class LocalExecutor:
                 write_exclusive(gang.directory / files.GO, json.dumps(go))
             except OSError as error:  # a full disk or too many processes: not the job's fault
                 release_wrappers(gang)
+                self._options.launch_failed(error)
+                failing_since = failing_since or since_boot()
+                if since_boot() - failing_since >= self._options.launch_patience_s:
+                    self._forget(gang)
+                    reason = f"it could not start on {self._options.node} ({error.strerror or error})"
+                    self.faults.gang_ended(GangEnded(*gang.key, GangOutcome.LOST, reason), gang)
+                    return
                 gang.delay = f"it cannot start now ({error}); this is tried again"
                 self._note(gang.key, gang.delay)
                 await asyncio.sleep(pause)
