@@ -17,6 +17,7 @@ from typing import IO
 
 from carpool.errors import InputError
 from carpool.live.foreign_files import give_tree, with_rights_of
+from carpool.live.home import folder_mode
 from carpool.live.unpack import UnsafeArchive, unpack
 
 MOST_FILES = 100_000
@@ -97,7 +98,7 @@ def digest_of(path: Path) -> str:
 def unpack_folder(packed: Path, place: Path, uid: int | None, most_bytes: int) -> None:
     """Replace a checkpoint folder by the contents of an archive, which then belong to `uid`. Raise `InputError` where
     the archive is too large, damaged or unsafe; then the folder stays as it was. Blocks."""
-    place.parent.mkdir(mode=0o711 if os.getuid() == 0 else 0o700, parents=True, exist_ok=True)
+    place.parent.mkdir(mode=folder_mode(), parents=True, exist_ok=True)
     target = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=place.parent))
     try:
         try:

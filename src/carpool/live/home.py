@@ -36,6 +36,12 @@ def default_home() -> Path:
     return (Path(state) if state else Path.home() / ".local" / "state") / "carpool"
 
 
+def folder_mode() -> int:
+    """Return the mode of folders that lead to those of users. Root runs jobs under their users' ids: these must reach
+    their own directories."""
+    return 0o711 if os.getuid() == 0 else 0o700
+
+
 class Home:
     """Layout of the directory. `create` makes it; clients only read."""
 
@@ -75,8 +81,7 @@ class Home:
         self._locked_ahead = False
 
     def create(self) -> None:
-        # A root service runs jobs under their users' ids: these must reach their own directories.
-        mode = 0o711 if os.getuid() == 0 else 0o700
+        mode = folder_mode()
         try:
             self.path.mkdir(mode=mode, parents=True, exist_ok=True)
             self.path.chmod(mode)
@@ -92,7 +97,7 @@ class Home:
 
     def make_folders(self) -> None:
         """Make the folders for jobs, which may have been removed while a service runs."""
-        self.jobs.mkdir(mode=0o711 if os.getuid() == 0 else 0o700, exist_ok=True)
+        self.jobs.mkdir(mode=folder_mode(), exist_ok=True)
         self.running.mkdir(mode=0o700, exist_ok=True)
 
     def acquire(self, journal: str = "") -> None:

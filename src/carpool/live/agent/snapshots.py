@@ -1,7 +1,6 @@
 """Code snapshots on a node that does not see the service's home: fetched once for each job and unpacked here."""
 
 import io
-import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from carpool.live.agent.road import Road, until_answered
 from carpool.live.foreign_files import give_tree
-from carpool.live.home import Home
+from carpool.live.home import Home, folder_mode
 from carpool.live.http.code_snapshot import MAX_BYTES, MAX_FILES
 from carpool.live.unpack import unpack
 
@@ -24,7 +23,7 @@ def fetch_snapshot(home: Home, road: Road, job: str, uid: int | None, wanted: Ca
     data = until_answered(partial(road.snapshot, job), wanted)
     if data is None:
         raise OSError("its code snapshot is not wanted any more")
-    mode = 0o711 if os.getuid() == 0 else 0o700
+    mode = folder_mode()
     home.make_folders()
     home.job(job).mkdir(mode=mode, exist_ok=True)
     packed = io.BytesIO(data)

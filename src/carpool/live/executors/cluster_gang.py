@@ -6,7 +6,6 @@ returns. Two files in the attempt's directory outlive the service: which parts t
 """
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,7 +26,7 @@ from carpool.live.executors.base import (
     StopMode,
 )
 from carpool.live.executors.wire import PartOrder, PartState, Phase, Want
-from carpool.live.home import write_private
+from carpool.live.home import folder_mode, write_private
 
 PARTS_FILE, END_FILE = "parts.json", "end.json"
 NOT_ITS_FAULT = (GangOutcome.LOST, GangOutcome.OUT_OF_MEMORY)
@@ -303,7 +302,7 @@ def share_out(gpus: Sequence[GpuId], place_of: Mapping[GpuId, tuple[str, int]]) 
 
 def write_parts(directory: Path, gang: ClusterGang) -> None:
     """Record which parts a gang has, before any agent is told. Blocks."""
-    mode = 0o711 if os.getuid() == 0 else 0o700  # the job's user reaches its checkpoints through it
+    mode = folder_mode()  # the job's user reaches its checkpoints through it
     directory.parent.mkdir(mode=mode, exist_ok=True)
     directory.parent.chmod(mode)
     directory.mkdir(mode=0o700, exist_ok=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from carpool.errors import InputError
 from carpool.live.checkpoint_archive import digest_of, has_files, pack_folder, unpack_folder
 from carpool.live.executors import wire
-from carpool.live.home import Home, read_own_json, write_private
+from carpool.live.home import Home, folder_mode, read_own_json, write_private
 
 RECORD = "checkpoint.json"
 PIECE = 4 << 20
@@ -88,7 +88,7 @@ class FetchedCheckpoints:
 
     def _folder(self, job: str) -> Path:
         folder = self._home.job(job)
-        folder.mkdir(mode=0o711 if os.getuid() == 0 else 0o700, exist_ok=True)
+        folder.mkdir(mode=folder_mode(), exist_ok=True)
         return folder
 
     # ---- from a node -----------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ not before, because a job may end in between. The HTTP API decides which user ma
 import asyncio
 import contextlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from carpool.errors import InputError
 from carpool.live.accounts import check_directory
 from carpool.live.errors import Unavailable, WrongStatus
 from carpool.live.foreign_files import give_tree
-from carpool.live.home import Home, write_private
+from carpool.live.home import Home, folder_mode, write_private
 from carpool.live.insight.explain import never_starts
 from carpool.live.insight.forecaster import alone_s
 from carpool.live.journal.store import Commit
@@ -156,7 +155,7 @@ class Requests:
         for name in names:
             spec = self.book.specs.get(name)
             with contextlib.suppress(OSError):
-                self.home.job(name).mkdir(mode=0o711 if os.getuid() == 0 else 0o700, exist_ok=True)
+                self.home.job(name).mkdir(mode=folder_mode(), exist_ok=True)
                 if spec is not None:
                     uid = recorded_uid(user, self.users)
                     record = {"user": user, "uid": uid, "group": group, "spec": spec.plain()}
