@@ -23,7 +23,7 @@ def unknown_sim(monkeypatch):
     return unknown_sim
 
 
-@pytest.mark.parametrize("machine", ["machine-1", "machine-2"])
+@pytest.mark.parametrize("machine", ["machine-1", "machine-2", "machine-3"])
 def test_the_table_of_the_docs_is_what_the_simulator_says(unknown_sim, machine):
     page = (ROOT / "docs" / "experiments" / "unknown.md").read_text(encoding="utf-8")
     rows = list(islice(unknown_sim.rows(MEASURED / machine), None if THOROUGH else 2))
