@@ -1,15 +1,17 @@
 """The chaos of a cluster by hand with two services on one PostgreSQL journal; judge by the jobs' own ledger.
 
 `python -m tests.cluster.chaos_pair --faults 40 --seed 1 [--without lease|silence|term]`. Agents know both services.
-The faults are those of `chaos_agents.py`, where those of the service hit the one that leads, and one more: the leader
-and a node lose the database, the other service and all other nodes, often for so long that the other service leads and
-gives the node up. Exit code 1: a job was lost, ran twice, or a GPU held too many.
+The faults are those of `chaos_agents.py`, where those of the service hit the one that leads, and two more: the leader
+and a node lose the other service and all other nodes, for so long that the other service leads and gives the node up.
+The leader loses the database, too, or is stopped until the other one leads. Exit code 1: a job was lost, ran twice,
+or a GPU held too many.
 """
 
 import argparse
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from carpool.live.journal.leadership import TAKE_OVER_S
@@ -30,7 +32,7 @@ class PairChaos(Chaos):
     world: PairWorld
 
     def kinds(self) -> list[Callable[[str, float], None]]:
-        return [*super().kinds(), *3 * [self.split_off_service]]
+        return [*super().kinds(), *2 * [self.split_off_service, self.split_off_stopped_service]]
 
     def stop_service(self, node: str, seconds: float) -> None:
         side = self.world.leader() or 0
@@ -40,15 +42,36 @@ class PairChaos(Chaos):
         self._restart(side)
 
     def split_off_service(self, node: str, seconds: float) -> None:
-        side, roads = self.world.leader() or 0, self.world.relays
-        lost = [self.world.database[side], roads[node].to[1 - side]]
-        lost += [roads[other].to[side] for other in NODES if other != node]
+        side = self.world.leader() or 0
+        self.world.database[side].severed = True
+        with self._split(side, node):
+            self.last(LEADS_S + max(seconds, self.over_s + 1.0))
+        self.world.database[side].severed = False
+        self._restart(side)
+
+    def split_off_stopped_service(self, node: str, seconds: float) -> None:
+        side = self.world.leader() or 0
+        with self._split(side, node):
+            self.world.sides[side].send_signal(signal.SIGSTOP)
+            try:
+                self.last(LEADS_S)
+            finally:
+                self.world.sides[side].send_signal(signal.SIGCONT)
+            self.last(max(seconds, self.over_s + 1.0))
+        self._restart(side)
+
+    @contextmanager
+    def _split(self, side: int, node: str) -> Iterator[None]:
+        """Let a service hear only one node, and that node only this service."""
+        roads = self.world.relays
+        lost = [roads[node].to[1 - side], *(roads[other].to[side] for other in NODES if other != node)]
         for road in lost:
             road.severed = True
-        self.last(LEADS_S + seconds)
-        for road in lost:
-            road.severed = False
-        self._restart(side)
+        try:
+            yield
+        finally:
+            for road in lost:
+                road.severed = False
 
     def _restart(self, side: int) -> None:
         """Start a service again if it was deposed. It ends by itself then, except where that is switched off."""
