@@ -93,7 +93,7 @@ def test_compare_has_the_worst_rho_of_each_policy():
 def test_a_wrong_group_is_named():
     assert "weight" in call("simulate", "--group", "a:wight=2").err
     assert "--group a:cap=x" in call("simulate", "--group", "a:cap=x").err
-    assert "may hold 1 GPUs and is guaranteed 2" in call("simulate", "--group", "a:cap=1,guarantee=2").err
+    assert "has a cap of 1, below its guarantee of 2" in call("simulate", "--group", "a:cap=1,guarantee=2").err
     assert "default above its maximum" in call("simulate", "--group", "a:default_limit_s=7200,max_limit_s=3600").err
 
 

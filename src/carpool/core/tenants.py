@@ -331,7 +331,7 @@ class Tenants:
 def settings_problem(group: UserGroup) -> str | None:
     """Return why what an operator says about a group cannot hold, or None."""
     if group.cap is not None and group.cap < group.guarantee:
-        return f"cap: group {group.name} may hold {group.cap} GPUs and is guaranteed {group.guarantee}"
+        return f"cap: group {group.name} has a cap of {group.cap}, below its guarantee of {group.guarantee}"
     default, most = group.default_limit_s, group.max_limit_s
     if default is not None and most is not None and default > most:
         return f"default_limit_s: group {group.name} has a default above its maximum"

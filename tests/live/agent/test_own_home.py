@@ -127,10 +127,13 @@ def test_a_user_who_is_somebody_else_on_the_node_is_refused(uid, user, problem):
     _check_user(7_654_321, "", "a")
 
 
-def test_an_agent_without_root_refuses_jobs_of_other_users(monkeypatch):
+async def test_an_agent_without_root_refuses_jobs_of_other_users(home, archive, monkeypatch):
+    found = agent(home, PackedRoad(archive))
     monkeypatch.setattr(os, "getuid", lambda: 1000)
-    with pytest.raises(InputError, match="does not run as root"):
-        _check_user(7, "eve", "a")
+    await found._launch(KEY, PartOrder(Want.GO, launch=Launch(*KEY, (0,), ("true",), "/", {}, uid=7), user="eve"))
+    ended = found.parts.parts[KEY].ended
+    assert ended.outcome is GangOutcome.REFUSED
+    assert "does not run as root" in ended.reason
 
 
 def test_two_agents_cannot_use_one_home(home):

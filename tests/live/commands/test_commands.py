@@ -408,6 +408,12 @@ def test_users_are_added_limited_and_revoked(service):
 
 def test_groups_divide_the_cluster(service):
     token = service.call("user", "add", "frank", "--group", "vision").out.strip()
+    waiting = json.loads(service.call("submit", "--json", "--", "sleep", "60", token=token).out)["job"]
+    (row,) = [row for row in service.json("group", "list")["groups"] if row["name"] == "vision"]
+    assert (row["jobs"], row["used_gpu_s"]) == (1, None), "its usage is not counted so far"
+    assert "GPU h" not in service.call("group", "list").out
+    assert service.call("cancel", waiting, token=token).code == 0
+    service.until(waiting, "cancelled")
     said = service.call("group", "set", "vision", "--weight", 2, "--guarantee", 1, "--cap", 4)
     assert said.out == "group vision: weight 2, guarantee 1, cap 4\n"
     assert service.call("group", "share", "0.5", "--half-life", "1d").out == "fair share: strength 0.5, half-life 1 d\n"

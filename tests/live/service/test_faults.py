@@ -17,6 +17,7 @@ from carpool import channel
 from carpool.live import clock as clocks
 from carpool.live.clock import RealClock
 from carpool.live.errors import Unavailable
+from carpool.live.executors.base import GangEnded, GangOutcome
 from carpool.live.executors.processes import ProcessIdentity, boot_id, start_ticks
 from carpool.live.journal import sqlite
 from carpool.live.service import driver, reserve
@@ -68,6 +69,26 @@ async def test_a_job_whose_workers_cannot_be_started_says_why_until_they_are(hom
         home.running.mkdir()
         await until(lambda: status(service, job) == "finished")
         assert service.queries.show(job)["reason"] == ""
+
+
+async def test_a_job_that_its_node_refuses_is_on_hold_with_its_retries_until_it_is_released(home):
+    async with serving(home, gpus=1) as service:
+        launch, why = service.executor.launch, "b: uid 1001 is 'ann' at the service and unknown there"
+
+        def refuse(wanted) -> None:
+            ended = GangEnded(wanted.job, wanted.attempt, GangOutcome.REFUSED, why)
+            asyncio.get_running_loop().call_soon(service.executor._listener.gang_ended, ended)
+
+        service.executor.launch = refuse
+        job = await one(service, shell("exit $((CARPOOL_ATTEMPT < 3))", retries=1))
+        await until(lambda: service.queries.show(job)["held"])
+        assert service.queries.jobs()[0]["reason"] == f"on hold: {why}"
+        assert f"`carpool release {job}` tries it again" in " ".join(service.queries.explain(job)["sentences"])
+        assert f"job {job} does not start: {why}; it is on hold" in notes(service)
+        service.executor.launch = launch
+        await service.requests.release(job)
+        assert await service.queries.wait(job) == "finished"
+        assert service.queries.show(job)["attempt"] == 3, "it failed once by itself, and had a retry left"
 
 
 @pytest.mark.slow

@@ -508,6 +508,9 @@ class Agent:
         self._starting.add(key)
         try:
             launch = await asyncio.to_thread(self._adapt, order.launch, order.user)
+        except WrongUser as error:
+            self._end_early(key, GangOutcome.REFUSED, str(error))
+            return
         except InputError as error:
             self._end_early(key, GangOutcome.FAILED, str(error))
             return
@@ -556,6 +559,10 @@ class Agent:
         return launch
 
 
+class WrongUser(InputError):
+    """This machine cannot run jobs of a user, or knows them as somebody else."""
+
+
 def say(text: str) -> None:
     """Print a line for the operator."""
     print(f"carpool agent: {text}", file=sys.stderr, flush=True)
@@ -564,13 +571,13 @@ def say(text: str) -> None:
 def _check_user(uid: int, user: str, node: str) -> None:
     """Refuse a job whose uid belongs to another user on this machine."""
     if os.getuid() != 0:
-        raise InputError(
+        raise WrongUser(
             f"{node}: the agent does not run as root, so it cannot run jobs as uid {uid}; start it as root, or let "
             "the service run as an ordinary user"
         )
     if uid == 0:
-        raise InputError(f"{node}: jobs of users do not run as root")
+        raise WrongUser(f"{node}: jobs of users do not run as root")
     here = login_name(uid)
     if here != user:
         known = f"{here!a} there" if here else "unknown there"
-        raise InputError(f"{node}: uid {uid} is {user or 'without a login name'!a} at the service and {known}")
+        raise WrongUser(f"{node}: uid {uid} is {user or 'without a login name'!a} at the service and {known}")

@@ -42,7 +42,7 @@ def list_groups(home: Path | None, as_json: bool) -> None:
             str(len(row["users"])),
             str(row["jobs"]),
             str(row["gpus"]),
-            f"{row['used_gpu_s'] / 3600:.1f} GPU h",
+            "-" if row["used_gpu_s"] is None else f"{row['used_gpu_s'] / 3600:.1f} GPU h",
             "-" if row["of_share"] is None else f"{100 * row['of_share']:.0f} %",
         )
     if answer["groups"]:

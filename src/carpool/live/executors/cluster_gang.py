@@ -29,7 +29,7 @@ from carpool.live.executors.wire import PartOrder, PartState, Phase, Want
 from carpool.live.home import folder_mode, write_private
 
 PARTS_FILE, END_FILE = "parts.json", "end.json"
-NOT_ITS_FAULT = (GangOutcome.LOST, GangOutcome.OUT_OF_MEMORY)
+NOT_ITS_FAULT = (GangOutcome.REFUSED, GangOutcome.LOST, GangOutcome.OUT_OF_MEMORY)
 """Outcomes of one part that explain the failures of the others, the most telling first."""
 
 

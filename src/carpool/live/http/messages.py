@@ -270,8 +270,8 @@ class GroupAnswer(Answer):
     users: list[str]
     jobs: int
     gpus: int
-    used_gpu_s: float
-    """Decayed GPU-seconds; 0 where shares do not count."""
+    used_gpu_s: float | None
+    """Decayed GPU-seconds; null where neither shares nor guarantees nor caps count."""
     of_share: float | None
     """Its usage relative to its share among the groups that have jobs; null: it has none, or shares do not count."""
 

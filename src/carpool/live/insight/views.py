@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -209,13 +210,17 @@ def group_rows(state: State, names: Iterable[str], now: float) -> list[dict[str,
     present = [group for group in tenants.groups.values() if group.jobs] if tenants.on else []
     all_used = sum(group.used_at(now, half_life_s) for group in present)
     weights = sum(group.weight for group in present)
+    jobs, gpus = Counter[str](), Counter[str]()  # tenants count them only where shares, guarantees or caps count
+    for record in state.jobs.values():
+        jobs[record.job.group] += 1
+        gpus[record.job.group] += len(record.gpus)
     rows = []
     for name in names:
         setting, group = tenants.settings.get(name, UserGroup(name)), tenants.groups.get(name)
-        used = group.used_at(now, half_life_s) if group is not None and tenants.on else 0.0
+        used = group.used_at(now, half_life_s) if group is not None else 0.0
         competes = group is not None and group in present and all_used > 0.0
-        row = {**asdict(setting), "jobs": 0 if group is None else group.jobs, "gpus": state.held_by_group(name)}
-        row["used_gpu_s"] = used
+        row = {**asdict(setting), "jobs": jobs[name], "gpus": gpus[name]}
+        row["used_gpu_s"] = used if tenants.on else None
         row["of_share"] = used / all_used * weights / setting.weight if competes else None
         rows.append(row)
     return rows

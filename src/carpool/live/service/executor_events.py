@@ -74,6 +74,8 @@ class ExecutorEvents:
     def gang_ended(self, ended: GangEnded) -> None:
         if ended.node_fault:
             ended = self._count_fault(ended)
+        if ended.outcome is GangOutcome.REFUSED:
+            self.inbox.note(f"job {ended.job} does not start: {ended.reason}; it is on hold")
 
         def prepare(now: float, commit: Commit) -> Sequence[ev.Event]:
             record = self.state.jobs.get(ended.job)

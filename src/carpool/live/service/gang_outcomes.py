@@ -22,6 +22,8 @@ def end_events(ended: GangEnded, record: JobRecord, now: float, shared: bool) ->
     if record.status in (Status.STOPPING, Status.CANCELLING):
         return [ev.Stopped(now, job, attempt, saved), *alone]
     kept: list[ev.Event] = [ev.Checkpointed(now, job, attempt, saved)] if saved != record.checkpoint else []
+    if ended.outcome is GangOutcome.REFUSED:  # it would be refused again
+        return [ev.Held(now, job, ended.reason), ev.Failed(now, job, attempt, ended.reason, True)]
     if ended.outcome is GangOutcome.OUT_OF_MEMORY:
         return kept + _out_of_memory(ended, record, now, shared)
     reason = ended.reason or "its workers were stopped on a request that is not recorded"
