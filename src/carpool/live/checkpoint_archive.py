@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import IO
 
 from carpool.errors import InputError
-from carpool.live.foreign_files import give_tree, with_rights_of
+from carpool.live.foreign_files import give_tree
 from carpool.live.home import folder_mode
+from carpool.live.packing import described, walk, with_rights_of_owner
 from carpool.live.unpack import UnsafeArchive, unpack
 
 MOST_FILES = 100_000
@@ -35,15 +36,10 @@ def has_files(folder: Path) -> bool:
 
 def pack_folder(folder: Path, target: IO[bytes], most_bytes: int) -> None:
     """Write a checkpoint folder as a compressed archive. Raise `InputError` where it cannot be sent. Blocks."""
-    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        inside = Path(f"/proc/self/fd/{opened}")  # its user may not enter those above
-        owner = os.fstat(opened).st_uid if os.getuid() == 0 else None
-        with_rights_of(owner, lambda: _pack(inside, folder, target, most_bytes), limit_s=None)
+        with_rights_of_owner(folder, lambda inside: _pack(inside, folder, target, most_bytes))
     except OSError as error:  # also a file that vanishes or shrinks while it is read
-        raise InputError(f"a file cannot be read ({error.strerror or 'it changed meanwhile'})") from None
-    finally:
-        os.close(opened)
+        raise InputError(f"a file cannot be read ({error.strerror or error or 'it changed meanwhile'})") from None
 
 
 def _pack(folder: Path, known_as: Path, target: IO[bytes], most_bytes: int) -> None:
@@ -54,21 +50,13 @@ def _pack(folder: Path, known_as: Path, target: IO[bytes], most_bytes: int) -> N
         tarfile.open(fileobj=plain, mode="w") as archive,
     ):
         for path, name in _walk(folder):
-            info = archive.gettarinfo(path, arcname=name)
-            info.uid = info.gid = 0
-            info.uname = info.gname = ""
-            size, files = size + info.size, files + 1
-            if size > most_bytes or files > MOST_FILES:
-                raise InputError(f"it holds more than {most_bytes >> 20} MiB or {MOST_FILES} files")
-            if info.issym() and Path(info.linkname).is_relative_to(known_as):  # it will have another place
-                info.linkname = os.path.relpath(info.linkname, (known_as / name).parent)
-            if not info.isreg():
-                archive.addfile(info)
-                continue
-            info.type, info.linkname = tarfile.REGTYPE, ""  # a hard link could point outside the folder
-            with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
-                info.size = os.fstat(file.fileno()).st_size
-                archive.addfile(info, file)
+            with described(archive, path, name) as (info, content):
+                size, files = size + info.size, files + 1
+                if size > most_bytes or files > MOST_FILES:
+                    raise InputError(f"it holds more than {most_bytes >> 20} MiB or {MOST_FILES} files")
+                if info.issym() and Path(info.linkname).is_relative_to(known_as):  # it will have another place
+                    info.linkname = os.path.relpath(info.linkname, (known_as / name).parent)
+                archive.addfile(info, content)
 
 
 def _walk(folder: Path) -> Iterator[tuple[Path, str]]:
@@ -77,7 +65,7 @@ def _walk(folder: Path) -> Iterator[tuple[Path, str]]:
     def fail(error: OSError) -> None:
         raise error
 
-    for above, folders, names in os.walk(folder, onerror=fail):
+    for above, folders, names in walk(folder, fail):
         folders.sort()
         for name in sorted([*folders, *names]):
             path = Path(above, name)

@@ -27,10 +27,10 @@ _unanswered: dict[int, int] = {}
 """Looks that are under way, by uid."""
 
 
-def with_rights_of(uid: int | None, work: Callable[[], _Result], limit_s: float | None = LONGEST_LOOK_S) -> _Result:
+def with_rights_of(uid: int | None, work: Callable[[], _Result], limit_s: float = LONGEST_LOOK_S) -> _Result:
     """Return what `work` returns, called with a user's rights to files; None: with those of this process. Blocks.
 
-    Raise OSError where the rights cannot be taken, or the files do not answer in time (`limit_s`; None: any time).
+    Raise OSError where the rights cannot be taken, or the files do not answer in time.
     `work` runs in another thread if the user is another one.
     """
     if uid is None or uid == os.getuid():

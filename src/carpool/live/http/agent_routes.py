@@ -24,7 +24,7 @@ from carpool.live.grounds.base import HAND
 from carpool.live.http import messages
 from carpool.live.http.api import ApiContext, Forbidden, Json, answers, api_context, me, status_of
 from carpool.live.http.auth import AGENT, Principal, digest, new_token
-from carpool.live.http.code_snapshot import pack
+from carpool.live.http.code_snapshot import pack_again
 from carpool.live.http.gate import App, Receive, Refused, Send, parse
 
 router = APIRouter(tags=["nodes"])
@@ -168,7 +168,7 @@ async def snapshot(
 
     def read() -> bytes:
         with tempfile.TemporaryFile() as packed:
-            pack(directory, packed)
+            pack_again(directory, packed)
             packed.seek(0)
             return packed.read()
 

@@ -19,6 +19,7 @@ from typing import IO
 from uuid import uuid4
 
 from carpool.errors import InputError
+from carpool.live.packing import described, walk, with_rights_of_owner
 from carpool.live.unpack import unpack
 
 LEFT_OUT = frozenset(
@@ -57,48 +58,55 @@ def pack(directory: Path, target: IO[bytes]) -> Packed:
     """Write a directory as a compressed archive. Raises `InputError` if it is too large, naming the largest file, if it
     cannot be read, or if it has a link that leaves it."""
     try:
-        return _pack(directory, target)
+        return _pack(directory, target, _ignored(directory))
     except OSError as error:  # also a file that vanishes or shrinks while it is read
         where = f"{error.filename}: " if error.filename else ""
         why = error.strerror or "a file changed while it was read"
         raise InputError(f"--snapshot: {where}{why}; name it in {IGNORE_FILE}, or submit again") from None
 
 
-def _pack(directory: Path, target: IO[bytes]) -> Packed:
-    ignored = _ignored(directory)
+def pack_again(directory: Path, target: IO[bytes]) -> None:
+    """Write a snapshot that was unpacked here as an archive, while its job may change it. Raises `InputError` if the
+    job made it too large, or unreadable for its own user. Blocks."""
+    try:
+        with_rights_of_owner(directory, lambda inside: _pack(inside, target, LEFT_OUT, skip_links_outside=True))
+    except OSError as error:
+        raise InputError(f"its code snapshot cannot be read ({error.strerror or error})") from None
+
+
+def _pack(directory: Path, target: IO[bytes], ignored: frozenset[str], *, skip_links_outside: bool = False) -> Packed:
     files, size, largest = 0, 0, (0, "")
     with tarfile.open(fileobj=target, mode="w:gz", compresslevel=1) as archive:
         for path, relative in _walk(directory, ignored):
-            info = archive.gettarinfo(path, arcname=relative)
-            _check_link(info)
-            info.uid = info.gid = 0
-            info.uname = info.gname = ""
-            files += 1
-            size += info.size
-            largest = max(largest, (info.size, relative))
-            if size > MAX_BYTES or files > MAX_FILES:
-                raise InputError(
-                    f"--snapshot: {directory} holds more than {MAX_BYTES >> 20} MiB or {MAX_FILES} files (largest: "
-                    f"{largest[1]!a}); name unneeded files in {IGNORE_FILE}, one per line, or submit without --snapshot"
-                )
-            if info.isreg():
-                info.type, info.linkname = tarfile.REGTYPE, ""  # a hard link could point outside the directory
-                with path.open("rb") as file:
-                    info.size = os.fstat(file.fileno()).st_size
-                    archive.addfile(info, file)
-            else:
-                archive.addfile(info)
+            with described(archive, path, relative) as (info, content):
+                if _leads_outside(info) and skip_links_outside:
+                    continue
+                _check_link(info)
+                files += 1
+                size += info.size
+                largest = max(largest, (info.size, relative))
+                if size > MAX_BYTES or files > MAX_FILES:
+                    raise InputError(
+                        f"--snapshot: the directory holds more than {MAX_BYTES >> 20} MiB or {MAX_FILES} files "
+                        f"(largest: {largest[1]!a}); name unneeded files in {IGNORE_FILE}, one per line, or submit "
+                        "without --snapshot"
+                    )
+                archive.addfile(info, content)
     return Packed(files, size)
 
 
 def _check_link(info: tarfile.TarInfo) -> None:
     """Refuse a link that leaves the directory. The service would refuse it, too, but could not name it."""
-    to = os.path.normpath(os.path.join(os.path.dirname(info.name), info.linkname))
-    if info.issym() and (os.path.isabs(to) or to.split(os.sep)[0] == os.pardir):
+    if _leads_outside(info):
         raise InputError(
             f"--snapshot: {info.name!a} is a link to {info.linkname!a}, outside the copied directory; name it in "
             f"{IGNORE_FILE}, and give the job the path itself"
         )
+
+
+def _leads_outside(info: tarfile.TarInfo) -> bool:
+    to = os.path.normpath(os.path.join(os.path.dirname(info.name), info.linkname))
+    return info.issym() and (os.path.isabs(to) or to.split(os.sep)[0] == os.pardir)
 
 
 def _ignored(directory: Path) -> frozenset[str]:
@@ -117,7 +125,7 @@ def _walk(directory: Path, ignored: frozenset[str]) -> Iterator[tuple[Path, str]
     def fail(error: OSError) -> None:
         raise InputError(f"--snapshot: {error.filename}: {error.strerror}; name it in {IGNORE_FILE}, or leave it out")
 
-    for folder, folders, names in os.walk(directory, onerror=fail):
+    for folder, folders, names in walk(directory, fail):
         base = os.path.relpath(folder, directory)
         folders[:] = sorted(
             name

@@ -1,0 +1,64 @@
+"""Reading a directory into an archive while the user who owns it may change it.
+
+Root reads with the rights of that user, so that a link in place of a folder shows nothing that the user may not see.
+Nothing is waited for: a pipe in place of a file is refused.
+"""
+
+import os
+import stat
+import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from carpool.channel import open_regular
+from carpool.live.foreign_files import with_rights_of
+
+LONGEST_READ_S = 300.0
+"""Seconds after which a directory is given up whose file system does not answer."""
+
+MOST_NESTED = 200
+
+
+def with_rights_of_owner(folder: Path, work: Callable[[Path], object]) -> None:
+    """Call `work` with a path to a directory and its owner's rights; raise OSError where the path is none. Blocks."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        inside = Path(f"/proc/self/fd/{opened}")  # its owner may not enter those above
+        owner = os.fstat(opened).st_uid if os.getuid() == 0 else None
+        with_rights_of(owner, lambda: work(inside), LONGEST_READ_S)
+    finally:
+        os.close(opened)
+
+
+def walk(folder: Path, on_error: Callable[[OSError], None]) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield directories as `os.walk` does; raise OSError where they are nested so deeply that it fails."""
+    top = str(folder)
+    for above, folders, names in os.walk(top, onerror=on_error):
+        if above.count(os.sep) > top.count(os.sep) + MOST_NESTED:
+            raise OSError(0, "folders are nested too deeply", above)
+        yield above, folders, names
+
+
+@contextmanager
+def described(archive: tarfile.TarFile, path: Path, name: str) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]]:
+    """Yield a file, link or directory as it goes into an archive, a file together with its content. Raise OSError where
+    it is another one meanwhile."""
+    if not stat.S_ISREG(path.lstat().st_mode):
+        info = archive.gettarinfo(path, arcname=name)
+        if not info.issym() and not info.isdir():
+            raise OSError(0, "it changed meanwhile", str(path))
+        yield _of_nobody(info), None
+        return
+    with open(open_regular(path), "rb") as file:
+        info = archive.gettarinfo(arcname=name, fileobj=file)
+        info.type, info.linkname = tarfile.REGTYPE, ""  # a hard link could point outside the directory
+        info.size = os.fstat(file.fileno()).st_size
+        yield _of_nobody(info), file
+
+
+def _of_nobody(info: tarfile.TarInfo) -> tarfile.TarInfo:
+    info.uid = info.gid = 0
+    info.uname = info.gname = ""
+    return info
