@@ -116,11 +116,11 @@ def test_a_list_of_ignored_files_counts_when_the_user_packs_and_not_again(folder
 
 def test_folders_nested_too_deeply_are_said(folder, packed):
     inner = os.open(folder, os.O_RDONLY)
-    for _ in range(1500):
+    for _ in range(300):
         os.mkdir("d", dir_fd=inner)
         deeper = os.open("d", os.O_RDONLY, dir_fd=inner)
         os.close(inner)
         inner = deeper
     os.close(inner)
-    with pytest.raises(InputError, match=r"nested too deeply|name too long"):
+    with pytest.raises(InputError, match="nested too deeply"):
         packed(folder)
