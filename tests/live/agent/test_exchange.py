@@ -1,6 +1,7 @@
 """Agents and the cluster's executor in one process: messages that are lost, repeated or late change nothing."""
 
 import asyncio
+import os
 import random
 import sys
 import threading
@@ -27,7 +28,7 @@ from carpool.live.executors.base import (
     StopMode,
     TellsDelays,
 )
-from carpool.live.executors.cluster import ClusterExecutor
+from carpool.live.executors.cluster import NOT_ROOT, ClusterExecutor
 from carpool.live.executors.contract import RecordingListener, eventually, opened
 from carpool.live.executors.local import ONE_USER, LocalExecutor
 from carpool.live.executors.nodes import ClusterNode, NodeRecord
@@ -529,3 +530,13 @@ async def test_nobody_says_where_a_silent_nodes_home_is(tmp_path):
         later = world.make_executor()
         await later.open()
         assert [row["shared_home"] for row in later.node_rows()] == [None]
+
+
+async def test_a_node_without_root_is_closed_where_jobs_have_users_of_their_own(tmp_path, monkeypatch):
+    async with agent_world(tmp_path) as world, opened(world.make_executor) as (executor, _):
+        await eventually(lambda: not executor.nodes()[0].closed)
+        monkeypatch.setattr(os, "getuid", lambda: 1000)
+        executor._separate_users = True
+        await eventually(lambda: executor.nodes()[0].closed == NOT_ROOT)
+        (row,) = executor.node_rows()
+        assert (row["state"], row["why"]) == ("failing", NOT_ROOT)

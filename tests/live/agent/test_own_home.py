@@ -8,6 +8,7 @@ import pytest
 
 from carpool.errors import InputError
 from carpool.live.agent.agent import Agent, AgentOptions, _check_user
+from carpool.live.agent.checkpoints import remove_unfinished
 from carpool.live.agent.parts import NodePart
 from carpool.live.agent.road import NoAnswer, Turned
 from carpool.live.executors.base import GangOutcome, Launch, StopMode
@@ -56,8 +57,8 @@ async def test_a_code_snapshot_is_fetched_once(home, archive):
     road = PackedRoad(archive)
     found = agent(home, road)
     launch = Launch(*KEY, (0,), ("true",), "/gone/snapshot", {}, snapshot=True, checkpoints="/gone/checkpoints")
-    for _ in range(2):
-        adapted = found._adapt(launch, "")
+    for attempt in (1, 2):
+        adapted = found._adapt(replace(launch, attempt=attempt), "")
         assert adapted.directory == str(home.snapshot("1"))
         assert adapted.checkpoints == ""
         assert (home.snapshot("1") / "train.py").read_text() == "print('hello')"
@@ -105,7 +106,7 @@ async def test_a_gang_over_nodes_is_refused_where_the_home_is_not_shared(tmp_pat
         gpus = tuple(slot.id for node in executor.nodes() for slot in node.slots)
         executor.launch(Launch(*KEY, gpus, ("sleep", "60"), "/", {}))
         ended = await listener.wait_for_end(KEY)
-        assert ended.outcome is GangOutcome.FAILED
+        assert ended.outcome is GangOutcome.REFUSED
         assert "does not see the service's home" in ended.reason
         assert listener.started == []
 
@@ -142,3 +143,25 @@ def test_two_agents_cannot_use_one_home(home):
     with pytest.raises(InputError, match="another service or agent"):
         Home(home.path).acquire()
     home.release()
+
+
+async def test_what_a_job_of_another_service_left_under_the_same_number_is_no_part_of_a_new_job(home, archive):
+    found = agent(home, PackedRoad(archive))
+    for left in (home.snapshot("1"), home.checkpoints("1")):
+        left.mkdir(parents=True)
+        (left / "old").write_text("of somebody else")
+    again = Launch("1", 2, (0,), ("true",), "/gone/snapshot", {}, snapshot=True)
+    assert found._adapt(again, "").directory == str(home.snapshot("1"))
+    assert (home.snapshot("1") / "old").exists(), "a job that goes on finds what it wrote"
+    found._adapt(Launch(*KEY, (0,), ("true",), "/gone/snapshot", {}, snapshot=True), "")
+    assert not (home.snapshot("1") / "old").exists()
+    assert not home.checkpoints("1").exists()
+    assert len(list(home.job("1").glob("*-before-*/old"))) == 2, "nothing is deleted"
+
+
+async def test_an_agent_removes_the_archives_that_it_left_when_it_was_killed(home):
+    home.create()
+    (home.path / ".sending-x").mkdir()
+    (home.path / ".fetching-y").mkdir()
+    remove_unfinished(home)
+    assert not [path for path in home.path.iterdir() if path.name.startswith((".sending", ".fetching"))]

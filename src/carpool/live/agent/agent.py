@@ -23,7 +23,7 @@ from carpool import __version__
 from carpool.errors import InputError
 from carpool.gpu.counters import GpuUse
 from carpool.live.accounts import login_name
-from carpool.live.agent.checkpoints import CheckpointCopies
+from carpool.live.agent.checkpoints import CheckpointCopies, remove_unfinished
 from carpool.live.agent.door_relay import DoorRelay
 from carpool.live.agent.lease import NodeLease
 from carpool.live.agent.log_copies import LogCopies
@@ -32,7 +32,7 @@ from carpool.live.agent.network import interface_variables
 from carpool.live.agent.pacing import exchange_for_ever
 from carpool.live.agent.parts import NodePart, NodeParts, part_state
 from carpool.live.agent.road import NoAnswer, Road, Turned
-from carpool.live.agent.snapshots import fetch_snapshot
+from carpool.live.agent.snapshots import fetch_snapshot, set_aside
 from carpool.live.clock import since_boot
 from carpool.live.executors import wire
 from carpool.live.executors.base import (
@@ -170,6 +170,7 @@ class Agent:
         self.home.acquire()
         try:
             await asyncio.to_thread(self.memory.load)
+            await asyncio.to_thread(remove_unfinished, self.home)
             found = await asyncio.to_thread(self.lease.load)
             self._lease_s, self._leased = (found, True) if found is not None else (self._lease_s, False)
             await self.executor.open()
@@ -508,7 +509,7 @@ class Agent:
         self._starting.add(key)
         try:
             launch = await asyncio.to_thread(self._adapt, order.launch, order.user)
-        except WrongUser as error:
+        except CannotRunHere as error:
             self._end_early(key, GangOutcome.REFUSED, str(error))
             return
         except InputError as error:
@@ -544,11 +545,13 @@ class Agent:
             raise InputError(f"{node}: has {slots} GPUs, and the job got others; the node's GPUs changed")
         if not self._home_seen:
             if launch.part is not None:
-                raise InputError(
+                raise CannotRunHere(
                     f"{node}: does not see the service's home, so no job can span this node and others; share the home "
                     "directory at the same path, or ask for as many GPUs as one node has"
                 )
             launch = replace(launch, checkpoints="")
+            if launch.attempt == 1:
+                set_aside(self.home, launch.job)
             wanted = partial(self._is_to_start, launch.key)
             self.checkpoints.fetch(launch, wanted)
             if launch.snapshot:
@@ -559,8 +562,8 @@ class Agent:
         return launch
 
 
-class WrongUser(InputError):
-    """This machine cannot run jobs of a user, or knows them as somebody else."""
+class CannotRunHere(InputError):
+    """This machine cannot run a job as it is set up: it knows its user as somebody else, for example."""
 
 
 def say(text: str) -> None:
@@ -571,13 +574,13 @@ def say(text: str) -> None:
 def _check_user(uid: int, user: str, node: str) -> None:
     """Refuse a job whose uid belongs to another user on this machine."""
     if os.getuid() != 0:
-        raise WrongUser(
+        raise CannotRunHere(
             f"{node}: the agent does not run as root, so it cannot run jobs as uid {uid}; start it as root, or let "
             "the service run as an ordinary user"
         )
     if uid == 0:
-        raise WrongUser(f"{node}: jobs of users do not run as root")
+        raise CannotRunHere(f"{node}: jobs of users do not run as root")
     here = login_name(uid)
     if here != user:
         known = f"{here!a} there" if here else "unknown there"
-        raise WrongUser(f"{node}: uid {uid} is {user or 'without a login name'!a} at the service and {known}")
+        raise CannotRunHere(f"{node}: uid {uid} is {user or 'without a login name'!a} at the service and {known}")

@@ -18,6 +18,8 @@ from carpool.live.checkpoint_archive import digest_of, has_files, pack_folder, u
 from carpool.live.executors.base import GangKey, Launch
 from carpool.live.home import Home
 
+SENDING, FETCHING = ".sending-", ".fetching-"
+"""Prefixes of the folders in which archives are made."""
 RATE = 64 << 20
 """Bytes that are sent or fetched in a second."""
 TRIES = 3
@@ -41,7 +43,7 @@ class CheckpointCopies:
         """Bring the checkpoints of a job to the service; tell it where they have to stay here."""
         folder = self._home.checkpoints(key[0])
         try:
-            with tempfile.TemporaryDirectory(prefix=".sending-", dir=self._home.path) as place:
+            with tempfile.TemporaryDirectory(prefix=SENDING, dir=self._home.path) as place:
                 packed = Path(place) / "packed"
                 with packed.open("xb") as file:
                     pack_folder(folder, file, self.most_bytes)
@@ -90,7 +92,7 @@ class CheckpointCopies:
             if offered is None:
                 return
             size, sha256 = offered
-            with tempfile.TemporaryDirectory(prefix=".fetching-", dir=self._home.path) as place:
+            with tempfile.TemporaryDirectory(prefix=FETCHING, dir=self._home.path) as place:
                 packed = Path(place) / "packed"
                 if self._fetch(launch.job, packed, size, wanted) and digest_of(packed) == sha256:
                     unpack_folder(packed, self._home.checkpoints(launch.job), launch.uid, self.most_bytes)
@@ -131,3 +133,10 @@ class CheckpointCopies:
 def _keep_rate(began: float, count: int) -> None:
     """Wait until so many bytes may have been sent since `began`."""
     time.sleep(max(0.0, began + count / RATE - time.monotonic()))
+
+
+def remove_unfinished(home: Home) -> None:
+    """Remove the archives that an agent left which was killed. Blocks."""
+    for prefix in (SENDING, FETCHING):
+        for place in home.path.glob(f"{prefix}*"):
+            shutil.rmtree(place, ignore_errors=True)

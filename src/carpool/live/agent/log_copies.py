@@ -21,6 +21,8 @@ log = logging.getLogger("carpool.agent")
 EVERY_S = 0.5
 """Seconds between two looks at the logs."""
 CHUNK = 1 << 19
+A_TURN = 8
+"""Number of chunks of one log that are copied before those of others have their turn."""
 STREAMS = ("stdout", "stderr")
 Stream = tuple[GangKey, int, str]
 
@@ -44,13 +46,15 @@ class LogCopies:
 
     async def run(self) -> None:
         while True:
+            behind = False
             for part in list(self._parts.parts.values()):
                 if part.logged:
                     continue
                 try:
                     ended, stood = part.ended is not None, part.asked_switch if part.stands else 0
-                    await asyncio.to_thread(self._copy, part.key)
-                    if ended and self._may_end(part):
+                    if not await asyncio.to_thread(self._copy, part.key):
+                        behind = True
+                    elif ended and self._may_end(part):
                         self._done(part)
                     elif stood and part.stands and part.switch != stood:
                         part.switch = stood
@@ -59,12 +63,13 @@ class LogCopies:
                     if error.status == 404 or (error.status != 503 and part.ended is not None):
                         self._done(part)  # the service does not want it
                 except NoAnswer:
+                    behind = False
                     break
                 except Exception:  # the logs of other parts must be copied
                     log.exception("logs of %s", part.key)
                     self._done(part)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news(), EVERY_S)
+                await asyncio.wait_for(self._news(), 0.0 if behind else EVERY_S)
 
     async def _news(self) -> None:
         """Return soon after something happened that is reported when logs are copied."""
@@ -86,30 +91,32 @@ class LogCopies:
         """Copy what a worker has printed up to now, because a user watches it. Blocks."""
         self._copy_stream((key, rank, "stdout"))
 
-    def _copy(self, key: GangKey) -> None:
-        """Copy what is new in the logs of a part. Blocks."""
+    def _copy(self, key: GangKey) -> bool:
+        """Copy what is new in the logs of a part; return whether that was all. Blocks."""
+        complete = True
         for directory in self._home.attempt(*key).glob("rank-*"):
             rank = int(directory.name.removeprefix("rank-"))
             for name in STREAMS:
-                self._copy_stream((key, rank, name))
+                complete &= self._copy_stream((key, rank, name))
+        return complete
 
-    def _copy_stream(self, stream: Stream) -> None:
+    def _copy_stream(self, stream: Stream) -> bool:
+        """Copy a turn's worth of a log; return whether there is no more of it."""
         key, rank, name = stream
         path = self._home.rank(*key, rank) / f"{name}.log"
-        enough = path.stat().st_size if path.is_file() else 0  # what is printed meanwhile is copied the next time
-        while True:
+        written = path.stat().st_size if path.is_file() else 0  # what is printed meanwhile is copied the next time
+        for _ in range(A_TURN):
             at = self._sizes.get(stream, 0)
-            if at >= enough:
-                return
+            if at >= written:
+                return True
             try:
                 chunk = read_log_file(path, at, CHUNK)
             except InputError:  # the worker replaced it
-                return
+                return True
             if not chunk.data or chunk.next - len(chunk.data) != at:
-                return
+                return True
             size = self._road.send_log(chunk.data, job=key[0], attempt=key[1], rank=rank, stream=name, offset=at)
             self._sizes[stream] = size
-            if size <= at:  # the service has less than was expected, or takes no more
-                if size == at:
-                    return
-                continue
+            if size == at:  # the service takes no more
+                return True
+        return self._sizes[stream] >= written

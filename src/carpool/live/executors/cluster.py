@@ -48,6 +48,7 @@ LEASE_S, MARGIN_S = 300.0, 30.0
 """Seconds for which workers of a node that gets no answer may run, and how much later the node is lost."""
 PROOF = "shared-home"
 """File in the home that agents read to prove that they see it."""
+NOT_ROOT = "its agent does not run as root, so jobs of users cannot run there"
 
 
 class ClusterExecutor(ClusterGangs):
@@ -162,7 +163,8 @@ class ClusterExecutor(ClusterGangs):
         if state.leaving and not node.leaving and not node.dismissed:
             self._move_gangs(node, "the node leaves the cluster")
         node.heard, node.silent, node.leaving = True, False, state.leaving
-        node.unheard_s, node.trouble = 0.0, state.trouble[:300]
+        wrong_user = NOT_ROOT if self._separate_users and not state.as_root else ""
+        node.unheard_s, node.trouble = 0.0, state.trouble[:300] or wrong_user
         node.as_root, node.release, node.witness = state.as_root, state.release, state.witness
         node.shared = bool(state.shared) and state.shared == self._proof
         if self.book.refresh(node, state) or before != node.closed:
