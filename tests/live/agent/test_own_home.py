@@ -3,6 +3,7 @@
 import asyncio
 import os
 import tarfile
+from dataclasses import replace
 
 import pytest
 
