@@ -37,7 +37,7 @@ def has_files(folder: Path) -> bool:
 def pack_folder(folder: Path, target: IO[bytes], most_bytes: int) -> None:
     """Write a checkpoint folder as a compressed archive. Raise `InputError` where it cannot be sent. Blocks."""
     try:
-        with_rights_of_owner(folder, lambda inside: _pack(inside, folder, target, most_bytes))
+        with_rights_of_owner(folder, most_bytes, lambda inside: _pack(inside, folder, target, most_bytes))
     except OSError as error:  # also a file that vanishes or shrinks while it is read
         raise InputError(f"a file cannot be read ({error.strerror or error or 'it changed meanwhile'})") from None
 

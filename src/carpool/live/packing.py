@@ -15,19 +15,20 @@ from typing import IO
 from carpool.channel import open_regular
 from carpool.live.foreign_files import with_rights_of
 
-LONGEST_READ_S = 300.0
-"""Seconds after which a directory is given up whose file system does not answer."""
-
+WAIT_S, LEAST_RATE = 60.0, 8 << 20
+"""A directory is given up that is not read after so many seconds and one for each so many bytes: its file system does
+not answer."""
 MOST_NESTED = 200
 
 
-def with_rights_of_owner(folder: Path, work: Callable[[Path], object]) -> None:
-    """Call `work` with a path to a directory and its owner's rights; raise OSError where the path is none. Blocks."""
+def with_rights_of_owner(folder: Path, most_bytes: int, work: Callable[[Path], object]) -> None:
+    """Call `work`, which reads at most so much, with a path to a directory and its owner's rights. Raise OSError where
+    there is no directory, or it is not read in time. Blocks."""
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         inside = Path(f"/proc/self/fd/{opened}")  # its owner may not enter those above
         owner = os.fstat(opened).st_uid if os.getuid() == 0 else None
-        with_rights_of(owner, lambda: work(inside), LONGEST_READ_S)
+        with_rights_of(owner, lambda: work(inside), WAIT_S + most_bytes / LEAST_RATE)
     finally:
         os.close(opened)
 

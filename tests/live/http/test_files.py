@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from carpool.errors import InputError
+from carpool.live import packing
 from carpool.live.commands import job_file
 from carpool.live.http import code_snapshot
 from carpool.live.http.code_snapshot import Uploads, pack
@@ -80,13 +81,11 @@ def test_a_link_that_leaves_is_named_before_anything_is_sent(project, to):
 
 
 def test_an_unreadable_file_is_named_in_one_line(project, monkeypatch):
-    def refuse(path, mode="r", **_):
-        if mode == "rb":
-            raise PermissionError(13, "Permission denied", str(path))
-        return open(path)
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(InputError, match="Permission denied"):
+    monkeypatch.setattr(packing, "open_regular", refuse)
+    with pytest.raises(InputError, match=r"^--snapshot: .*: Permission denied; name it in"):
         pack(project, io.BytesIO())
 
 

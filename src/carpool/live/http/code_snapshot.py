@@ -69,7 +69,9 @@ def pack_again(directory: Path, target: IO[bytes]) -> None:
     """Write a snapshot that was unpacked here as an archive, while its job may change it. Raises `InputError` if the
     job made it too large, or unreadable for its own user. Blocks."""
     try:
-        with_rights_of_owner(directory, lambda inside: _pack(inside, target, LEFT_OUT, skip_links_outside=True))
+        with_rights_of_owner(
+            directory, MAX_BYTES, lambda inside: _pack(inside, target, LEFT_OUT, skip_links_outside=True)
+        )
     except OSError as error:
         raise InputError(f"its code snapshot cannot be read ({error.strerror or error})") from None
 
