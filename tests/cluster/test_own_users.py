@@ -63,8 +63,12 @@ class OwnUsers(OwnHomes):
         self.client().put(f"/v1/nodes/{name}", {"state": "lost"})
 
     def ran_as(self, job):
-        """Return the uid of the present attempt."""
-        return int(self.client().raw(f"/v1/jobs/{job}/logs", rank=0, stream="stderr")[0].split()[0])
+        """Return the uid of the present attempt, as soon as the service has what it wrote."""
+
+        def written():
+            return self.client().raw(f"/v1/jobs/{job}/logs", rank=0, stream="stderr")[0].split()
+
+        return int(until(written, 10.0, self.said)[0])
 
 
 def check_owner(folder, user):
