@@ -14,6 +14,7 @@ from carpool.live.checkpoint_archive import pack_folder
 from carpool.live.http import code_snapshot
 from carpool.live.http.code_snapshot import pack, pack_again
 from tests.live.test_foreign_files import place
+from tests.support.folders import nest
 
 __all__ = ["place"]
 ALICE = 7_000_101
@@ -68,7 +69,7 @@ class Swapped(type(Path())):
 def walk_over(monkeypatch, *paths) -> None:
     """Let packing find these paths, as it does where they are replaced while it walks."""
     for module in (code_snapshot, checkpoint_archive):
-        monkeypatch.setattr(module, "_walk", lambda *_: iter(paths))
+        monkeypatch.setattr(module, "walk", lambda *_: iter(paths))
 
 
 @as_root
@@ -109,18 +110,10 @@ def test_a_list_of_ignored_files_counts_when_the_user_packs_and_not_again(folder
     pack_again(folder, target)
     target.seek(0)
     with tarfile.open(fileobj=target) as archive:
-        assert sorted(archive.getnames()) == ["data", "sub", "sub/file"], (
-            "a link that the job made keeps it from nowhere"
-        )
+        assert sorted(archive.getnames()) == ["data", "sub", "sub/file"], "the link is left out"
 
 
 def test_folders_nested_too_deeply_are_said(folder, packed):
-    inner = os.open(folder, os.O_RDONLY)
-    for _ in range(300):
-        os.mkdir("d", dir_fd=inner)
-        deeper = os.open("d", os.O_RDONLY, dir_fd=inner)
-        os.close(inner)
-        inner = deeper
-    os.close(inner)
+    nest(folder, 300)
     with pytest.raises(InputError, match="nested too deeply"):
         packed(folder)

@@ -8,10 +8,8 @@ import gzip
 import hashlib
 import os
 import shutil
-import stat
 import tarfile
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -49,7 +47,7 @@ def _pack(folder: Path, known_as: Path, target: IO[bytes], most_bytes: int) -> N
         gzip.GzipFile(fileobj=target, mode="wb", compresslevel=1, mtime=0) as plain,  # the same bytes every time
         tarfile.open(fileobj=plain, mode="w") as archive,
     ):
-        for path, name in _walk(folder):
+        for path, name in walk(folder, _fail):
             with described(archive, path, name) as (info, content):
                 size, files = size + info.size, files + 1
                 if size > most_bytes or files > MOST_FILES:
@@ -59,19 +57,8 @@ def _pack(folder: Path, known_as: Path, target: IO[bytes], most_bytes: int) -> N
                 archive.addfile(info, content)
 
 
-def _walk(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the files, links and folders below with their relative paths; pipes, sockets and devices are left out."""
-
-    def fail(error: OSError) -> None:
-        raise error
-
-    for above, folders, names in walk(folder, fail):
-        folders.sort()
-        for name in sorted([*folders, *names]):
-            path = Path(above, name)
-            mode = path.lstat().st_mode
-            if stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode):
-                yield path, os.path.relpath(path, folder)
+def _fail(error: OSError) -> None:
+    raise error
 
 
 def digest_of(path: Path) -> str:

@@ -7,7 +7,7 @@ Nothing is waited for: a pipe in place of a file is refused.
 import os
 import stat
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -33,13 +33,26 @@ def with_rights_of_owner(folder: Path, most_bytes: int, work: Callable[[Path], o
         os.close(opened)
 
 
-def walk(folder: Path, on_error: Callable[[OSError], None]) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Yield directories as `os.walk` does; raise OSError where they are nested so deeply that it fails."""
+def walk(
+    folder: Path, on_error: Callable[[OSError], None], left_out: Container[str] = ()
+) -> Iterator[tuple[Path, str]]:
+    """Yield the files, links and directories below with their relative paths, in a fixed order; pipes, sockets and
+    devices are left out. Raise OSError where directories are nested so deeply that `os.walk` fails.
+
+    `left_out`: names, and relative paths, of what is left out with all that is below.
+    """
     top = str(folder)
     for above, folders, names in os.walk(top, onerror=on_error):
         if above.count(os.sep) > top.count(os.sep) + MOST_NESTED:
             raise OSError(0, "folders are nested too deeply", above)
-        yield above, folders, names
+        paths = {name: os.path.normpath(os.path.join(os.path.relpath(above, top), name)) for name in (*folders, *names)}
+        kept = {name for name, relative in paths.items() if name not in left_out and relative not in left_out}
+        folders[:] = sorted(kept.intersection(folders))
+        for name in sorted(kept):
+            path = Path(above, name)
+            mode = path.lstat().st_mode
+            if stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode):
+                yield path, paths[name]
 
 
 @contextmanager

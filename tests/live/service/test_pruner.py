@@ -14,6 +14,7 @@ from carpool.live.service import pruner as module
 from carpool.live.service.pruner import Pruner, size_of
 from carpool.live.service.retention import DAY_S, RetentionLedger, RetentionLimits
 from tests.support.fakes import FakeClock
+from tests.support.folders import nest
 from tests.support.services import notes, one, serving, shell
 
 LIMITS = RetentionLimits(files_s=30 * DAY_S, checkpoints_s=90 * DAY_S, size=250_000)
@@ -138,13 +139,7 @@ async def test_a_clock_that_is_far_ahead_removes_nothing(home):
 async def test_a_deep_directory_is_removed_and_stops_nothing(home):
     told = Told(home, [("1", "alice", 10.0)])
     told.make("1")
-    deep = os.open(home.job("1"), os.O_DIRECTORY)
-    for _ in range(3000):
-        os.mkdir("d", dir_fd=deep)
-        below = os.open("d", os.O_DIRECTORY, dir_fd=deep)
-        os.close(deep)
-        deep = below
-    os.close(deep)
+    nest(home.job("1"), 3000)
     module.remove(home, "1", module.FILES)
     assert told.there() == []
 

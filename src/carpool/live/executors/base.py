@@ -175,7 +175,7 @@ class GangOutcome(StrEnum):
     OUT_OF_MEMORY = "out of memory"
     LOST = "lost"  # through no fault of the job: the node restarted, or MPS failed
     NEVER_STARTED = "never started"  # stopped before its workers ran
-    REFUSED = "refused"  # its node cannot run jobs of its user, until the operator has changed that
+    REFUSED = "refused"  # its node cannot run it: it does not know the user, for example, and would refuse it again
 
 
 @dataclass(frozen=True, slots=True)

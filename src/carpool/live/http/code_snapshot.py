@@ -7,7 +7,6 @@ to read a user's directory. This module states once which files are left out and
 import asyncio
 import os
 import shutil
-import stat
 import tarfile
 import tempfile
 import time
@@ -79,7 +78,7 @@ def pack_again(directory: Path, target: IO[bytes]) -> None:
 def _pack(directory: Path, target: IO[bytes], ignored: frozenset[str], *, skip_links_outside: bool = False) -> Packed:
     files, size, largest = 0, 0, (0, "")
     with tarfile.open(fileobj=target, mode="w:gz", compresslevel=1) as archive:
-        for path, relative in _walk(directory, ignored):
+        for path, relative in walk(directory, _fail, ignored):
             with described(archive, path, relative) as (info, content):
                 if _leads_outside(info) and skip_links_outside:
                     continue
@@ -121,26 +120,8 @@ def _ignored(directory: Path) -> frozenset[str]:
     return LEFT_OUT | {line.strip().rstrip("/") for line in lines if line.strip() and not line.startswith("#")}
 
 
-def _walk(directory: Path, ignored: frozenset[str]) -> Iterator[tuple[Path, str]]:
-    """Yield the files, links and directories below with their relative paths, in a fixed order."""
-
-    def fail(error: OSError) -> None:
-        raise InputError(f"--snapshot: {error.filename}: {error.strerror}; name it in {IGNORE_FILE}, or leave it out")
-
-    for folder, folders, names in walk(directory, fail):
-        base = os.path.relpath(folder, directory)
-        folders[:] = sorted(
-            name
-            for name in folders
-            if name not in ignored and os.path.normpath(os.path.join(base, name)) not in ignored
-        )
-        for name in sorted([*folders, *names]):
-            relative = os.path.normpath(os.path.join(base, name))
-            path = Path(folder, name)
-            mode = path.lstat().st_mode
-            plain = stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)
-            if plain and name not in ignored and relative not in ignored:
-                yield path, relative
+def _fail(error: OSError) -> None:
+    raise InputError(f"--snapshot: {error.filename}: {error.strerror}; name it in {IGNORE_FILE}, or leave it out")
 
 
 class Uploads:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from carpool.core import events as ev
-from carpool.core.model import GpuId, Status
+from carpool.core.model import WORKING, GpuId, Status
 from carpool.core.record import JobRecord
 from carpool.core.state import State
 from carpool.live.clock import Clock, since_boot
@@ -74,7 +74,8 @@ class ExecutorEvents:
     def gang_ended(self, ended: GangEnded) -> None:
         if ended.node_fault:
             ended = self._count_fault(ended)
-        if ended.outcome is GangOutcome.REFUSED:
+        record = self.dispatcher.current(*ended.key)
+        if ended.outcome is GangOutcome.REFUSED and record is not None and record.status in WORKING:
             self.inbox.note(f"job {ended.job} does not start: {ended.reason}; it is on hold")
 
         def prepare(now: float, commit: Commit) -> Sequence[ev.Event]:
